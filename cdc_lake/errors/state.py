@@ -116,7 +116,7 @@ class CopyUnplaced(StateError):
     """A table cannot be copied again: nothing says where such a copy stands in the stream."""
 
     code = "STA626"
-    hint = "`cdc-lake explain STA626` says which streams can, and what to do where one cannot"
+    hint = f"`cdc-lake compare TABLE --repair` mends rows that differ; to have every table copied again: {ANEW}"
 
 
 class NotInBronze(StateError):
@@ -145,14 +145,14 @@ class LateTransaction(StateError):
     """A transaction came whose CSN was recorded as a gap and passed over."""
 
     code = "STA641"
-    hint = "its content is kept in the file named; `cdc-lake explain STA641` says how to get it into the tables"
+    hint = f"its content is kept in the file named, and new copies hold it: {ANEW}"
 
 
 class CsnTwice(StateError):
     """Two different transactions of a stream have one CSN."""
 
     code = "STA643"
-    hint = f"CSNs of this server do not count its transactions: set `order: lsn`; then {ANEW}"
+    hint = f"CSNs of this server do not count its transactions: set `source.order: lsn`; then {ANEW}"
 
 
 class KeylessDelete(StateError):

@@ -15,7 +15,7 @@ from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb import kept
 from cdc_lake.decode.mppdb.columnar import tabulate
-from cdc_lake.errors import MalformedMessage, TextNotInEncoding
+from cdc_lake.errors import MalformedMessage, SlotUndecodable, TextNotInEncoding
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.gaussdb import stream as family_stream
@@ -148,6 +148,33 @@ def test_a_database_in_sql_ascii_keeps_bytes_that_are_no_text_where_it_may(datab
         insert(database, (3, "x", "café"))
         with pytest.raises(TextNotInEncoding, match="SQL_ASCII"):
             once(project)
+        assert verify(bronze_reader(project)).holds
+
+
+@pytest.mark.usefixtures("latin")
+def test_a_comparison_that_the_slot_stops_says_what_a_run_says_and_is_equal_once_bronze_has_it(
+    database: Database, tmp_path: Path
+) -> None:
+    with serving(database, "SQL_ASCII") as server:
+        project = project_of(database, server, tmp_path)
+        once(project)
+        insert(database, (1, "café", "x"))
+        state = bronze_reader(project).state()
+        assert state is not None
+        with (
+            family_side(project, state) as side,
+            side.snapshot([NOTES]) as shown,
+            pytest.raises(SlotUndecodable) as asked,
+        ):
+            side.ahead(shown, state.upto)
+        assert "`cdc-lake run` says what is wrong" in asked.value.remedy
+        with pytest.raises(TextNotInEncoding) as said:
+            once(project)
+        assert said.value.code in asked.value.message
+        assert "hex_columns" in said.value.remedy
+        project = project_of(database, server, tmp_path, hex_columns=["public.notes.body"])
+        once(project)
+        assert folded(project) == in_source(project) == {"1": ("not-text:636166e9", "x")}
         assert verify(bronze_reader(project)).holds
 
 

@@ -59,7 +59,7 @@ class Stand:
         for path, value in settings:
             name, _, inner = path.partition(".")
             self.set(**{name: {inner: value} if inner else value})
-        if "restart" in COMMAND.findall(hint) and not settings:
+        if "restart" in COMMAND.findall(hint) and (not settings or "; then `cdc-lake restart`" in hint):
             self.shell.fine("restart", "--yes")
 
 
@@ -182,6 +182,41 @@ def another_history(stand: Stand) -> None:
     transactions[at] = replace(transactions[at], changes=(other,))
 
 
+def inserted(stand: Stand, note: str) -> int:
+    """A transaction that the server has in its log; where it is there."""
+    with stand.database.connect() as db:
+        db.execute("INSERT INTO loans VALUES (%s, %s)", [next(IDS), note])
+    stand.journal.settled()
+    transactions = stand.journal.ledger._transactions
+    return max(n for n, one in enumerate(transactions) if one.changes)
+
+
+def csn_of(stand: Stand, at: int, csn: int) -> None:
+    transactions = stand.journal.ledger._transactions
+    transactions[at] = replace(transactions[at], csn=csn)
+
+
+def late(stand: Stand) -> None:
+    """A CSN is recorded as a gap, and its transaction comes all the same."""
+    stand.set(csn_gap={"bound": "500 ms", "policy": "record"})
+    stand.journal.settled()
+    gap = stand.journal.lose_csn()
+    inserted(stand, "above")
+    stand.shell.fine(*RECEIVE)
+    csn_of(stand, inserted(stand, "late"), gap)
+
+
+def one_csn_twice(stand: Stand) -> None:
+    """As several nodes that commit one transaction may send it; one CSN less is sent, so that both wait for it."""
+    at = inserted(stand, "twice")
+    csn_of(stand, at, stand.journal.ledger[at].csn + 1)
+
+
+def begun(**values: Any) -> Step:
+    """A stream that was begun with other settings."""
+    return lambda stand: (stand.set(**values), stand.shell.fine(*RECEIVE))
+
+
 @dataclass(frozen=True)
 class Case:
     """`first`: a run that goes well comes before what breaks; `mend`: what the hint says in words."""
@@ -190,6 +225,7 @@ class Case:
     code: str
     mend: Step | None = None
     first: bool = False
+    verb: tuple[str, ...] = RECEIVE
 
 
 CASES: dict[str, Case] = {
@@ -238,6 +274,9 @@ CASES: dict[str, Case] = {
     "a transaction did not arrive": Case(
         csn_lost, "STA640", source(csn_gap={"bound": "500 ms", "policy": "record"}), first=True
     ),
+    "a transaction comes after its gap was recorded": Case(late, "STA641", first=True),
+    "two transactions have one CSN": Case(one_csn_twice, "STA643", first=True),
+    "a copy has no place in the stream": Case(begun(order="lsn"), "STA626", verb=("resync", "public.loans")),
     "the former primary is back": Case(on_another_timeline, "SRC260", state(timeline=2), first=True),
     "tables were widened after a crash": Case(tables_widened, "SRC262", source(tables=["public.loans"]), first=True),
     "the server has another history": Case(another_history, "LAK440", first=True),
@@ -307,7 +346,7 @@ def break_and_obey(stand: Stand, case: Case) -> None:
     case.breaks(stand)
     with stand.database.connect() as db:
         db.execute("INSERT INTO loans VALUES (%s, 'behind')", [number])
-    said = shell(*RECEIVE)
+    said = shell(*case.verb)
     assert f"error[{case.code}]" in said.err, said.err
     hint = said.err.partition("hint:")[2]
     assert "publication" not in hint
