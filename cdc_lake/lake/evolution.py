@@ -154,6 +154,22 @@ class AssumeColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class AssumeKey:
+    """Columns by which updates without an old row are matched, where these may be other ones as well."""
+
+    names: tuple[str, ...]
+
+    @property
+    def destructive(self) -> bool:
+        """Always: another row may be updated."""
+        return True
+
+    def text(self, table: str) -> str:
+        """The operation in words."""
+        return f"match updates of {table} by {', '.join(self.names)}"
+
+
+@dataclass(frozen=True, slots=True)
 class BeginAgain:
     """The source's table was dropped, and another one has its name: the rows of the first are gone."""
 
@@ -167,8 +183,12 @@ class BeginAgain:
         return f"begin {table} again"
 
 
-SchemaChange: TypeAlias = AddColumn | KeepColumn | DropColumn | RenameColumn | ChangeType | AssumeColumn | BeginAgain
+SchemaChange: TypeAlias = (
+    AddColumn | KeepColumn | DropColumn | RenameColumn | ChangeType | AssumeColumn | AssumeKey | BeginAgain
+)
 
+
+_OF_THE_TABLE = (AddColumn, DropColumn, RenameColumn, ChangeType)
 
 KINDS = {
     AddColumn: "add_column",
@@ -177,6 +197,7 @@ KINDS = {
     RenameColumn: "rename_column",
     ChangeType: "change_type",
     AssumeColumn: "assume_column",
+    AssumeKey: "assume_key",
     BeginAgain: "begin_again",
 }
 """Operations as metrics and progress call them."""
@@ -335,4 +356,4 @@ def only_adds(changes: Iterable[SchemaChange]) -> bool:
 
 def for_the_table(changes: Iterable[SchemaChange]) -> tuple[SchemaChange, ...]:
     """The operations that do something to the table itself: what is kept stays, what begins again does as rows go."""
-    return tuple(change for change in changes if not isinstance(change, KeepColumn | AssumeColumn | BeginAgain))
+    return tuple(change for change in changes if isinstance(change, _OF_THE_TABLE))

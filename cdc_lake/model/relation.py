@@ -132,7 +132,8 @@ class Relation:
     from the catalog, `Column.key` from the stream. `storage` tells whether the table was rewritten between two layouts:
     its file where it is not the one that it was made with, of a partitioned table a hash of those of its partitions.
     `mixed`: a partition logs other old columns than its root; `Column.key` then marks those that all log, and what the
-    stream calls a whole old row holds NULL for others.
+    stream calls a whole old row holds NULL for others. `ambiguous`: rows may be identified by other columns as well, so
+    that an update without an old row may be one of another row (`decode.mppdb.row_relation`).
     """
 
     table: TableName
@@ -142,6 +143,7 @@ class Relation:
     oid: int | None = None
     storage: int | None = None
     mixed: bool = False
+    ambiguous: bool = False
 
     def describe(self) -> dict[str, object]:
         """The canonical description, as stored in the `info` of an `R` row."""
@@ -153,7 +155,8 @@ class Relation:
         }
         told |= {} if self.oid is None else {"oid": self.oid}
         told |= {} if self.storage is None else {"storage": self.storage}
-        return told | {"mixed": True} if self.mixed else told
+        told |= {"mixed": True} if self.mixed else {}
+        return told | {"ambiguous": True} if self.ambiguous else told
 
     @classmethod
     def from_description(cls, info: dict[str, object]) -> Relation:
@@ -171,6 +174,7 @@ class Relation:
             oid=int(str(info["oid"])) if "oid" in info else None,
             storage=int(str(info["storage"])) if "storage" in info else None,
             mixed=bool(info.get("mixed", False)),
+            ambiguous=bool(info.get("ambiguous", False)),
         )
 
     @cached_property

@@ -48,14 +48,14 @@ _COLUMNS = (
 )
 
 # A row that was written before the numbers of transactions came round is older than all of them.
-_CHANGED = "CASE WHEN age({0}.xmin) < 0 THEN 2 ELSE {0}.xmin::text::bigint END"
+CHANGED = "CASE WHEN age({0}.xmin) < 0 THEN 2 ELSE {0}.xmin::text::bigint END"
 
 # All columns that a table ever had.
 _ATTRIBUTES = (
     "SELECT a.attnum::int, CASE WHEN NOT a.attisdropped THEN a.attname::text END, a.atttypid::bigint, a.atttypmod, "
     f"{_TYPE_NAME}, a.atthasmissing, (a.attmissingval::text::text[])[1], "
     f"NOT a.atthasmissing AND {_DEFAULT}, "
-    f"{_CHANGED.format('a')}, a.attgenerated <> '', a.attnotnull FROM pg_attribute AS a "
+    f"{CHANGED.format('a')}, a.attgenerated <> '', a.attnotnull FROM pg_attribute AS a "
     "LEFT JOIN pg_type AS t ON t.oid = a.atttypid LEFT JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
     "WHERE a.attrelid = %s AND a.attnum > 0 ORDER BY a.attnum"
 )
@@ -75,7 +75,7 @@ _LEAVES = (
 )
 
 _PRIMARY_KEY = (
-    f"SELECT a.attname::text, {_CHANGED.format('i')} FROM pg_index AS i "
+    f"SELECT a.attname::text, {CHANGED.format('i')} FROM pg_index AS i "
     "CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, at) "
     "JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum "
     "WHERE i.indrelid = %s AND i.indisprimary AND k.at <= i.indnkeyatts ORDER BY k.at"

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from functools import cache, lru_cache
 
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
+from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, UniqueIndex
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.source.captured import Published
-from cdc_lake.source.catalog import SourceCatalog, relation_of
+from cdc_lake.source.catalog import CHANGED, SourceCatalog, relation_of
 from cdc_lake.source.connection import Session, named
 from cdc_lake.source.tables import VERSION, chooses, select_tables
 
@@ -35,6 +35,14 @@ _COLUMNS = (
 _TYPES_PRINTED = (
     "SELECT t.oid::bigint, CASE WHEN n.nspname = 'pg_catalog' THEN t.typname ELSE n.nspname || '.' || t.typname END "
     "FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE format_type(t.oid, NULL) = %s"
+)
+# What may be, or may have been, the replica identity. The columns of an index are written when it is made.
+_IDENTITIES = (
+    f"SELECT {CHANGED.format('c')}, ARRAY(SELECT unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]::int[])), "
+    f"i.indisprimary, i.indisreplident, (SELECT min({CHANGED.format('a')}) FROM pg_attribute AS a "
+    f"WHERE a.attrelid = i.indexrelid), {CHANGED.format('i')} FROM pg_class AS c LEFT JOIN pg_index AS i "
+    "ON i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL "
+    "AND i.indexprs IS NULL WHERE c.oid = %s"
 )
 _VERSIONS = (
     f"SELECT n.nspname, c.relname, c.oid::bigint, {VERSION} "
@@ -101,6 +109,7 @@ class RowTables:
         known = self._catalog(version[0], table)
         whole = relation.identity is ReplicaIdentity.FULL
         filled = {one.name for one in known.attributes if one.required}
+        changed, indexes = self._identities(table, version[0])
         return FamilyTableFacts(
             columns=tuple(
                 FamilyColumn(
@@ -116,9 +125,24 @@ class RowTables:
             attributes=tuple(one for one in known.attributes if one.name is None or one.name in printed),
             key_changed=known.key_changed,
             file=relation.storage,
+            indexes=indexes,
+            identity_changed=changed,
             printed_types=cache(self._printed_type),
             version=version[1],
         )
+
+    def _identities(self, table: TableName, oid: int) -> tuple[int | None, tuple[UniqueIndex, ...]]:
+        """The transaction that wrote the table's row of `pg_class`, and its unique indexes."""
+        with named(f"reading the indexes of {table}"):
+            rows = self._session.execute(_IDENTITIES.encode(), [oid]).fetchall()
+        indexes = [
+            UniqueIndex(
+                frozenset(map(int, numbers)), bool(primary), bool(named_so), int(str(created)), int(str(changed))
+            )
+            for _, numbers, primary, named_so, created, changed in rows
+            if created is not None and isinstance(numbers, list)
+        ]
+        return (int(str(rows[0][0])), tuple(indexes)) if rows else (None, ())
 
     def _printed_type(self, printed: str) -> tuple[int, str] | None:
         with named(f"looking up type {printed} in the catalog"):

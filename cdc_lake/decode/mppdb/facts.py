@@ -51,6 +51,20 @@ class FamilyColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class UniqueIndex:
+    """An index that may identify rows: the numbers of its columns, and whether it is the primary key or named as the
+    replica identity (`identity`). `created`: the transaction that made it; `changed`: the one that wrote its row of
+    `pg_index`, as each does that names it as the replica identity, or another one in its place.
+    """
+
+    columns: frozenset[int]
+    primary: bool
+    identity: bool
+    created: int
+    changed: int
+
+
+@dataclass(frozen=True, slots=True)
 class FamilyTableFacts:
     """What the catalog says of a table now.
 
@@ -60,7 +74,9 @@ class FamilyTableFacts:
     `oid`: of the table; `attributes`: all columns that it ever had, but for those that rows leave out, empty: not
     known; `key_changed`: see `announced.TableFacts`; `file`: `model.relation.Relation.storage`.
     `skipped`: generated columns that are left out of new rows, and are none of `columns`; old rows have them
-    (`skip-generated-columns`). `version`: a text that is another one once the catalog says something else.
+    (`skip-generated-columns`). `indexes`: the unique ones; `identity_changed`: the transaction that wrote the row of
+    `pg_class`, which names the kind of replica identity. None where every UPDATE has an old row, so that nobody need
+    know. `version`: a text that is another one once the catalog says something else.
     """
 
     columns: tuple[FamilyColumn, ...]
@@ -74,6 +90,8 @@ class FamilyTableFacts:
     key_changed: int | None = None
     file: int | None = None
     skipped: frozenset[str] = frozenset()
+    indexes: tuple[UniqueIndex, ...] = ()
+    identity_changed: int | None = None
     printed_types: Callable[[str], tuple[int, str] | None] = field(default=lambda _: None, compare=False)
     version: str = field(default="", compare=False)
 
@@ -82,6 +100,13 @@ class FamilyTableFacts:
         """Whether the server logs whole old rows."""
         bare = self.storage is Storage.USTORE and not self.identity_columns
         return bare or self.identity is ReplicaIdentity.FULL
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """The transactions that wrote what the catalog says."""
+        written = {self.key_changed, self.identity_changed, *(one.changed for one in self.attributes)}
+        written |= {number for one in self.indexes for number in (one.created, one.changed)}
+        return tuple(one for one in written if one is not None)
 
     def describe(self) -> dict[str, Any]:
         """As JSON holds it."""

@@ -252,6 +252,9 @@ class Layouts:
             plan = self._plan(row, table, new, old, xid)
             table.plans[(*shape[:3], self.age(row.table, xid))] = plan  # planning may have asked the catalog
         if table.latest is not plan.relation:
+            if table.latest is None or _by(table.latest) != _by(plan.relation):
+                # what the others are identified by may have been concluded from the layout before
+                table.plans = {known: one for known, one in table.plans.items() if one.old_kind is not None}
             _follow(table, plan.relation)
             table.deletes.clear()
         return plan
@@ -268,8 +271,7 @@ class Layouts:
             table.plans.clear()
             table.deletes.clear()
         table.facts, table.asked = facts, True
-        written = () if facts is None else (facts.key_changed, *(one.changed for one in facts.attributes))
-        table.changes = tuple({one for one in written if one is not None})
+        table.changes = () if facts is None else facts.changes
         return facts
 
     def _check_same(self, name: TableName, oid: int | None) -> None:
@@ -285,7 +287,8 @@ class Layouts:
         skipped = frozenset() if facts is None else facts.skipped
         sent = None if old is None else tuple(one for one in old[first:] if one[0] not in skipped)
         columns = new[first:] if new is not None else columns_of_delete(table.latest, facts, sent)
-        relation = relation_of(row.table, facts, Before(table.latest, table.highest), columns, sent, xid)
+        before, updates = Before(table.latest, table.highest), row.operation is Operation.UPDATE
+        relation = relation_of(row.table, facts, before, columns, sent, xid, updates=updates)
         if relation == table.latest:
             relation = table.latest  # one object a layout: what is compared and hashed is then compared by identity
         kind = None if sent is None else old_kind_of(relation, sent)
@@ -313,6 +316,11 @@ class Layouts:
 def _identifies(relation: Relation) -> bool:
     """Whether the server logs of old rows what tells them apart."""
     return relation.identity is ReplicaIdentity.FULL or any(c.key for c in relation.columns)
+
+
+def _by(relation: Relation) -> tuple[set[str], bool]:
+    """What rows are identified by, and whether it may be something else."""
+    return logged_of(relation), relation.ambiguous
 
 
 def _follow(table: _Table, relation: Relation) -> None:

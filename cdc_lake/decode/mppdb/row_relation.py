@@ -58,9 +58,11 @@ def relation_of(
     columns: Names,
     sent: Names | None,
     xid: int | None = None,
+    *,
+    updates: bool = False,
 ) -> Relation:
-    """A layout of these columns, of a row of transaction `xid`; `sent` are the columns of the old row that came with
-    it.
+    """A layout of these columns, of a row of transaction `xid`, which `updates` another one or is new; `sent` are the
+    columns of the old row that came with it.
     """
     latest, of_table = before.latest, before.of(facts)
     names = {column for column, _ in columns}
@@ -91,6 +93,9 @@ def relation_of(
             by_key = given == set(primary_key)
             whole, logged = False, given
             identity = ReplicaIdentity.DEFAULT if by_key else ReplicaIdentity.INDEX
+    by = _identity_then(facts, of_table.latest, numbers, xid) if sent is None and facts is not None else None
+    if by is not None:
+        whole, identity, logged = False, by.kind, by.columns
     more = logged and given > logged and (given == names or facts is None or facts.storage is Storage.USTORE)
     if given and not whole and not given <= logged and not more:
         # another identity than the catalog's of now: what was sent was logged
@@ -111,6 +116,10 @@ def relation_of(
         primary_key=primary_key if set(primary_key) <= names else (),
         oid=oid,
         storage=storage,
+        # what was in doubt stays so, until it is settled
+        ambiguous=by is not None
+        and by.ambiguous
+        and (updates or (of_table.latest is not None and of_table.latest.ambiguous)),
     )
 
 
@@ -128,6 +137,48 @@ def _key_before(latest: Relation | None, numbers: Mapping[str, int]) -> set[str]
         return set()
     names = {number: name for name, number in numbers.items()}
     return {names.get(c.number, c.name) if c.number is not None else c.name for c in latest.columns if c.key}
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """By what rows were identified. `ambiguous`: it may have been something else as well."""
+
+    kind: ReplicaIdentity
+    columns: set[str]
+    ambiguous: bool = False
+
+
+def _identity_then(
+    facts: FamilyTableFacts, latest: Relation | None, numbers: Mapping[str, int], xid: int | None
+) -> _Identity | None:
+    """By what a row of transaction `xid` that has no old one was identified; None: by what rows are now, or the catalog
+    does not tell. It was no whole row then: that would have come along.
+    """
+    if xid is None or facts.identity_changed is None:
+        return None
+    primary = next((one for one in facts.indexes if one.primary), None)
+    of_key = None if primary is None else primary.columns
+    there = primary is not None and precedes(primary.created, xid)
+    if facts.identity is ReplicaIdentity.INDEX:
+        settled = any(one.identity and precedes(one.changed, xid) for one in facts.indexes)
+    else:
+        settled = precedes(facts.identity_changed, xid) and (there or facts.identity is not ReplicaIdentity.DEFAULT)
+    if settled:
+        return None
+    names = {number: name for name, number in numbers.items()}
+    keyed = None if latest is None or latest.identity is ReplicaIdentity.FULL else latest
+    before = frozenset(c.number for c in (keyed.columns if keyed else ()) if c.key and c.number is not None)
+    others = [one for one in facts.indexes if not one.primary and not one.identity]
+    # indexes that were there, and were named as the identity since, or no more
+    named = {one.columns for one in others if precedes(one.created, xid) and not precedes(one.changed, xid)}
+    over = any(one.columns == before and precedes(one.changed, xid) for one in others)
+    over |= there and before != of_key and keyed is not None and keyed.identity is ReplicaIdentity.DEFAULT
+    if keyed and before and before <= names.keys() and not over:
+        stays = before in named or (there and before == of_key)
+        return _Identity(keyed.identity, {names[one] for one in before}, not stays or bool(named - {before}))
+    if of_key is not None and of_key <= names.keys():
+        return _Identity(ReplicaIdentity.DEFAULT, {names[one] for one in of_key}, not there or bool(named))
+    return None
 
 
 def _is_key(

@@ -19,6 +19,7 @@ from cdc_lake.lake.evolution import (
     KINDS,
     AddColumn,
     AssumeColumn,
+    AssumeKey,
     ChangeType,
     SchemaChange,
     for_the_table,
@@ -66,7 +67,9 @@ def evolve(
         have = tuple(c for c in have if target.on_drop == "keep" and not c.name.startswith(WORKING))
     else:
         check_computed(target, have, wanted)
-    if not begins and (follows != shape.relation or not set(wanted) <= set(have)):  # another layout, or other settings
+    ambiguous = any(layout.ambiguous for layout in shape.layouts.values())
+    other = follows != shape.relation or ambiguous or not set(wanted) <= set(have)  # another layout, or other settings
+    if not begins and other:
         base = silver.marker(stream)
         reached = silver.laid_out(stream, base)
         if reached is None or reached < position:
@@ -90,15 +93,16 @@ def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Container[s
     source knows what rows have afterwards.
     """
     if words := [change.text(target.label) for change in changes if unconvertible(change)]:
-        raise Unconvertible(f"{target.source} has another layout now: {'; '.join(words)}", hint=copied_again(target))
+        hint = f"{copied_again(target)}; until then the table waits"
+        raise Unconvertible(f"{target.source} has another layout now: {'; '.join(words)}", hint=hint)
     needed = [change.text(target.label) for change in changes if change.destructive]
     if missing := [words for words in needed if words not in allowed]:
         options = " ".join(f"--allow {shlex.quote(words)}" for words in missing)
         hint = f"to have it done run `cdc-lake run {options}`; until then the table waits"
-        if any(isinstance(one, AssumeColumn) or (isinstance(one, AddColumn) and one.unknown) for one in changes):
-            hint += (
-                f"; where it is not so, or you do not know, `cdc-lake resync {target.source}` copies the table again"
-            )
+        if any(
+            isinstance(one, AssumeColumn | AssumeKey) or (isinstance(one, AddColumn) and one.unknown) for one in changes
+        ):
+            hint += f"; where it is not so, or you do not know, {copied_again(target)}"
         raise DestructiveChange(f"{target.source} has another layout now: {'; '.join(missing)}", hint=hint)
 
 
@@ -111,8 +115,8 @@ def copied_again(target: Target) -> str:
     """What is done about such an operation. A past is not made again through it: `resync` would be refused."""
     if remembers(target):
         words = "`cdc-lake restart` copies every table and keeps the past of this one"
-        return f"{words} (`cdc-lake explain {Unconvertible.code}`); until then it waits, and the others go on"
-    return f"`cdc-lake resync {target.source}` copies the table again while the others go on; until then it waits"
+        return f"{words} (`cdc-lake explain {Unconvertible.code}`)"
+    return f"`cdc-lake resync {target.source}` copies the table again while the others go on"
 
 
 def next_layout(seen: Outline, layouts: Mapping[int, Relation], target: Target) -> int | None:
@@ -126,6 +130,7 @@ def next_layout(seen: Outline, layouts: Mapping[int, Relation], target: Target) 
         before, after = layouts[one.layout], layouts[following.layout]
         if following.position > first and (
             operations(before, after, on_drop=target.on_drop, types=target.types)
+            or (after.ambiguous and not before.ambiguous)
             or (by_source_key(target) and key_moved(before, after))
         ):
             return following.position
@@ -149,7 +154,7 @@ def _pending(
     own = own_names(target, shape.relation, there | {column.name for column in wanted})
     given = [column for column in have if column.name not in own]
     more = [AddColumn(column) for column in wanted if column.name in own and column.name not in there]
-    return (*layout_changes(target, follows, shape.relation, given), *more)
+    return (*layout_changes(target, follows, shape.relation, given, shape.layouts.values()), *more)
 
 
 def _live(kind: Kind) -> str:

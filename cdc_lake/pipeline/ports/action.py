@@ -28,6 +28,7 @@ class ActionKind(enum.Enum):
     KEEP_COLUMN = "keep column"
     RENAME_COLUMN = "rename column"
     ASSUME_COLUMN = "assume column"
+    ASSUME_KEY = "assume key"
     BEGIN_AGAIN = "begin again"
     TABLE_GONE = "table gone"
     TABLE_PAUSED = "table paused"

@@ -10,6 +10,7 @@ from cdc_lake.errors import ShapeForeign, TransformChanged
 from cdc_lake.lake.evolution import (
     AddColumn,
     AssumeColumn,
+    AssumeKey,
     ChangeType,
     DropColumn,
     KeepColumn,
@@ -29,10 +30,14 @@ _HELD = {"smallint": "int", "tinyint": "int"}  # Iceberg has no smaller integers
 
 
 def layout_changes(
-    target: Target, follows: Relation | None, relation: Relation, have: Sequence[SilverColumn]
+    target: Target,
+    follows: Relation | None,
+    relation: Relation,
+    have: Sequence[SilverColumn],
+    among: Iterable[Relation] = (),
 ) -> tuple[SchemaChange, ...]:
     """The operations that turn a table into that of `relation`. `have`: its columns without those of our own;
-    `follows`: the layout that its rows have, None: nobody knows.
+    `follows`: the layout that its rows have, None: nobody knows; `among`: all layouts of the changes, if more.
     """
     after = silver_names_of(relation, target)
     before = after if follows is None else silver_names_of(follows, target)
@@ -43,7 +48,17 @@ def layout_changes(
         found = unlike(given, relation, target.on_drop, target.types)
     else:
         found = operations(follows, relation, given, target.on_drop, target.types)
-    return tuple(changed for one in found if (changed := _in_silver(one, before, after)) is not None)
+    changes = [changed for one in found if (changed := _in_silver(one, before, after)) is not None]
+    return (*_assumed_key(target, follows, among or [relation]), *changes)
+
+
+def _assumed_key(target: Target, follows: Relation | None, layouts: Iterable[Relation]) -> list[AssumeKey]:
+    """By what updates are matched, where nobody can tell and nothing was decided before."""
+    doubted = next((one for one in layouts if one.ambiguous), None)
+    if doubted is None or target.kind == "append" or (follows is not None and follows.ambiguous):
+        return []
+    names = silver_names_of(doubted, target)
+    return [AssumeKey(tuple(names.get(column.name, column.name) for column in doubted.columns if column.key))]
 
 
 def silver_names_of(relation: Relation, target: Target) -> dict[str, str]:

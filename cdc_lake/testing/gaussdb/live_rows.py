@@ -100,9 +100,8 @@ class LiveRows:
 
     def load(self, relation: Relation, rows: Iterable[Tuple]) -> None:
         """Rows that were there when the stream began."""
-        if _keyed(relation):
-            image = self._images.setdefault(relation.table, _Image(relation))
-            image.rows.update((_key(relation, row), row) for row in rows)
+        image = self._images.setdefault(relation.table, _Image(relation))
+        image.rows.update((_key(relation, row), row) for row in rows)
 
     def tell(self, raw: RawTransaction) -> Told:
         """The transaction as records; the image is then at its end."""
@@ -178,14 +177,11 @@ class LiveRows:
 
     def _image(self, relation: Relation, before: Tuple | None, after: Tuple | None, touched: set[Touched]) -> None:
         """Follow a change, and note which rows it touches."""
-        keyed = _keyed(relation)
-        rows = self._at(relation).rows if keyed else {}
-        for values in (before, after):
-            if values is not None:
-                touched.add((relation.table, _key(relation, values) if keyed else values))
-        if before is not None and keyed:
+        rows = self._at(relation).rows
+        touched.update((relation.table, _key(relation, values)) for values in (before, after) if values is not None)
+        if before is not None:
             rows.pop(_key(relation, before), None)
-        if after is not None and keyed:
+        if after is not None:
             rows[_key(relation, after)] = after
 
     def _at(self, relation: Relation) -> _Image:
@@ -233,12 +229,11 @@ def bare_fraction(text: str) -> str:
     return match[1] + match[2]
 
 
-def _keyed(relation: Relation) -> bool:
-    return any(column.key for column in relation.columns)
-
-
 def _key(relation: Relation, values: Tuple) -> Key:
-    """What tells a row from others; old rows that come whole need it once the table logs less."""
-    by_key = relation.identity is ReplicaIdentity.FULL and relation.primary_key
-    pairs = zip(relation.columns, values, strict=True)
-    return tuple(value for column, value in pairs if (column.name in by_key if by_key else column.key))
+    """What tells a row from others, all values where nothing else does: old rows that come whole need the key once the
+    table logs less, rows of a table without a key are there when it gets one.
+    """
+    logged = {column.name for column in relation.columns if column.key}
+    by_key = relation.primary_key if relation.identity is ReplicaIdentity.FULL else ()
+    wanted = set(by_key) or logged or set(relation.names)
+    return tuple(value for column, value in zip(relation.columns, values, strict=True) if column.name in wanted)
