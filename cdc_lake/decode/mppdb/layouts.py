@@ -40,7 +40,6 @@ from cdc_lake.errors import (
     MalformedMessage,
     PublicationAltered,
     TextNotInEncoding,
-    UnmatchedDelete,
     UnreadableRow,
 )
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Tuple, Update
@@ -113,9 +112,9 @@ class Layouts:
     `known`: layouts that the stream had before, the last one of each table (bronze has them): without them a DELETE
     that comes first has the layout of the catalog. `tables`: what style t needs where a name has a blank in it.
     `takes`: whether a table is captured, asked of those that a TRUNCATE names. `takes_back`: a DELETE without an old
-    row takes back the INSERT before it; False: the server prints none such, and it is an UnmatchedDelete. `versions`
-    tells which tables were altered since the catalog was asked; None: nobody alters any. `oids`: of tables that the
-    stream is read from.
+    row takes back the INSERT before it; False: it names no row, whatever the table logs now. `versions` tells
+    which tables were altered since the catalog was asked; None: nobody alters any. `oids`: of tables that the stream is
+    read from.
     """
 
     def __init__(
@@ -300,10 +299,7 @@ class Layouts:
         # Where the identity has become NOTHING, a DELETE says as little as of an INSERT that is taken back: by what the
         # table logged before, and not as the delete of no row.
         keyed = _identifies(relation) or (table.latest is not None and _identifies(table.latest))
-        keyed |= not self._takes_back and bool(relation.primary_key)
-        cancels = new is None and kind is None and keyed
-        if cancels and not self._takes_back:
-            raise UnmatchedDelete(f"a DELETE without a key on {row.table}, which has one now")
+        cancels = new is None and kind is None and keyed and self._takes_back
         return Plan(
             relation=relation,
             first=first,

@@ -159,7 +159,8 @@ def _identity_then(
     primary = next((one for one in facts.indexes if one.primary), None)
     of_key = None if primary is None else primary.columns
     there = primary is not None and precedes(primary.created, xid)
-    if facts.identity is ReplicaIdentity.INDEX:
+    by_index = facts.identity is ReplicaIdentity.INDEX
+    if by_index:
         settled = any(one.identity and precedes(one.changed, xid) for one in facts.indexes)
     else:
         settled = precedes(facts.identity_changed, xid) and (there or facts.identity is not ReplicaIdentity.DEFAULT)
@@ -169,15 +170,20 @@ def _identity_then(
     keyed = None if latest is None or latest.identity is ReplicaIdentity.FULL else latest
     before = frozenset(c.number for c in (keyed.columns if keyed else ()) if c.key and c.number is not None)
     others = [one for one in facts.indexes if not one.primary and not one.identity]
-    # indexes that were there, and were named as the identity since, or no more
-    named = {one.columns for one in others if precedes(one.created, xid) and not precedes(one.changed, xid)}
     over = any(one.columns == before and precedes(one.changed, xid) for one in others)
     over |= there and before != of_key and keyed is not None and keyed.identity is ReplicaIdentity.DEFAULT
+    # What is newer may be the transaction's own: its subtransactions have greater numbers. Of an index that is only
+    # made the row is written once.
+    rivals: set[frozenset[int] | None] = {None}
+    rivals |= {one.columns for one in others if not precedes(one.changed, xid) and one.changed != one.created}
+    rivals |= {one.columns for one in facts.indexes if one.identity} if by_index else {of_key}
     if keyed and before and before <= names.keys() and not over:
-        stays = before in named or (there and before == of_key)
-        return _Identity(keyed.identity, {names[one] for one in before}, not stays or bool(named - {before}))
+        doubted = (before == of_key and not there) or not rivals <= {before, None}
+        return _Identity(keyed.identity, {names[one] for one in before}, doubted)
     if of_key is not None and of_key <= names.keys():
-        return _Identity(ReplicaIdentity.DEFAULT, {names[one] for one in of_key}, not there or bool(named))
+        return _Identity(
+            ReplicaIdentity.DEFAULT, {names[one] for one in of_key}, not there or not rivals <= {of_key, None}
+        )
     return None
 
 
