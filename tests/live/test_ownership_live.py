@@ -110,18 +110,28 @@ def test_a_slot_of_another_pipeline_of_the_lake_is_refused_with_both_names(datab
     assert "slot drop" not in checked.out
 
 
-def test_a_renamed_pipeline_whose_folders_were_moved_goes_on(database: Database, tmp_path: Path) -> None:
+def test_a_renamed_pipeline_whose_folders_were_moved_goes_on_also_where_its_old_file_is_run_once_more(
+    database: Database, tmp_path: Path
+) -> None:
     library = Library(database, tmp_path)
     folder = library.shell.folder
+    (row,) = DeltaTable(str(folder / "lake" / "control" / "library" / "streams")).to_pyarrow_table().to_pylist()
+    properties = {"cdc_lake.pipeline": "library", "cdc_lake.stream": row["stream"]}
+    silver = str(folder / "lake" / "silver" / "loans")
+    DeltaTable.create(silver, ROWS.schema, configuration=properties, raise_if_key_not_exists=False)
     for place in ("bronze", "control"):
         (folder / "lake" / place / "library").rename(folder / "lake" / place / "shelf")
     file = folder / "pipelines" / "library.yaml"
-    text = file.read_text(encoding="utf-8").replace("pipeline: library", "pipeline: shelf")
+    old = file.rename(file.with_name("old.yaml"))
+    text = old.read_text(encoding="utf-8").replace("pipeline: library", "pipeline: shelf")
     text = text.replace("  tables:", "  publication: library\n  slot: {name: library}\n  tables:")
     file.write_text(text, encoding="utf-8")
+    for words in (["plan"], ["check"], [*RECEIVE], ["run", "--once"], ["run", "--once", "--only", "apply"], ["status"]):
+        library.shell(*words, "-p", f"pipelines/{old.name}")
+        assert "LAK469" not in library.shell("plan", "-p", f"pipelines/{file.name}").err, words
     library.change("INSERT INTO loans VALUES (31, 31, 'renamed')")
-    library.receive()
-    assert "31" in library.shell.fine("inspect", "row", "loans", "31")
+    library.shell.fine(*RECEIVE, "-p", f"pipelines/{file.name}")
+    assert "31" in library.shell.fine("inspect", "row", "loans", "31", "-p", f"pipelines/{file.name}")
 
 
 def test_bronze_of_another_pipeline_is_refused_with_both_names_also_to_start_over_in(

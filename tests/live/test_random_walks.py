@@ -132,14 +132,18 @@ class Round:
             except LogUndecodable:
                 self.outcomes["restarted"] += 1
                 restart(self.project, yes=True)
-                try:
-                    receive()
-                except NoReplicaIdentity as bare:  # a new stream asks for it, the one before went on without
-                    for statement in re.findall(r"ALTER TABLE [^;]+", bare.remedy):
-                        self.conn.execute(statement)
-                    receive()
+                self.identified(receive)
 
         return received
+
+    def identified(self, receive: Callable[[], object]) -> None:
+        """Receive on a new stream, which asks for an identity that the one before went on without."""
+        try:
+            receive()
+        except NoReplicaIdentity as bare:
+            for statement in re.findall(r"ALTER TABLE [^;]+", bare.remedy):
+                self.conn.execute(statement)
+            receive()
 
     def direct(self, receive: Callable[[], object], form: str, script: str) -> None:
         """One walk, of table `t`, with a script's lines instead of what is drawn, and the same check."""

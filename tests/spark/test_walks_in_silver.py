@@ -1,12 +1,15 @@
 """The random walks of tests/live/test_random_walks.py into silver that apply writes, on Delta and on Iceberg.
 
 All tables of a round are one pipeline's, so that each run merges them side by side. While the walks go on, apply runs
-now and then, and does what some of the tables that wait print; at the end it does so for all of them.
+now and then, and does what some of the tables that wait print; at the end it does so for all of them. Between the runs
+other programs write to the tables: what changes no rows stops nothing, all else is named, and what is printed mends it.
+The pipeline gets another name in its file: it is refused with both names, and goes on in each of the ways that are told.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -16,20 +19,25 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.config.project import Project
+from cdc_lake.config.project import Project, Target
 from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.errors import CdcLakeError
-from cdc_lake.lake.read import read_silver
+from cdc_lake.errors import CdcLakeError, OtherWriter, SilverLost, SilverNotOwned, SilverPutBack, SlotForeign
+from cdc_lake.lake.read import read_silver, silver_exists, silver_version
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.applying.rebuild import rebuild
 from cdc_lake.pipeline.applying.watching import watching
+from cdc_lake.pipeline.plan import plan
+from cdc_lake.pipeline.resync import resync
+from cdc_lake.pipeline.run import run
+from cdc_lake.pipeline.state.ownership import adoption
 from cdc_lake.testing.altered import Altered
 from cdc_lake.testing.folded import Row
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_gaussdb_receive import project_of as family_project
 from tests.live.test_gaussdb_workload import stand_in
-from tests.live.test_random_walks import ONLY, Round, allowed, printing
+from tests.live.test_random_walks import ONLY, WAITS, Round, allowed, printing
 from tests.live.test_random_walks_by_lines import KINDS, LEFT_OUT
 from tests.live.test_receive_loop import once, project_of
 from tests.seeds import one_seed, seeds
@@ -37,6 +45,7 @@ from tests.silver_rows import silver_rows
 
 from .conftest import BUDGET
 from .formats import BOTH
+from .strangers import Stranger
 
 pytestmark = [
     pytest.mark.spark,
@@ -49,11 +58,15 @@ __all__ = ["stand_in"]
 
 PLUGINS = ("pgoutput", "test_decoding", "family")
 TABLES = 10 if BUDGET > 1 else 2
+NAMED = (OtherWriter, SilverLost, SilverNotOwned, SilverPutBack)
+"""What a table waits for that something else was done to."""
 
 
 @dataclass
 class Lake:
-    """Silver of all tables of a pipeline. `words`: what a run allows; `fresh`: whether a run saw all there is."""
+    """Silver of all tables of a pipeline. `words`: what a run allows; `fresh`: whether a run saw all there is; `hurt`:
+    what others did to tables, by their label, until it is mended.
+    """
 
     project: Project
     spark: Any
@@ -61,7 +74,9 @@ class Lake:
     words: set[str] = field(default_factory=set)
     broken: dict[str, CdcLakeError] = field(default_factory=dict)
     fresh: bool = False
+    hurt: dict[str, Stranger] = field(default_factory=dict)
     asked: Counter[str] = field(default_factory=Counter)
+    walks: Round = field(init=False)
 
     def _dice(self, what: str) -> random.Random:
         """For one walk of a round alone they fall as for all of them."""
@@ -69,21 +84,148 @@ class Lake:
         return random.Random(f"{self.seed} {what} {self.asked[what]}")
 
     def receive(self) -> None:
-        """The receiver, and now and then apply, whose questions are answered at times."""
+        """The receiver, and now and then others and apply, whose questions are answered at times."""
+        self.renamed()
         once(self.project)
         self.fresh = False
         while self._dice("run").random() < 0.5:
+            self.visited()
             self.run()
             for label, failed in self.broken.items():
-                if "resync" not in failed.remedy and self._dice(label).random() < 0.5:
-                    self.words |= allowed(failed) or set()
+                if label in self.hurt or "resync" in failed.remedy or self._dice(label).random() >= 0.5:
+                    continue
+                self.words |= allowed(failed) or set()
+            for label in [*self.hurt]:
+                if self._dice(label).random() < 0.5:
+                    self.mend(label)
+
+    def renamed(self) -> None:
+        """Another name in the pipeline's file: refused, and then it has its old one again, or it takes along what stands
+        under that, or it takes the tables.
+        """
+        dice, old = self._dice("name"), self.project
+        if dice.random() >= 0.1 or self.hurt or not silver_exists(old, self.targets[0]):
+            return
+        name = f"{self.name}_{self.asked['name']}"
+        carries: dict[str, str | None] = {"name": old.slot}
+        kept, new = self.named(name, carries), self.named(name, {"name": None})
+        self.refused(dice.choice((kept, new)), old.name)
+        way = dice.choice(("renamed back", "renamed with its folders", "renamed, and the tables adopted"))
+        self.walks.outcomes[way] += 1
+        match way:
+            case "renamed with its folders":
+                for place in (old.bronze, old.control):
+                    place.rename(place.with_name(name))
+                self.take(kept)
+                self.refused(old, name)
+            case "renamed, and the tables adopted":
+                self.walks.identified(lambda: once(new))
+                before = self.versions()
+                self.take(new)
+                self.apply()
+                assert self.versions() == before
+                for failed in self.broken.values():
+                    assert isinstance(failed, SilverNotOwned)
+                    assert_both_named(failed, name, old.name)
+                    self.words |= {adoption(re.findall(r"`cdc-lake run --adopt (\S+)`", failed.remedy)[0])}
+                self.run()
+                before = self.versions()
+                self.refused(old, name)
+                assert self.versions() == before
+
+    @property
+    def name(self) -> str:
+        """What the pipeline is called at first; its namespace."""
+        return self.targets[0].namespace
+
+    @property
+    def targets(self) -> list[Target]:
+        """The silver tables of the walks."""
+        return [self.project.target(TableName("public", walk.name)) for walk in self.walks.walks]
+
+    def named(self, name: str, slot: dict[str, str | None]) -> Project:
+        """The project of a file with another name."""
+        source = self.project.pipeline.source
+        source = source.model_copy(update={"slot": source.slot.model_copy(update=slot)})
+        return replace(
+            self.project, pipeline=self.project.pipeline.model_copy(update={"pipeline": name, "source": source})
+        )
+
+    def take(self, project: Project) -> None:
+        """Go on as another pipeline."""
+        self.project = self.walks.project = project
+        self.fresh = False
+
+    def refused(self, project: Project, owner: str) -> None:
+        """A pipeline is refused what is another one's before anything is done."""
+        before = self.versions()
+        for verb in (plan, lambda one: run_once(one, self.spark)):
+            with pytest.raises((SilverNotOwned, SlotForeign)) as failed:
+                verb(project)
+            assert_both_named(failed.value, project.name, owner)
+        assert self.versions() == before
+
+    def versions(self) -> list[int | None]:
+        """Of the silver tables of the walks."""
+        return [silver_version(self.project, target) for target in self.targets]
+
+    def visited(self) -> None:
+        """Others do something to some of the tables."""
+        for target in self.targets:
+            dice = self._dice(f"stranger {target.label}")
+            if dice.random() < 0.15 and target.label not in self.hurt:
+                stranger = Stranger.drawn(dice, self.spark, self.project, target)
+                if stranger.acts():
+                    self.told(target, f"a stranger: {stranger.what}")
+                    self.hurt[target.label] = stranger
+
+    def told(self, target: Target, what: str) -> None:
+        """What was done to a silver table, in the script of its walk."""
+        self.walks.outcomes[what] += 1
+        self.walk(target).script.append(f"-- {what}")
 
     def run(self) -> None:
-        """Apply what bronze has."""
+        """Apply what bronze has. What others did is named, if rows are others for it; nothing else is."""
+        self.apply()
+        named = {label: failed for label, failed in self.broken.items() if isinstance(failed, NAMED)}
+        for label, stranger in [*self.hurt.items()]:
+            with self.walks.told(self.walk(stranger.target)):
+                assert label not in named or not stranger.harmless, named[label]
+                if label not in named:
+                    anew = stranger.standing() != stranger.content
+                    assert anew or not stranger.changed, f"nobody saw what a stranger did: {stranger.what}"
+                    del self.hurt[label]
+        assert named.keys() <= self.hurt.keys(), named
+
+    def apply(self) -> None:
+        """One run of apply."""
         watcher = watching(self.project, silent)
         with watcher, Advance(self.project, self.spark, watcher.heard, allowed=self.words) as advance:
             advance.run(None, threading.Event())
         self.broken, self.fresh = advance.done.broken, True
+
+    def mend(self, label: str) -> None:
+        """Do what a table prints that others did something to."""
+        stranger, remedy = self.hurt[label], self.broken[label].remedy
+        self.fresh = False
+        if "--adopt" not in remedy and self._dice(label).random() < 0.5 and stranger.takes_back():
+            self.told(stranger.target, "taken back")
+            stranger.changed = False
+            return
+        command = re.search(r"`cdc-lake rebuild \S+( --adopt)?`", remedy)
+        assert command is not None, remedy
+        source = str(stranger.target.source)
+        try:
+            done = rebuild(self.project, source, adopt=command[1] is not None, spark=self.spark)
+            self.told(stranger.target, f"rebuilt{''.join(f', {one}' for one in done.operations)}")
+        except WAITS as failed:  # as a run would that merges the same
+            resync(self.project, re.findall(r"`cdc-lake resync (\S+)`", failed.remedy))
+            once(self.project)
+            self.told(stranger.target, "copied again")
+
+    def walk(self, target: Target) -> Altered:
+        """The walk whose rows a silver table holds."""
+        return next(one for one in self.walks.walks if TableName("public", one.name) == target.source)
 
     def table(self, walk: Altered) -> SilverTable:
         """The table of a walk."""
@@ -111,7 +253,22 @@ class SilverTable:
         if not self.lake.fresh or not self.allowed <= self.lake.words:
             self.lake.words |= self.allowed
             self.lake.run()
+        while self.lake.hurt:
+            for label in [*self.lake.hurt]:
+                self.lake.mend(label)
+            self.lake.run()
         return self.lake.broken.get(self.lake.project.target(self.source).label)
+
+
+def run_once(project: Project, spark: Any) -> None:
+    """As `cdc-lake run --once`."""
+    run(project, once=True, only=None, stop=threading.Event(), tell=silent, spark=spark)
+
+
+def assert_both_named(failed: CdcLakeError, name: str, owner: str) -> None:
+    """A refusal says whose something is, and who asks."""
+    assert f"`{name}`" in failed.message, failed
+    assert f"`{owner}`" in failed.message, failed
 
 
 def cases() -> Iterable[Any]:
@@ -135,11 +292,11 @@ def test_walks_into_silver_end_equal_or_wait_for_what_mends_them(
         without |= frozenset() if kind.style is Style.SERIAL else {"truncates"}
     else:
         database = request.getfixturevalue("database")
-        project = project_of(database, lake_root, source={"slot": {"name": name, "plugin": plugin}}, silver=silver)
+        project = project_of(database, lake_root, source={"slot": {"plugin": plugin}}, silver=silver)
     project = replace(project, pipeline=project.pipeline.model_copy(update={"pipeline": name}))
     lake = Lake(project, spark, seed)
     numbers = range(TABLES) if ONLY is None else (int(ONLY),)
     with printing(database) as conn:
-        walks = Round(conn, lake.project, seed, numbers, silver=lake.table)
+        lake.walks = walks = Round(conn, lake.project, seed, numbers, silver=lake.table)
         walks.run(lake.receive, without)
     print(walks.outcomes)

@@ -81,10 +81,10 @@ class Ownership:
         return any(one.table == target.label and one.version is not None for one in tables)
 
     def _is_ours(self, target: Target, owner: Owner) -> bool:
-        if owner.stream in self.streams:  # a pipeline that was renamed with its folders has no other of that name
-            return owner.pipeline in {None, self.project.name} or not _lives(self.project, owner.pipeline)
         if owner.stream is None:
             return owner.unused or self.listed(target)
+        if owner.stream in self.streams:  # of a pipeline that was renamed with its folders no other one has the stream
+            return owner.pipeline in {None, self.project.name} or not _has(self.project, owner.pipeline, owner.stream)
         named = owner.pipeline or _named_by_control(self.project, owner.stream)
         return named in {None, self.project.name} and _origin_of(owner.stream) in self._origins
 
@@ -163,9 +163,19 @@ def _raise_first(refused: Sequence[SilverNotOwned]) -> None:
     raise SilverNotOwned(f"{first.message}; {count} not its own: {names}", where=first.where, hint=first.remedy)
 
 
-def _lives(project: Project, pipeline: str) -> bool:
-    """Whether the lake has control tables of another pipeline; taken for granted where they are in an object store."""
-    return project.control_address is not None or project.control.with_name(pipeline).is_dir()
+def _has(project: Project, pipeline: str, stream: str) -> bool:
+    """Whether another pipeline of the lake has a stream; taken for granted where control tables are in an object store,
+    or cannot be read.
+    """
+    folder = project.control.with_name(pipeline)
+    if project.control_address is not None:
+        return True
+    if not (folder / "streams" / "_delta_log").is_dir():
+        return False
+    try:
+        return any(row.stream == stream for row in ControlTables(folder).streams())
+    except LakeError:
+        return True
 
 
 def _origin_of(stream: str) -> str | None:

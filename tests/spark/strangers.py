@@ -1,0 +1,142 @@
+"""Strangers: what other programs do to a silver table, and how it is taken back."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import dataclass, field
+from typing import Any
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project, Target
+from cdc_lake.lake.marker import iceberg_table, read_marker
+from cdc_lake.lake.session import derive
+from cdc_lake.lake.store import store
+from tests.silver_rows import silver_rows
+
+HARMLESS = {
+    "delta": {
+        "compaction": "OPTIMIZE {name}",
+        "purge": "REORG TABLE {name} APPLY (PURGE)",
+        "vacuum": "VACUUM {name}",
+        "property": "ALTER TABLE {name} SET TBLPROPERTIES ('whose' = 'a stranger')",
+    },
+    "iceberg": {
+        "compaction": "CALL {catalog}.system.rewrite_data_files(table => '{label}', options => map('rewrite-all', 'true'))",
+        "expiry": "CALL {catalog}.system.expire_snapshots(table => '{label}', older_than => now(), retain_last => 1)",
+        "property": "ALTER TABLE {name} SET TBLPROPERTIES ('whose' = 'a stranger')",
+    },
+}
+"""Statements that leave the rows as they are."""
+WRITES = {
+    "append": "INSERT INTO {name} SELECT * FROM {name} LIMIT 1",
+    "update": "UPDATE {name} SET k = k + 1 WHERE id % 2 = 0",
+    "delete": "DELETE FROM {name} WHERE id % 2 = 0",
+    "overwrite": "INSERT OVERWRITE {name} SELECT * FROM {name} WHERE id % 2 = 0",
+}
+OTHERS = ("put back", "replaced", "gone", "moved")
+
+
+@dataclass
+class Stranger:
+    """Another program at a table that holds rows of a pipeline. `changed`: whether rows are others than before;
+    `content`: the stream and the generation of what it came upon.
+    """
+
+    spark: Any
+    project: Project
+    target: Target
+    what: str
+    changed: bool = False
+    version: int = 0
+    content: tuple[str, int] | None = field(default=None)
+
+    @classmethod
+    def drawn(cls, dice: random.Random, spark: Any, project: Project, target: Target) -> Stranger:
+        """One that does one of all that they do."""
+        kinds = (HARMLESS[target.format], WRITES, OTHERS)
+        return cls(spark, project, target, dice.choice(list(dice.choice(kinds))))
+
+    @property
+    def harmless(self) -> bool:
+        """Whether nothing of it is to be seen."""
+        return self.what in HARMLESS[self.target.format]
+
+    def standing(self) -> tuple[str, int] | None:
+        """The content that the table has now; None where no run made one."""
+        state = bronze_reader(self.project).state()
+        marker = None if state is None else read_marker(self.project, self.target, state.stream)
+        return None if state is None or marker is None or marker.position is None else (state.stream, marker.generation)
+
+    def acts(self) -> bool:
+        """Do it, once a run made the table and where there is something to do it to."""
+        self.content = self.standing()
+        if self.content is None:
+            return False
+        rows, before = self._rows(), read_marker(self.project, self.target, self.content[0])
+        assert before.version is not None
+        self.version = before.version
+        match self.what:
+            case "put back":
+                if (older := self._older()) is None:
+                    return False
+                self._put(older)
+            case "replaced":
+                self._sql(
+                    f"CREATE OR REPLACE TABLE {{name}} USING {self.target.format} AS SELECT 7 AS id, 'x' AS whose"
+                )
+            case "gone" if self.target.format == "delta":
+                shutil.rmtree(self.project.silver_path(self.target))
+            case "gone":
+                self._sql("DROP TABLE {name}")
+            case "moved":
+                self._move("", "_moved")
+            case statement:
+                self._sql({**HARMLESS[self.target.format], **WRITES}[statement])
+        self.changed = self.what in OTHERS[1:] or self._rows() != rows
+        assert not (self.harmless and self.changed)
+        return True
+
+    def takes_back(self) -> bool:
+        """Put the table where it was, where that can be done."""
+        match self.what:
+            case "gone":
+                return False
+            case "replaced" if self.target.format == "iceberg":
+                return False  # a snapshot has no columns
+            case "moved":
+                self._move("_moved", "")
+            case _:
+                self._put(self.version)
+        return True
+
+    def _rows(self) -> list[str]:
+        return sorted(map(repr, silver_rows(self.project, self.target)))
+
+    def _sql(self, statement: str) -> None:
+        session = derive(self.spark)
+        name = store(session, self.project, self.target).name
+        catalog = self.project.pipeline.lake.iceberg.catalog
+        session.sql(statement.format(name=name, label=self.target.label, catalog=catalog)).collect()
+
+    def _older(self) -> int | None:
+        if self.target.format == "delta":
+            return self.version - 1 if self.version > 0 else None
+        table = iceberg_table(self.project, self.target)
+        head = None if table is None else table.current_snapshot()
+        older = None if head is None else head.parent_snapshot_id
+        return older if table is not None and older is not None and table.snapshot_by_id(older) else None
+
+    def _put(self, version: int) -> None:
+        if self.target.format == "delta":
+            self._sql(f"RESTORE TABLE {{name}} TO VERSION AS OF {version}")
+        else:
+            self._sql(f"CALL {{catalog}}.system.set_current_snapshot('{{label}}', {version})")
+
+    def _move(self, now: str, then: str) -> None:
+        if self.target.format == "delta":
+            folder = self.project.silver_path(self.target)
+            folder.with_name(f"{folder.name}{now}").rename(folder.with_name(f"{folder.name}{then}"))
+        else:
+            name = "{catalog}." + self.target.label
+            self._sql(f"ALTER TABLE {name}{now} RENAME TO {self.target.label}{then}")
