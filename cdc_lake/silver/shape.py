@@ -220,14 +220,15 @@ def make_shape(
     *,
     keyed: bool = True,
     types: TypePolicy = UNDECLARED,
+    relation: Relation | None = None,
 ) -> Shape:
     """The shape of a table whose span uses the layouts `numbers`, oldest first. `keys`: None for the source's own.
 
-    `keyed`: a key is needed. Raises NoKey where then nothing identifies a row, TypeRefused where a declared type is not
-    one of its column.
+    `keyed`: a key is needed; `relation`: the layout that gives the columns, None: the newest. Raises NoKey where then
+    nothing identifies a row, TypeRefused where a declared type is not one of its column.
     """
     layouts = {number: known[number] for number in numbers}
-    relation = layouts[numbers[-1]]
+    relation = relation or layouts[numbers[-1]]
     check_declared(relation, types)
     if not keyed:
         return Shape(relation, layouts, (), types=types)

@@ -106,6 +106,9 @@ CASES: dict[str, Case] = {
     "stolen": Case("LAK469", stolen),
     "widened": Case("LAK457", stranger(lambda silver: silver.alter.add_columns(Field("segment", "string")))),
     "divided": Case("LAK477", then={"partition_by": ["n"]}),
+    "reformed": Case(
+        "LAK476", sql("ALTER TABLE @ ADD grade int DEFAULT 7"), then={"where": "grade > 5", "rename": {"grade": "mark"}}
+    ),
     "unfit": Case("LAK475", then={"where": "nothing > 1"}, mended={}),
     "declared": Case("LAK479", then={"types": {"columns": {"n": "date"}}}, mended={}),
     "named": Case(

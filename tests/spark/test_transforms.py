@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from cdc_lake.lake.marker import iceberg_table
 from cdc_lake.lake.read import read_silver
 from cdc_lake.lake.store import SilverColumn
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
-from cdc_lake.model.relation import ReplicaIdentity
+from cdc_lake.model.relation import Missing, Relation, ReplicaIdentity
 from cdc_lake.pipeline.applying.rebuild import rebuild
 from cdc_lake.pipeline.compare.transforms import View
 from cdc_lake.silver.difference import Columns
@@ -351,6 +352,40 @@ def test_a_rebuild_gives_a_table_other_transforms_and_divides_it_otherwise(
     rebuild(lake.project, "public.t", spark=spark)
     assert lake.found("id", "amount", "region") == [(1, 1, "EU"), (6, 60, "EU"), (7, 3, "EU"), (8, 8, "EU")]
     assert made_of(lake.project, lake.target()) == said_of(lake.target())
+
+
+@drawn
+@pytest.mark.parametrize("kind", ["current", "history"])
+def test_a_rebuild_takes_settings_that_name_columns_of_which_the_first_changes_know_nothing(
+    spark: Any, lake_root: Path, fmt: str, kind: str
+) -> None:
+    def numbered(*names: str) -> Relation:
+        plain = table("public.t", **dict.fromkeys(names, "int4"))
+        columns = tuple(replace(column, number=number) for number, column in enumerate(plain.columns, 1))
+        return replace(plain, columns=columns, oid=5)
+
+    first, renamed = numbered("id", "n", "gone"), numbered("id", "price", "gone")
+    more = replace(renamed.columns[1], name="grade", number=4, missing=Missing("7"))
+    wider = replace(renamed, columns=(*renamed.columns[:2], more))
+    lake = lake_of(lake_root, spark, f"later_{kind}", fmt, {"kind": kind}, on_drop="keep")
+    lake.land(Insert(first, ("1", "1", "1")), Insert(first, ("2", "60", "2")))
+    lake.land(Insert(renamed, ("3", "70", "3")), Update(renamed, ("1", "2", "1")))
+    label = lake.target().label
+    lake.advance(f"rename column n of {label} to price")
+    lake.land(Insert(wider, ("4", "80", "1")), Update(wider, ("2", "61", "8")))
+    lake.advance(f"keep column gone of {label}, NULL from now on")
+    rule = {"rule": "between", "column": "grade", "min": 2, "on_fail": "quarantine"}
+    given = {"rename": {"grade": "mark"}, "compute": {"twice": "grade * 2"}, "where": "price > 50", "rules": [rule]}
+    lake.shape({**given, "kind": kind, "types": {"columns": {"grade": "bigint"}}}, fmt, on_drop="keep")
+    lake.land(Insert(wider, ("5", "90", "9")))
+    with pytest.raises(TransformChanged):
+        lake.advance()
+    rebuild(lake.project, "public.t", spark=spark)
+    lake.advance()
+    rows = [row for row in read_silver(lake.project, lake.target()).to_pylist() if row.get("is_current", True)]
+    found = sorted((row["id"], row["price"], row["gone"], row["mark"], row["twice"]) for row in rows)
+    assert found == [(2, 61, None, 8, 16), (3, 70, 3, 7, 14), (5, 90, None, 9, 18)]
+    assert lake.held() == [("failed", ["between_grade"])]
 
 
 @either("iceberg")

@@ -301,6 +301,7 @@ class Rebuilding:
             follows=at.follows,
             allowed=self._allowing,
             known=lambda: self._reader.layouts([draft.source]).values(),
+            form=self._plan.form,
         )
         if layout is not None:
             return job
@@ -322,7 +323,7 @@ class Rebuilding:
         merged = guarded(lambda: merge(spark, prepared), self._target)
         if isinstance(merged, CdcLakeError):
             raise merged
-        return _At(prepared.shape.relation, self._held(span))
+        return _At(job.layouts[prepared.seen.layouts[-1]], self._held(span))
 
     def _prepared(self, spark: SparkSession, job: TableJob) -> Prepared | None:
         one = prepare(spark, job)

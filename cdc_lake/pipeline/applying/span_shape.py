@@ -9,8 +9,9 @@ from typing import assert_never
 from cdc_lake.bronze.outline import Outline
 from cdc_lake.config.project import Target
 from cdc_lake.errors import KeylessDelete, NoKey
-from cdc_lake.model.relation import Relation
-from cdc_lake.model.succession import made_again
+from cdc_lake.model.relation import Relation, ReplicaIdentity
+from cdc_lake.model.succession import made_again, predecessors
+from cdc_lake.pipeline.target.transforms import named_columns, words_read
 from cdc_lake.silver.holding import Waiting
 from cdc_lake.silver.kind import Kind, RowIdentity
 from cdc_lake.silver.own_columns import LINEAGE
@@ -19,11 +20,19 @@ from cdc_lake.silver.shape import MINUS_ZERO, STORED_AS_NULL, Shape, comparable,
 from cdc_lake.source.stream import shown
 
 
-def shape_of(numbers: Sequence[int], layouts: Mapping[int, Relation], target: Target, kind: Kind) -> Shape:
-    """The shape of a table's span, with the columns that its kind and its lineage take from changes."""
-    by_content = kind.identity is RowIdentity.CONTENT
-    keys = layouts[numbers[-1]].names if by_content else target.keys
-    shape = make_shape(numbers, layouts, keys, keyed=kind.identity is not RowIdentity.PLACE, types=target.types)
+def shape_of(
+    numbers: Sequence[int],
+    layouts: Mapping[int, Relation],
+    target: Target,
+    kind: Kind,
+    form: Relation | None = None,
+) -> Shape:
+    """The shape of a table's span, with the columns that its kind and its lineage take from changes; `form` as
+    `looking_ahead` has it.
+    """
+    by_content, relation = kind.identity is RowIdentity.CONTENT, looking_ahead(layouts[numbers[-1]], target, form)
+    keys, keyed = relation.names if by_content else target.keys, kind.identity is not RowIdentity.PLACE
+    shape = make_shape(numbers, layouts, keys, keyed=keyed, types=target.types, relation=relation)
     for column in shape.columns if by_content else ():
         if not comparable(column):
             raise NoKey(f"{target.source} has no key, and column `{column.name}` has no order to find equal rows by")
@@ -34,6 +43,27 @@ def shape_of(numbers: Sequence[int], layouts: Mapping[int, Relation], target: Ta
         old_values=target.old_values,
         unkept=_unkept(shape, target),
     )
+
+
+def looking_ahead(relation: Relation, target: Target, form: Relation | None) -> Relation:
+    """A layout with the columns of a later one, `form`, that settings of the table name, as they are called there: what
+    is built from the beginning goes through changes that know nothing of them. Their rows have what old rows got.
+    """
+    if form is None or made_again(relation, form):
+        return relation
+    listed, words = named_columns(target), words_read(target)
+    columns = list(relation.columns)
+    for column, place in zip(form.columns, predecessors(relation, form), strict=True):
+        named = column.name in listed or column.name.casefold() in words
+        if not named or column.name in relation.names:
+            continue
+        if place is None:
+            columns.append(replace(column, key=relation.identity is ReplicaIdentity.FULL))
+        else:
+            columns[place] = replace(columns[place], name=column.name)
+    names = dict(zip(relation.names, (column.name for column in columns), strict=False))
+    key = tuple(names[name] for name in relation.primary_key)
+    return replace(relation, columns=tuple(columns), primary_key=key)
 
 
 def _unkept(shape: Shape, target: Target) -> dict[int, tuple[str, ...]]:

@@ -38,7 +38,8 @@ class TableJob:
     `known`: all layouts of the table. `seen`: the outline, where it was read. `rereads`: what of the table
     was read again and comes into force in the span, `decided` what was decided of it. `whole`: transactions that
     are held whole. `copied`: the snapshot's rows end all that silver has, None where nothing is there. `adopts`: the
-    table is somebody else's, and its content is replaced on purpose.
+    table is somebody else's, and its content is replaced on purpose. `form`: the table's last layout, where it is built
+    from the beginning (`span_shape.looking_ahead`).
     """
 
     project: Project
@@ -62,6 +63,7 @@ class TableJob:
     tell: Tell = silent
     copied: Copied | None = None
     adopts: bool = False
+    form: Relation | None = None
 
     @property
     def snapshot(self) -> bool:

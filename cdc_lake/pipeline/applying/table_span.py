@@ -42,7 +42,7 @@ from cdc_lake.pipeline.applying.follow import (
 )
 from cdc_lake.pipeline.applying.judge import Survey, conditions, survey
 from cdc_lake.pipeline.applying.key_parts import KeyPart, key_parts
-from cdc_lake.pipeline.applying.span_shape import check_key, check_named, shape_of, unsent_columns
+from cdc_lake.pipeline.applying.span_shape import check_key, check_named, looking_ahead, shape_of, unsent_columns
 from cdc_lake.pipeline.applying.table_job import Copied, TableJob
 from cdc_lake.pipeline.state.copies import courses
 from cdc_lake.pipeline.stream.redaction_change import check_unchanged
@@ -221,7 +221,7 @@ def _evolved(silver: SilverStore, job: TableJob, kind: Kind, projection: Project
         projection.silver,
         stream=job.stream,
         position=position,
-        follows=job.follows,
+        follows=None if job.follows is None else looking_ahead(job.follows, job.target, job.form),
         allowed=job.allowed,
         known=job.known,
         tell=job.tell,
@@ -305,6 +305,8 @@ def _as_recorded(closings: Sequence[Closing], recorded: Mapping[Key, Key]) -> tu
 
 def _projection(spark: SparkSession, job: TableJob, numbers: Sequence[int], kind: Kind) -> Projection:
     check_possible(job.project, job.target, kind)
-    projection = projection_of(spark, job.project, job.target, shape_of(numbers, job.layouts, job.target, kind))
+    projection = projection_of(
+        spark, job.project, job.target, shape_of(numbers, job.layouts, job.target, kind, job.form)
+    )
     check_fit(job.project, job.target, projection.source)
     return projection

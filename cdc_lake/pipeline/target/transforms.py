@@ -44,6 +44,13 @@ def projection_of(spark: SparkSession, project: Project, target: Target, shape: 
     return Projection(silver.source, silver, given, where, tuple(computed.values()))
 
 
+def named_columns(target: Target) -> frozenset[str]:
+    """The columns of the source that a table's settings name, besides those that expressions and rules read."""
+    given = target.transforms
+    renamed, typed = (source for source, _ in given.rename), (name for name, _ in target.types.columns)
+    return frozenset((*(given.columns or ()), *given.exclude, *renamed, *typed))
+
+
 def words_read(target: Target) -> frozenset[str]:
     """All words of a table's expressions and the columns of its rules, in lower case: a column that is not among them
     is read by none. Which of the words are columns, Spark's analyser says.
