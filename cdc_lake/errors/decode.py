@@ -97,10 +97,10 @@ class UnexpectedRecord(DecodeError):
 
 
 class UnmatchedDelete(DecodeError):
-    """A DELETE without a key, on a table that has one, with no INSERT before it that it could cancel."""
+    """A DELETE without a key at the beginning of a part, which may take back the last INSERT of the part before."""
 
     code = "DEC316"
-    hint = f"was the table's key or replica identity changed? then {ANEW}; if not, report it"
+    hint = "`cdc-lake held retry` decodes again what a version before landed as bytes"
 
 
 class UnreadableRow(DecodeError):

@@ -78,13 +78,10 @@ WAYS = {
 
 
 def a_change(dice: random.Random, way: Way) -> list[Record]:
-    """A row, an INSERT that is taken back at once, or a TRUNCATE where the style prints them."""
+    """A row (a DELETE may name none), an INSERT that is taken back at once, or a TRUNCATE where the style prints them."""
     if way.how.style is Style.SERIAL and dice.random() < 0.03:
         return [Truncated(tuple(dice.sample(list(NAMES), dice.randint(1, 2))), lsn=5)]
     row = random_row(dice, altered=True)
-    keyed = row.table in CATALOG
-    if row.operation is Operation.DELETE and row.old is None and keyed:
-        return []
     new, old = ([replace(f, type_name="text") for f in some] if some else None for some in (row.new, row.old))
     if new and way.postgres and dice.random() < 0.1:
         new[-1] = replace(new[-1], value=UNCHANGED)

@@ -7,7 +7,7 @@ decoder, so an error is always the plain decoder's error; so do databases whose 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final
@@ -226,25 +226,16 @@ def _without_cancelled(columns: ChangeColumns, cancels: Any) -> ChangeColumns:
     )
 
 
-def _taken_back(columns: ChangeColumns, cancels: Any) -> list[int]:
-    """The INSERTs that are taken back: of each DELETE the last one before it, of its table and transaction."""
+def _taken_back(columns: ChangeColumns, cancels: Any) -> Any:
+    """The INSERTs that are taken back: each stands right before the DELETE that does so."""
     numbers: dict[TableName, int] = {}
-    tables = [numbers.setdefault(relation.table, len(numbers)) for relation in columns.relations]
-    out = []
-    for transaction in np.unique(columns.transaction[cancels]).tolist():
-        start, end = np.searchsorted(columns.transaction, [transaction, transaction + 1]).tolist()
-        inserts: dict[int, list[int]] = {}
-        rows: Iterable[tuple[int, int, bool]] = zip(
-            columns.op[start:end].tolist(),
-            columns.relation[start:end].tolist(),
-            cancels[start:end].tolist(),
-            strict=True,
-        )
-        for at, (op, relation, cancel) in enumerate(rows, start):
-            table = tables[relation]
-            if cancel:
-                require(inserts.get(table))
-                out.append(inserts[table].pop())
-            elif op == _INSERT:
-                inserts.setdefault(table, []).append(at)
-    return out
+    tables = np.array([numbers.setdefault(relation.table, len(numbers)) for relation in columns.relations])
+    deletes = np.flatnonzero(cancels)
+    inserts = deletes - 1
+    require(
+        deletes[0] > 0
+        and bool((columns.op[inserts] == _INSERT).all())
+        and bool((columns.transaction[inserts] == columns.transaction[deletes]).all())
+        and bool((tables[columns.relation[inserts]] == tables[columns.relation[deletes]]).all())
+    )
+    return inserts

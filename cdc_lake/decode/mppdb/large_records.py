@@ -52,7 +52,8 @@ class LargeRecords:
             records, lsns, behind = records + some, lsns + numbers, behind + 1
             del some
             if behind not in self._cuts.joined:
-                made = [self._part(records, lsns, PartOf(before, self._start, fault), (first, behind - 1))]
+                part = PartOf(before, self._start, fault, movable=0 < first == behind - 1)
+                made = [self._part(records, lsns, part, (first, behind - 1))]
                 before, first, records, lsns = before + len(records), behind, [], []
                 yield made.pop()  # nothing here keeps it in memory
 
@@ -61,10 +62,9 @@ class LargeRecords:
 
         A DELETE that takes an INSERT back stands right behind it, and both have to be in one part.
         """
-        first, last = self._cuts.given
-        if not isinstance(error, UnmatchedDelete) or first != last or not first:
+        if not isinstance(error, UnmatchedDelete):
             return False
-        self._cuts.joined.add(first)
+        self._cuts.joined.add(self._cuts.given[0])
         return True
 
     def release(self) -> None:

@@ -17,8 +17,8 @@ from cdc_lake.decode.mppdb.records import Begin, Commit, Ddl, Ended, Heartbeat, 
 from cdc_lake.decode.mppdb.text import heads
 from cdc_lake.decode.plain import columns_of, refuse_oversize
 from cdc_lake.errors import DecodeError, OutOfSequence, UnmatchedDelete
-from cdc_lake.model.change import Change, Insert, Truncate
-from cdc_lake.model.relation import TableName
+from cdc_lake.model.change import Change, Delete, Insert, Truncate
+from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
 
 
@@ -39,24 +39,32 @@ def transaction(raw: RecordTransaction, layouts: Layouts) -> Transaction:
 def changes(raw: RecordTransaction, layouts: Layouts) -> list[tuple[int, Change]]:
     """The changes of a raw transaction in order, each with the index of its record.
 
-    One a table of a truncate; none for an INSERT that was taken back and the DELETE that did so. Raises DecodeError,
-    whose `where` names the transaction and the change; its offset counts from the record's start.
+    One a table of a truncate; none for an INSERT that was taken back and the DELETE right behind it that did so. Any
+    other DELETE without a key was made while the table had none: it names no row. Raises DecodeError, whose `where`
+    names the transaction and the change; its offset counts from the record's start. UnmatchedDelete where the INSERT
+    may be in the part before.
     """
-    out: list[tuple[int, Change] | None] = []
-    inserts: dict[TableName, list[int]] = {}
+    out: list[tuple[int, Change]] = []
     for at, data in enumerate(raw.records):
         try:
             for change in _changes_of(read_record(raw.style, data, layouts), layouts, raw.bounds.xid):
-                if isinstance(change, TableName):
-                    out[_taken_back(change, inserts)] = None
-                    continue
-                if isinstance(change, Insert):
-                    inserts.setdefault(change.relation.table, []).append(len(out))
+                if isinstance(change, Relation):
+                    if not at and raw.part is not None and raw.part.movable:
+                        raise UnmatchedDelete(f"a DELETE without a key on {change.table}, and no INSERT before it")
+                    if out and _takes_back(change, at, *out[-1]):
+                        out.pop()
+                        continue
+                    change = Delete(change, None, None)  # noqa: PLW2901
                 out.append((at, change))
         except DecodeError as error:
             error.where = error.where or where(raw, at)
             raise
-    return [one for one in out if one is not None]
+    return out
+
+
+def _takes_back(relation: Relation, at: int, before: int, change: Change) -> bool:
+    """Whether a DELETE without a key takes back the change before it."""
+    return before == at - 1 and isinstance(change, Insert) and change.relation.table == relation.table
 
 
 def where(raw: RecordTransaction, at: int) -> str:
@@ -77,12 +85,12 @@ def read_record(style: Style, data: bytes, layouts: Layouts) -> Record:
             return parallel_record(data, style, layouts.codec, known=known, end_lsn=None)
 
 
-def _changes_of(record: Record, layouts: Layouts, xid: int | None) -> Sequence[Change | TableName]:
-    """What a record did; the name of a table stands for taking back its last INSERT."""
+def _changes_of(record: Record, layouts: Layouts, xid: int | None) -> Sequence[Change | Relation]:
+    """What a record did; a layout stands for taking back the last INSERT of its table."""
     match record:
         case Row():
             change = layouts.change(record, xid)
-            return (record.table if change is None else change,)
+            return (layouts.plan(record, xid).relation if change is None else change,)
         case Truncated(tables=tables, cascade=cascade, restart_identity=restart):
             # TRUNCATE is not filtered by the server
             taken = [table for table in tables if layouts.takes(table)]
@@ -91,14 +99,3 @@ def _changes_of(record: Record, layouts: Layouts, xid: int | None) -> Sequence[C
             raise OutOfSequence(f"a record of kind {type(record).__name__} is not a change")
         case _ as never:
             assert_never(never)
-
-
-def _taken_back(table: TableName, inserts: dict[TableName, list[int]]) -> int:
-    if not (stack := inserts.get(table)):
-        raise unmatched(table)
-    return stack.pop()
-
-
-def unmatched(table: TableName) -> UnmatchedDelete:
-    """A DELETE without a key that cancels nothing."""
-    return UnmatchedDelete(f"a DELETE without a key on {table}, which has one, and no INSERT before it")

@@ -30,12 +30,13 @@ class Start:
 class PartOf:
     """Where a part of a large transaction stands in it: behind so many of its records.
 
-    `fault`: why all of the transaction is to be kept as bytes.
+    `fault`: why all of the transaction is to be kept as bytes. `movable`: it may begin one frame earlier as well.
     """
 
     before: int
     start: Start
     fault: DecodeError | None = None
+    movable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
