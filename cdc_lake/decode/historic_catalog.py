@@ -54,6 +54,31 @@ class Attribute:
 
 
 @dataclass(frozen=True, slots=True)
+class UniqueIndex:
+    """An index that may identify rows: the numbers of its columns, and whether it is the primary key or named as the
+    replica identity (`identity`). `created`: the transaction that made it; `changed`: the one that wrote its row of
+    `pg_index`, as each does that names it as the replica identity, or another one in its place.
+    """
+
+    columns: frozenset[int]
+    primary: bool
+    identity: bool
+    created: int
+    changed: int
+
+
+@dataclass(frozen=True, slots=True)
+class IdentifiedBy:
+    """What identified rows: the kind of replica identity, and the numbers of its columns. `ambiguous`: it may have been
+    something else as well.
+    """
+
+    kind: ReplicaIdentity
+    columns: frozenset[int]
+    ambiguous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Named:
     """A column as the stream announces it; None for what it does not say of the type."""
 
@@ -231,6 +256,45 @@ def key_then(
     if not settled and before and now and set(before) <= set(there):
         return tuple(before)
     return tuple(now) if set(now) <= set(there) else ()
+
+
+def identity_then(
+    now: ReplicaIdentity,
+    changed: int,
+    indexes: Collection[UniqueIndex],
+    before: Relation | None,
+    there: Collection[int],
+    xid: int,
+) -> IdentifiedBy | None:
+    """By what a row of transaction `xid` that came without an old one was identified; None: by what rows are now. It
+    was not by the whole row, which would have come along.
+
+    `now`: the kind of identity that the table's row of `pg_class` names, which transaction `changed` wrote; `there`:
+    the numbers of all columns; `before`: see `identify`.
+    """
+    by_index = now is ReplicaIdentity.INDEX
+    primary = next((one for one in indexes if one.primary), None)
+    of_key, kept = (None, False) if primary is None else (primary.columns, precedes(primary.created, xid))
+    if by_index:
+        settled = any(one.identity and precedes(one.changed, xid) for one in indexes)
+    else:
+        settled = precedes(changed, xid) and (kept or now is not ReplicaIdentity.DEFAULT)
+    if settled:
+        return None
+    keyed = None if before is None or before.identity is ReplicaIdentity.FULL else before
+    former = frozenset(c.number for c in (keyed.columns if keyed else ()) if c.key and c.number is not None)
+    others = [one for one in indexes if not one.primary and not one.identity]
+    over = any(one.columns == former and precedes(one.changed, xid) for one in others)
+    over |= kept and former != of_key and keyed is not None and keyed.identity is ReplicaIdentity.DEFAULT
+    # What is newer may be the transaction's own: its subtransactions have greater numbers. Of an index that is only
+    # made the row is written once.
+    rivals = {one.columns for one in others if not precedes(one.changed, xid) and one.changed != one.created}
+    rivals |= {one.columns for one in indexes if (one.identity if by_index else one.primary)}
+    if keyed and former and former <= set(there) and not over:
+        return IdentifiedBy(keyed.identity, former, (former == of_key and not kept) or not rivals <= {former})
+    if of_key is not None and of_key <= set(there):
+        return IdentifiedBy(ReplicaIdentity.DEFAULT, of_key, not kept or not rivals <= {of_key})
+    return None
 
 
 def storage_then(

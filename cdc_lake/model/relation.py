@@ -133,7 +133,7 @@ class Relation:
     its file where it is not the one that it was made with, of a partitioned table a hash of those of its partitions.
     `mixed`: a partition logs other old columns than its root; `Column.key` then marks those that all log, and what the
     stream calls a whole old row holds NULL for others. `ambiguous`: rows may be identified by other columns as well, so
-    that an update without an old row may be one of another row (`decode.mppdb.row_relation`).
+    that an update without an old row may be one of another row (`decode.historic_catalog`).
     """
 
     table: TableName

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from functools import cache, lru_cache
 
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, UniqueIndex
+from cdc_lake.decode.historic_catalog import UniqueIndex
+from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.source.captured import Published
 from cdc_lake.source.catalog import CHANGED, SourceCatalog, relation_of

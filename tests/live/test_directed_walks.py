@@ -130,6 +130,17 @@ CAUSES = [
         {KEY} (id)""",
     ),
     Cause(
+        "the identity of now for rows without an old one",
+        {"decode.mppdb.row_relation.identity_then": nothing},
+        f"""{ROWS}
+        -- received
+        UPDATE t SET k = 7 WHERE id = 12
+        CREATE UNIQUE INDEX t_by_k ON t (k)
+        ALTER TABLE t REPLICA IDENTITY USING INDEX t_by_k
+        UPDATE t SET a = 1 WHERE id = 13""",
+        plugin="test_decoding",
+    ),
+    Cause(
         "old rows of each partition as the root logs them",
         {"decode.announced.as_logged": unchanged, "source.catalog.as_logged": unchanged},
         f"""{ROWS}

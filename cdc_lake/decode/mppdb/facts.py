@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
-from cdc_lake.decode.historic_catalog import Attribute
+from cdc_lake.decode.historic_catalog import Attribute, UniqueIndex
 from cdc_lake.model.relation import Missing, ReplicaIdentity, TableName
 
 
@@ -48,20 +48,6 @@ class FamilyColumn:
         name, type_name, type_oid, modifier, printed, number, missing = (*told, None, None)[:7]
         before = None if missing is None else Missing(*missing)
         return cls(name, type_name, type_oid, modifier, printed, number, before)
-
-
-@dataclass(frozen=True, slots=True)
-class UniqueIndex:
-    """An index that may identify rows: the numbers of its columns, and whether it is the primary key or named as the
-    replica identity (`identity`). `created`: the transaction that made it; `changed`: the one that wrote its row of
-    `pg_index`, as each does that names it as the replica identity, or another one in its place.
-    """
-
-    columns: frozenset[int]
-    primary: bool
-    identity: bool
-    created: int
-    changed: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cdc_lake.decode.historic_catalog import Named, identify, key_then, missing_then, precedes, storage_then
+from cdc_lake.decode.historic_catalog import (
+    Named,
+    identify,
+    identity_then,
+    key_then,
+    missing_then,
+    precedes,
+    storage_then,
+)
 from cdc_lake.decode.mppdb.builtin_types import BUILTIN, OID_OF
 from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, Storage
 from cdc_lake.errors import UnknownType
@@ -93,9 +101,12 @@ def relation_of(
             by_key = given == set(primary_key)
             whole, logged = False, given
             identity = ReplicaIdentity.DEFAULT if by_key else ReplicaIdentity.INDEX
-    by = _identity_then(facts, of_table.latest, numbers, xid) if sent is None and facts is not None else None
+    by = None
+    if sent is None and xid is not None and facts is not None and facts.identity_changed is not None:
+        changes = facts.identity, facts.identity_changed
+        by = identity_then(*changes, facts.indexes, of_table.latest, numbers.values(), xid)
     if by is not None:
-        whole, identity, logged = False, by.kind, by.columns
+        whole, identity, logged = False, by.kind, {one for one, number in numbers.items() if number in by.columns}
     more = logged and given > logged and (given == names or facts is None or facts.storage is Storage.USTORE)
     if given and not whole and not given <= logged and not more:
         # another identity than the catalog's of now: what was sent was logged
@@ -137,54 +148,6 @@ def _key_before(latest: Relation | None, numbers: Mapping[str, int]) -> set[str]
         return set()
     names = {number: name for name, number in numbers.items()}
     return {names.get(c.number, c.name) if c.number is not None else c.name for c in latest.columns if c.key}
-
-
-@dataclass(frozen=True, slots=True)
-class _Identity:
-    """By what rows were identified. `ambiguous`: it may have been something else as well."""
-
-    kind: ReplicaIdentity
-    columns: set[str]
-    ambiguous: bool = False
-
-
-def _identity_then(
-    facts: FamilyTableFacts, latest: Relation | None, numbers: Mapping[str, int], xid: int | None
-) -> _Identity | None:
-    """By what a row of transaction `xid` that has no old one was identified; None: by what rows are now, or the catalog
-    does not tell. It was no whole row then: that would have come along.
-    """
-    if xid is None or facts.identity_changed is None:
-        return None
-    primary = next((one for one in facts.indexes if one.primary), None)
-    of_key = None if primary is None else primary.columns
-    there = primary is not None and precedes(primary.created, xid)
-    by_index = facts.identity is ReplicaIdentity.INDEX
-    if by_index:
-        settled = any(one.identity and precedes(one.changed, xid) for one in facts.indexes)
-    else:
-        settled = precedes(facts.identity_changed, xid) and (there or facts.identity is not ReplicaIdentity.DEFAULT)
-    if settled:
-        return None
-    names = {number: name for name, number in numbers.items()}
-    keyed = None if latest is None or latest.identity is ReplicaIdentity.FULL else latest
-    before = frozenset(c.number for c in (keyed.columns if keyed else ()) if c.key and c.number is not None)
-    others = [one for one in facts.indexes if not one.primary and not one.identity]
-    over = any(one.columns == before and precedes(one.changed, xid) for one in others)
-    over |= there and before != of_key and keyed is not None and keyed.identity is ReplicaIdentity.DEFAULT
-    # What is newer may be the transaction's own: its subtransactions have greater numbers. Of an index that is only
-    # made the row is written once.
-    rivals: set[frozenset[int] | None] = {None}
-    rivals |= {one.columns for one in others if not precedes(one.changed, xid) and one.changed != one.created}
-    rivals |= {one.columns for one in facts.indexes if one.identity} if by_index else {of_key}
-    if keyed and before and before <= names.keys() and not over:
-        doubted = (before == of_key and not there) or not rivals <= {before, None}
-        return _Identity(keyed.identity, {names[one] for one in before}, doubted)
-    if of_key is not None and of_key <= names.keys():
-        return _Identity(
-            ReplicaIdentity.DEFAULT, {names[one] for one in of_key}, not there or not rivals <= {of_key, None}
-        )
-    return None
 
 
 def _is_key(
