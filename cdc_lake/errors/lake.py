@@ -148,7 +148,10 @@ class MergeRefused(LakeError):
     """Silver does not hold what the change refers to."""
 
     code = "LAK411"
-    hint = "run `cdc-lake compare` for the table: something else wrote to it, or rows were missing from the start"
+    hint = (
+        "something else wrote to the table, or rows were missing from the start; `cdc-lake compare TABLE` names them, "
+        "and `cdc-lake resync TABLE` copies the table again"
+    )
 
 
 class ApplyFailed(LakeError):

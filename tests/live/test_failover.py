@@ -307,6 +307,7 @@ def test_the_primary_is_found_behind_a_host_that_is_down_and_a_standby(cluster: 
     assert inserted(project) == ["1"]
 
 
+@pytest.mark.obeys("SRC251")
 def test_of_two_primaries_none_is_read(cluster: Cluster) -> None:
     standby = cluster.standby()
     project = cluster.project(cluster.primary, standby)

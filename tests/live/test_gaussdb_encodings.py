@@ -152,6 +152,7 @@ def test_a_database_in_sql_ascii_keeps_bytes_that_are_no_text_where_it_may(datab
 
 
 @pytest.mark.usefixtures("latin")
+@pytest.mark.obeys("STA656")
 def test_a_comparison_that_the_slot_stops_says_what_a_run_says_and_is_equal_once_bronze_has_it(
     database: Database, tmp_path: Path
 ) -> None:

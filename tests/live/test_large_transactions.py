@@ -180,6 +180,7 @@ def test_a_large_transaction_is_one_commit_of_many_files_seen_when_it_commits(
     assert list(project.spool.iterdir()) == []
 
 
+@pytest.mark.obeys("LAK481")
 def test_a_transaction_beyond_the_disk_budget_stops_the_receiver_and_nothing_is_lost(
     streaming: Database, tmp_path: Path
 ) -> None:
@@ -200,6 +201,7 @@ def test_a_transaction_beyond_the_disk_budget_stops_the_receiver_and_nothing_is_
     assert_equal_to_source(project, streaming)
 
 
+@pytest.mark.obeys("LAK482")
 def test_a_spool_that_cannot_be_written_is_put_elsewhere_and_nothing_is_lost(
     streaming: Database, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @LOCKS
 @pytest.mark.parametrize("two_phase", [False, True])
+@pytest.mark.obeys("SRC232")
 def test_a_start_behind_a_prepared_alter_table_names_the_table_the_transaction_and_the_remedy(
     streaming: Database, tmp_path: Path, *, two_phase: bool
 ) -> None:

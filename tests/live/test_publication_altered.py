@@ -64,6 +64,7 @@ def test_a_table_that_was_out_of_the_publication_for_a_while_is_copied_again(
     assert_as_at_source(project, database)
 
 
+@pytest.mark.obeys("SRC252")
 def test_a_receiver_that_runs_notices_it_at_the_next_change_and_goes_on(
     database: Database, tmp_path: Path, shop: psycopg.Connection[Any]
 ) -> None:

@@ -442,6 +442,7 @@ def test_a_server_restored_to_an_older_point_is_refused(landed: tuple[Database, 
         once(project)
 
 
+@pytest.mark.obeys("SRC231")
 def test_a_table_rewritten_before_its_copy_is_not_copied_as_empty(database: Database, tmp_path: Path) -> None:
     project = project_of(database, tmp_path)
     with database.connect() as conn:

@@ -100,6 +100,7 @@ def test_a_receiver_started_again_on_a_failing_store_holds_what_the_source_has(
         (None, "LAK436", "check the bucket's name"),
     ],
 )
+@pytest.mark.obeys("LAK435", "LAK436", "LAK438")
 def test_a_first_run_on_a_store_that_cannot_hold_bronze_leaves_nothing_in_the_way_of_one_that_can(
     database: Database, tmp_path: Path, store: LocalStore, fault: Fault | None, code: str, remedy: str
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_first_run_on_a_store_that_cannot_hold_bronze_leaves_nothing_in_the_wa
     assert_equal_to_source(project, database)
 
 
+@pytest.mark.obeys("LAK437")
 def test_a_listing_that_is_behind_is_not_believed_and_the_next_run_goes_on(
     database: Database, tmp_path: Path, store: LocalStore
 ) -> None:

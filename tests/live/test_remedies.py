@@ -13,6 +13,7 @@ import re
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 from deltalake import DeltaTable
@@ -29,6 +31,7 @@ from cdc_lake.bronze import upkeep
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.cli.pages import page
+from cdc_lake.config.load import load_project
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.lake import control, control_upgrade, delta_log
@@ -36,15 +39,19 @@ from cdc_lake.lake.catalog import open_catalog
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_upgrade import CONTROL_PROPERTY
 from cdc_lake.lake.lease import copy_lease, lease
+from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline import upgrade
+from cdc_lake.pipeline.receiving.process import ReceiverProcess
 from cdc_lake.pipeline.state.streams import last_epoch
 from cdc_lake.source import postgres
+from cdc_lake.testing.beside import streams, until
 from cdc_lake.testing.relay import Connection, Relay
 from cdc_lake.testing.rest_catalog import RestCatalogServer
 from cdc_lake.testing.server import EmbeddedServer
 from cdc_lake.testing.standby import promote
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
 from tests.decoding_postgres import start_decoding_server
+from tests.live.test_receive_loop import once
 from tests.live.test_recipes import RECEIVE, Library
 from tests.shell import Said, Shell
 
@@ -178,15 +185,40 @@ def received_first(library: Library, exchange: Callable[..., None]) -> Callable[
     return late
 
 
-def in_the_way(library: Library) -> None:
+def overtaken(library: Library, commit: Callable[..., int]) -> Callable[..., int]:
+    """Before a receiver commits, the server gives its slot to another one, which lands what there is."""
+
+    def late(table: DeltaBronzeTable, *given: object) -> int:
+        left(library)  # the other one commits as always
+        library.change("SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE active")
+        once(project_of(library))
+        return commit(table, *given)
+
+    return late
+
+
+def in_the_way(path: str) -> Step:
     """Somebody took the folder away, and left a file there."""
-    moved("lake/control")(library)
-    (library.shell.folder / "lake/control").write_text("where is it?")
+    return both(moved(path), lambda library: (library.shell.folder / path).write_text("where is it?"))
 
 
-def out_of_the_way(library: Library) -> None:
-    (library.shell.folder / "lake/control").rename(library.shell.folder / "note")
-    back("lake/control")(library)
+def out_of_the_way(path: str) -> Step:
+    """The file is moved away, and the folder comes back."""
+    return both(lambda library: (library.shell.folder / path).rename(library.shell.folder / "note"), back(path))
+
+
+def files_of(library: Library) -> list[Path]:
+    return [Path(file) for file in DeltaTable(library.shell.folder / "lake/bronze/library").file_uris()]
+
+
+def file_lost(library: Library) -> None:
+    files_of(library)[-1].rename(library.shell.folder / "aside")
+
+
+def file_found(library: Library) -> None:
+    assert "is not there" in library.shell("inspect", "chain").out
+    (lost,) = [file for file in files_of(library) if not file.exists()]
+    (library.shell.folder / "aside").rename(lost)
 
 
 def of_an_older_form(library: Library) -> None:
@@ -351,7 +383,15 @@ CASES: dict[str, Case] = {
     ),
     "a position is none": Case(nothing, "STA601", anew=False, verb=("inspect", "tx", "here")),
     "a proxy rewrites the stream": Case(behind_a_proxy, "SRC226", anew=False, mend=both(left, env(PGPORT=None))),
-    "a file is where the control tables were": Case(in_the_way, "LAK423", anew=False, mend=out_of_the_way),
+    "a file is where the control tables were": Case(
+        in_the_way("lake/control"), "LAK423", anew=False, mend=out_of_the_way("lake/control")
+    ),
+    "a file is where bronze was": Case(
+        in_the_way("lake/bronze"), "LAK420", anew=False, mend=out_of_the_way("lake/bronze")
+    ),
+    "a file of bronze is gone": Case(
+        file_lost, "LAK422", anew=False, mend=file_found, verb=("inspect", "row", "loans", "1")
+    ),
     "the disk did not keep a commit": Case(
         patched(delta_log, "sync", disk_fails), "LAK426", anew=False, mend=both(left, command("inspect", "chain"))
     ),
@@ -361,6 +401,9 @@ CASES: dict[str, Case] = {
         anew=False,
         mend=both(left, command("maintain")),
         verb=("maintain",),
+    ),
+    "another receiver lands the same": Case(
+        patched(DeltaBronzeTable, "commit", overtaken), "STA620", anew=False, mend=nothing
     ),
     "another process applies": Case(
         both(of_an_older_form, entered(lambda library: lease(project_of(library).lease))),
@@ -523,6 +566,7 @@ def break_and_obey(library: Library, case: Case) -> None:
     assert "later" in shell.fine("inspect", "row", "loans", str(later))
 
 
+@pytest.mark.obeys("SRC216")
 def test_a_source_that_was_upgraded_goes_on_with_a_new_stream(library: Library) -> None:
     for elsewhere in moved_to_another_server(library):
         elsewhere.change("INSERT INTO loans VALUES (41, 41, 'behind')")
@@ -534,6 +578,7 @@ def test_a_source_that_was_upgraded_goes_on_with_a_new_stream(library: Library) 
         assert "41" in elsewhere.shell.fine("inspect", "row", "loans", "41")
 
 
+@pytest.mark.obeys("SRC208", "SRC211", "SRC217")
 def test_a_server_is_set_up_as_it_is_said_and_one_that_was_put_back_goes_on_with_a_new_stream(tmp_path: Path) -> None:
     server = start_server(settings={"max_replication_slots": "1", "wal_level": "replica"})
     try:
@@ -544,7 +589,7 @@ def test_a_server_is_set_up_as_it_is_said_and_one_that_was_put_back_goes_on_with
         obey(library, said)
         server.restart()
         said = library.shell(*RECEIVE)
-        assert "0 of 1 replication slots are in use, and a start needs two" in said.err, said.err
+        assert "error[SRC211]: 0 of 1 replication slots are in use, and a start needs two" in said.err, said.err
         assert "raise max_replication_slots to 2 or more" in said.err
         library.change("ALTER SYSTEM SET max_replication_slots = 2")
         server.restart()
@@ -607,6 +652,28 @@ def test_a_slot_that_was_given_two_phase_decoding_under_the_receiver_loses_it_as
         server.remove()
 
 
+@pytest.mark.obeys("SRC227")
+def test_a_receiver_that_was_killed_is_run_again_and_everything_lands(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in library.shell.env.items():
+        monkeypatch.setenv(name, value)
+    told: list[Progress] = []
+    stop = threading.Event()
+    with ReceiverProcess(load_project(library.shell.folder / FILE), stop, told.append):
+        until(lambda: streams(told))
+        for child in psutil.Process().children():
+            if "--until-input-ends" in child.cmdline():
+                child.kill()
+        until(lambda: "SRC227" in {one.facts.get("code") for one in told})
+        library.change("INSERT INTO loans VALUES (41, 41, 'behind')")
+        until(lambda: sum(one.stage == "landed" for one in told))
+        stop.set()
+    library.receive()
+    assert "the chain holds" in library.shell.fine("inspect", "chain", "--against", "source")
+    assert "behind" in library.shell.fine("inspect", "row", "loans", "41")
+
+
 BLOCKED = """
 import sys
 
@@ -623,6 +690,7 @@ sys.meta_path.insert(0, Block())
     ("code", "module", "setting"),
     [("SRC209", "psycopg", "format: delta"), ("LAK404", "pyiceberg", "format: iceberg")],
 )
+@pytest.mark.obeys("SRC209", "LAK404")
 def test_the_extra_that_is_named_brings_what_is_missing_and_the_same_command_goes_on(
     database: Database, tmp_path: Path, code: str, module: str, setting: str
 ) -> None:
@@ -638,6 +706,7 @@ def test_the_extra_that_is_named_brings_what_is_missing_and_the_same_command_goe
     assert "the chain holds" in library.shell.fine("inspect", "chain", "--against", "source")
 
 
+@pytest.mark.obeys("LAK490")
 def test_a_lake_that_a_newer_version_upgraded_goes_on_with_a_newer_version(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -655,6 +724,7 @@ def test_a_lake_that_a_newer_version_upgraded_goes_on_with_a_newer_version(
     assert "the chain holds" in library.shell.fine("inspect", "chain", "--against", "source")
 
 
+@pytest.mark.obeys("LAK430", "LAK431")
 def test_a_catalog_that_is_away_or_goes_in_a_commit_is_back_and_the_next_run_goes_on(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -696,6 +766,7 @@ def test_a_catalog_that_is_away_or_goes_in_a_commit_is_back_and_the_next_run_goe
             assert "behind" in library.shell.fine("inspect", "row", "loans", number)
 
 
+@pytest.mark.obeys("SRC261")
 def test_a_history_file_that_is_missing_is_put_back_and_the_stream_goes_on(tmp_path: Path) -> None:
     server = start_server()
     try:
@@ -745,6 +816,7 @@ BEFORE_THE_FIRST_RUN: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.obeys("STA622")
 def test_what_needs_a_stream_says_so_and_works_behind_the_first_run(database: Database, tmp_path: Path) -> None:
     library = Library(database, tmp_path, started=False)
     for verb in BEFORE_THE_FIRST_RUN.values():
@@ -757,6 +829,7 @@ def test_what_needs_a_stream_says_so_and_works_behind_the_first_run(database: Da
     library.receive()
 
 
+@pytest.mark.obeys("LAK493")
 def test_tables_of_one_silver_name_are_in_the_status_before_they_are_in_a_cut(library: Library) -> None:
     def waiting() -> dict[str, tuple[str, str]]:
         tables = library.shell.status()["tables"]

@@ -200,6 +200,7 @@ def test_advancing_asks_first_whether_the_server_is_the_one_that_bronze_was_fed_
         drop_database(other)
 
 
+@pytest.mark.obeys("SRC213")
 def test_a_drop_says_what_is_lost_and_waits_for_who_reads(database: Database, project: Project) -> None:
     with pytest.raises(SlotMissing, match="is not there") as absent:
         drop_slot(project)

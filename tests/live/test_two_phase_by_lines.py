@@ -188,6 +188,7 @@ def test_without_the_file_the_server_still_sends_it_whole(phased: Database, tmp_
     assert_whole(project, phased)
 
 
+@pytest.mark.obeys("SRC238")
 def test_it_cannot_be_asked_for_of_a_slot_that_was_made_without(
     phased: Database, tmp_path: Path, mode: dict[str, Any]
 ) -> None:

@@ -373,11 +373,13 @@ def changed(project: Project, decoding: dict[str, Any]) -> Project:
     return Project(pipeline, project.file, project.root)
 
 
+@pytest.mark.obeys("LAK484")
 def test_a_lost_or_damaged_file_is_an_error_and_no_change_is_lost_unseen(phased: Database, tmp_path: Path) -> None:
     project = pipeline(phased, tmp_path, "lost", **ON)
     an_error_where_the_file_is_lost_or_damaged(phased, project)
 
 
+@pytest.mark.obeys("LAK483")
 def test_what_cannot_be_kept_is_sent_again_once_there_is_room(phased: Database, tmp_path: Path) -> None:
     project = pipeline(phased, tmp_path, "no_room", **ON)
     once(project)

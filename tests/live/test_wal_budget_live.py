@@ -149,6 +149,7 @@ def test_a_heartbeat_that_the_server_refuses_is_told_once_and_stops_nothing(data
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.obeys("SRC235")
 def test_where_bronze_is_away_the_ladder_is_climbed_and_left_again(database: Database, tmp_path: Path) -> None:
     project = made(database, tmp_path, wal_budget=BUDGET)
     bronze, told = Stuck(project.bronze, "os"), []
@@ -177,6 +178,7 @@ def test_where_bronze_is_away_the_ladder_is_climbed_and_left_again(database: Dat
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.obeys("SRC233")
 def test_a_slot_is_dropped_where_the_pipeline_says_so_and_bronze_stays_whole(
     database: Database, tmp_path: Path
 ) -> None:

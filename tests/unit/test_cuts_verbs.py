@@ -106,6 +106,13 @@ def test_what_cannot_be_answered_says_so(lake: CutLake, capsys: Any, arguments: 
     assert lake.control.read("promises").num_rows == 0
 
 
+@pytest.mark.obeys("STA676")
+def test_a_position_that_is_not_reached_leaves_the_latest(lake: CutLake, capsys: Any) -> None:
+    assert "or read `latest`" in said(capsys, "show", "0/FFFF", code=4)
+    assert said(capsys, "show", "latest") == said(capsys, "show")
+
+
+@pytest.mark.obeys("LAK463")
 def test_promise_keeps_a_cut_under_a_name_until_it_is_ended(lake: CutLake, capsys: Any) -> None:
     text = said(capsys, "promise", "month_end", "--at", "0/C8")
     assert text == "the cut at 0/C8 stays readable as `month_end` until the promise is ended\n"
@@ -132,13 +139,16 @@ def test_a_tag_keeps_its_version_from_being_expired(lake: CutLake) -> None:
     assert listed(cdc_lake.read(lake.project, "a", as_of="audit")) == [200]
 
 
-def test_a_cut_whose_versions_are_gone_cannot_be_promised(lake: CutLake) -> None:
+@pytest.mark.obeys("LAK462")
+def test_a_cut_whose_versions_are_gone_cannot_be_promised_and_the_next_one_is(lake: CutLake) -> None:
     version = cdc_lake.session(lake.project, as_of=200).tables["public.b"].version
     assert version is not None
     forget(lake, "b", version)
     with pytest.raises(VersionGone):
         promise_cut(lake.project, "late", as_of(200), None, None)
     assert promises(lake.control) == ()
+    promise_cut(lake.project, "late", Latest(), None, None)
+    assert listed(cdc_lake.read(lake.project, "b", as_of="late")) == listed(cdc_lake.read(lake.project, "b"))
 
 
 def test_a_promise_that_ran_out_loses_its_tag_and_one_of_a_version_that_is_gone_is_told(lake: CutLake) -> None:

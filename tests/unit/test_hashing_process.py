@@ -129,6 +129,7 @@ def test_while_one_thread_uses_it_others_hash_where_they_are(hashing: HashingPro
             assert (theirs.result(), mine) == wanted
 
 
+@pytest.mark.obeys("SRC228")
 def test_where_it_dies_the_receiver_says_so_and_may_begin_again(hashing: HashingProcess) -> None:
     hashing(large())()
     assert hashing.pid is not None

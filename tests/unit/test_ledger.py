@@ -115,6 +115,7 @@ def test_columns_are_those_of_the_spans_own_layouts_the_newest_first(bronze: Tab
     assert own(400, 900) == own(300, 400)  # no change: the newest layout
 
 
+@pytest.mark.obeys("STA660")
 def test_a_text_that_has_no_value_stops_the_reading_or_is_kept(bronze: TableBronze, ledger: Ledger) -> None:
     land(bronze, 200, Insert(WIDER, ("1", "infinity", "x")), Delete(WIDER, ("1", "infinity", None), OldKind.FULL))
     with pytest.raises(ValueNotTyped, match="`due` at position 200 of epoch 1") as stopped:

@@ -15,7 +15,9 @@ import cdc_lake
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CutNotReached, NotInCut, SilverMissing, TableBehind, VersionGone
+from cdc_lake.model.as_of import Latest
 from cdc_lake.model.position import Position
+from cdc_lake.pipeline.judging.cut_list import show_cut
 from cdc_lake.silver.as_of import rows_as_of
 from tests.cut_lake import CutLake, at, forget, ids, listed
 from tests.tarballs import unpack
@@ -58,6 +60,7 @@ def test_what_is_held_is_said(lake: CutLake) -> None:
     assert said["version"] == session.tables["public.b"].version
 
 
+@pytest.mark.obeys("STA677")
 def test_a_table_that_is_behind_is_refused_unless_it_is_allowed(lake: CutLake) -> None:
     state = lake.state("b", cdc_lake.session(lake.project, as_of=200).tables["public.b"].version, 200, state="broken")
     lake.cut(400, 4, a=cdc_lake.session(lake.project).tables["public.a"], b=state)
@@ -71,10 +74,14 @@ def test_a_table_that_is_behind_is_refused_unless_it_is_allowed(lake: CutLake) -
     assert listed(cdc_lake.read(lake.project, "b", allow_behind=True)) == [10]
 
 
-def test_a_table_that_the_cut_does_not_list_is_an_error(lake: CutLake) -> None:
+@pytest.mark.obeys("STA678")
+def test_a_table_that_the_cut_does_not_list_is_an_error_and_those_that_it_lists_are_read(lake: CutLake) -> None:
     for name in ("c", "public.c", "silver.c", "x y", ""):
-        with pytest.raises(NotInCut):
+        with pytest.raises(NotInCut) as refused:
             cdc_lake.read(lake.project, name)
+        assert "`cdc-lake cuts show` lists the tables" in refused.value.remedy
+    for one in show_cut(lake.project, Latest(), None).tables:
+        assert cdc_lake.read(lake.project, one.source) == cdc_lake.read(lake.project, one.table)
 
 
 def test_a_version_that_is_gone_is_an_error_of_its_own(lake: CutLake) -> None:

@@ -10,14 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.bronze.writer import BesideBronze, DeltaBronze
 from cdc_lake.cli.render_rebuild import rebuilt_text
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NothingToRebuild, PastTrimmed, PositionNotHeld, RebuildNeedsPlace, SnapshotIncomplete
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.lake.control_rows import SnapshotRow, now
+from cdc_lake.lake.delta_place import LocalPlace
 from cdc_lake.model.change import Change, Insert
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
@@ -25,6 +27,7 @@ from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.applying.rebuild import Rebuilt, rebuild
 from cdc_lake.pipeline.applying.rebuild_plan import RebuildPlan, rebuild_plan
 from cdc_lake.pipeline.maintain import maintain
+from cdc_lake.pipeline.state.copies import CopiedTable, copy_name, record_recopied
 from cdc_lake.silver.difference import Columns, Difference
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
@@ -120,13 +123,26 @@ def test_what_bronze_does_not_have_is_not_made_up(tmp_path: Path) -> None:
         rebuild(bronze.project, "t")
 
 
-def test_a_past_that_was_trimmed_is_refused_with_where_bronze_begins(tmp_path: Path) -> None:
+@pytest.mark.obeys("STA670")
+def test_a_past_that_was_trimmed_is_refused_with_where_bronze_begins_and_a_new_copy_is_another_beginning(
+    tmp_path: Path,
+) -> None:
     bronze = Bronze(tmp_path, bronze={"retention": {"min_age": "1 d", "rebuilds": False}})
     bronze.land(100, *rows(1))
     bronze.land(110, *rows(1))
     maintain(bronze.project, force=True, at=now() + timedelta(days=2))
-    with pytest.raises(PastTrimmed, match="bronze begins behind 0/6"):
+    with pytest.raises(PastTrimmed, match="bronze begins behind 0/6") as refused:
         bronze.plan(110)
+    assert refused.value.remedy.startswith("`cdc-lake resync TABLE`")
+    state = bronze.writer.state()
+    assert state is not None
+    beside = BesideBronze(DeltaBronzeTable(LocalPlace(bronze.project.bronze, durable=False)))
+    beside.append_snapshot(copy_name(state, 115), 1, T, pa.array([["1", "2"]]), 0, 115)
+    copy = CopiedTable(T.table, T.layout, 1, 1, 115)
+    record_recopied(control_tables(bronze.project), state, copy_name(state, 115), [copy])
+    bronze.land(120, *rows(1))
+    plan = bronze.plan(120)
+    assert (plan.begins, plan.copied, spans(plan)) == (115, 115, [Span(1, 115, 120)])
 
 
 def test_what_a_rebuild_says() -> None:
