@@ -4,6 +4,7 @@ All tables of a round are one pipeline's, so that each run merges them side by s
 now and then, and does what some of the tables that wait print; at the end it does so for all of them. Between the runs
 other programs write to the tables: what changes no rows stops nothing, all else is named, and what is printed mends it.
 The pipeline gets another name in its file: it is refused with both names, and goes on in each of the ways that are told.
+So is a second pipeline of the lake, until its table has another name in silver.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import random
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cdc_lake.config.model import SilverTable
 from cdc_lake.config.project import Project, Target
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import CdcLakeError, OtherWriter, SilverLost, SilverNotOwned, SilverPutBack, SlotForeign
@@ -28,12 +30,14 @@ from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.applying.advance import Advance
 from cdc_lake.pipeline.applying.rebuild import rebuild
 from cdc_lake.pipeline.applying.watching import watching
+from cdc_lake.pipeline.check.doctor import check
 from cdc_lake.pipeline.plan import plan
 from cdc_lake.pipeline.resync import resync
 from cdc_lake.pipeline.run import run
 from cdc_lake.pipeline.state.ownership import adoption
-from cdc_lake.testing.altered import Altered
+from cdc_lake.testing.altered import SETUP, Altered
 from cdc_lake.testing.folded import Row
+from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_gaussdb_receive import project_of as family_project
 from tests.live.test_gaussdb_workload import stand_in
@@ -44,7 +48,7 @@ from tests.seeds import one_seed, seeds
 from tests.silver_rows import silver_rows
 
 from .conftest import BUDGET
-from .formats import BOTH
+from .formats import BOTH, drawn
 from .strangers import Stranger
 
 pytestmark = [
@@ -65,7 +69,7 @@ NAMED = (OtherWriter, SilverLost, SilverNotOwned, SilverPutBack)
 @dataclass
 class Lake:
     """Silver of all tables of a pipeline. `words`: what a run allows; `fresh`: whether a run saw all there is; `hurt`:
-    what others did to tables, by their label, until it is mended.
+    what others did to tables, by their label, until it is mended; `beside`: the other pipeline of the lake.
     """
 
     project: Project
@@ -75,6 +79,7 @@ class Lake:
     broken: dict[str, CdcLakeError] = field(default_factory=dict)
     fresh: bool = False
     hurt: dict[str, Stranger] = field(default_factory=dict)
+    beside: Project | None = None
     asked: Counter[str] = field(default_factory=Counter)
     walks: Round = field(init=False)
 
@@ -85,7 +90,9 @@ class Lake:
 
     def receive(self) -> None:
         """The receiver, and now and then others and apply, whose questions are answered at times."""
-        self.renamed()
+        if silver_exists(self.project, self.targets[0]):
+            self.neighbour()
+            self.renamed()
         once(self.project)
         self.fresh = False
         while self._dice("run").random() < 0.5:
@@ -99,16 +106,37 @@ class Lake:
                 if self._dice(label).random() < 0.5:
                     self.mend(label)
 
+    def neighbour(self) -> None:
+        """The other pipeline of the lake has what its source has, whatever becomes of this one."""
+        if self._dice("beside").random() >= 0.15:
+            return
+        table, conn = TableName("beside", self.targets[0].name), self.walks.conn
+        if self.beside is None:
+            conn.execute("CREATE SCHEMA beside")
+            conn.execute(f"CREATE TABLE {table} (id int PRIMARY KEY GENERATED ALWAYS AS IDENTITY, n int)")
+            there = self.named(f"{self.name}_beside", slot={"name": None}, tables=[f"{table.schema}.*"])
+            taken = SilverTable(from_=str(table), to=table.name)
+            silver = there.pipeline.silver.model_copy(update={"tables": [taken]})
+            pipeline = there.pipeline.model_copy(update={"silver": silver})
+            self.refused(replace(there, pipeline=pipeline), self.project.name)
+            self.beside = there
+        self.walks.outcomes["the other pipeline"] += 1
+        conn.execute(f"INSERT INTO {table} (n) SELECT 1 FROM generate_series(1, 3)")
+        conn.execute(f"UPDATE {table} SET n = n + 1 WHERE id % 2 = 0")
+        run_once(self.beside, self.spark)
+        rows = {(row["id"], row["n"]) for row in silver_rows(self.beside, self.beside.target(table))}
+        assert rows == {(str(number), str(n)) for number, n in conn.execute(f"SELECT id, n FROM {table}")}
+
     def renamed(self) -> None:
         """Another name in the pipeline's file: refused, and then it has its old one again, or it takes along what stands
         under that, or it takes the tables.
         """
         dice, old = self._dice("name"), self.project
-        if dice.random() >= 0.1 or self.hurt or not silver_exists(old, self.targets[0]):
+        if dice.random() >= 0.1 or self.hurt:
             return
         name = f"{self.name}_{self.asked['name']}"
         carries: dict[str, str | None] = {"name": old.slot}
-        kept, new = self.named(name, carries), self.named(name, {"name": None})
+        kept, new = self.named(name, slot=carries), self.named(name, slot={"name": None})
         self.refused(dice.choice((kept, new)), old.name)
         way = dice.choice(("renamed back", "renamed with its folders", "renamed, and the tables adopted"))
         self.walks.outcomes[way] += 1
@@ -143,13 +171,11 @@ class Lake:
         """The silver tables of the walks."""
         return [self.project.target(TableName("public", walk.name)) for walk in self.walks.walks]
 
-    def named(self, name: str, slot: dict[str, str | None]) -> Project:
-        """The project of a file with another name."""
-        source = self.project.pipeline.source
-        source = source.model_copy(update={"slot": source.slot.model_copy(update=slot)})
-        return replace(
-            self.project, pipeline=self.project.pipeline.model_copy(update={"pipeline": name, "source": source})
-        )
+    def named(self, name: str, *, slot: dict[str, str | None], **source: Any) -> Project:
+        """The project of a file with another name and slot."""
+        pipeline, now = self.project.pipeline, self.project.pipeline.source
+        now = now.model_copy(update={"slot": now.slot.model_copy(update=slot), **source})
+        return replace(self.project, pipeline=pipeline.model_copy(update={"pipeline": name, "source": now}))
 
     def take(self, project: Project) -> None:
         """Go on as another pipeline."""
@@ -163,6 +189,7 @@ class Lake:
             with pytest.raises((SilverNotOwned, SlotForeign)) as failed:
                 verb(project)
             assert_both_named(failed.value, project.name, owner)
+        assert any(f"pipeline `{owner}`" in line.text for line in check(project) if line.ok is False)
         assert self.versions() == before
 
     def versions(self) -> list[int | None]:
@@ -174,10 +201,13 @@ class Lake:
         for target in self.targets:
             dice = self._dice(f"stranger {target.label}")
             if dice.random() < 0.15 and target.label not in self.hurt:
-                stranger = Stranger.drawn(dice, self.spark, self.project, target)
-                if stranger.acts():
-                    self.told(target, f"a stranger: {stranger.what}")
-                    self.hurt[target.label] = stranger
+                self.visit(Stranger.drawn(dice, self.spark, self.project, target))
+
+    def visit(self, stranger: Stranger) -> None:
+        """A stranger does what it does."""
+        if stranger.acts():
+            self.told(stranger.target, f"a stranger: {stranger.what}")
+            self.hurt[stranger.target.label] = stranger
 
     def told(self, target: Target, what: str) -> None:
         """What was done to a silver table, in the script of its walk."""
@@ -227,13 +257,13 @@ class Lake:
         """The walk whose rows a silver table holds."""
         return next(one for one in self.walks.walks if TableName("public", one.name) == target.source)
 
-    def table(self, walk: Altered) -> SilverTable:
+    def table(self, walk: Altered) -> WalkedTable:
         """The table of a walk."""
-        return SilverTable(self, TableName("public", walk.name))
+        return WalkedTable(self, TableName("public", walk.name))
 
 
 @dataclass
-class SilverTable:
+class WalkedTable:
     """A table as a round asks it: a run brings all of them forward, if there is something that no run knew of."""
 
     lake: Lake
@@ -300,3 +330,42 @@ def test_walks_into_silver_end_equal_or_wait_for_what_mends_them(
         lake.walks = walks = Round(conn, lake.project, seed, numbers, silver=lake.table)
         walks.run(lake.receive, without)
     print(walks.outcomes)
+
+
+def a_stranger_appends(lake: Lake) -> None:
+    lake.visit(Stranger(lake.spark, lake.project, lake.targets[0], "append"))
+    lake.run()
+
+
+def another_name_is_refused(lake: Lake) -> None:
+    lake.refused(lake.named("another", slot={"name": None}), lake.project.name)
+
+
+PLANTED: dict[str, tuple[str, Callable[[Lake], None], str]] = {
+    "no commit is a stranger's": (
+        "cdc_lake.pipeline.applying.intact.stranger", a_stranger_appends, "nobody saw what a stranger did"
+    ),
+    "every table is one's own": (
+        "cdc_lake.pipeline.state.ownership.Ownership.refusal", another_name_is_refused, "DID NOT RAISE"
+    ),
+}  # fmt: skip
+"""Bugs that are planted on purpose: what has it, what is done then, and what a walk says of it."""
+
+
+@pytest.mark.parametrize("planted", PLANTED if BUDGET > 1 else [random.Random(one_seed()).choice([*PLANTED])])
+@drawn
+def test_a_walk_finds_a_planted_bug(
+    database: Database, spark: Any, lake_root: Path, fmt: str, planted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, done, said = PLANTED[planted]
+    project = project_of(database, lake_root, silver={"defaults": {"format": fmt, "namespace": database.name}})
+    lake = Lake(project, spark, one_seed())
+    with printing(database) as conn:
+        lake.walks = Round(conn, project, lake.seed)
+        conn.execute(SETUP)
+        lake.walks.walks = [Altered(conn, "t0", lake.seed, form="plain")]
+        once(project)
+        lake.run()
+        monkeypatch.setattr(place, lambda *_: None)
+        with pytest.raises((AssertionError, pytest.fail.Exception), match=said):
+            done(lake)
