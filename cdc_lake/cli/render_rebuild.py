@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cdc_lake.lake.marker import FIRST
 from cdc_lake.model.counting import counted
 from cdc_lake.pipeline.applying.rebuild import Rebuilt
 from cdc_lake.silver.difference import Difference
@@ -18,6 +19,9 @@ def rebuilt_text(done: Rebuilt) -> str:
         head = f"{what}: generation {done.generation}, version {done.version}"
     lines = [head, *_rows(done.difference), *_columns(done.difference), *_keys(done.difference)]
     lines += [f"done on the way: {operation}" for operation in done.operations]
+    if done.operations and done.version is not None and done.generation > FIRST:
+        shows = f"`cdc-lake compare {done.source}` shows it"
+        lines.append(f"what the server did to rows with them and did not send is not in bronze: {shows}")
     if done.held:
         lines.append(f"{counted(done.held, 'change')} held by rules: `cdc-lake held list`")
     return "\n".join(lines)

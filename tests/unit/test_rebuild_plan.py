@@ -157,5 +157,7 @@ def test_what_a_rebuild_says() -> None:
         "columns of another type: amount\n"
         "changed: (1, NULL)\n"
         "done on the way: drop column body of silver.t\n"
+        "what the server did to rows with them and did not send is not in bronze: "
+        "`cdc-lake compare public.t` shows it\n"
         "2 changes held by rules: `cdc-lake held list`"
     )
