@@ -116,8 +116,8 @@ class NameTaken(LakeError):
 
     code = "LAK450"
     hint = (
-        "rename the column at the source, then copy the table again: `cdc-lake resync TABLE` (where it keeps a past "
-        "see `cdc-lake explain LAK450`); or leave out what adds it: `lineage`, `deletes: soft`, or the table's kind"
+        "give the column another name in silver (`rename`) or leave it out (`exclude`), or leave out what adds its "
+        "namesake: `lineage`, `deletes: soft`, or the table's kind; then `cdc-lake rebuild TABLE`"
     )
 
 

@@ -38,7 +38,10 @@ def typed_columns(relation: Relation, policy: TypePolicy) -> tuple[TypedColumn, 
         if kind is not None:
             name = f"{one.name}_decimal"
             if name.casefold() in taken:
-                raise NameTaken(f"{relation.table} has a column `{name}`, which is one of silver's own here")
+                raise NameTaken(
+                    f"{relation.table} has a column `{name}`, which is one of silver's own here",
+                    hint=f"declare `{one.source.name}` otherwise than `both` (`types`), then `cdc-lake rebuild TABLE`",
+                )
             beside.append(TypedColumn(one.source, name, kind, companion=True))
     return (*own, *beside)
 

@@ -13,7 +13,7 @@ from cdc_lake.lake.store import literal, quoted
 from cdc_lake.silver.changes import FROM, OP, ORDER, TO, fits, fits_old, known
 from cdc_lake.silver.complete import FOUND, any_of, judged, row_window, told
 from cdc_lake.silver.own_columns import UNSENT
-from cdc_lake.silver.projection import MATCHES, Projection
+from cdc_lake.silver.projection import BESIDE, MATCHES, Projection
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -185,7 +185,7 @@ def _silver_columns(
     spent = {c.name for c in source.columns}
     spent |= {name(at) for at in range(len(source.columns)) for name in (known, fits, fits_old, judged, told)}
     spent |= {MATCHES, BLIND, FOUND, LEFT_TO, _MOVED, _WHOLE} | {_old(at) for at in projection.condition}
-    columns = [F.col(quoted(name)) for name in changes.columns if name not in spent]
+    columns = [F.col(quoted(name)).alias(name.removeprefix(BESIDE)) for name in changes.columns if name not in spent]
     unknown: set[int] = set()
     stays = F.col(OP).isin("I", "U")
     for at, (place, column) in enumerate(zip(projection.kept, silver.columns, strict=False)):
@@ -213,12 +213,13 @@ def projected_changes(changes: DataFrame, projection: Projection, unsent: frozen
 
     if not projection.transforms.any:
         return changes
-    return _silver_columns(changes.withColumn(UNSENT.name, F.expr(_unsent_sql(projection))), projection, unsent)[0]
+    unchanged = f"{BESIDE}{UNSENT.name}"
+    return _silver_columns(changes.withColumn(unchanged, F.expr(_unsent_sql(projection))), projection, unsent)[0]
 
 
 def _unsent_sql(projection: Projection) -> str:
     """Silver's names of the columns that were not sent, from the source's names of them."""
-    source, silver, name = projection.source, projection.silver, quoted(UNSENT.name)
+    source, silver, name = projection.source, projection.silver, quoted(f"{BESIDE}{UNSENT.name}")
     renamed = zip(projection.kept, silver.columns, strict=False)
     kept = {source.columns[place].name: column.name for place, column in renamed}
     cases = " ".join(f"WHEN {literal(old)} THEN {literal(new)}" for old, new in kept.items())

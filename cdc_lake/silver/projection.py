@@ -34,6 +34,10 @@ MATCHES: Final = "_cdc_matches"
 """Whether the row after a change is one that `where` takes, or may be one."""
 
 
+BESIDE: Final = "_cdc_beside_"
+"""What names of silver's own columns begin with while they stand beside the source's, which may have the same ones."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SilverShape(Shape):
     """The shape of a table as silver has it. `given`: its columns; `of`: which source column each is, None where
@@ -115,9 +119,10 @@ class Projection:
 
     def carrying(self, carried: Mapping[SilverColumn, str]) -> Projection:
         """The same with other columns that come with each change."""
-        source = replace(self.source, carried=carried)
         if not isinstance(self.silver, SilverShape):
+            source = replace(self.source, carried=carried)
             return replace(self, source=source, silver=source)
+        source = replace(self.source, carried=_beside(carried))
         return replace(self, source=source, silver=replace(self.silver, carried=carried, source=source))
 
     def back(self, target: DataFrame) -> DataFrame:
@@ -184,10 +189,15 @@ def silver_shape(
         keys=tuple(places.index(at) for at in shape.keys),
         carried=carried,
         types=shape.types,
-        source=replace(shape, carried=carried),
+        source=replace(shape, carried=_beside(carried)),
         given=tuple(given),
         of=(*places, *(None for _ in computed)),
     )
+
+
+def _beside(carried: Mapping[SilverColumn, str]) -> dict[SilverColumn, str]:
+    """Columns that come with each change as they are called beside the source's."""
+    return {SilverColumn(f"{BESIDE}{column.name}", column.type): text for column, text in carried.items()}
 
 
 def _carried(shape: Shape, taken: Mapping[int, str]) -> dict[SilverColumn, str]:

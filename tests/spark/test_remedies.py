@@ -115,8 +115,13 @@ CASES: dict[str, Case] = {
         "LAK450",
         sql("ALTER TABLE @ ADD _lsn text"),
         {"lineage": True},
-        mend=sql("ALTER TABLE @ RENAME _lsn TO lsn"),
-        only=("resync",),
+        mended={"lineage": True, "rename": {"_lsn": "lsn"}},
+    ),
+    "hidden": Case(
+        "LAK450",
+        sql("ALTER TABLE @ ADD is_current bool"),
+        {"kind": "history"},
+        mended={"kind": "history", "exclude": ["is_current"]},
     ),
     "tracked": Case(
         "LAK452",

@@ -355,6 +355,48 @@ def test_a_rebuild_gives_a_table_other_transforms_and_divides_it_otherwise(
 
 
 @drawn
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"lineage": True},
+        {"kind": "history", "lineage": True},
+        {"kind": "append", "old_values": True},
+        {"deletes": "soft"},
+    ],
+)
+def test_columns_of_the_source_that_are_called_as_silvers_own_are_renamed_or_left_out(
+    spark: Any, lake_root: Path, fmt: str, kind: dict[str, Any]
+) -> None:
+    renamed = {"_ordinal": "nth", "_op": "op", "is_current": "now", "_is_deleted": "away"}
+    left_out = ["valid_from", "_unchanged", "_old_id"]
+    odd = table("public.t", id="int4", **dict.fromkeys([*renamed, *left_out], "text"))
+    name = "_".join(["own", *map(str, kind.values())]).lower()
+    given = {"rename": renamed, "exclude": left_out, "compute": {"both": "_ordinal || is_current || valid_from"}}
+    lake = lake_of(
+        lake_root,
+        spark,
+        name,
+        fmt,
+        given | {n: v for n, v in kind.items() if n != "lineage"},
+        **{n: v for n, v in kind.items() if n == "lineage"},
+    )
+    lake.land(Insert(odd, ("1", "a", "b", "c", "d", "e", "f", "g")))
+    lake.advance()
+    lake.land(Update(odd, ("1", "A", "B", UNCHANGED, "D", "E", "f", "g")))
+    lake.advance()
+    *_, last = sorted(
+        read_silver(lake.project, lake.target()).to_pylist(), key=lambda row: str(row["nth"]), reverse=True
+    )
+    both = None if kind.get("kind") == "append" else "AcE"
+    now = None if kind.get("kind") == "append" else "c"
+    assert [last[n] for n in ("id", "nth", "op", "now", "away", "both")] == [1, "A", "B", now, "D", both]
+    for own, value in {"_ordinal": 1, "is_current": True, "_is_deleted": False, "_op": "U", "_old_id": None}.items():
+        assert last.get(own, value) == value, own
+    if "old_values" in kind:
+        assert last["_unchanged"] == ["now", "both"]
+
+
+@drawn
 @pytest.mark.parametrize("kind", ["current", "history"])
 def test_a_rebuild_takes_settings_that_name_columns_of_which_the_first_changes_know_nothing(
     spark: Any, lake_root: Path, fmt: str, kind: str

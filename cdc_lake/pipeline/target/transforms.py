@@ -40,7 +40,7 @@ def projection_of(spark: SparkSession, project: Project, target: Target, shape: 
         raise TransformUnfit(f"`where` has to be true or false, and is of type {where.type}", where=place("where"))
     types = {name: one.type for name, one in computed.items()}
     silver = silver_shape(shape, given, types, target.label, place)
-    with_own(silver.source)  # the source's columns and silver's own stand side by side on the way
+    with_own(silver.source)  # the source's columns stand beside working columns on the way
     return Projection(silver.source, silver, given, where, tuple(computed.values()))
 
 
