@@ -402,7 +402,7 @@ class TableEndsSpark(LakeError):
     code = "LAK494"
     hint = (
         "the others go on; give Spark more memory (`apply.driver_memory`) if the machine has it, lower "
-        "`apply.span_rows`, leave the large column out (`exclude`), or set the table aside: `cdc-lake pause TABLE`; "
+        "`apply.span_rows`, or set the table aside: `cdc-lake pause TABLE`; "
         "what Java said is in `logs/spark.log` of the lake"
     )
 

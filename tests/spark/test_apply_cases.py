@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
-from cdc_lake.errors import DestructiveChange, NoKey, RuleStopped, SilverLost, SnapshotIncomplete
+from cdc_lake.errors import DestructiveChange, NoKey, RuleStopped, SilverLost, SilverMissing, SnapshotIncomplete
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import SnapshotRow, now
 from cdc_lake.lake.marker import read_marker
@@ -264,6 +264,7 @@ def test_a_silver_table_that_is_gone_is_not_begun_again_empty(spark: Any, lake_r
 
 
 @FORMATS
+@pytest.mark.obeys("STA611", "LAK424")
 def test_tables_of_the_snapshot_get_their_rows_and_empty_ones_are_there(spark: Any, lake_root: Path, fmt: str) -> None:
     name = f"copies_{fmt}"
     project = make_project(lake_root, name, silver={"defaults": {"format": fmt, "namespace": name}})
@@ -275,6 +276,8 @@ def test_tables_of_the_snapshot_get_their_rows_and_empty_ones_are_there(spark: A
     bronze.append_snapshot("initial-1", 1, empty, pa.array([], pa.list_(pa.string())), 2, 100)
     with pytest.raises(SnapshotIncomplete):
         apply(project, once=True, stop=threading.Event(), tell=silent, spark=spark)
+    with pytest.raises(SilverMissing):
+        read_silver(project, project.target(T.table))
     copied = [{"relation": str(r.table), "layout": r.layout, "rows": n, "chunks": 1} for r, n in ((T, 2), (empty, 0))]
     control.record(SnapshotRow("initial-1", state.stream, 1, 100, json.dumps(copied), "complete", now()))
     apply(project, once=True, stop=threading.Event(), tell=silent, spark=spark)

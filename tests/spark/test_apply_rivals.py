@@ -72,6 +72,7 @@ def swap(one: str, other: str) -> tuple[Update, Update]:
 
 
 @FORMATS
+@pytest.mark.obeys("LAK412")
 def test_a_plan_made_before_anothers_commit_is_refused_wherever_it_ends(spark: Any, lake_root: Path, fmt: str) -> None:
     lake = Told(lake_root, spark, "stale", fmt)
     first = lake.land(insert("1", "1", "one"), insert("2", "2", "two"))

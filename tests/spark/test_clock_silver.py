@@ -59,6 +59,7 @@ def test_silver_and_cuts_by_a_wrong_clock_are_true(
     tally("R18", {"silver, a day behind", "silver, a day ahead"}, shifts=2)
 
 
+@pytest.mark.obeys("LAK414")
 def test_iceberg_waits_for_a_clock_that_is_behind_its_last_snapshot(
     database: Database, tmp_path: Path, clock: WrongClock, dice: random.Random
 ) -> None:

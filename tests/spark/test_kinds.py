@@ -11,16 +11,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.bronze.delta_table import DeltaBronzeTable
+from cdc_lake.bronze.writer import BesideBronze, DeltaBronze
 from cdc_lake.errors import ColumnNotTracked, KeylessDelete, KindChanged, MergeRefused, NameTaken
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import SnapshotRow, now
+from cdc_lake.lake.delta_place import LocalPlace
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import ReplicaIdentity
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.state.copies import CopiedTable, copy_name, record_recopied
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 from .conftest import make_project
@@ -226,12 +229,25 @@ def test_rows_without_a_key_come_and_go_one_by_one(spark: Any, lake_root: Path, 
         lake.advance()
 
 
-def test_a_change_of_rows_without_a_key_must_say_all_of_the_row(spark: Any, lake_root: Path) -> None:
+@pytest.mark.obeys("STA644")
+def test_a_change_of_rows_without_a_key_must_say_all_of_the_row_and_a_copy_mends_one_that_does_not(
+    spark: Any, lake_root: Path
+) -> None:
     bare = table("public.t", key=[], identity=ReplicaIdentity.FULL, id="int4", body="text")
     lake = lake_of(lake_root, spark, "half", "delta")
     lake.land(Insert(bare, ("1", "b")), Update(bare, ("2", "b")))
-    with pytest.raises(KeylessDelete, match="does not say all values"):
+    with pytest.raises(KeylessDelete, match="does not say all values") as refused:
         lake.advance()
+    assert "then `cdc-lake resync public.t`" in refused.value.remedy
+    state, at = lake.bronze.state(), lake.position + 5
+    assert state is not None
+    beside = BesideBronze(DeltaBronzeTable(LocalPlace(lake.project.bronze, durable=False)))
+    beside.append_snapshot(copy_name(state, at), 1, bare, pa.array([["2", "b"]]), 0, at)
+    copy = CopiedTable(bare.table, bare.layout, 1, 1, at)
+    record_recopied(ControlTables(lake.project.control), state, copy_name(state, at), [copy])
+    lake.land(Insert(bare, ("3", "c")), Update(bare, ("4", "b"), ("2", "b"), OldKind.FULL))
+    lake.advance()
+    assert rows_of(lake, "id", "body") == [(3, "c"), (4, "b")]
 
 
 @drawn

@@ -17,6 +17,7 @@ from cdc_lake.bronze.writer import DeltaBronze, TableBronze
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import PgoutputFormat
 from cdc_lake.decode.undecodable import Keeping
+from cdc_lake.errors import ViewNotMade
 from cdc_lake.lake.arrow_values import read_texts
 from cdc_lake.lake.casts import cast_sql, fits_sql
 from cdc_lake.lake.store import literal, quoted
@@ -130,8 +131,13 @@ def test_spark_stops_at_a_transaction_that_is_not_decoded(spark: Any, tmp_path: 
     assert [row[0] for row in said] == [None, "DEC304"]
 
 
+@pytest.mark.obeys("STA661")
 def test_temporary_views_read_the_files_as_they_are(spark: Any, bronze: Place) -> None:
     ledger = Ledger(bronze.reader())
+    if bronze.format == "iceberg":
+        with pytest.raises(ViewNotMade) as refused:
+            ledger.register_views(spark, database="raw")
+        assert "temporary views (without `database`)" in refused.value.remedy
     assert ledger.register_views(spark) == ("public_orders", "transactions")
     got = spark.sql("SELECT _op, due FROM public_orders WHERE _position > 200 ORDER BY _position, _ordinal").collect()
     assert [tuple(row) for row in got] == [

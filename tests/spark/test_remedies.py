@@ -25,7 +25,8 @@ from cdc_lake.config.load import load_project
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.owner import PIPELINE, STREAM
 from cdc_lake.lake.session import RUNTIME_SETTINGS
-from tests.conftest import Database, drop_database, make_database
+from cdc_lake.pipeline.applying import follow
+from tests.conftest import CDC_PASSWORD, Database, drop_database, make_database
 from tests.shell import QuickShell
 
 from .conftest import BUDGET, INTERPRETED
@@ -46,7 +47,8 @@ Step = Callable[["Shop", str], None]
 @dataclass(frozen=True)
 class Case:
     """`first`: the table's section of the pipeline file, `then`: from when it breaks, `mended`: as the hint says in
-    words; `mend`: the same at the source or in the lake; `only`: the commands that are done, where a hint leaves a choice.
+    words; `mend`: the same at the source or in the lake; `only`: the commands that are done, where a hint leaves a choice;
+    `made`: how the table is made, where it is another one than most.
     """
 
     code: str
@@ -56,6 +58,7 @@ class Case:
     mended: dict[str, Any] | None = None
     mend: Step | None = None
     only: tuple[str, ...] = ("rebuild", "resync", "run")
+    made: Step | None = None
 
 
 def sql(*statements: str) -> Step:
@@ -160,6 +163,29 @@ CASES: dict[str, Case] = {
 }
 BESIDE = "twin"
 KEYED = ("unlogged", "moved_key")
+LAYOUT = "(id int PRIMARY KEY, n int, f float8, body text)"
+ROWS = "SELECT g, g, g, repeat(md5(g::text), 200) FROM generate_series(1, 5) g"
+LATE: dict[str, Case] = {
+    "partial": Case(
+        "LAK411",
+        sql("UPDATE @ SET n = 50 WHERE id = 1"),
+        made=sql(f"CREATE TABLE @ {LAYOUT}", "ALTER TABLE @ ALTER body SET STORAGE EXTERNAL", f"INSERT INTO @ {ROWS}"),
+    ),
+    "crowd": Case("LAK472", sql("UPDATE @ SET id = id + 100")),
+    "parts": Case(
+        "STA610",
+        sql("ALTER TABLE @_all REPLICA IDENTITY DEFAULT", "UPDATE @ SET n = 50 WHERE id = 1"),
+        mend=sql("ALTER TABLE @_all REPLICA IDENTITY FULL"),
+        made=sql(
+            "CREATE TABLE @ (id int NOT NULL, n int, f float8, body text) PARTITION BY RANGE (id)",
+            "CREATE TABLE @_all PARTITION OF @ DEFAULT",
+            "ALTER TABLE @_all ADD PRIMARY KEY (id), REPLICA IDENTITY FULL",
+            "ALTER TABLE @ REPLICA IDENTITY FULL",
+            "INSERT INTO @ SELECT g, g FROM generate_series(1, 5) g",
+        ),
+    ),
+}
+"""Of a pipeline whose stream begins without a copy."""
 
 
 @dataclass
@@ -169,7 +195,9 @@ class Shop:
     spark: Any
     shell: QuickShell
     database: Database
-    sections: dict[str, dict[str, Any]]
+    cases: dict[str, Case]
+    snapshot: str = "initial"
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     codes: dict[str, list[str]] = field(default_factory=dict)
     meanwhile: tuple[int, ...] = ()
     verdicts: dict[str, str] = field(default_factory=dict)
@@ -184,7 +212,9 @@ class Shop:
         tables = [{"from": f"public.{name}", **given} for name, given in self.sections.items() if given]
         source = {**self.database.source, "password": "${env:PGPASSWORD}", "slot": {"name": self.database.name}}
         values = {"version": 1, "pipeline": "shop", "source": source, "silver": {"tables": tables}}
-        values["bronze"] = {"redact": [{"columns": ["public.drawn.body"], "strategy": None}]}
+        values["snapshot"] = {"mode": self.snapshot}
+        if "drawn" in self.cases:
+            values["bronze"] = {"redact": [{"columns": ["public.drawn.body"], "strategy": None}]}
         self.file.write_text(json.dumps(values), encoding="utf-8")
 
     def change(self, *statements: str) -> None:
@@ -202,8 +232,9 @@ class Shop:
         return tuple(sorted(self.silver(table).to_pyarrow_table()["id"].to_pylist()))
 
     def insert(self, id_: int) -> None:
-        self.change(*(f'INSERT INTO "{table}" (id) VALUES ({id_})' for table in CASES if table not in KEYED))
-        self.change(*(f"INSERT INTO {table} (id, n) VALUES ({id_}, {id_})" for table in [*KEYED, BESIDE]))
+        self.change(*(f'INSERT INTO "{table}" (id) VALUES ({id_})' for table in self.cases if table not in KEYED))
+        keyed = [*KEYED, BESIDE] if self.cases is CASES else []
+        self.change(*(f"INSERT INTO {table} (id, n) VALUES ({id_}, {id_})" for table in keyed))
 
     def waiting(self) -> dict[str, tuple[str, str]]:
         """Code and remedy of each table that waits, as printed."""
@@ -214,7 +245,7 @@ class Shop:
         """Do what is said of each table that waits, and run."""
         copied, options = [], []
         for table, (code, remedy) in self.waiting().items():
-            case = CASES[table]
+            case = self.cases[table]
             self.codes.setdefault(table, []).append(code)
             if first and case.mend is not None:
                 case.mend(self, table)
@@ -234,49 +265,93 @@ class Shop:
             self.shell.fine("resync", *copied)
         self.shell(*ONCE, *options)
 
+    def break_all(self) -> str:
+        """Each table breaks in its way; what a run says."""
+        for table, case in self.cases.items():
+            if case.breaks is not None:
+                case.breaks(self, table)
+        self.write(**{table: case.then for table, case in self.cases.items() if case.then is not None})
+        self.insert(41)
+        said = self.shell(*ONCE)
+        assert said.code == 1, said.err
+        return said.err
+
+    def mend_all(self) -> None:
+        """What is said of each is done; then all are compared."""
+        for number in range(ROUNDS):
+            if self.waiting():
+                self.obey(first=number == 0)
+        self.insert(42)
+        self.shell(*ONCE)
+        compared = json.loads(self.shell("compare", "--json").out)
+        self.verdicts = {t["table"].removeprefix("public."): t["verdict"] for t in compared["tables"]}
+
 
 @pytest.fixture(scope="module")
-def shop(spark: Any, server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    database, folder = make_database(server), tmp_path_factory.mktemp("remedies")
-    (folder / "pipelines").mkdir()
-    shop = Shop(
-        spark, QuickShell(folder, {"PGPASSWORD": database.password}), database, {t: c.first for t, c in CASES.items()}
-    )
-    layout = "(id int PRIMARY KEY, n int, f float8, body text)"
+def opened(
+    spark: Any, server: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[dict[str, Case]], Shop]]:
+    """Shops whose tables are made."""
+    databases = []
+
+    def shop(cases: dict[str, Case]) -> Shop:
+        database, folder = make_database(server), tmp_path_factory.mktemp("remedies")
+        databases.append(database)
+        (folder / "pipelines").mkdir()
+        shell = QuickShell(folder, {"PGPASSWORD": database.password})
+        shop = Shop(spark, shell, database, cases, sections={t: c.first for t, c in cases.items()})
+        for table, case in cases.items():
+            if case.made is not None:
+                case.made(shop, table)
+            elif table != "Twin":
+                plain(shop, table)
+        return shop
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PGPASSWORD", database.password)
+        patch.setenv("PGPASSWORD", CDC_PASSWORD)
         for key, value in INTERPRETED.items() if BUDGET == 1 else ():
             patch.setitem(RUNTIME_SETTINGS, key, value)
-        for table in [*(name for name in CASES if name != "Twin"), BESIDE]:
-            rows = "SELECT g, g, g, g FROM generate_series(1, 5) g"
-            shop.change(f"CREATE TABLE {table} {layout}", f"INSERT INTO {table} {rows}")
-        shop.change("UPDATE unheld SET n = 200 WHERE id = 5")
-        write_deltalake(str(shop.silver_path(BESIDE)), pa.table({"whose": ["a stranger's"]}))
-        shop.write()
-        refused = shop.shell(*ONCE)
-        assert "error[LAK469]" in refused.err, refused.err
-        (command,) = COMMAND.findall(refused.err)
-        shop.shell.fine(*shlex.split(command), "--once")
-        for table, case in CASES.items():
-            if case.breaks is not None:
-                case.breaks(shop, table)
-        shop.write(**{table: case.then for table, case in CASES.items() if case.then is not None})
-        shop.insert(41)
-        said = shop.shell(*ONCE)
-        assert said.code == 1, said.err
-        if "`public.Twin` and `public.twin` would both be written" in said.err:  # it was not in silver yet
-            shop.codes["Twin"] = ["LAK493"]
-            shop.write(Twin={"to": "other_twin"})
-        shop.meanwhile = shop.ids(BESIDE)
-        for number in range(ROUNDS):
-            if shop.waiting():
-                shop.obey(first=number == 0)
-        shop.insert(42)
-        shop.shell(*ONCE)
-        compared = json.loads(shop.shell("compare", "--json").out)
-        shop.verdicts = {t["table"].removeprefix("public."): t["verdict"] for t in compared["tables"]}
         yield shop
-    drop_database(database)
+    for database in databases:
+        drop_database(database)
+
+
+plain = sql(f"CREATE TABLE @ {LAYOUT}", "INSERT INTO @ SELECT g, g, g, g FROM generate_series(1, 5) g")
+
+
+@pytest.fixture(scope="module")
+def shop(opened: Callable[[dict[str, Case]], Shop]) -> Shop:
+    shop = opened(CASES)
+    plain(shop, BESIDE)
+    shop.change("UPDATE unheld SET n = 200 WHERE id = 5")
+    write_deltalake(str(shop.silver_path(BESIDE)), pa.table({"whose": ["a stranger's"]}))
+    shop.write()
+    refused = shop.shell(*ONCE)
+    assert "error[LAK469]" in refused.err, refused.err
+    (command,) = COMMAND.findall(refused.err)
+    shop.shell.fine(*shlex.split(command), "--once")
+    said = shop.break_all()
+    if "`public.Twin` and `public.twin` would both be written" in said:  # it was not in silver yet
+        shop.codes["Twin"] = ["LAK493"]
+        shop.write(Twin={"to": "other_twin"})
+    shop.meanwhile = shop.ids(BESIDE)
+    shop.mend_all()
+    return shop
+
+
+@pytest.fixture(scope="module")
+def late(opened: Callable[[dict[str, Case]], Shop]) -> Shop:
+    shop = opened(LATE)
+    shop.snapshot = "none"
+    shop.write()
+    shop.shell.fine(*ONCE)
+    shop.insert(40)
+    shop.shell.fine(*ONCE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follow, "FOLLOWED_AT_MOST", 3)
+        shop.break_all()
+        shop.mend_all()
+    return shop
 
 
 @pytest.mark.parametrize("table", CASES)
@@ -286,6 +361,13 @@ def test_what_is_said_of_a_table_that_waits_is_done_at_once_and_it_is_what_the_s
     assert shop.codes[table][0] == CASES[table].code
     assert table not in shop.waiting()
     assert shop.verdicts[table].startswith("equal"), shop.verdicts
+
+
+@pytest.mark.parametrize("table", LATE)
+def test_the_same_where_the_stream_began_without_a_copy(late: Shop, table: str) -> None:
+    assert late.codes[table][0] == LATE[table].code
+    assert table not in late.waiting()
+    assert late.verdicts[table].startswith("equal"), late.verdicts
 
 
 def test_a_table_beside_them_went_on(shop: Shop) -> None:

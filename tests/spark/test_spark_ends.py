@@ -57,6 +57,7 @@ class Lake:
         return sorted(read_silver(self.project, target).column("id").to_pylist())
 
 
+@pytest.mark.obeys("LAK405")
 def test_a_jvm_that_is_killed_in_a_run_without_end_is_started_again(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.land(Insert(SMALL, ("1", "a")))

@@ -322,6 +322,7 @@ DATED = table("public.t", id="int4", amount="int4", region="text", at="timestamp
 
 
 @either("iceberg")
+@pytest.mark.obeys("LAK476")
 def test_a_rebuild_gives_a_table_other_transforms_and_divides_it_otherwise(
     spark: Any, lake_root: Path, fmt: str
 ) -> None:

@@ -60,6 +60,7 @@ def silver(project: Project, relation: Any) -> dict[str, str | None]:
     return {str(row["id"]): row["body"] for row in read_silver(project, project.target(relation.table)).to_pylist()}
 
 
+@pytest.mark.obeys("STA655")
 def test_silver_stops_before_it_and_after_a_retry_equals_the_source(spark: Any, lake_root: Path):
     print(f"seed {SEED}")
     project = make_project(
