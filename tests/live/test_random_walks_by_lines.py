@@ -69,6 +69,20 @@ def test_a_default_that_the_server_writes_into_the_rows_is_asked_for(stand_in: S
     assert walks.outcomes == {"doubted": 1}
 
 
+def test_a_column_behind_a_dropped_one_is_known_from_the_copy_on(stand_in: StandIn, tmp_path: Path) -> None:
+    """Found by a walk: it was taken for the dropped one, and then for a new one."""
+    project = family_project(stand_in, KINDS[0], tmp_path)
+    with printing(stand_in.database) as conn:
+        walks = Round(conn, project, 1)
+        script = f"""ALTER TABLE t DROP a
+            INSERT INTO t VALUES (21, 1021, 'x')
+            {RECEIVED}
+            ALTER TABLE t ADD c int
+            INSERT INTO t VALUES (22, 1022, 'y', 7)"""
+        walks.direct(lambda: once(project), "plain", script)
+    assert walks.outcomes == {"equal": 1}
+
+
 def test_rows_that_come_while_there_is_no_key_are_whole_in_later_updates(stand_in: StandIn, tmp_path: Path) -> None:
     """Found by walks: the stand-in knew no values of them."""
     project = family_project(stand_in, KINDS[0], tmp_path)

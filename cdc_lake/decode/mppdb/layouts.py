@@ -28,9 +28,9 @@ from cdc_lake.decode.mppdb.records import Field, Operation, Row
 from cdc_lake.decode.mppdb.row_relation import (
     Before,
     Names,
-    all_columns,
     columns_of_delete,
     is_of,
+    layout_now,
     logged_of,
     old_kind_of,
     relation_of,
@@ -197,8 +197,7 @@ class Layouts:
         table = self._of(name)
         if table.latest is not None:
             return table.latest
-        facts = self.facts_of(name)
-        return relation_of(name, facts, Before(), all_columns(facts), None)
+        return layout_now(name, self.facts_of(name))
 
     def facts_of(self, name: TableName) -> FamilyTableFacts | None:
         """What the catalog said of a table when it was asked last."""

@@ -8,7 +8,7 @@ catalog tells no numbers, columns are known by name.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from cdc_lake.decode.historic_catalog import (
@@ -34,6 +34,12 @@ Names: TypeAlias = tuple[tuple[str, Kind], ...]
 def all_columns(facts: FamilyTableFacts | None) -> Names:
     """The columns of a table as the catalog has them."""
     return tuple((c.name, c.type_oid) for c in facts.columns) if facts is not None else ()
+
+
+def layout_now(name: TableName, facts: FamilyTableFacts | None) -> Relation:
+    """The layout of a table as the catalog has it."""
+    attributes = () if facts is None else tuple(one for one in facts.attributes if one.name is not None)
+    return relation_of(name, facts and replace(facts, attributes=attributes), Before(), all_columns(facts), None)
 
 
 def columns_of_delete(latest: Relation | None, facts: FamilyTableFacts | None, sent: Names | None) -> Names:
