@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project, Target
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.marker import iceberg_table, read_marker
 from cdc_lake.lake.session import derive
 from cdc_lake.lake.store import store
+from cdc_lake.pipeline.state.cuts import last_cut
 from tests.silver_rows import silver_rows
 
 HARMLESS = {
@@ -40,7 +42,7 @@ OTHERS = ("put back", "replaced", "gone", "moved")
 @dataclass
 class Stranger:
     """Another program at a table that holds rows of a pipeline. `changed`: whether rows are others than before;
-    `content`: the stream and the generation of what it came upon.
+    `content`: what it came upon.
     """
 
     spark: Any
@@ -49,7 +51,7 @@ class Stranger:
     what: str
     changed: bool = False
     version: int = 0
-    content: tuple[str, int] | None = field(default=None)
+    content: tuple[str, int, int | None] | None = None
 
     @classmethod
     def drawn(cls, dice: random.Random, spark: Any, project: Project, target: Target) -> Stranger:
@@ -62,11 +64,16 @@ class Stranger:
         """Whether nothing of it is to be seen."""
         return self.what in HARMLESS[self.target.format]
 
-    def standing(self) -> tuple[str, int] | None:
-        """The content that the table has now; None where no run made one."""
+    def standing(self) -> tuple[str, int, int | None] | None:
+        """The content that the table has now: its stream, its generation and the copy that it begins with; None where
+        no cut lists one, as of a table that was left until it is copied again.
+        """
         state = bronze_reader(self.project).state()
-        marker = None if state is None else read_marker(self.project, self.target, state.stream)
-        return None if state is None or marker is None or marker.position is None else (state.stream, marker.generation)
+        cut = None if state is None else last_cut(control_tables(self.project), state.stream)
+        listed = None if cut is None else cut.tables.get(str(self.target.source))
+        if state is None or listed is None or listed.version is None:
+            return None
+        return state.stream, listed.generation, listed.copied
 
     def acts(self) -> bool:
         """Do it, once a run made the table and where there is something to do it to."""
