@@ -26,7 +26,6 @@ NOT_OBEYED: dict[str, str] = {
     "LAK403": "the way to Maven Central, or a mirror",
     "LAK406": "another process, as each command is one",
     "LAK458": "passes by itself: the receiver has recorded that the former name was left, and copies the table",
-    "LAK494": "a machine with more memory",
     "STA600": "the root of its errors, which is never raised itself",
     "STA621": "a bug in the receiver",
     "STA665": "a new stream, as for a slot that is lost (`tests/spark/test_restart.py`)",
