@@ -370,6 +370,39 @@ def test_the_same_where_the_stream_began_without_a_copy(late: Shop, table: str) 
     assert late.verdicts[table].startswith("equal"), late.verdicts
 
 
+PAST: dict[str, Case] = {
+    "recast_past": Case("LAK456", sql("ALTER TABLE @ ALTER f TYPE text"), {"kind": "history"}),
+    "recast_soft": Case("LAK456", sql("ALTER TABLE @ ALTER body TYPE int USING 7"), {"deletes": "soft"}),
+}
+"""Tables that keep a past, of which values cannot be converted."""
+
+
+def test_a_table_that_keeps_a_past_goes_on_in_another_one_where_its_values_cannot_be_converted(
+    opened: Callable[[dict[str, Case]], Shop],
+) -> None:
+    shop = opened(PAST)
+    shop.change("UPDATE recast_soft SET body = 'no number' WHERE id = 5")
+    shop.write()
+    shop.shell.fine(*ONCE)
+    shop.break_all()
+    while options := [
+        word
+        for _, remedy in shop.waiting().values()
+        for command in COMMAND.findall(remedy)
+        if command.startswith("run")
+        for word in shlex.split(command)[1:]
+    ]:
+        shop.shell(*ONCE, *options)
+    for code, remedy in shop.waiting().values():
+        assert code == "LAK456"
+        assert "(`to`), then run `cdc-lake restart`" in remedy
+    shop.write(**{table: {**case.first, "to": f"{table}_2"} for table, case in PAST.items()})
+    shop.shell.fine("restart", "--yes")
+    shop.mend_all()
+    assert dict.fromkeys(PAST, "equal") == shop.verdicts
+    assert [shop.ids(table) for table in PAST] == [(1, 2, 3, 4, 5)] * 2, "their pasts are there"
+
+
 def test_a_table_beside_them_went_on(shop: Shop) -> None:
     assert shop.meanwhile == (1, 2, 3, 4, 5, 41)
     assert shop.verdicts[BESIDE] == "equal"

@@ -107,8 +107,9 @@ def relation_of(
             by_key = given == set(primary_key)
             whole, logged = False, given
             identity = ReplicaIdentity.DEFAULT if by_key else ReplicaIdentity.INDEX
-    by = None
-    if sent is None and xid is not None and facts is not None and facts.identity_changed is not None:
+    by, was_whole = None, of_table.latest is not None and of_table.latest.identity is ReplicaIdentity.FULL
+    sure = updates or not (whole or was_whole)  # an INSERT never has an old row
+    if sent is None and sure and xid is not None and facts is not None and facts.identity_changed is not None:
         changes = facts.identity, facts.identity_changed
         by = identity_then(*changes, facts.indexes, of_table.latest, numbers.values(), xid)
     if by is not None:

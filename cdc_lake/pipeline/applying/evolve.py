@@ -102,7 +102,9 @@ def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Container[s
         if any(
             isinstance(one, AssumeColumn | AssumeKey) or (isinstance(one, AddColumn) and one.unknown) for one in changes
         ):
-            hint += f"; where it is not so, or you do not know, {copied_again(target)}"
+            hint += (
+                f"; where it is not so, or you do not know, `cdc-lake resync {target.source}` copies the table again"
+            )
         raise DestructiveChange(f"{target.source} has another layout now: {'; '.join(missing)}", hint=hint)
 
 
@@ -112,10 +114,12 @@ def unconvertible(change: SchemaChange) -> bool:
 
 
 def copied_again(target: Target) -> str:
-    """What is done about such an operation. A past is not made again through it: `resync` would be refused."""
+    """What is done about such an operation. A past is not made again through it, nor can a copy of a new stream follow
+    a past whose column is of the former type.
+    """
     if remembers(target):
-        words = "`cdc-lake restart` copies every table and keeps the past of this one"
-        return f"{words} (`cdc-lake explain {Unconvertible.code}`)"
+        words = f"give {target.source} another silver table in the pipeline file (`to`), then run `cdc-lake restart`"
+        return f"{words}, which copies every table: {target.label} stays as it is, with its past"
     return f"`cdc-lake resync {target.source}` copies the table again while the others go on"
 
 

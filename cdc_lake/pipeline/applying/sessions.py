@@ -26,6 +26,7 @@ from cdc_lake.errors import (
 )
 from cdc_lake.lake.conversion import UNREADABLE
 from cdc_lake.lake.session import death, derive
+from cdc_lake.pipeline.applying.evolve import copied_again
 from cdc_lake.silver.complete import MISSING_BASE
 from cdc_lake.silver.current import MISSING_ROW
 
@@ -146,7 +147,8 @@ def _explained(cause: Exception, target: Target) -> CdcLakeError:
     if MISSING_ROW in text or MISSING_BASE in text:
         error = MergeRefused(f"a change refers to a row that {target.label} does not have")
     elif UNREADABLE in text:
-        error = Unconvertible(f"old rows of {target.label} have texts that are no values of their column's new type")
+        words = f"old rows of {target.label} have texts that are no values of their column's new type"
+        error = Unconvertible(words, hint=f"{copied_again(target)}; until then the table waits")
     elif any(words in text for words in _OLDER_THAN_THE_LAST):
         error = ClockBehind(f"the last snapshot of {target.label} is from a later time than this machine's clock tells")
     elif (lack := next((name for name in _NOT_ENOUGH if name in text), None)) is not None:
