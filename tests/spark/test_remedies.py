@@ -13,6 +13,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.owner import PIPELINE, STREAM
 from cdc_lake.lake.session import RUNTIME_SETTINGS
 from cdc_lake.pipeline.applying import follow
+from cdc_lake.pipeline.maintain import maintain
 from tests.conftest import CDC_PASSWORD, Database, drop_database, make_database
 from tests.shell import QuickShell
 
@@ -401,6 +403,31 @@ def test_a_table_that_keeps_a_past_goes_on_in_another_one_where_its_values_canno
     shop.mend_all()
     assert dict.fromkeys(PAST, "equal") == shop.verdicts
     assert [shop.ids(table) for table in PAST] == [(1, 2, 3, 4, 5)] * 2, "their pasts are there"
+
+
+@pytest.mark.obeys("STA665")
+def test_a_table_whose_transactions_left_bronze_is_copied_again_while_the_others_go_on(
+    opened: Callable[[dict[str, Case]], Shop],
+) -> None:
+    shop = opened({"behind": Case("LAK410", sql("ALTER TABLE @ DROP n"), {"on_drop": "drop"}), "level": Case("")})
+    shop.write()
+    values = json.loads(shop.file.read_text(encoding="utf-8"))
+    shop.file.write_text(json.dumps({**values, "bronze": {"retention": {"min_age": "1 d"}}}), encoding="utf-8")
+    shop.shell.fine(*ONCE)
+    shop.change("ALTER TABLE behind DROP n")
+    shop.insert(41)
+    shop.shell(*ONCE)
+    maintain(load_project(shop.file), force=True, at=datetime.now(UTC) + timedelta(days=2))
+    shop.insert(43)
+    said = shop.shell(*ONCE)
+    assert "error[STA665]" in said.err
+    assert (shop.ids("level"), shop.ids("behind")) == ((1, 2, 3, 4, 5, 41, 43), (1, 2, 3, 4, 5))
+    ((code, remedy),) = shop.waiting().values()
+    assert code == "STA665"
+    (command,) = COMMAND.findall(remedy)
+    shop.shell.fine(*shlex.split(command))
+    shop.mend_all()
+    assert shop.verdicts == {"behind": "equal", "level": "equal"}
 
 
 def test_a_table_beside_them_went_on(shop: Shop) -> None:

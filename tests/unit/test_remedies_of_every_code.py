@@ -28,7 +28,6 @@ NOT_OBEYED: dict[str, str] = {
     "LAK458": "passes by itself: the receiver has recorded that the former name was left, and copies the table",
     "STA600": "the root of its errors, which is never raised itself",
     "STA621": "a bug in the receiver",
-    "STA665": "a new stream, as for a slot that is lost (`tests/spark/test_restart.py`)",
 }
 
 

@@ -40,7 +40,7 @@ from cdc_lake.pipeline.applying.table_span import stopped_by_rule
 from cdc_lake.pipeline.applying.table_steps import Load, TableSteps
 from cdc_lake.pipeline.judging.clock import JudgingClock
 from cdc_lake.pipeline.judging.keeping import Keeper
-from cdc_lake.pipeline.state.cuts import BROKEN, IN, RENEWING, STAYS, Cut, TableState, check_kept, last_cut, write_cut
+from cdc_lake.pipeline.state.cuts import BROKEN, IN, RENEWING, STAYS, Cut, TableState, last_cut, write_cut
 from cdc_lake.pipeline.state.holds import hold_log
 from cdc_lake.pipeline.state.pauses import settled, stopped_tables
 from cdc_lake.pipeline.state.waiting import undecoded
@@ -114,7 +114,7 @@ class Advance:
         self._renewing.look(state)
         self._keeper.keep()
         cut = last_cut(self._control, state.stream)
-        check_kept(self._bronze.trimmed(), state, cut, self._bronze.place)
+        self._steps.look_at_bronze(state, loaded=cut is not None)
         cut = cut or self._begin(state)
         position, tables = cut.position, self._paused(state, cut.tables, cut.position)
         if not self._verified:
@@ -123,6 +123,8 @@ class Advance:
             self._cut_again(state, position, known, tables)
         else:
             tables = self._looked_again(state, tables, position)
+        there, tables = tables, self._steps.kept(state, tables)
+        self._cut_again(state, position, there, tables)
         self.done.upto = begins = position
         top = self.done.top = state.upto if goal is None else min(goal, state.upto)
         tables = self._renewed(state, tables, position, stop)

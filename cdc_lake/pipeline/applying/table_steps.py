@@ -21,7 +21,14 @@ from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.split import SPLIT_FROM, Splitter
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import CdcLakeError, SilverNameShared, SilverNotOwned, TableChangedMeanwhile, TableRenamed
+from cdc_lake.errors import (
+    CdcLakeError,
+    SilverNameShared,
+    SilverNotOwned,
+    SpanTrimmed,
+    TableChangedMeanwhile,
+    TableRenamed,
+)
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.marker import Marker, read_marker
 from cdc_lake.lake.strangers import untouched
@@ -92,6 +99,7 @@ class TableSteps:
         self._control = control_tables(project)
         self._sessions = Sessions(spark, 1 if lives.suspects else project.pipeline.apply.parallelism, lives)
         self._ownership = Ownership(project)
+        self._kept_behind = -1
         self._fresh_since: dict[str, float] = {}  # of tables whose last merge may be a short time ago
         self.done = Applied()
         self.groups = GroupSteps(project, self._control, self._bronze, self._sessions, self.done, self.set_aside)
@@ -111,6 +119,39 @@ class TableSteps:
         failed = guarded(lambda: self._sessions.of(target).sql(statement), target)
         if isinstance(failed, CdcLakeError):
             raise failed
+
+    def look_at_bronze(self, state: BronzeState, *, loaded: bool) -> None:
+        """Note where bronze begins. Raises SpanTrimmed where that is too late for silver, which was never `loaded`."""
+        left = self._bronze.trimmed().get(state.epoch)
+        self._kept_behind = -1 if left is None else left[0]
+        if left is not None and not loaded:
+            raise SpanTrimmed(
+                f"bronze begins behind {shown(state.stream, left[0])}, and silver was never loaded from this stream",
+                where=self._bronze.place,
+            )
+
+    def kept(self, state: BronzeState, tables: Mapping[str, TableState]) -> dict[str, TableState]:
+        """The tables of the last cut, of which those wait whose next transactions left bronze."""
+        out = dict(tables)
+        for relation, table in tables.items():
+            target = self._project.target(TableName.parse(relation))
+            if table.state not in STAYS and (error := self._trimmed(state, target, table)) is not None:
+                self.set_aside(target, table.position, error, out)
+        return out
+
+    def _trimmed(self, state: BronzeState, target: Target, listed: TableState) -> SpanTrimmed | None:
+        """Why a table cannot go on if bronze let go of transactions that it does not have."""
+        if listed.position >= self._kept_behind:
+            return None
+        marker = read_marker(self._project, target, state.stream)
+        copy = self._copy(state, str(target.source)) if marker.position is None else None
+        at = max(listed.position, -1 if marker.position is None else marker.position, -1 if copy is None else copy[0])
+        if at >= self._kept_behind:
+            return None
+        begins, stands = shown(state.stream, self._kept_behind), shown(state.stream, at)
+        words = f"bronze begins behind {begins}, and {target.source} stands at {stands}"
+        hint = None if remembers(target) else f"`cdc-lake resync {target.source}` copies it again, the others go on"
+        return SpanTrimmed(words, where=self._bronze.place, hint=hint)
 
     def verified(self, state: BronzeState, tables: Mapping[str, TableState], position: int) -> dict[str, TableState]:
         """The tables of the last cut, at `position`, as they are: those that something else put back or wrote to wait.
@@ -198,7 +239,7 @@ class TableSteps:
         large = load.rows * (len(names) - 1) >= SPLIT_FROM
         parts = self._splitter.split(files, span) if large else None
         jobs = []
-        for relation in self._with_a_name(names, after, tables):
+        for relation in self._able(state, names, after, tables):
             target = self._project.target(TableName.parse(relation))
             listed = tables.get(relation)
             marker = read_marker(self._project, target, state.stream)
@@ -287,12 +328,17 @@ class TableSteps:
             self._known, self._shared = known, refused_names(self._project, map(TableName.parse, known))
         return self._shared
 
-    def _with_a_name(self, relations: Sequence[str], after: int, tables: dict[str, TableState]) -> list[str]:
-        """The tables that have a silver table to themselves; the others wait: the marker there is of another's rows."""
+    def _able(
+        self, state: BronzeState, relations: Sequence[str], after: int, tables: dict[str, TableState]
+    ) -> list[str]:
+        """The tables that have a silver table to themselves (else the marker there is of another's rows) and whose
+        transactions bronze has; the others wait.
+        """
         shared, out = self.shared_names({*tables, *relations}), []
         for relation in relations:
             target, listed = self._project.target(TableName.parse(relation)), tables.get(relation)
-            if (error := shared.get(target.source)) is None:
+            error = shared.get(target.source) or (None if listed is None else self._trimmed(state, target, listed))
+            if error is None:
                 out.append(relation)
             else:
                 self.set_aside(target, after if listed is None else listed.position, error, tables)

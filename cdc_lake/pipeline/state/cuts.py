@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Target
-from cdc_lake.errors import SpanTrimmed
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import CutRow
 from cdc_lake.lake.marker import FIRST, Marker
@@ -136,19 +135,6 @@ def _facts(table: TableState) -> dict[str, object]:
     later = {"copied", "merged", "error"}  # where there is nothing to say, as versions wrote it that did not know them
     table = table if table.state == BROKEN else replace(table, error=None)
     return {name: fact for name, fact in asdict(table).items() if fact is not None or name not in later}
-
-
-def check_kept(trimmed: Mapping[int, tuple[int, bytes]], state: BronzeState, cut: Cut | None, place: str) -> None:
-    """Raise SpanTrimmed where bronze let go of transactions that a table does not have."""
-    left = trimmed.get(state.epoch)
-    if left is None:
-        return
-    begins = f"bronze begins behind {shown(state.stream, left[0])}"
-    if cut is None:
-        raise SpanTrimmed(f"{begins}, and silver was never loaded from this stream", where=place)
-    for relation, table in sorted(cut.tables.items(), key=lambda item: item[1].position):
-        if table.position < left[0]:
-            raise SpanTrimmed(f"{begins}, and {relation} stands at {shown(state.stream, table.position)}", where=place)
 
 
 def write_cut(
