@@ -152,7 +152,6 @@ def test_a_layout_only_of_rows_taken_back_is_not_there(decode):
     assert found.relation.tolist() == [0]
 
 
-@pytest.mark.parametrize("make", [tabulate, tabulate_plain])
 @pytest.mark.parametrize(
     ("rows", "ops"),
     [
@@ -162,9 +161,8 @@ def test_a_layout_only_of_rows_taken_back_is_not_there(decode):
         ([insert(T, "1", "", ""), insert(U, "1", "", ""), delete(T)], b"IIID"),
     ],
 )
-def test_a_delete_that_takes_nothing_back_names_no_row(make, rows, ops, monkeypatch):
-    monkeypatch.setattr(columnar, "SMALL", 1)
-    found = make([raw(insert(T, "1", "", "")), raw(*rows, position=200)], layouts())
+def test_a_delete_that_takes_nothing_back_names_no_row(decode, rows, ops):
+    found = decode([raw(insert(T, "1", "", "")), raw(*rows, position=200)], layouts())
     assert bytes(found.op) == ops
     assert found.old.to_pylist()[-1] is None
 

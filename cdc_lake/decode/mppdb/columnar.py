@@ -21,7 +21,7 @@ from cdc_lake.decode.hashing import Hashing, hashed_here, meanwhile
 from cdc_lake.decode.joined import concatenated, joined
 from cdc_lake.decode.mppdb.codec import Policy
 from cdc_lake.decode.mppdb.cuts import Piece, chunk_of, cuts, lsns_of
-from cdc_lake.decode.mppdb.layouts import Layouts, Plan
+from cdc_lake.decode.mppdb.layouts import Layouts, Plan, identified_by
 from cdc_lake.decode.mppdb.plain import tabulate_plain
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Style
@@ -107,6 +107,7 @@ def _tabulate(
     )
     require(layouts.codec.policy is Policy.STOP or not (any_prefixed(columns.new) or any_prefixed(columns.old)))
     cancels = np.concatenate([part.cancels for part in parts])
+    require(not (cancels[:1].any() and batch[0].part is not None and batch[0].part.movable))
     return _without_cancelled(columns, cancels) if cancels.any() else columns
 
 
@@ -197,6 +198,9 @@ def _plans(found: list[Group], layouts: Layouts, xid: int | None) -> list[Plan]:
     except DecodeError:
         raise Irregular from None  # the plain decoder says it again, with its place
     require(not any(plan.first or -1 in plan.places for plan in plans))
+    for name, relations in seen.items():
+        if len(relations) > 1 and (facts := layouts.facts_of(name)) is not None and facts.identity_changed is not None:
+            require(len({(frozenset(by), ambiguous) for by, ambiguous in map(identified_by, relations)}) == 1)
     for group, plan in zip(found, plans, strict=True):
         if group.new is None and (others := seen.get(group.row.table)):
             require(others == {before.get(group.row.table, plan.relation)})
@@ -213,9 +217,15 @@ def _before(group: Group, earlier: list[Group]) -> Group:
 
 
 def _without_cancelled(columns: ChangeColumns, cancels: Any) -> ChangeColumns:
-    """The changes without those that take an INSERT back, and without what they take back."""
-    keep = ~cancels
-    keep[_taken_back(columns, cancels)] = False
+    """The changes without those that take back the INSERT right before them, and without what they take back."""
+    names: dict[TableName, int] = {}
+    tables = np.array([names.setdefault(relation.table, len(names)) for relation in columns.relations])
+    deletes = np.flatnonzero(cancels[1:]) + 1
+    inserts, of_row = deletes - 1, tables[columns.relation]
+    there = (columns.op[inserts] == _INSERT) & (columns.transaction[inserts] == columns.transaction[deletes])
+    there &= of_row[inserts] == of_row[deletes]
+    keep = np.ones(len(cancels), bool)
+    keep[deletes[there]] = keep[inserts[there]] = False
     kept = columns.at(np.flatnonzero(keep))
     numbers, first, relation = np.unique(kept.relation, return_index=True, return_inverse=True)
     order = np.argsort(first)
@@ -224,18 +234,3 @@ def _without_cancelled(columns: ChangeColumns, cancels: Any) -> ChangeColumns:
         relations=[columns.relations[numbers[at]] for at in order],
         relation=np.argsort(order).astype(np.int32)[relation],
     )
-
-
-def _taken_back(columns: ChangeColumns, cancels: Any) -> Any:
-    """The INSERTs that are taken back: each stands right before the DELETE that does so."""
-    numbers: dict[TableName, int] = {}
-    tables = np.array([numbers.setdefault(relation.table, len(numbers)) for relation in columns.relations])
-    deletes = np.flatnonzero(cancels)
-    inserts = deletes - 1
-    require(
-        deletes[0] > 0
-        and bool((columns.op[inserts] == _INSERT).all())
-        and bool((columns.transaction[inserts] == columns.transaction[deletes]).all())
-        and bool((tables[columns.relation[inserts]] == tables[columns.relation[deletes]]).all())
-    )
-    return inserts

@@ -250,7 +250,11 @@ class Layouts:
             plan = self._plan(row, table, new, old, xid)
             table.plans[(*shape[:3], self.age(row.table, xid))] = plan  # planning may have asked the catalog
         if table.latest is not plan.relation:
-            if table.latest is None or _by(table.latest) != _by(plan.relation):
+            if (
+                table.facts is not None
+                and table.facts.identity_changed is not None
+                and (table.latest is None or identified_by(table.latest) != identified_by(plan.relation))
+            ):
                 # what the others are identified by may have been concluded from the layout before
                 table.plans = {known: one for known, one in table.plans.items() if one.old_kind is not None}
             _follow(table, plan.relation)
@@ -313,7 +317,7 @@ def _identifies(relation: Relation) -> bool:
     return relation.identity is ReplicaIdentity.FULL or any(c.key for c in relation.columns)
 
 
-def _by(relation: Relation) -> tuple[set[str], bool]:
+def identified_by(relation: Relation) -> tuple[set[str], bool]:
     """What rows are identified by, and whether it may be something else."""
     return logged_of(relation), relation.ambiguous
 
