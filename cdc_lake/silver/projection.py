@@ -122,7 +122,7 @@ class Projection:
         if not isinstance(self.silver, SilverShape):
             source = replace(self.source, carried=carried)
             return replace(self, source=source, silver=source)
-        source = replace(self.source, carried=_beside(carried))
+        source = replace(self.source, carried=_prefixed(carried))
         return replace(self, source=source, silver=replace(self.silver, carried=carried, source=source))
 
     def back(self, target: DataFrame) -> DataFrame:
@@ -189,13 +189,13 @@ def silver_shape(
         keys=tuple(places.index(at) for at in shape.keys),
         carried=carried,
         types=shape.types,
-        source=replace(shape, carried=_beside(carried)),
+        source=replace(shape, carried=_prefixed(carried)),
         given=tuple(given),
         of=(*places, *(None for _ in computed)),
     )
 
 
-def _beside(carried: Mapping[SilverColumn, str]) -> dict[SilverColumn, str]:
+def _prefixed(carried: Mapping[SilverColumn, str]) -> dict[SilverColumn, str]:
     """Columns that come with each change as they are called beside the source's."""
     return {SilverColumn(f"{BESIDE}{column.name}", column.type): text for column, text in carried.items()}
 

@@ -200,7 +200,7 @@ def _plans(found: list[Group], layouts: Layouts, xid: int | None) -> list[Plan]:
     require(not any(plan.first or -1 in plan.places for plan in plans))
     for name, relations in seen.items():
         if len(relations) > 1 and (facts := layouts.facts_of(name)) is not None and facts.identity_changed is not None:
-            require(len({(frozenset(by), ambiguous) for by, ambiguous in map(identified_by, relations)}) == 1)
+            require(len(set(map(identified_by, relations))) == 1)
     for group, plan in zip(found, plans, strict=True):
         if group.new is None and (others := seen.get(group.row.table)):
             require(others == {before.get(group.row.table, plan.relation)})

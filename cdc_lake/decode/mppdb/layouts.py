@@ -317,9 +317,9 @@ def _identifies(relation: Relation) -> bool:
     return relation.identity is ReplicaIdentity.FULL or any(c.key for c in relation.columns)
 
 
-def identified_by(relation: Relation) -> tuple[set[str], bool]:
+def identified_by(relation: Relation) -> tuple[frozenset[str], bool]:
     """What rows are identified by, and whether it may be something else."""
-    return logged_of(relation), relation.ambiguous
+    return frozenset(logged_of(relation)), relation.ambiguous
 
 
 def _follow(table: _Table, relation: Relation) -> None:

@@ -47,15 +47,14 @@ def changes(raw: RecordTransaction, layouts: Layouts) -> list[tuple[int, Change]
     out: list[tuple[int, Change]] = []
     for at, data in enumerate(raw.records):
         try:
-            for change in _changes_of(read_record(raw.style, data, layouts), layouts, raw.bounds.xid):
-                if isinstance(change, Relation):
+            for made in _changes_of(read_record(raw.style, data, layouts), layouts, raw.bounds.xid):
+                if isinstance(made, Relation):
                     if not at and raw.part is not None and raw.part.movable:
-                        raise UnmatchedDelete(f"a DELETE without a key on {change.table}, and no INSERT before it")
-                    if out and _takes_back(change, at, *out[-1]):
+                        raise UnmatchedDelete(f"a DELETE without a key on {made.table}, and no INSERT before it")
+                    if out and _takes_back(made, at, *out[-1]):
                         out.pop()
                         continue
-                    change = Delete(change, None, None)  # noqa: PLW2901
-                out.append((at, change))
+                out.append((at, Delete(made, None, None) if isinstance(made, Relation) else made))
         except DecodeError as error:
             error.where = error.where or where(raw, at)
             raise

@@ -114,17 +114,16 @@ class Advance:
         self._renewing.look(state)
         self._keeper.keep()
         cut = last_cut(self._control, state.stream)
-        self._steps.look_at_bronze(state, loaded=cut is not None)
+        self._steps.read_trim(state, loaded=cut is not None)
         cut = cut or self._begin(state)
-        position, tables = cut.position, self._paused(state, cut.tables, cut.position)
+        position, known = cut.position, self._paused(state, cut.tables, cut.position)
         if not self._verified:
-            known, self._verified = tables, True
+            self._verified = True
             tables = self._steps.verified(state, known, position)
-            self._cut_again(state, position, known, tables)
         else:
-            tables = self._looked_again(state, tables, position)
-        there, tables = tables, self._steps.kept(state, tables)
-        self._cut_again(state, position, there, tables)
+            tables = self._steps.looked_again(state, known)
+        tables = self._steps.set_aside_trimmed(state, tables)
+        self._cut_again(state, position, known, tables)
         self.done.upto = begins = position
         top = self.done.top = state.upto if goal is None else min(goal, state.upto)
         tables = self._renewed(state, tables, position, stop)

@@ -99,7 +99,7 @@ class TableSteps:
         self._control = control_tables(project)
         self._sessions = Sessions(spark, 1 if lives.suspects else project.pipeline.apply.parallelism, lives)
         self._ownership = Ownership(project)
-        self._kept_behind = -1
+        self._trimmed_to = -1
         self._fresh_since: dict[str, float] = {}  # of tables whose last merge may be a short time ago
         self.done = Applied()
         self.groups = GroupSteps(project, self._control, self._bronze, self._sessions, self.done, self.set_aside)
@@ -120,17 +120,17 @@ class TableSteps:
         if isinstance(failed, CdcLakeError):
             raise failed
 
-    def look_at_bronze(self, state: BronzeState, *, loaded: bool) -> None:
+    def read_trim(self, state: BronzeState, *, loaded: bool) -> None:
         """Note where bronze begins. Raises SpanTrimmed where that is too late for silver, which was never `loaded`."""
         left = self._bronze.trimmed().get(state.epoch)
-        self._kept_behind = -1 if left is None else left[0]
+        self._trimmed_to = -1 if left is None else left[0]
         if left is not None and not loaded:
             raise SpanTrimmed(
                 f"bronze begins behind {shown(state.stream, left[0])}, and silver was never loaded from this stream",
                 where=self._bronze.place,
             )
 
-    def kept(self, state: BronzeState, tables: Mapping[str, TableState]) -> dict[str, TableState]:
+    def set_aside_trimmed(self, state: BronzeState, tables: Mapping[str, TableState]) -> dict[str, TableState]:
         """The tables of the last cut, of which those wait whose next transactions left bronze."""
         out = dict(tables)
         for relation, table in tables.items():
@@ -141,14 +141,14 @@ class TableSteps:
 
     def _trimmed(self, state: BronzeState, target: Target, listed: TableState) -> SpanTrimmed | None:
         """Why a table cannot go on if bronze let go of transactions that it does not have."""
-        if listed.position >= self._kept_behind:
+        if listed.position >= self._trimmed_to:
             return None
         marker = read_marker(self._project, target, state.stream)
         copy = self._copy(state, str(target.source)) if marker.position is None else None
         at = max(listed.position, -1 if marker.position is None else marker.position, -1 if copy is None else copy[0])
-        if at >= self._kept_behind:
+        if at >= self._trimmed_to:
             return None
-        begins, stands = shown(state.stream, self._kept_behind), shown(state.stream, at)
+        begins, stands = shown(state.stream, self._trimmed_to), shown(state.stream, at)
         words = f"bronze begins behind {begins}, and {target.source} stands at {stands}"
         hint = None if remembers(target) else f"`cdc-lake resync {target.source}` copies it again, the others go on"
         return SpanTrimmed(words, where=self._bronze.place, hint=hint)
