@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from cdc_lake.lake.control_columns import schema_of
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Tuple, Update
 from cdc_lake.model.decision import FIRST_ORDINAL, Decided
+from cdc_lake.model.relation import ReplicaIdentity
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.state.holds import HoldLog, OpenHolds, open_holds
 from cdc_lake.silver.lineage import trace
@@ -142,18 +143,29 @@ def event_of(oracle: Oracle, position: int, ordinal: int, change: Change, limit:
         return Event(position, ordinal, "T")
     new = change.new if isinstance(change, Insert | Update) else None
     failed = new is not None and new[1] is not None and int(str(new[1])) > limit
+    old = None if isinstance(change, Insert) else change.old
     before = after = None
     if isinstance(change, Insert):
         (after,) = oracle.keys_of(change)
     elif isinstance(change, Delete):
         (before,) = oracle.keys_of(change)
     else:
-        before = (str((change.old or change.new)[0]),)
-        after = (str(change.new[0]),)
+        (before,) = oracle.keys_of(Insert(change.relation, old or change.new))
+        (after,) = oracle.keys_of(Insert(change.relation, change.new))
+    told = old if change.relation.identity is ReplicaIdentity.FULL else None
+    digests = [None if row is None else hash(row) for row in (told, _whole(new, told))]
     partial = isinstance(change, Update) and UNCHANGED in change.new and change.old_kind is not OldKind.FULL
     _PARTIAL[position, ordinal] = partial
     op = {"Insert": "I", "Update": "U", "Delete": "D"}[type(change).__name__]
-    return Event(position, ordinal, op, before, after, failed=failed, partial=partial)
+    event = Event(position, ordinal, op, before, after, failed=failed, partial=partial)
+    return replace(event, old_digest=digests[0], new_digest=digests[1])
+
+
+def _whole(new: Tuple | None, old: Tuple | None) -> Tuple | None:
+    """A new tuple with what was not sent; None where nothing tells that."""
+    if new is None or old is None:
+        return None if new is None or UNCHANGED in new else new
+    return tuple(before if value is UNCHANGED else value for value, before in zip(new, old, strict=True))
 
 
 def breaks(_: object, row: dict[str, str | None], limit: int = LIMIT) -> bool:

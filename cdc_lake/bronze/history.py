@@ -1,13 +1,13 @@
 """The history of one row in bronze: every change of the row that had a key, also where the key was another one.
 
 A row is followed from key to key. Two rows may have had one key in turn, and inside a transaction with a deferred
-constraint at once: then the one that had it first leaves it first.
+constraint at once: then a change is of the row that its whole old tuple equals (`model.rows_by_key`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
@@ -53,6 +53,14 @@ class _Step:
     again: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row: the number of the event that brought it, and its values as its last one left them."""
+
+    number: int = field(compare=False)
+    values: dict[str, str | None]
+
+
 def history(
     reader: BronzeReader,
     table: TableName,
@@ -68,9 +76,10 @@ def history(
     if rows.num_rows == 0:
         raise NotInBronze(f"bronze has no changes of {table}")
     steps = _steps(rows, layouts, tuple(key), table)
-    picked = _followed(_related(steps, tuple(key.values())), tuple(key.values()))
-    some = rows.take(pa.array([step.at for step in picked], pa.int64())).to_pylist()
-    return [_event(row, step, layouts, tuple(key)) for row, step in zip(some, picked, strict=True)]
+    related = _related(steps, tuple(key.values()))
+    some = rows.take(pa.array([step.at for step in related], pa.int64())).to_pylist()
+    events = [_event(row, step, layouts, tuple(key)) for row, step in zip(some, related, strict=True)]
+    return _followed(related, events, tuple(key.values()))
 
 
 def _without_broken_copies(rows: pa.Table, copied: Mapping[int, frozenset[int]]) -> pa.Table:
@@ -130,24 +139,31 @@ def _related(steps: Sequence[_Step], asked: Key) -> list[_Step]:
     return [s for s in steps if s.op == TRUNCATE or s.before in keys - {None} or s.after in keys - {None}]
 
 
-def _followed(steps: Sequence[_Step], asked: Key) -> list[_Step]:
-    """The steps of the rows that had the key at some time."""
-    alive: RowsByKey[int] = RowsByKey()
-    of_row: list[tuple[_Step, set[int]]] = []
+def _followed(steps: Sequence[_Step], events: Sequence[RowEvent], asked: Key) -> list[RowEvent]:
+    """The events of the rows that had the key at some time."""
+    alive: RowsByKey[_Row] = RowsByKey()
+    of_row: list[tuple[RowEvent, set[int]]] = []
     wanted: set[int] = set()
-    for number, step in enumerate(steps):
+    for number, (step, event) in enumerate(zip(steps, events, strict=True)):
         if step.op == TRUNCATE:
-            of_row.append((step, set(alive)))
+            of_row.append((event, {row.number for row in alive}))
             alive.clear()
             continue
         leaves = step.after if step.again and step.before is None else step.before
-        there = None if leaves is None else alive.row_of(leaves)
-        row = number if there is None else there
-        alive.move(leaves, step.after, row)
+        old = _Row(number, event.old) if event.old_kind == "full" and event.old is not None else None
+        there = None if leaves is None else alive.row_of(leaves, old)
+        row = _Row(number if there is None else there.number, _values(event, old or there))
+        alive.move(leaves, step.after, row, old)
         if asked in {step.before, step.after}:
-            wanted.add(row)
-        of_row.append((step, {row}))
-    return [step for step, rows in of_row if rows & wanted]
+            wanted.add(row.number)
+        of_row.append((event, {row.number}))
+    return [event for event, rows in of_row if rows & wanted]
+
+
+def _values(event: RowEvent, before: _Row | None) -> dict[str, str | None]:
+    """The row after an event: what was not sent is what the row had."""
+    known = {} if before is None else {name: before.values.get(name) for name in event.unchanged}
+    return {**(event.new or {}), **known}
 
 
 def _event(row: dict[str, Any], step: _Step, layouts: Mapping[int, Relation], columns: Sequence[str]) -> RowEvent:

@@ -156,6 +156,23 @@ def value_text(shape: Shape, at: int, unsent: frozenset[int]) -> str:
     return f"CASE WHEN new IS NULL OR NOT {shape.sent(at)} THEN {old} ELSE {new} END"
 
 
+def digests(shape: Shape) -> tuple[str, str]:
+    """SQL over a bronze row: of all values of the row before the change and after it; NULL where it does not tell all.
+
+    Texts of one value are one text, as in keys (`Shape.key_texts`).
+    """
+    old, new = [], []
+    for at, one in enumerate(shape.made):
+        if not one.companion:
+            before, after = shape.text(at, "old"), shape.text(at, "new")
+            old.append(shape.key_part(at, f"({before})"))
+            new.append(shape.key_part(at, f"(CASE WHEN {shape.sent(at)} THEN {after} ELSE {before} END)"))
+    told = f"new IS NOT NULL AND ({shape.whole_old} OR coalesce(size(unchanged), 0) <= 0)"
+    # As JSON: a hash of columns passes over those that are NULL.
+    of_old, of_new = (f"xxhash64(to_json(array({', '.join(texts)})))" for texts in (old, new))
+    return f"CASE WHEN {shape.whole_old} THEN {of_old} END", f"CASE WHEN {told} THEN {of_new} END"
+
+
 def _known_sql(shape: Shape, at: int) -> str:
     """A key part that was not sent stands in the old tuple too: the server logs a long key with every update."""
     whole = shape.whole_old if at not in shape.keys else "old IS NOT NULL"

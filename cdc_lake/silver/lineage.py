@@ -7,8 +7,9 @@ key, which are few, and works on plain values.
 
 Promises:
 
-* A key has one row at a time, except inside a transaction with a deferred constraint: then the row that had the key
-  first leaves it first.
+* A key has one row at a time, except inside a transaction: where it is checked at the end, or has a part that is NULL.
+  Then a change is of the row that its whole old tuple equals, the youngest of equal ones; where digests do not tell,
+  of the one that had the key first.
 * A change that touches a held key is held, and holds every key it touches: silver still shows the held rows, so
   nothing may overtake them. TRUNCATE ends all holds, and a row that was read again at the source ends those of its key.
 * A change that waits breaks nothing by itself: what it does not say, no row that is known could tell.
@@ -71,6 +72,23 @@ def trace(
         traced += done
         closings += closed
     return traced, closings
+
+
+def crowded(events: Iterable[Event], existing: frozenset[Key]) -> frozenset[int]:
+    """The positions of transactions in which a change is of one of several rows at a key: their digests tell of which.
+    What is held is taken to be made.
+    """
+    rows, found = _Rows(existing, filtered=False, holds_missing=False), set()
+    for event in events:
+        if event.op == TRUNCATE:
+            rows.clear()
+        elif event.again:
+            rows.put(event)
+        elif not event.given_up:
+            if event.old is not None and rows.several(event.old):
+                found.add(event.position)
+            rows.follow(event, move=True)
+    return frozenset(found)
 
 
 def _decided(events: Iterable[Event]) -> frozenset[Place]:
@@ -201,11 +219,17 @@ class _Clash:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row at a key: its number, the key silver has it under, and the change that brought it here, 0: none."""
+    """A row at a key: its number, the key silver has it under, the change that brought it here, 0: none, and the digest
+    of its values with the position of the transaction that they are of, None where they are not known.
+
+    In another transaction that digest says nothing, so the spans do not matter: there the row is the one that is none
+    of the others.
+    """
 
     number: int
     origin: Key | None
     arrival: int
+    content: tuple[int, int] | None = None
 
 
 _ANY: Final = _Row(0, None, 0)
@@ -234,11 +258,18 @@ class _Rows:
         old, new = event.old, event.new
         here = self._rows(old) if old is not None else deque()
         # A key nobody has is a change silver cannot know: its row gets that key as origin, and the merge refuses it.
-        row = here[0] if here else _Row(self._number(), None if self._filtered else old, 0)
-        if move and here and new != old:
-            here.popleft()
-        if move and new is not None and (new != old or not here):
-            self._rows(new).append(replace(row, arrival=event.ordinal))
+        place = _place(here, event)
+        row = here[place] if here else _Row(self._number(), None if self._filtered else old, 0)
+        if not move:
+            return row
+        content = None if event.new_digest is None else (event.position, event.new_digest)
+        if here and new == old:
+            here[place] = _Row(row.number, row.origin, row.arrival, content)
+            return row
+        if here:
+            del here[place]
+        if new is not None:
+            self._rows(new).append(_Row(row.number, row.origin, event.ordinal, content))
         return row
 
     def put(self, event: Event) -> _Row:
@@ -253,6 +284,10 @@ class _Rows:
     def has(self, key: Key) -> bool:
         """Whether a row has the key."""
         return bool(self._rows(key))
+
+    def several(self, key: Key) -> bool:
+        """Whether more than one row has the key."""
+        return len(self._rows(key)) > 1
 
     def clear(self) -> None:
         """A truncate: no key has a row."""
@@ -289,6 +324,14 @@ class _Rows:
     def _number(self) -> int:
         self._last += 1
         return self._last
+
+
+def _place(here: deque[_Row], event: Event) -> int:
+    """Which of the rows at a key a change is of."""
+    if len(here) < 2 or event.old_digest is None:
+        return 0
+    equal = [place for place, row in enumerate(here) if row.content == (event.position, event.old_digest)]
+    return equal[-1] if equal else 0
 
 
 def _touched(events: list[Event]) -> set[Key]:

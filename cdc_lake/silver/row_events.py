@@ -31,7 +31,8 @@ class Event:
     holds it; `partial`: it is held where its row is not there. `left_to`: the key that a row went to as it left silver,
     as only silver's row tells: where the change waits that is not the source's row, and that key waits too. `again`: no
     change, but what a key has by then, as the source was asked: an insert, or a delete where no row has it. `decides`:
-    the held change that it is a decision on, which is let through by this event, or `given_up`.
+    the held change that it is a decision on, which is let through by this event, or `given_up`. `old_digest` and
+    `new_digest`: of all values of the row before and after it; None where they are not known, or not asked for.
     """
 
     position: int
@@ -45,6 +46,8 @@ class Event:
     again: bool = False
     decides: Place | None = None
     given_up: bool = False
+    old_digest: int | None = None
+    new_digest: int | None = None
 
     @property
     def keys(self) -> frozenset[Key]:

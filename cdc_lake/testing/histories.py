@@ -161,15 +161,25 @@ class History:
         return [*gone, Insert(relation, _tuple(relation, row))]
 
     def _takeover(self, relation: Relation) -> list[Change]:
-        """A row comes to a key before the one that has it goes: such a key is no replica identity."""
+        """A second row comes to a key, the two are changed, and one of them goes: such a key is no replica identity."""
         key = self._some_key(relation)
         if key is None or relation.identity is not ReplicaIdentity.FULL:
             return []
-        before = self._rows[relation.table][key]
-        row = dict(zip(self._key(relation), key, strict=True)) | self._values(relation)
-        self._rows[relation.table][key] = row
-        gone = Delete(relation, self._old(relation, before), _old_kind(relation))
-        return [Insert(relation, _tuple(relation, row)), gone]
+        rows = self._rows[relation.table]
+        first = rows.pop(key)
+        second = first | self._values(relation) if self._random.random() < 0.8 else dict(first)
+        both = [first, second]
+        changes: list[Change] = [Insert(relation, _tuple(relation, second))]
+        for _ in range(self._random.choice((0, 0, 1, 2))):
+            at = self._random.randrange(2)
+            both[at], change = self._changed(relation, both[at], key)
+            changes.append(change)
+        gone, rows[key] = self._random.sample(both, 2)
+        to = self._free_key(relation) if self._random.random() < 0.3 else None
+        if to is None:
+            return [*changes, Delete(relation, self._old(relation, gone), _old_kind(relation))]
+        rows[to], change = self._changed(relation, gone, to)
+        return [*changes, change]
 
     def _cycle(self, relation: Relation, length: int) -> list[Change]:
         """Each of some rows takes the key of the next: two rows have one key for a moment."""

@@ -1,10 +1,11 @@
 """The oracle: the smallest honest thing. A dictionary a table, to which transactions are applied one by one.
 
-It follows a change exactly as the server made it: where two rows have one key for a moment (a deferred constraint), the
-older one leaves first. With `fails` it also holds: a change whose row fails, and every later change of a key a held one
-touches, is kept back until a truncate; with `missing` a change that needs a row which is not there is held too. What
-is held may be released or discarded; where it was discarded, the next change that tells a whole row says what there is:
-not an insert to a key that a row leaves later in its transaction, since that may be the one that nobody has here.
+It follows a change exactly as the server made it: where two rows have one key for a moment (a deferred constraint), a
+change is of the one that its whole old tuple equals, the youngest of equal ones; of the older one where it is neither.
+With `fails` it also holds: a change whose row fails, and every later change of a key a held one touches, is kept back
+until a truncate; with `missing` a change that needs a row which is not there is held too. What is held may be released
+or discarded; where it was discarded, the next change that tells a whole row says what there is: not an insert to a key
+that a row leaves later in its transaction, since that may be the one that nobody has here.
 Of the tables in `grouped` transactions are held whole.
 Everything clever must agree with it.
 """
@@ -240,7 +241,7 @@ class Oracle:
                     return False
                 told = self._settle(tables, relation, key)
                 if not told and not (self.missing and all(there != key for there, _ in rows)):
-                    rows.pop(self._find(relation, rows, key))
+                    rows.pop(self._find(relation, rows, key, old))
             case Truncate(relation):
                 tables[relation.table] = []
                 self.held_keys.pop(relation.table, None)
@@ -293,8 +294,8 @@ class Oracle:
                 return False
             rows.append((after, whole))
             return True
-        at = self._find(relation, rows, before)
-        # An old row that the server logs whole tells what was not sent, also where another one is the first at the key.
+        at = self._find(relation, rows, before, old)
+        # An old row that the server logs whole tells what was not sent, also where silver has another one.
         told_row = _row(relation, old, {}) if old is not None and relation.identity is ReplicaIdentity.FULL else {}
         row = _row(relation, new, rows[at][1] | told_row)
         if self._held(relation, row, [before, after], force=force):
@@ -320,10 +321,13 @@ class Oracle:
         return tuple(row[name] for name in names)
 
     @staticmethod
-    def _find(relation: Relation, rows: list[tuple[Key, Row]], wanted: Key) -> int:
-        for at, (key, _) in enumerate(rows):
-            if key == wanted:
-                return at
+    def _find(relation: Relation, rows: list[tuple[Key, Row]], wanted: Key, old: Tuple | None) -> int:
+        places = [at for at, (key, _) in enumerate(rows) if key == wanted]
+        if len(places) > 1 and old is not None and relation.identity is ReplicaIdentity.FULL:
+            told = {c.name: value for c, value in zip(relation.columns, old, strict=True) if c.key}
+            places = [at for at in places if all(rows[at][1].get(n) == v for n, v in told.items())][-1:] or places
+        if places:
+            return places[0]
         msg = f"{relation.table} has no row with the key of a change"
         raise ValueError(msg)
 

@@ -131,6 +131,14 @@ def test_a_row_that_comes_to_a_key_before_the_one_that_has_it_goes_stays(spark: 
     lake.land(Insert(full, ("1", "3", "newer")), gone("1", "2", "new"))
     lake.advance()
     assert lake.rows() == [row(1, 3, "newer"), row(2, 3, "back"), row(3, 1, "old"), row(4, 1, "old")]
+    younger, changed, moved = ("1", "4", "brief"), ("1", "5", "newer"), ("9", "2", None)
+    lake.land(
+        Insert(full, younger), Update(full, changed, ("1", "3", "newer"), OldKind.FULL), gone(*younger),
+        Insert(full, ("3", "2", None)), Update(full, moved, ("3", "2", None), OldKind.FULL),
+        Insert(full, ("4", "1", "old")), gone("4", "1", "old"),
+    )  # fmt: skip
+    lake.advance()
+    assert lake.rows() == [row(1, 5, "newer"), row(2, 3, "back"), row(3, 1, "old"), row(4, 1, "old"), row(9, 2, None)]
 
 
 @FORMATS

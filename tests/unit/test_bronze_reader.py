@@ -15,7 +15,7 @@ from cdc_lake.bronze.writer import DeltaBronze, TableBronze
 from cdc_lake.errors import NotInBronze
 from cdc_lake.lake.delta_log import CHECKPOINT_INTERVAL
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Update
-from cdc_lake.model.relation import TableName
+from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.inspect.bronze import inspect_chain, inspect_row, inspect_transaction, plain, primary_key
@@ -208,6 +208,23 @@ def test_keys_swapped_in_one_transaction_keep_their_rows_apart(bronze: TableBron
         ("U", "b"),
         ("D", None),
     ]
+
+
+def test_of_two_rows_at_a_key_the_one_that_the_whole_old_tuple_equals_is_followed(
+    bronze: TableBronze, reader: BronzeReader
+):
+    full = table("public.whole", identity=ReplicaIdentity.FULL, id="int4", note="text", size="int4")
+    land(bronze, 200, Insert(full, ("1", "older", "1")))
+    land(
+        bronze,
+        210,
+        Insert(full, ("1", "younger", "1")),
+        Update(full, ("1", UNCHANGED, "2"), ("1", "younger", "1"), OldKind.FULL),
+        Update(full, ("2", "moved", "2"), ("1", "younger", "2"), OldKind.FULL),
+    )
+    land(bronze, 220, Delete(full, ("1", "older", "1"), OldKind.FULL))
+    found = {key: [(e.position, e.ordinal) for e in history(reader, full.table, {"id": key})] for key in "12"}
+    assert found == {"1": [(200, 1), (210, 1), (210, 2), (210, 3), (220, 1)], "2": [(210, 1), (210, 2), (210, 3)]}
 
 
 def test_the_history_of_a_column_that_is_not_there_is_refused(bronze: TableBronze, reader: BronzeReader):

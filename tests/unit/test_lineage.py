@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from cdc_lake.silver.holding import NOTHING_WAITS
-from cdc_lake.silver.lineage import trace, trace_content
-from cdc_lake.silver.row_events import MISSING, TAKEN, Event
+import os
+import random
+from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from cdc_lake.model.change import Delete, Truncate
+from cdc_lake.model.relation import ReplicaIdentity
+from cdc_lake.silver.holding import NOTHING_WAITS
+from cdc_lake.silver.lineage import crowded, trace, trace_content
+from cdc_lake.silver.row_events import MISSING, TAKEN, Event, Key, Traced
+from cdc_lake.testing.histories import History
+from cdc_lake.testing.messages import table
+from cdc_lake.testing.oracle import Oracle, Row
+from tests.held_tables import event_of
+from tests.seeds import seeds
+
+BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 NULL, ONE, TWO, NINE = (None,), ("1",), ("2",), ("9",)
+T = table("public.t", identity=ReplicaIdentity.FULL, id="int4", amount="int4", body="text")
 
 
 def test_an_update_that_left_values_out_is_held_where_its_row_is_not_there():
@@ -79,3 +95,66 @@ def test_a_row_that_leaves_silver_makes_the_key_wait_that_it_goes_to_only_where_
     ]
     traced, _ = trace(events, existing=frozenset({ONE, NINE}), filtered=True)
     assert [(t.held, t.waits) for t in traced] == [(True, False), (True, True), (False, False), (True, True)]
+
+
+def test_of_two_rows_at_a_key_the_one_that_the_whole_old_tuple_equals_goes():
+    older, younger, changed = 1, 2, 3
+    come = Event(20, 1, "I", None, NULL, new_digest=younger)
+    both = Event(20, 2, "U", NULL, NULL, old_digest=older, new_digest=changed)
+    for gone, row in ((younger, "new"), (older, "old")):
+        traced, _ = trace([come, Event(20, 2, "D", NULL, old_digest=gone)], existing=frozenset({NULL}))
+        assert (traced[1].origin is None) == (row == "new")
+        assert (traced[1].row == traced[0].row) == (row == "new")
+    for gone, at in ((younger, 0), (changed, 1)):
+        traced, _ = trace([come, both, Event(20, 3, "D", NULL, old_digest=gone)], existing=frozenset({NULL}))
+        assert traced[2].row == traced[at].row
+        assert not any(one.held for one in traced)
+    moved = Event(20, 2, "U", NULL, ONE, old_digest=younger, new_digest=changed)
+    traced, _ = trace([come, moved, Event(20, 3, "D", NULL, old_digest=older)], existing=frozenset({NULL}))
+    assert [one.origin for one in traced] == [None, None, NULL]
+
+
+@pytest.mark.parametrize("seed", seeds(40 * BUDGET))
+def test_rows_that_share_a_key_for_a_moment_end_as_at_the_source_whatever_the_spans(seed: int) -> None:
+    """Values are asked for only of transactions that are found to need them, and silver is folded row by row."""
+    print(f"CDC_LAKE_SEED={seed}")
+    dice, oracle, met = random.Random(seed), Oracle({T.table: ("id",)}), 0
+    history = History(
+        seed, [T], keys=3, truncates=20, identified={T.table: ("id",)}, nullable=frozenset({"id"}), large=frozenset()
+    )
+    silver: dict[Key, Row] = {}
+    position = 100
+    for _ in range(12):
+        changes, events = [], []
+        for _ in range(dice.choice((1, 2, 10))):
+            position += 10
+            one = history.transaction(position)
+            oracle.apply(one)
+            changes += one.changes
+            events += [event_of(oracle, position, n, change, 99) for n, change in enumerate(one.changes, start=1)]
+        positions = crowded(events, frozenset(silver))
+        met += len(positions)
+        known = [e if e.position in positions else replace(e, old_digest=None, new_digest=None) for e in events]
+        traced, _ = trace(known, existing=frozenset(silver))
+        silver = net(silver, changes, traced)
+        assert silver == oracle.tables.get(T.table, {})
+        assert sorted(map(repr, silver.values())) == sorted(map(repr, history.rows(T.table)))
+    assert met
+
+
+def net(silver: dict[Key, Row], changes: list[Any], traced: list[Traced]) -> dict[Key, Row]:
+    """Silver behind a span, each row as its last change has it."""
+    left = iter(traced)
+    rows: dict[int, tuple[Key | None, Row | None]] = {}
+    for change in changes:
+        if isinstance(change, Truncate):
+            rows, silver = {}, {}
+            continue
+        one = next(left)
+        assert not one.held
+        row = None if isinstance(change, Delete) else dict(zip(T.names, change.new, strict=True))
+        rows[one.row] = (one.origin, row)
+    gone = {origin for origin, _ in rows.values()}
+    now = [row for _, row in rows.values() if row is not None]
+    assert len({row["id"] for row in now}) == len(now)
+    return {key: row for key, row in silver.items() if key not in gone} | {(row["id"],): row for row in now}

@@ -28,6 +28,7 @@ from cdc_lake.pipeline.applying.tracing import (
     placed,
     sorted_out,
     unplaced,
+    with_digests,
     with_rules,
 )
 from cdc_lake.quality.gate import failed_names
@@ -35,10 +36,10 @@ from cdc_lake.silver.changes import FROM, OP, ORDINAL, POSITION, TO, known
 from cdc_lake.silver.complete import any_of, base_rows, complete_for_rules
 from cdc_lake.silver.holding import Waiting
 from cdc_lake.silver.kind import TablePart
-from cdc_lake.silver.lineage import trace, trace_content
+from cdc_lake.silver.lineage import crowded, trace, trace_content
 from cdc_lake.silver.projecting import filled, moves
 from cdc_lake.silver.projection import Projection
-from cdc_lake.silver.row_events import Closing, Key, Unit
+from cdc_lake.silver.row_events import Closing, Event, Key, Unit
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -111,7 +112,8 @@ def follow(span: TableChanges, found: Survey, others: frozenset[Key]) -> Followe
     existing = _existing(span, uncertain)
     if found.lacking:
         # Values that are not known decide what a filter leaves out, so rows are followed as the source has them.
-        first, _ = trace(events(source, uncertain, seen), existing=existing, filtered=span.filtered)
+        told = _told_apart(span, events(source, uncertain, seen), existing)
+        first, _ = trace(told, existing=existing, filtered=span.filtered)
         needed = {at for c in conditions(table, part, span.projection) for at in c.columns if at in part.unsent}
         changes = complete_for_rules(placed(source, first, seen), span.target, part.shape, sorted(needed))
         if span.projection.transforms.any:
@@ -128,7 +130,7 @@ def follow(span: TableChanges, found: Survey, others: frozenset[Key]) -> Followe
         existing |= _existing(span, waiting - uncertain)
     if span.holds_missing or span.held.apart or span.decided:
         changes = changes.withColumn(PARTIAL, _partial(span))
-    followed = events(changes, uncertain | waiting, seen, span.decided)
+    followed = _told_apart(span, events(changes, uncertain | waiting, seen, span.decided), existing)
     traced, closings = trace(
         followed,
         existing=existing,
@@ -139,6 +141,12 @@ def follow(span: TableChanges, found: Survey, others: frozenset[Key]) -> Followe
     )
     done = sorted_out(span.rows, changes, traced, seen)
     return Followed(done.free, done.held, tuple(closings), found)
+
+
+def _told_apart(span: TableChanges, followed: list[Event], existing: frozenset[Key]) -> list[Event]:
+    """Events with what tells which of several rows at a key they are of, as far as the server logs whole rows."""
+    positions = crowded(followed, existing) if span.seen.by_whole else frozenset()
+    return with_digests(followed, span.rows, span.part.shape, positions) if positions else followed
 
 
 def check_few(many: int, table: Target) -> None:
@@ -210,8 +218,8 @@ def missing_keys(span: TableChanges) -> frozenset[Key]:
 
 
 def taken_keys(span: TableChanges) -> frozenset[Key]:
-    """Keys that a new row came to while another one had them, which left later in the same transaction: only tracing
-    tells which of the two a delete is of.
+    """Keys that a new row came to while another one had them, and that one of the two left later in the same
+    transaction: only tracing tells which of them a delete is of.
 
     A server allows that where a key is checked at the end of a transaction. Such a key is no replica identity, so the
     deletes of its table name whole rows.

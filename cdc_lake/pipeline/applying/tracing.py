@@ -15,11 +15,12 @@ from cdc_lake.bronze.contract import SNAPSHOT
 from cdc_lake.bronze.outline import Outline
 from cdc_lake.model.decision import CEILING, DISCARD, NOTHING_DECIDED, ON, Decided, Place, place_of
 from cdc_lake.model.reread import Reread
-from cdc_lake.silver.changes import FROM, OP, ORDINAL, POSITION, TO, segment
+from cdc_lake.silver.changes import FROM, OP, ORDINAL, POSITION, TO, digests, segment
 from cdc_lake.silver.complete import any_of
 from cdc_lake.silver.net_change import ORIGIN, ROW
 from cdc_lake.silver.projecting import LEFT_TO
 from cdc_lake.silver.row_events import TRUNCATE, Event, Key, Traced, Unit
+from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -118,6 +119,23 @@ def _touching(changes: DataFrame, keys: frozenset[Key] | None, rereads: Sequence
     return [
         Event(p, o, op, _key(f), _key(t), failed=bad, partial=part, left_to=_key(left), again=again)
         for p, o, op, f, t, bad, part, left, again in zip(*columns, strict=True)
+    ]
+
+
+def with_digests(found: Sequence[Event], rows: DataFrame, shape: Shape, positions: frozenset[int]) -> list[Event]:
+    """Events, those of the transactions at `positions` with their digests; `rows` are bronze's."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
+
+    wanted = [(e.position, e.ordinal) for e in found if e.position in positions and e.op != TRUNCATE and not e.given_up]
+    named = dict(zip(("position", "ordinal"), zip(*wanted, strict=True), strict=True))
+    places = rows.sparkSession.createDataFrame(pa.table(named))
+    hit = rows.join(F.broadcast(places), list(named)).selectExpr(*named, *digests(shape)).toArrow()
+    of = {(p, o): told for p, o, *told in zip(*(column.to_pylist() for column in hit.columns), strict=True)}
+    nothing = (None, None)
+    return [
+        replace(event, old_digest=old, new_digest=new)
+        for event in found
+        for old, new in [of.get((event.position, event.ordinal), nothing)]
     ]
 
 
