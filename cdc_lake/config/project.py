@@ -52,6 +52,11 @@ class Target:
         return f"{self.namespace}.{self.name}"
 
     @property
+    def keeps_past(self) -> bool:
+        """Whether the table's content says what its rows were, or that they were."""
+        return self.kind != "current" or self.deletes == "soft"
+
+    @property
     def row_rules(self) -> tuple[RowRule, ...]:
         """The rules that judge changes."""
         return tuple(rule for rule in self.rules if isinstance(rule, ROW_RULES))

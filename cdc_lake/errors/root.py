@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import enum
 import json
+import re
+import shlex
 from importlib.metadata import PackageNotFoundError, distribution
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, Final, Self, TypeVar
 from urllib.parse import unquote
 
 
@@ -29,6 +31,9 @@ ANEW: Final = "`cdc-lake restart` begins a new stream with new copies; silver, c
 """The remedy where a stream cannot go on, as hints say it."""
 
 
+_TABLE: Final = re.compile(r"(`cdc-lake [a-z]+ )TABLE\b")
+
+
 class Retry(enum.Enum):
     """Whether trying again without changing anything can help."""
 
@@ -49,6 +54,11 @@ class CdcLakeError(Exception):
         self.message = message
         self.where = where
         self.remedy = type(self).hint if hint is None else hint
+
+    def of(self, table: str) -> Self:
+        """The error, whose remedy names the table where it said TABLE: it is to be done as it stands."""
+        self.remedy = _TABLE.sub(lambda command: command[1] + shlex.quote(table), self.remedy)
+        return self
 
     @classmethod
     def status(cls) -> int:

@@ -16,7 +16,6 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import NoStream, SlotActive, SlotForeign
 from cdc_lake.lake.control import control_tables
 from cdc_lake.model.span import Span
-from cdc_lake.pipeline.applying.rebuild_plan import remembers
 from cdc_lake.pipeline.server import slot_care, source_view
 from cdc_lake.pipeline.slots import WAITED
 from cdc_lake.pipeline.state.cuts import last_cut
@@ -101,7 +100,7 @@ def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarte
         left=left,
         position=None if state is None else shown(state.stream, state.upto),
         unapplied=unapplied,
-        tables=tuple(RestartedTable(str(t.source), t.label, t.kind, remembers(t)) for t in targets),
+        tables=tuple(RestartedTable(str(t.source), t.label, t.kind, t.keeps_past) for t in targets),
     )
 
 

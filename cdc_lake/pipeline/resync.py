@@ -24,7 +24,6 @@ from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import RunRow, new_run
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Tell, silent
-from cdc_lake.pipeline.applying.rebuild_plan import remembers
 from cdc_lake.pipeline.receiving.recopy import recopy
 from cdc_lake.pipeline.server import source_view
 from cdc_lake.pipeline.state.cuts import content_before
@@ -102,7 +101,7 @@ def _check_carried(project: Project, names: Sequence[TableName]) -> None:
 
 def _table(project: Project, reader: BronzeReader, state: BronzeState, name: TableName) -> ResyncedTable:
     target = project.target(name)
-    keeps = remembers(target)
+    keeps = target.keeps_past
     if keeps and content_before(control_tables(project), state, str(name)) is not None:
         words = f"{target.label} keeps a past from before the stream of epoch {state.epoch}"
         hint = "`cdc-lake restart` copies every table again and keeps what each was"

@@ -61,10 +61,13 @@ _ATTRIBUTES = (
 )
 
 # The file of a table is another one than it was made with once the table was rewritten. A partitioned table has none;
-# of its partitions those count that were rewritten.
+# of its partitions those count that were rewritten. Columns that are generated have values which nobody was sent: one
+# that is an ordinary column later (DROP EXPRESSION) is unknown in rows from before, as behind a rewrite.
 _STORAGE = (
     "SELECT c.relkind = 'p', CASE WHEN c.relispartition THEN pg_partition_root(c.oid)::oid::bigint END, "
-    "CASE WHEN c.relfilenode NOT IN (0, c.oid) THEN c.relfilenode::bigint END FROM pg_class AS c WHERE c.oid = %s"
+    "CASE WHEN c.relfilenode NOT IN (0, c.oid) THEN c.relfilenode::bigint END, "
+    "(SELECT string_agg(a.attnum::text, ',' ORDER BY a.attnum) FROM pg_attribute AS a "
+    "  WHERE a.attrelid = c.oid AND a.attgenerated = 's' AND NOT a.attisdropped) FROM pg_class AS c WHERE c.oid = %s"
 )
 _KEPT_SECONDS = 5.0  # each of many partitions asks for all of them, one behind the other
 # `pg_partition_tree` would lock each of them until the transaction ends, and wait for who alters one.
@@ -188,13 +191,18 @@ class Storage:
     identities: Mapping[int, frozenset[str] | None] = field(default_factory=dict)
 
 
+def _hashed(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
 def storage_of(session: Session, oid: int, table: TableName) -> Storage:
     """Where the rows of a table are; raises SourceError."""
     with named(f"looking for the rows of {table}"):
         found = session.execute(_STORAGE, [oid]).fetchone()
-        if found is None or not found[0]:
-            own, root = (None, None) if found is None else (found[2], found[1])
-            return Storage(None if own is None else int(str(own)), None if root is None else int(str(root)))
+        partitioned, root, own, generated = found or (False, None, None, None)
+        if not partitioned:
+            file = own if generated is None else _hashed(f"{own}:{generated}")
+            return Storage(None if file is None else int(str(file)), None if root is None else int(str(root)))
         values = session.execute(
             "SELECT a.attname::text, min((a.attmissingval::text::text[])[1]), max((a.attmissingval::text::text[])[1]) "
             f"FROM {_LEAVES} AS l JOIN pg_attribute AS a ON a.attrelid = l.oid "
@@ -209,9 +217,10 @@ def storage_of(session: Session, oid: int, table: TableName) -> Storage:
             [oid],
         ).fetchall()
     rewritten = ",".join(f"{leaf}:{file}" for leaf, file, *_ in leaves if file is not None)
+    told = f"{rewritten}:{generated}" if generated is not None else rewritten
     missing = {str(name): Missing(str(low)) if low == high else Missing(None) for name, low, high in values}
     return Storage(
-        storage=int.from_bytes(hashlib.sha256(rewritten.encode()).digest()[:8], "big") >> 1 if rewritten else None,
+        storage=_hashed(told) if told else None,
         partitioned=True,
         missing=missing,
         identities={

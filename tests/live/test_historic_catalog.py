@@ -157,6 +157,17 @@ def test_what_old_rows_hold_in_an_added_column_is_known_or_asked(
 
 
 @pytest.mark.parametrize("made", [PLAIN, PARTS])
+def test_a_column_that_is_generated_no_more_has_values_that_nobody_was_sent(
+    database: Database, tmp_path: Path, made: str
+) -> None:
+    generated = f"{made}; ALTER TABLE t ADD c int GENERATED ALWAYS AS (id * 2) STORED"
+    _, found = landed(
+        database, tmp_path, generated, "ALTER TABLE t ALTER c DROP EXPRESSION", "INSERT INTO t VALUES (2)"
+    )
+    assert came_to(found) == UNKNOWN
+
+
+@pytest.mark.parametrize("made", [PLAIN, PARTS])
 @pytest.mark.parametrize("then", ["SELECT", "ALTER DOMAIN seven DROP DEFAULT"])
 def test_the_default_of_a_domain_is_one_too(database: Database, tmp_path: Path, made: str, then: str) -> None:
     """PostgreSQL 18 keeps it, one before rewrites the table."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.load import load_project
-from cdc_lake.errors import ApplyFailed, TableEndsSpark
+from cdc_lake.errors import ApplyFailed, SparkDied, TableEndsSpark
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.change import Change, Insert
 from cdc_lake.model.relation import TableName
@@ -73,6 +74,15 @@ def test_a_jvm_that_is_killed_in_a_run_without_end_is_started_again(tmp_path: Pa
     again = [event for event in run.events("retry") if "Spark starts again in 1 s" in event["text"]]
     assert [event["facts"]["code"] for event in again] == ["LAK405"]
     assert "Traceback" not in run.said
+    assert lake.ids("small") == [1, 2]
+    with lake.pipeline.command("rebuild", "public.small") as rebuild:
+        while "1 of 1 spans" not in rebuild.everything:
+            assert rebuild.running, rebuild.said
+            time.sleep(0.05)
+        rebuild.kill_java()
+        assert rebuild.wait(120) == 4, rebuild.said
+    assert SparkDied.code in rebuild.said, rebuild.said
+    lake.pipeline.do("rebuild", "public.small")
     assert lake.ids("small") == [1, 2]
 
 

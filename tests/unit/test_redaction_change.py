@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
+from typing import Literal
 
 import pytest
 
+from cdc_lake.config.project import Target
 from cdc_lake.errors import DestructiveChange
 from cdc_lake.lake.control_rows import ConfigurationRow
 from cdc_lake.model.relation import TableName
@@ -46,13 +49,17 @@ def row(number: int, changed: list[str], epoch: int, position: int | None) -> Co
     return ConfigurationRow(number, "", "{}", json.dumps(changed), epoch, position, datetime(2026, 1, 1, tzinfo=UTC))
 
 
+def target(name: str, kind: Literal["current", "history"] = "current") -> Target:
+    return Target(TableName("public", name), "silver", name, "delta", None, (), kind=kind)
+
+
 def test_a_table_waits_from_where_a_column_of_it_changes():
     rows = [row(1, [], 0, None), row(2, ["public.users.email"], 1, 100)]
-    users, orders = TableName("public", "users"), TableName("public", "orders")
+    users, orders = target("users"), target("orders")
     for span in (Span(1, 0, 100), Span(2, 0, 900)):
         check_unchanged(rows, users, span, lambda: 0)
     check_unchanged(rows, orders, Span(1, 0, 900), lambda: 0)
-    check_unchanged(rows, TableName("public", "user"), Span(1, 0, 900), lambda: 0)
+    check_unchanged(rows, target("user"), Span(1, 0, 900), lambda: 0)
     for span in (Span(1, 50, 101), Span(1, 500, 900)):
         with pytest.raises(DestructiveChange, match=r"`public.users.email` is redacted otherwise"):
             check_unchanged(rows, users, span, lambda: 0)
@@ -60,7 +67,14 @@ def test_a_table_waits_from_where_a_column_of_it_changes():
 
 def test_a_copy_that_is_behind_the_change_has_the_column_as_it_is_redacted_now():
     rows = [row(1, ["public.users.email"], 1, 100)]
-    users = TableName("public", "users")
+    users = target("users")
     check_unchanged(rows, users, Span(1, 150, 900), lambda: 101)
     with pytest.raises(DestructiveChange):
         check_unchanged(rows, users, Span(1, 50, 900), lambda: 100)
+
+
+@pytest.mark.parametrize(("kind", "verb"), [("current", "resync public.users"), ("history", "restart")])
+def test_the_hint_is_what_can_be_done_for_the_kind(kind: Literal["current", "history"], verb: str):
+    with pytest.raises(DestructiveChange) as refused:
+        check_unchanged([row(1, ["public.users.email"], 1, 100)], target("users", kind), Span(1, 50, 900), lambda: 0)
+    assert re.findall("`cdc-lake (.*?)`", refused.value.remedy) == [verb]

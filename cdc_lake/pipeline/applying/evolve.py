@@ -29,7 +29,6 @@ from cdc_lake.lake.store import SilverColumn, SilverStore, quoted
 from cdc_lake.model.relation import Relation
 from cdc_lake.observe.failpoint import LAYOUT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.applying.rebuild_plan import remembers
 from cdc_lake.pipeline.target.layout_changes import check_columns, check_computed, layout_changes
 from cdc_lake.silver.kind import Kind, RowIdentity
 from cdc_lake.silver.kinds import check_kind, own_names
@@ -117,7 +116,7 @@ def copied_again(target: Target) -> str:
     """What is done about such an operation. A past is not made again through it, nor can a copy of a new stream follow
     a past whose column is of the former type.
     """
-    if remembers(target):
+    if target.keeps_past:
         words = f"give {target.source} another silver table in the pipeline file (`to`), then run `cdc-lake restart`"
         return f"{words}, which copies every table: {target.label} stays as it is, with its past"
     return f"`cdc-lake resync {target.source}` copies the table again while the others go on"

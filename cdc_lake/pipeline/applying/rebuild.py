@@ -32,13 +32,14 @@ from cdc_lake.errors import (
     NothingToRebuild,
     RebuildNeedsPlace,
     RebuildPlaceTaken,
+    SparkDied,
 )
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import RunRow, new_run
 from cdc_lake.lake.lease import lease
 from cdc_lake.lake.marker import FIRST, Marker, read_marker
 from cdc_lake.lake.read import silver_exists, silver_version
-from cdc_lake.lake.session import derive, start
+from cdc_lake.lake.session import death, derive, start
 from cdc_lake.lake.store import quoted, store
 from cdc_lake.model.decision import NOTHING_DECIDED
 from cdc_lake.model.relation import Relation, TableName
@@ -109,8 +110,8 @@ def rebuild(
     also where the table belongs to another pipeline or was not written by cdc_lake.
     In a group it holds the transactions that the other tables of it hold, and goes no further than these are.
     Raises TableNotKnown, RebuildNeedsPlace, RebuildPlaceTaken, PastTrimmed, PositionNotHeld, NothingToRebuild,
-    DivisionChanged, RuleStopped, AnotherApply, SilverNotOwned, LakeError; GroupDisagrees where it would hold others
-    than the group, HeldLost where nobody knows what that holds, GroupWaits where a table of it is behind this one.
+    DivisionChanged, RuleStopped, AnotherApply, SilverNotOwned, SparkDied, LakeError; GroupDisagrees where it would hold
+    others than the group, HeldLost where nobody knows what that holds, GroupWaits where a table of it is behind this.
     """
     began = time.monotonic()
     if to is not None and into is None:
@@ -121,7 +122,14 @@ def rebuild(
         if spark is None:
             tell(Progress("rebuild", "starting Spark"))
             spark = start(project)
-        return work.run(derive(spark), began, dry_run=dry_run, keys=keys)
+        try:
+            return work.run(derive(spark), began, dry_run=dry_run, keys=keys)
+        except Exception as cause:
+            if (how := death(spark)) is not None:
+                raise SparkDied(how) from cause
+            if isinstance(cause, CdcLakeError):
+                cause.of(str(name))
+            raise
 
 
 class Rebuilding:

@@ -61,7 +61,7 @@ def rebuild_plan(
 ) -> RebuildPlan:
     """Work out how a table is built up to a position. Raises StateError where it cannot be."""
     control = control_tables(project)
-    if remembers(project.target(table)) and content_before(control, state, str(table)) is not None:
+    if project.target(table).keeps_past and content_before(control, state, str(table)) is not None:
         words = f"{project.target(table).label} keeps a past from before the stream of epoch {state.epoch}"
         raise PastTrimmed(f"{words}, which a rebuild begins with", where=reader.place)
     rows = control.snapshots()
@@ -106,7 +106,7 @@ def rebuild_plan(
 def _stretches(target: Target, course: Course, upto: int) -> list[Stretch]:
     """What of a table's course is gone through up to a position."""
     begun = [one for one in course.stretches if one.begins <= upto] or [course.stretches[0]]
-    return begun if remembers(target) else begun[-1:]
+    return begun if target.keeps_past else begun[-1:]
 
 
 def _as_landed(reader: BronzeReader, epoch: int, stretch: Stretch) -> Stretch:
@@ -116,11 +116,6 @@ def _as_landed(reader: BronzeReader, epoch: int, stretch: Stretch) -> Stretch:
         return stretch
     rows = outline(reader.files(), copy.relation, Span(epoch, copy.position - 1, copy.position), snapshot=True)
     return replace(stretch, copy=replace(copy, layout=rows.runs[-1].layout if rows.runs else next(iter(known))))
-
-
-def remembers(target: Target) -> bool:
-    """Whether a table's content says what its rows were, or that they were."""
-    return target.kind != "current" or target.deletes == "soft"
 
 
 def _check_held(state: BronzeState, table: TableName, last: Stretch, begins: int, upto: int) -> None:

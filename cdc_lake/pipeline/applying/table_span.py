@@ -146,7 +146,7 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     kind = kind_of(job.target, job.layouts[seen.layouts[-1]])
     projection = _projection(spark, job, seen.layouts, kind)
     control = control_tables(job.project)
-    check_unchanged(control.configurations(), table, span, lambda: _copied_at(control, job))
+    check_unchanged(control.configurations(), job.target, span, lambda: _copied_at(control, job))
     check_named(seen, projection.source, kind, job.stream)
     if kind.identity is RowIdentity.KEY and by_source_key(job.target):
         check_key(seen, projection.source, job.held, job.follows, job.stream)

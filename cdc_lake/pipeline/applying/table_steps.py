@@ -5,8 +5,6 @@ A table that cannot go on is noted in the cut as it is, with its error in `done.
 
 from __future__ import annotations
 
-import re
-import shlex
 import time
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +38,6 @@ from cdc_lake.pipeline.applying.applied import Applied
 from cdc_lake.pipeline.applying.group_steps import GroupSteps
 from cdc_lake.pipeline.applying.intact import damage, doubted, forgotten, may_go_on, overwritten
 from cdc_lake.pipeline.applying.merging import Merged, merge
-from cdc_lake.pipeline.applying.rebuild_plan import remembers
 from cdc_lake.pipeline.applying.reread import reread_tables, rereads_of
 from cdc_lake.pipeline.applying.sessions import Sessions, SparkLives, guarded
 from cdc_lake.pipeline.applying.table_job import Copied, TableJob
@@ -62,7 +59,6 @@ SECOND_LOOK = 30.0
 again, and once more when they are over.
 """
 
-_TABLE = re.compile(r"(`cdc-lake [a-z]+ )TABLE\b")  # in a remedy, which is to be done as it stands
 _UPKEEPS = 2  # commits of upkeep that a merge gives way to, one after the other
 
 
@@ -150,7 +146,7 @@ class TableSteps:
             return None
         begins, stands = shown(state.stream, self._trimmed_to), shown(state.stream, at)
         words = f"bronze begins behind {begins}, and {target.source} stands at {stands}"
-        hint = None if remembers(target) else f"`cdc-lake resync {target.source}` copies it again, the others go on"
+        hint = None if target.keeps_past else f"`cdc-lake resync {target.source}` copies it again, the others go on"
         return SpanTrimmed(words, where=self._bronze.place, hint=hint)
 
     def verified(self, state: BronzeState, tables: Mapping[str, TableState], position: int) -> dict[str, TableState]:
@@ -428,7 +424,7 @@ class TableSteps:
         the copied rows end those of that stream, and take no place of theirs.
         """
         relation = str(first.target.source)
-        if first.stood.version is None or first.adopts or not remembers(first.target):
+        if first.stood.version is None or first.adopts or not first.target.keeps_past:
             return first
         before = content_before(self._control, state, relation)
         if before is None:
@@ -535,8 +531,7 @@ class TableSteps:
         relation = str(target.source)
         before = tables.get(relation)
         empty = TableState(target.label, target.format, None, position, BROKEN, 0)
-        error.remedy = _TABLE.sub(lambda command: command[1] + shlex.quote(relation), error.remedy)
-        why = (error.code, error.message, error.remedy)
+        why = (error.code, error.message, error.of(relation).remedy)
         tables[relation] = replace(before or empty, position=position, state=BROKEN, error=why)
         if target.label not in self.done.broken:
             facts = {"table": target.label, "code": error.code}

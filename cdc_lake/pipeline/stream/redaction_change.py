@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from cdc_lake.config.capture import compile_columns
+from cdc_lake.config.project import Target
 from cdc_lake.errors import DestructiveChange
 from cdc_lake.lake.control_rows import ConfigurationRow
-from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
 
 NOTHING: Final[Mapping[str, Any]] = {"redact": [], "key": None}
@@ -33,20 +34,19 @@ def changed_columns(
     return sorted(name for name in full if _fate(before, name) != _fate(after, name))
 
 
-def check_unchanged(rows: Sequence[ConfigurationRow], table: TableName, span: Span, since: Callable[[], int]) -> None:
+def check_unchanged(rows: Sequence[ConfigurationRow], target: Target, span: Span, since: Callable[[], int]) -> None:
     """Raise DestructiveChange where a column of the table is redacted otherwise from somewhere below the span's end.
 
     `since`: the position of the copy that the table's rows begin with: what changed before it is of no row.
     """
     for row in rows:
         if row.epoch == span.epoch and row.position is not None and row.position < span.upto:
-            column = next((name for name in json.loads(row.changed) if name.startswith(f"{table}.")), None)
+            column = next((name for name in json.loads(row.changed) if name.startswith(f"{target.source}.")), None)
             if column is not None and row.position >= since():
-                again = f"copy the table again, as it is redacted now: `cdc-lake resync {table}`"
-                raise DestructiveChange(
-                    f"column `{column}` is redacted otherwise than before",
-                    hint=f"{again}; one that keeps a past is copied by `cdc-lake restart`",
-                )
+                hint = f"copy the table again, as it is redacted now: `cdc-lake resync {target.source}`"
+                if target.keeps_past:
+                    hint = f"`cdc-lake restart` copies all tables again; the past of {target.label} stays as it is"
+                raise DestructiveChange(f"column `{column}` is redacted otherwise than before", hint=hint)
 
 
 def _fate(settings: Mapping[str, Any], name: str) -> tuple[str, str | None] | None:
