@@ -349,6 +349,18 @@ def test_tables_without_identity_are_named_before_the_publication_breaks_their_u
     check_identities(session, NAMES)
 
 
+def test_a_key_that_is_checked_at_the_end_of_a_transaction_is_no_replica_identity(database: Database) -> None:
+    """So a stream has two rows of one key only where it has whole old rows, which tell them apart."""
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE late (x int PRIMARY KEY DEFERRABLE); INSERT INTO late VALUES (1)")
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="non-immediate"):
+            conn.execute("ALTER TABLE late REPLICA IDENTITY USING INDEX late_pkey")
+        conn.execute("CREATE PUBLICATION late FOR TABLE late")
+        for refused in ("UPDATE late SET x = 2", "DELETE FROM late"):
+            with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="replica identity"):
+                conn.execute(refused)
+
+
 def test_patterns_choose_tables_and_one_that_chooses_none_is_an_error() -> None:
     tables = [TableName("public", n) for n in ("a", "ab", "tmp_x")] + [TableName("s.1", "a")]
     assert select_tables(["public.*", "!public.tmp_*"], tables) == tables[:2]
