@@ -44,7 +44,10 @@ ORDINARY, BY_CSN = Kind(Style.BINARY, batch=True), Kind(Style.BINARY, batch=True
 
 def has_look(path: Path) -> bool:
     """Whether a module has `find_slot` of the family's slots."""
-    imports = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom))
+    text = path.read_text()
+    if find_slot.__name__ not in text:
+        return False
+    imports = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom))
     names = (name.name for node in imports if node.module == slot.__name__ for name in node.names)
     return path == Path(slot.__file__) or "find_slot" in names
 

@@ -33,8 +33,10 @@ NOT_OBEYED: dict[str, str] = {
 
 def codes_in(file: Path) -> set[str]:
     """What a file of tests obeys."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    found, text = set[str](), file.read_text(encoding="utf-8")
+    if "obeys(" not in text and "Case(" not in text:
+        return found
+    for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Call(func=ast.Attribute(attr="obeys") | ast.Name(id="Case"), args=args):
                 texts = [one.value for one in args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
