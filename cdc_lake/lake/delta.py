@@ -68,7 +68,7 @@ class DeltaSilver:
         """
         none = ", ".join(f"CAST(NULL AS {c.type}) AS {quoted(c.name)}" for c in columns)
         generation = int(self._properties().get(GENERATION_PROPERTY, FIRST)) + 1
-        clauses = self._clauses(stream, {GENERATION_PROPERTY: str(generation)})
+        clauses = self._clauses(stream, {**_features(columns), GENERATION_PROPERTY: str(generation)})
         with self._rivals_refused():
             self._spark.sql(f"CREATE OR REPLACE TABLE {self.name} {clauses} AS SELECT {none} WHERE false")
 
@@ -111,9 +111,8 @@ class DeltaSilver:
             writer.option("txnAppId", app).option("txnVersion", str(position)).save(str(self._path))
 
     def _take_types(self, have: Sequence[SilverColumn], after: Sequence[SilverColumn]) -> None:
-        """Delta takes this type into a table that was made without it only once its feature was asked for."""
-        if any(_NTZ in c.type for c in after) and not any(_NTZ in c.type for c in have):
-            self._spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')")
+        if (asked := _features(after)) and not _features(have):
+            self._spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({_listed(asked)})")
 
     def _laid_out(self, writer: DataFrameWriter) -> DataFrameWriter:
         """The writer of a table stated anew, which stays partitioned or clustered as it was."""
@@ -144,7 +143,8 @@ class DeltaSilver:
         if self.marker(stream) != base:
             raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
         chosen = ", ".join(f"CAST({quoted(c.name)} AS {c.type}) AS {quoted(c.name)}" for c in columns)
-        clauses = self._clauses(stream, {**self._properties(), GENERATION_PROPERTY: str(generation)})
+        kept = {**self._properties(), **_features(columns)}
+        clauses = self._clauses(stream, {**kept, GENERATION_PROPERTY: str(generation)})
         statement = f"CREATE OR REPLACE TABLE {self.name} {clauses} AS SELECT {chosen} FROM ({query})"
         return self._marked(stream, base, generation, position, lambda: self._spark.sql(statement))
 
@@ -163,9 +163,9 @@ class DeltaSilver:
         others = {key: value for key, value in (kept or {}).items() if key not in OWN | OWNER}
         own = {**own_properties(self._target), **owner_properties(self._project, stream)}
         properties = {**others, "delta.checkpointInterval": "100", **own}
-        listed = ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
         clustered = f" CLUSTER BY ({cluster_sql(self._target)})" if self._target.cluster_by else ""
-        return f"USING delta{partition_sql(self._target)}{clustered} COMMENT {comment} TBLPROPERTIES ({listed})"
+        divided = f"{partition_sql(self._target)}{clustered}"
+        return f"USING delta{divided} COMMENT {comment} TBLPROPERTIES ({_listed(properties)})"
 
     def _marked(self, stream: str, base: Marker, generation: int, position: int, work: Callable[[], object]) -> int:
         """Run one writing statement with the marker in its commit; the version it made."""
@@ -199,3 +199,13 @@ class DeltaSilver:
             if "Concurrent" in type(cause).__name__ or "DELTA_CONCURRENT" in str(cause):
                 raise TableChangedMeanwhile(f"another writer committed to {self._target.label}") from cause
             raise
+
+
+def _features(columns: Sequence[SilverColumn]) -> dict[str, str]:
+    """The properties without which Delta does not take columns into a table that was made without their types."""
+    return {"delta.feature.timestampNtz": "supported"} if any(_NTZ in c.type for c in columns) else {}
+
+
+def _listed(properties: Mapping[str, str]) -> str:
+    """Properties as TBLPROPERTIES takes them."""
+    return ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())

@@ -110,6 +110,26 @@ def test_a_slot_of_another_pipeline_of_the_lake_is_refused_with_both_names(datab
     assert "slot drop" not in checked.out
 
 
+def test_a_file_that_is_given_a_living_pipelines_name_is_refused_with_both_names(
+    database: Database, tmp_path: Path
+) -> None:
+    library = Library(database, tmp_path)
+    pipelines = library.shell.folder / "pipelines"
+    text = (pipelines / "library.yaml").read_text(encoding="utf-8").replace("pipeline: library", "pipeline: shelf")
+    (pipelines / "shelf.yaml").write_text(text, encoding="utf-8")
+    library.shell.fine(*RECEIVE, "-p", "pipelines/shelf.yaml")
+    given = text.replace("  tables:", "  publication: library\n  slot: {name: library}\n  tables:")
+    (pipelines / "given.yaml").write_text(given, encoding="utf-8")
+    for words in (["plan"], [*RECEIVE], ["restart", "--yes"]):
+        said = library.shell(*words, "-p", "pipelines/given.yaml")
+        assert "error[SRC214]" in said.err, (words, said)
+        assert "slot `library` belongs to pipeline `library`, and this pipeline is `shelf`" in said.err
+    assert "slot `library` belongs to pipeline `library`" in library.shell("check", "-p", "pipelines/given.yaml").out
+    (pipelines / "given.yaml").unlink()
+    library.shell.fine(*RECEIVE, "-p", "pipelines/shelf.yaml")
+    library.shell.fine(*RECEIVE, "-p", "pipelines/library.yaml")
+
+
 def test_a_renamed_pipeline_whose_folders_were_moved_goes_on_also_where_its_old_file_is_run_once_more(
     database: Database, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +130,11 @@ def test_a_table_that_cdc_lake_did_not_write_is_refused_and_adopted_whatever_its
     if fmt == "iceberg":
         spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {name.rsplit('.', 1)[0]}")
     spark.sql(f"CREATE TABLE {name} USING {fmt} AS SELECT 7 AS id, 'x' AS whose")
-    lake.land(insert("1", "1"))
+    lake.land(Insert(table("public.t", id="int4", since="timestamp"), ("1", "2026-01-02 00:00:00")))
     with pytest.raises(SilverNotOwned, match="was not written by cdc_lake"):
         lake.run()
     lake.run(lake.label)
-    assert lake.rows() == [row(1, 1)]
+    assert lake.rows() == [{"id": 1, "since": datetime(2026, 1, 2)}]  # noqa: DTZ001
 
 
 @FORMATS

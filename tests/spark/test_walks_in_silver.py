@@ -245,7 +245,8 @@ class Lake:
             stranger.changed = False
             return
         command = re.search(r"`cdc-lake rebuild \S+( --adopt)?`", remedy)
-        assert command is not None, remedy
+        if command is None:
+            raise self.broken[label]
         source = str(stranger.target.source)
         try:
             done = rebuild(self.project, source, adopt=command[1] is not None, spark=self.spark)

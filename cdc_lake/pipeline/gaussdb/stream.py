@@ -42,6 +42,7 @@ from cdc_lake.pipeline.gaussdb.gaps import recorded_gaps
 from cdc_lake.pipeline.gaussdb.rejoin import RejoiningFrames, RejoiningOrder, rejoining
 from cdc_lake.pipeline.gaussdb.tables import settle_family
 from cdc_lake.pipeline.state.memberships import last_members, oids_of
+from cdc_lake.pipeline.state.ownership import check_named_slot
 from cdc_lake.pipeline.state.streams import is_complete
 from cdc_lake.pipeline.stream.copies_beside import CopiesBeside, Recopy
 from cdc_lake.pipeline.stream.failover import (
@@ -227,6 +228,7 @@ def check_resume(
     if identity.kind is not Kind.GAUSS:
         raise OtherSource(f"the kind of source is `{Kind.GAUSS}`, but bronze was fed from `{identity.kind}`")
     system = facts.known_as if identity.system == facts.known_as else facts.system
+    check_named_slot(project, state)
     check_fed_from(identity, system=system, database=facts.database, slot=project.slot)
     source = project.family
     if source.order != "auto" and OrderDomain(source.order) is not identity.domain:

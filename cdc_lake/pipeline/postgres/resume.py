@@ -6,6 +6,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import ControlTables
+from cdc_lake.pipeline.state.ownership import check_named_slot
 from cdc_lake.pipeline.stream.failover import check_log_reaches, check_timeline, last_timeline
 from cdc_lake.pipeline.stream.slot_race import bronze_may_go_on
 from cdc_lake.source import slot
@@ -41,6 +42,7 @@ def check_same(
     Its timeline, and the state to go on from (`failover.check_timeline`).
     """
     identity = StreamIdentity.parse(state.stream)
+    check_named_slot(project, state)
     check_fed_from(identity, system=facts.system, database=facts.database, slot=project.slot)
     timeline = timeline_of(replication, facts.timeline)
     reader = bronze_reader(project)

@@ -90,9 +90,13 @@ class Ownership:
 
 
 def check_own_bronze(project: Project, state: BronzeState | None, control: ControlTables) -> None:
-    """Raise BronzeUnknown where bronze holds another pipeline's stream, BronzeGone where it holds none any more."""
+    """Raise BronzeUnknown where bronze holds another pipeline's stream, BronzeGone where it holds none any more; as
+    `check_named_slot`.
+    """
     place = bronze_reader(project).place
     check_bronze_there(state, control, place)
+    if state is not None:
+        check_named_slot(project, state)
     if state is None or any(row.stream == state.stream for row in control.streams()):
         return
     name = _named_by_control(project, state.stream)
@@ -104,6 +108,18 @@ def check_own_bronze(project: Project, state: BronzeState | None, control: Contr
         raise BronzeUnknown(f"{words}, with slot `{project.slot}`", where=place)
 
 
+def check_named_slot(project: Project, state: BronzeState) -> None:
+    """Raise SlotForeign where bronze is not fed from the slot that the pipeline names, and another pipeline's is."""
+    origin = _origin_of(state.stream)
+    if origin is None or origin.endswith(f":{project.slot}") or (other := _pipeline_of_slot(project)) is None:
+        return
+    hint = (
+        f"was the file of pipeline `{other}` given the name `{project.name}`? give it a name that no pipeline of the "
+        f"lake has; if it is the file of `{project.name}`, name its own slot again in `source.slot.name`"
+    )
+    raise SlotForeign(_of_another(project, other), hint=hint)
+
+
 def unclaimed_slot(project: Project, bronze: str, state: BronzeState | None) -> SlotForeign:
     """The error for a slot of the pipeline's name that bronze does not know; `bronze`: where bronze is looked for."""
     if state is not None:
@@ -113,12 +129,18 @@ def unclaimed_slot(project: Project, bronze: str, state: BronzeState | None) -> 
         )
         return SlotForeign(words, where=bronze, hint=hint)
     if (other := _pipeline_of_slot(project)) is not None:
-        words = f"slot `{project.slot}` belongs to pipeline `{other}`, and this pipeline is `{project.name}`"
-        return SlotForeign(words, hint="each pipeline has a slot of its own: set `source.slot.name` to another name")
+        return SlotForeign(
+            _of_another(project, other),
+            hint="each pipeline has a slot of its own: set `source.slot.name` to another name",
+        )
     words = (
         f"slot `{project.slot}` exists, but bronze holds nothing: this pipeline did not make it, or its lake is away"
     )
     return SlotForeign(words, where=bronze)
+
+
+def _of_another(project: Project, other: str) -> str:
+    return f"slot `{project.slot}` belongs to pipeline `{other}`, and this pipeline is `{project.name}`"
 
 
 def _pipeline_of_slot(project: Project) -> str | None:
