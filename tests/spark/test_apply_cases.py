@@ -141,7 +141,7 @@ def test_a_row_that_comes_to_a_key_before_the_one_that_has_it_goes_stays(spark: 
     assert lake.rows() == [row(1, 5, "newer"), row(2, 3, "back"), row(3, 1, "old"), row(4, 1, "old"), row(9, 2, None)]
 
 
-@FORMATS
+@drawn
 def test_a_key_that_moves_leaves_nothing_behind_and_takes_its_large_value_along(
     spark: Any, lake_root: Path, fmt: str
 ) -> None:

@@ -142,7 +142,7 @@ def test_a_span_that_is_split_by_table_gives_the_same_and_leaves_nothing_behind(
 
 
 @pytest.mark.compiled
-@FORMATS
+@drawn
 def test_spans_that_are_alike_share_what_spark_compiled(spark: Any, lake_root: Path, fmt: str) -> None:
     lake = Lake(lake_root, spark, "alike", fmt)
     lake.land(*(insert(str(n), "1", "x") for n in range(80)))

@@ -11,7 +11,7 @@ import pytest
 from cdc_lake.errors import RuleStopped
 from tests.lineage_events import read
 
-from .formats import FORMATS
+from .formats import drawn
 from .test_apply_cases import Lake, insert
 
 pytestmark = pytest.mark.spark
@@ -24,7 +24,7 @@ TABLE = {
 }  # fmt: skip
 
 
-@FORMATS
+@drawn
 def test_a_run_says_what_it_made_from_what_and_how_it_ended(spark: Any, lake_root: Path, fmt: str) -> None:
     observe = {"openlineage": {"to": f"lineage_{fmt}.jsonl"}, "textfile": f"lineage_{fmt}.prom"}
     lake = Lake(lake_root, spark, "lineage", fmt, RULES, table=TABLE, observe=observe)

@@ -24,7 +24,7 @@ from cdc_lake.pipeline.state.cuts import table_states
 from tests.conftest import Database
 
 from .conftest import make_project
-from .formats import FORMATS
+from .formats import drawn
 
 pytestmark = [
     pytest.mark.spark,
@@ -65,7 +65,7 @@ class Shop:
         return list(read_silver(self.project, self.project.target(TableName("public", table))).to_pylist())
 
 
-@FORMATS
+@drawn
 def test_a_lost_slot_is_followed_by_a_new_stream_and_what_was_is_kept(
     spark: Any, database: Database, lake_root: Path, fmt: str
 ) -> None:

@@ -63,7 +63,7 @@ def full(old: tuple[str | None, ...], new: tuple[Any, ...]) -> Update:
     return Update(FULL, new, old, OldKind.FULL)
 
 
-@FORMATS
+@drawn
 def test_silver_has_the_columns_that_were_asked_for_and_what_is_computed_from_values_not_sent(
     spark: Any, lake_root: Path, fmt: str
 ) -> None:
@@ -231,7 +231,7 @@ def test_an_expression_is_of_one_row_and_always_the_same(spark: Any, sql: str) -
         analysed(spark, (SilverColumn("a", "int"), SilverColumn("t", "timestamp")), sql, "here")
 
 
-@FORMATS
+@drawn
 def test_a_table_with_transforms_takes_its_sources_new_columns_and_keeps_the_dropped(
     spark: Any, lake_root: Path, fmt: str
 ) -> None:
