@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -173,25 +174,27 @@ def test_a_table_whose_columns_changed_at_the_source_is_rebuilt_with_what_a_run_
     lake = Lake(lake_root, spark, "reformed", fmt)
     lake.land(insert("1", "1"), insert("2", "2"))
     lake.advance()
-    other = table("public.t", id="int4", amount="text", note="text")
-    lake.land(Insert(other, ("3", "three", "n")), Update(other, ("1", UNCHANGED, "changed")))
+    other = table("public.t", id="int4", amount="text", note="text", since="timestamp")
+    lake.land(
+        Insert(other, ("3", "three", "n", "2026-01-02 00:00:00")), Update(other, ("1", UNCHANGED, "changed", None))
+    )
     with pytest.raises(DestructiveChange):
         lake.advance()
     done = again(lake)
-    assert done.difference.columns == Columns(added=("note",), changed=("amount",))
+    assert done.difference.columns == Columns(added=("note", "since"), changed=("amount",))
     assert sorted(done.operations) == [
         f"add column note string to reformed_{fmt}.t, rows before it unknown",
         f"change column amount of reformed_{fmt}.t from int to string",
     ]
     expected = [
-        {"id": 1, "amount": "1", "body": None, "note": "changed"},
-        {"id": 2, "amount": "2", "body": "b", "note": None},
-        {"id": 3, "amount": "three", "body": None, "note": "n"},
+        {"id": 1, "amount": "1", "body": None, "note": "changed", "since": None},
+        {"id": 2, "amount": "2", "body": "b", "note": None, "since": None},
+        {"id": 3, "amount": "three", "body": None, "note": "n", "since": datetime(2026, 1, 2)},  # noqa: DTZ001
     ]
     assert lake.rows() == expected
-    lake.land(Insert(other, ("4", "four", None)))
+    lake.land(Insert(other, ("4", "four", None, None)))
     lake.advance()
-    assert lake.rows() == [*expected, {"id": 4, "amount": "four", "body": None, "note": None}]
+    assert lake.rows() == [*expected, {"id": 4, "amount": "four", "body": None, "note": None, "since": None}]
 
 
 @either("delta")
