@@ -104,13 +104,6 @@ class ShapeForeign(LakeError):
     )
 
 
-class TableRenamed(LakeError):
-    """A source table has another name: its rows were copied under the old one, to another silver table."""
-
-    code = "LAK458"
-    hint = "start the receiver again: it copies the table under its new name; the others go on meanwhile"
-
-
 class NameTaken(LakeError):
     """A column of the source has the name of one that silver adds itself."""
 

@@ -19,6 +19,7 @@ from cdc_lake.lake.control_rows import MembershipRow, now
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.pipeline.resync import resync
 from cdc_lake.pipeline.state.copies import courses
 from cdc_lake.testing.beside import beside, streams, until
 from tests.conftest import Database
@@ -89,6 +90,20 @@ def test_a_receiver_that_runs_follows_a_swap_by_itself(
 
 
 @PLUGINS
+def test_a_receiver_that_runs_follows_a_renaming_by_itself(
+    database: Database, tmp_path: Path, shop: psycopg.Connection[Any], plugin: str
+) -> None:
+    project, told = project_for(database, tmp_path, plugin), list[Progress]()
+    with running(project, told):
+        until(lambda: streams(told))
+        shop.execute("UPDATE orders SET note = 'pending'; ALTER TABLE orders RENAME TO purchases")
+        shop.execute("INSERT INTO purchases VALUES (2, 'by its new name')")
+        until(lambda: any("copied 1 table beside the stream" in one.text for one in told), "no copy was made", 60)
+    assert "SRC252" in {one.facts.get("code") for one in told}
+    assert_as_at_source(project, database, "orders")
+
+
+@PLUGINS
 def test_a_renamed_table_is_copied_under_its_new_name_and_the_old_one_is_left(
     database: Database, tmp_path: Path, shop: psycopg.Connection[Any], plugin: str
 ) -> None:
@@ -100,6 +115,23 @@ def test_a_renamed_table_is_copied_under_its_new_name_and_the_old_one_is_left(
     once(project)
     assert_as_at_source(project, database, "orders")
     assert tables_from_bronze(project)[TableName("public", "orders")][("1",)]["note"] == "pending"
+
+
+@PLUGINS
+def test_where_no_copy_is_asked_for_a_renamed_table_is_said_and_resync_copies_it(
+    database: Database, tmp_path: Path, shop: psycopg.Connection[Any], plugin: str
+) -> None:
+    source, none = {"slot": {"plugin": plugin}}, {"mode": "none"}
+    project, told = project_of(database, tmp_path, source=source, snapshot=none), list[Progress]()
+    once(project)
+    shop.execute("ALTER TABLE orders RENAME TO purchases; INSERT INTO purchases VALUES (2, 'by its new name')")
+    once(project, told.append)
+    assert any("resync public.purchases" in one.text for one in told if one.stage == "warning")
+    resync(project, ["public.purchases"])
+    shop.execute("INSERT INTO purchases VALUES (3, 'behind the copy')")
+    once(project)
+    found = {table: tables_from_bronze(project)[table] for table in [TableName("public", "purchases")]}
+    assert found.items() <= tables_at_source(database).items()
 
 
 @PLUGINS

@@ -25,7 +25,6 @@ NOT_OBEYED: dict[str, str] = {
     "LAK402": "pyspark installed; every test of silver has it",
     "LAK403": "the way to Maven Central, or a mirror",
     "LAK406": "another process, as each command is one",
-    "LAK458": "passes by itself: the receiver has recorded that the former name was left, and copies the table",
     "STA600": "the root of its errors, which is never raised itself",
     "STA621": "a bug in the receiver",
 }

@@ -136,6 +136,7 @@ class Layouts:
         self._catalog = catalog
         self._versions = versions
         self._oids = oids
+        self._names = {oid: name for name, oid in oids.items()}
         self._round = 0
         self._tables: dict[TableName, _Table] = {}
         for relation in known:
@@ -277,8 +278,12 @@ class Layouts:
         return facts
 
     def _check_same(self, name: TableName, oid: int | None) -> None:
-        if oid is not None and self._oids.get(name, oid) != oid:
+        if oid is None:
+            return
+        if self._oids.get(name, oid) != oid:
             raise PublicationAltered(f"{name} is another table than before: it was renamed or made anew")
+        if self._names.get(oid, name) != name:
+            raise PublicationAltered(f"table {self._names[oid]} was renamed to {name}")
 
     def _plan(self, row: Row, table: _Table, new: Names | None, old: Names | None, xid: int | None) -> Plan:
         _check(row)

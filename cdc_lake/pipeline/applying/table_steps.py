@@ -25,7 +25,6 @@ from cdc_lake.errors import (
     SilverNotOwned,
     SpanTrimmed,
     TableChangedMeanwhile,
-    TableRenamed,
 )
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.marker import Marker, read_marker
@@ -281,11 +280,8 @@ class TableSteps:
                 near=self._nearby.of if part is None else as_they_are,
                 rereads=rereads_of(rereads, state.stream, relation, mine),
                 adopts=adopts,
-            ).outlined()
-            if marker.position is None and (renamed := self._renamed(job, tables)) is not None:
-                self.set_aside(target, watermark, renamed, tables)
-                continue
-            jobs.append(job)
+            )
+            jobs.append(job.outlined())
         return jobs
 
     def _job(
@@ -356,18 +352,6 @@ class TableSteps:
         span = Span(state.epoch, after, position)
         runs = outline(self._bronze.applied(), target.source, span, snapshot=False).runs if position > after else ()
         return runs[-1].layout if runs else layout
-
-    def _renamed(self, job: TableJob, tables: Mapping[str, TableState]) -> TableRenamed | None:
-        """Whether a table that silver does not have yet is one that it has under another name."""
-        numbers = {relation: table.layout for relation, table in tables.items() if table.layout is not None}
-        new = job.layouts[job.seen.runs[-1].layout] if job.seen is not None and job.seen.runs else None
-        if new is None or new.oid is None or not numbers:
-            return None
-        known = self._bronze.layouts()
-        for relation, number in numbers.items():
-            if number in known and known[number].oid == new.oid and relation != str(new.table):
-                return TableRenamed(f"{relation} was renamed to {new.table}")
-        return None
 
     def _follows(self, target: Target, layout: int | None, near: Mapping[int, Relation]) -> Relation | None:
         if layout is None:

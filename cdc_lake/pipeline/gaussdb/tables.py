@@ -22,8 +22,8 @@ from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.gaussdb.facts import catalog
 from cdc_lake.pipeline.state.copies import courses
-from cdc_lake.pipeline.state.memberships import last_members, moved, note_members
-from cdc_lake.pipeline.stream.table_changes import TableChanges, changes_of, leave, newcomers
+from cdc_lake.pipeline.state.memberships import last_members, moved, note_members, renamed
+from cdc_lake.pipeline.stream.table_changes import TableChanges, changes_of, leave, newcomers, tell_renamed
 from cdc_lake.source.captured import Published
 from cdc_lake.source.gaussdb.catalog import check_identities, tables_in_database
 from cdc_lake.source.stream import domain_of
@@ -73,7 +73,10 @@ def settle_family(
     for table in sorted(found.moved):
         tell(Progress("connect", f"{table} is another table than before: it was renamed or made anew"))
     chosen = chooses(project.family.tables)
-    note_members(_published({table: oid for table, oid in there.items() if chosen(table)}), control, state)
+    members = _published({table: oid for table, oid in there.items() if chosen(table)})
+    if placed and not project.pipeline.snapshot.copies:
+        tell_renamed(renamed(members, last_members(control, state)), tell)
+    note_members(members, control, state)
     if not placed:
         for table in found.waiting:
             stays = table in found.left or table in found.moved

@@ -32,8 +32,8 @@ from cdc_lake.pipeline.postgres.captured import (
     wanted,
 )
 from cdc_lake.pipeline.state.copies import courses
-from cdc_lake.pipeline.state.memberships import last_members, moved, note_members
-from cdc_lake.pipeline.stream.table_changes import TableChanges, changes_of, leave, newcomers
+from cdc_lake.pipeline.state.memberships import last_members, moved, note_members, renamed
+from cdc_lake.pipeline.stream.table_changes import TableChanges, changes_of, leave, newcomers, tell_renamed
 from cdc_lake.source import publication
 from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session
@@ -106,9 +106,12 @@ def _note_members(project: Project, session: Session, state: BronzeState, contro
     """Keep by what the publication has its tables from here."""
     carries = carried(project, session)
     if not project.pipeline.snapshot.copies:
-        for table in sorted(moved(carries, last_members(control, state))):
+        members = last_members(control, state)
+        other = moved(carries, members)
+        for table in sorted(other):
             text = f"publication `{project.publication}` was altered: what it left out of table {table} is missing"
             tell(Progress("warning", f"{text}, and `snapshot.mode` asks for no copy: cdc-lake resync {table}"))
+        tell_renamed({table: name for table, name in renamed(carries, members).items() if table not in other}, tell)
     note_members(carries, control, state)
 
 

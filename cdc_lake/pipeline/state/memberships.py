@@ -66,5 +66,11 @@ def moved(carried: Iterable[Published], known: Mapping[str, Member]) -> frozense
     )
 
 
+def renamed(carried: Iterable[Published], known: Mapping[str, Member]) -> dict[TableName, TableName]:
+    """The tables that are known by another name, with that name."""
+    names: dict[int | None, TableName] = {oid: name for name, oid in oids_of(known).items()}
+    return {one.table: before for one in carried if (before := names.get(one.oid, one.table)) != one.table}
+
+
 def _same(known: Member, entry: int | None, oid: int | None) -> bool:
     return entry == known.entry and known.oid in {None, oid}

@@ -88,6 +88,13 @@ def leave(
         tell(Progress("connect", f"table {table} is not followed any more: `source.tables` leaves it out"))
 
 
+def tell_renamed(names: Mapping[TableName, TableName], tell: Tell) -> None:
+    """Tell of tables that were known by another name, where no copy is asked for."""
+    for table, before in sorted(names.items()):
+        text = f"table {before} was renamed to {table}: silver of that name begins with its changes from here on"
+        tell(Progress("warning", f"{text}, and `snapshot.mode` asks for no copy: cdc-lake resync {table}"))
+
+
 def newcomers(new: Iterable[TableName], landed: Iterable[Relation]) -> set[TableName]:
     """Those of new tables that bronze has nothing of, or that it knows by another name: they were renamed."""
     names_of: defaultdict[int | None, set[TableName]] = defaultdict(set)
