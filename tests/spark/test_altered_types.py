@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -167,16 +168,22 @@ def converted_otherwise(
     spark: Any, before: Column, after: Column, change: ChangeType, texts: list[tuple[str, str]], what: str
 ) -> list[str]:
     """Values of which silver would have another one than the server; what ends in an error is not one of them."""
-    old, new = column_type(before), column_type(after)
-    value = change.converted("v")
-    out = []
-    for a, b in texts:
-        frame = spark.createDataFrame([(a, b)], "a string, b string")
-        fits = f"{fits_sql('a', old)} AND {fits_sql('b', new)}"
-        frame = frame.where(fits).selectExpr(f"{cast_sql('a', old)} AS v", f"{cast_sql('b', new)} AS w")
-        try:
-            rows = frame.selectExpr(f"{value} AS made", "w").where("NOT (made <=> w)").collect()
-        except (PySparkException, Py4JError):
-            continue
-        out += [f"{what}: {a!r} became {row['made']!r}, the server has {row['w']!r}" for row in rows]
-    return out
+    value, fits = change.converted("v"), f"{fits_sql('a', column_type(before))} AND {fits_sql('b', column_type(after))}"
+    casts = f"{cast_sql('a', column_type(before))} AS v", f"{cast_sql('b', column_type(after))} AS w"
+
+    def others(some: list[tuple[str, str]]) -> list[str]:
+        frame = spark.createDataFrame(some, "a string, b string").where(fits).selectExpr("a", *casts)
+        rows = frame.selectExpr("a", f"{value} AS made", "w").where("NOT (made <=> w)").collect()
+        return [f"{what}: {row['a']!r} became {row['made']!r}, the server has {row['w']!r}" for row in rows]
+
+    try:
+        return others(texts) if texts else []
+    except (PySparkException, Py4JError):  # one of them ends in an error, the others need not
+        return [said for one in texts for said in alone(others, one)]
+
+
+def alone(others: Callable[[list[tuple[str, str]]], list[str]], one: tuple[str, str]) -> list[str]:
+    try:
+        return others([one])
+    except (PySparkException, Py4JError):
+        return []

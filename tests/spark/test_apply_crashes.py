@@ -1,8 +1,8 @@
 """Apply broken off at every step between two that last, in this process: the next start ends at the oracle's state.
 
 What readers may see is looked at after each break, by the checker of the invariants. `CDC_LAKE_BUDGET` 10 takes every
-crash point with ten seeds, those that have several steps one step after the other; by default a few of them, by the seed
-that is printed.
+crash point with ten seeds, those that have several steps one step after the other; by default one in each format, by
+the seed that is printed.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def test_a_start_after_any_break_ends_at_the_oracles_state(spark: Any, lake_root
     for nth, seed in enumerate(seeds(1 if BUDGET == 1 else 10)):
         dice = random.Random(seed)
         names = [*possible] if BUDGET == 1 else of_a_seed(possible, nth)
-        chosen = dice.sample(names, 2 if BUDGET == 1 else len(names))
+        chosen = dice.sample(names, 1 if BUDGET == 1 else len(names))
         print(f"seed {seed}, {fmt}: {', '.join(chosen)}")
         there = world(lake_root, spark, fmt, seed, dice)
         there.change_plain(6)

@@ -41,6 +41,7 @@ pytestmark = pytest.mark.spark
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 PARTS, A_PART = (2, 12) if BUDGET == 1 else (8, 30)
+SPAN = (25, 60) if BUDGET == 1 else (12, 40)
 LIMIT = 69
 NOW = table("public.now", id="int4", amount="int4", body="text")
 EVER = table("public.ever", identity=ReplicaIdentity.FULL, id="int4", amount="int4", body="text")
@@ -75,7 +76,7 @@ class Lake:
             name,
             silver={"defaults": {"namespace": name}, "tables": tables},
             snapshot={"mode": "none"},
-            apply={"span_rows": self.dice.randint(12, 40), "parallelism": 2},
+            apply={"span_rows": self.dice.randint(*SPAN), "parallelism": 2},
         )
         self.bronze = DeltaBronze(self.project.bronze, durability="os")
         self.bronze.begin_stream("test", 10)

@@ -21,6 +21,7 @@ from cdc_lake.pipeline.target import division
 from cdc_lake.testing.histories import AT_LIMITS, LINE_BREAKS, with_column
 from cdc_lake.testing.messages import TYPE_OIDS, table
 
+from .conftest import BUDGET
 from .formats import FORMATS, drawn
 from .test_apply_cases import Lake, T, insert, row
 
@@ -37,6 +38,8 @@ def test_texts_with_every_line_break_or_at_a_limit_of_statistics_arrive_and_do_n
     texts = [*(f"a{one}b" for one in LINE_BREAKS), "".join(LINE_BREAKS), *AT_LIMITS]
     for number, text in enumerate(texts):
         lake.land(insert(str(number + 1), "1", text))
+        if fmt == "iceberg" and BUDGET == 1 and number not in {0, len(LINE_BREAKS), len(texts) - 1}:
+            continue  # its bounds are bytes, and those of the long texts are all the same
         lake.advance()
         assert written(lake.project, lake.target(), silver_version(lake.project, lake.target())).files
     lake.land(*(Update(T, (str(number + 1), "2", text)) for number, text in enumerate(texts)))
@@ -210,7 +213,7 @@ def test_the_plan_of_a_wide_table_has_the_steps_of_a_narrow_one(
         return merge(session, one)
 
     monkeypatch.setattr(table_steps, "merge", seen)
-    for number in (20, 200):
+    for number in (20, 80 if BUDGET == 1 else 200):
         wide = table("public.t", id="int4", **{f"c{at}": ("int4", "text")[at % 2] for at in range(number)})
         lake = Lake(lake_root, spark, f"wide{number}", "delta")
         lake.land(Insert(wide, ("1", *["1"] * number)), Insert(wide, ("2", *["2"] * number)))
@@ -228,7 +231,7 @@ def test_the_plan_of_a_wide_table_has_the_steps_of_a_narrow_one(
     assert derive(spark).conf.get("spark.sql.constraintPropagation.enabled") == "false"
 
 
-@FORMATS
+@drawn
 def test_texts_of_one_number_share_a_key_whether_they_were_copied_or_streamed(
     spark: Any, lake_root: Path, fmt: str
 ) -> None:
