@@ -46,6 +46,19 @@ os.environ.setdefault(
     f"-XX:NewRatio=1{SPAWNS}{BEGUN_WITH}",
 )
 
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
+"""How Spark runs tests of few rows and large plans: compiling takes longer than interpreting (half the time, measured).
+With a greater budget, and in tests marked `compiled`, it runs as in production.
+"""
+if os.environ.get("CDC_LAKE_BUDGET", "1") == "1":  # also in programs that tests start
+    _GIVEN = " ".join(f"--conf {key}={value}" for key, value in INTERPRETED.items())
+    os.environ.setdefault("PYSPARK_SUBMIT_ARGS", f"{_GIVEN} pyspark-shell")
+
 ROOT = Path(__file__).parents[1]
 SPARK_TESTS = "tests/spark/"
 HALF = "test_l"

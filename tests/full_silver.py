@@ -29,7 +29,8 @@ from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.applying.advance import Advance
 from cdc_lake.pipeline.applying.watching import watching
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
-from tests.spark.conftest import INTERPRETED, make_project
+from tests.conftest import INTERPRETED
+from tests.spark.conftest import make_project
 
 _DISK = 96 << 20
 _ROWS = 60

@@ -12,18 +12,15 @@ import pytest
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.lake.session import RUNTIME_SETTINGS, configured, start
-from tests.conftest import filling_jars
+from tests.conftest import INTERPRETED, filling_jars
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
-INTERPRETED = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "1",
+COMPILED = {
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+    "spark.sql.adaptive.enabled": "true",
 }
-"""How Spark runs tests of few rows and large plans: compiling takes longer than interpreting (half the time, measured).
-With a greater budget, and in tests marked `compiled`, it runs as in production.
-"""
+"""As in production."""
 
 
 def make_project(root: Path, name: str = "shop", **sections: Any) -> Project:
@@ -49,9 +46,7 @@ def spark(lake_root: Path) -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def settings(spark: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The settings of the session and of those that are derived from it."""
-    if BUDGET == 1 and request.node.get_closest_marker("compiled") is None:
-        for key, value in INTERPRETED.items():
-            monkeypatch.setitem(RUNTIME_SETTINGS, key, value)
-    for key in INTERPRETED.keys() - RUNTIME_SETTINGS.keys():
-        spark.conf.unset(key)
+    compiled = BUDGET > 1 or request.node.get_closest_marker("compiled") is not None
+    for key, value in (COMPILED if compiled else INTERPRETED).items():
+        monkeypatch.setitem(RUNTIME_SETTINGS, key, value)
     configured(spark)

@@ -23,9 +23,10 @@ from cdc_lake import load_pipeline
 from cdc_lake.charts import Chart
 from cdc_lake.lake.session import RUNTIME_SETTINGS
 from cdc_lake.lake.spark_catalog import catalog_settings
+from tests.conftest import INTERPRETED
 from tests.shell import QuickShell
 
-from .conftest import BUDGET, INTERPRETED
+from .conftest import BUDGET
 
 pytestmark = [
     pytest.mark.spark,

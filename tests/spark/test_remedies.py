@@ -28,10 +28,10 @@ from cdc_lake.lake.owner import PIPELINE, STREAM
 from cdc_lake.lake.session import RUNTIME_SETTINGS
 from cdc_lake.pipeline.applying import follow
 from cdc_lake.pipeline.maintain import maintain
-from tests.conftest import CDC_PASSWORD, Database, drop_database, make_database
+from tests.conftest import CDC_PASSWORD, INTERPRETED, Database, drop_database, make_database
 from tests.shell import QuickShell
 
-from .conftest import BUDGET, INTERPRETED
+from .conftest import BUDGET
 
 pytestmark = [
     pytest.mark.spark,
