@@ -152,6 +152,10 @@ def test_a_renamed_pipeline_whose_folders_were_moved_goes_on_also_where_its_old_
     library.change("INSERT INTO loans VALUES (31, 31, 'renamed')")
     library.shell.fine(*RECEIVE, "-p", f"pipelines/{file.name}")
     assert "31" in library.shell.fine("inspect", "row", "loans", "31", "-p", f"pipelines/{file.name}")
+    old.write_text(old.read_text(encoding="utf-8").replace("pipeline: library", "pipeline: desk"), encoding="utf-8")
+    refused = library.shell("plan", "-p", f"pipelines/{old.name}").err
+    assert "belongs to pipeline `shelf`, and this pipeline is `desk`" in refused
+    assert "set `pipeline: shelf` again" in refused
 
 
 def test_bronze_of_another_pipeline_is_refused_with_both_names_also_to_start_over_in(

@@ -213,11 +213,19 @@ def _named_by_control(project: Project, stream: str) -> str | None:
     return next((n for n, known in _controls(project) if any(row.stream == stream for row in known)), None)
 
 
+def _name_of(project: Project, owner: Owner) -> str | None:
+    """What the pipeline of a silver table is called now: it may have been renamed with its folders since."""
+    if owner.stream is None or (owner.pipeline is not None and _has(project, owner.pipeline, owner.stream)):
+        return owner.pipeline
+    now = _named_by_control(project, owner.stream)
+    return now if owner.pipeline is None or now not in {None, project.name} else owner.pipeline
+
+
 def _words(project: Project, target: Target, owner: Owner) -> str:
     this = f"this pipeline is `{project.name}`"
     if owner.stream is None and owner.pipeline is None:
         return f"{target.label} was not written by cdc_lake, and {this}"
-    name = owner.pipeline or (None if owner.stream is None else _named_by_control(project, owner.stream))
+    name = _name_of(project, owner)
     if name is not None and name != project.name:
         return f"{target.label} belongs to pipeline `{name}`, and {this}"
     origin = None if owner.stream is None else _origin_of(owner.stream)
@@ -229,7 +237,7 @@ def _words(project: Project, target: Target, owner: Owner) -> str:
 
 def _hint(ownership: Ownership, target: Target, owner: Owner) -> str:
     project = ownership.project
-    name = owner.pipeline or (None if owner.stream is None else _named_by_control(project, owner.stream))
+    name = _name_of(project, owner)
     apart = "give this pipeline its own `silver.defaults.namespace` or the table another name with `to`"
     renamed = f"; was this pipeline renamed? set `pipeline: {name}` again" if name not in {None, project.name} else ""
     again, first = f"cdc-lake rebuild {target.source} --adopt", f"cdc-lake run --adopt {target.label}"
