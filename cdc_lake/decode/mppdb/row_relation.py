@@ -85,39 +85,37 @@ def relation_of(
     numbers = {one: number for one, (number, _) in found.items() if number is not None}
     if facts is not None:
         then = {now: column for column, number in numbers.items() for now in _name_now(number, facts)}
-        identity, whole, logged = facts.identity, facts.whole, {then.get(one, one) for one in facts.identity_columns}
-        was_full = not whole and not given <= logged and _may_be_null(given, facts, numbers)
+        logged = {then.get(one, one) for one in facts.identity_columns}
+        was_full = not facts.whole and not given <= logged and _may_be_null(given, facts, numbers)
         flagged = names if was_full else given
         primary_key = _key_then(facts, of_table.latest if numbers else latest, columns, flagged, numbers, xid)
-        if was_full:
-            whole, logged = True, names
+        identity = ReplicaIdentity.FULL if facts.whole or was_full else facts.identity
     elif latest is not None:
-        identity, primary_key = latest.identity, latest.primary_key
-        whole, logged = identity is ReplicaIdentity.FULL, {c.name for c in latest.columns if c.key}
+        identity, primary_key, logged = latest.identity, latest.primary_key, {c.name for c in latest.columns if c.key}
     else:
-        identity, primary_key, whole, logged = ReplicaIdentity.DEFAULT, (), False, set()
-    if whole and facts is not None and facts.whole:
+        identity, primary_key, logged = ReplicaIdentity.DEFAULT, (), set()
+    if facts is not None and facts.whole:
         # Servers leave NULLs out of whole old rows: one that has the columns of a key alone may be from before the
         # identity was changed. As a key it is right in both cases; and what has no old row does not tell.
         key = _key_before(of_table.latest, numbers)
         if key and key <= names and (sent is None or given == key):
             assert latest is not None, "it has a key"
-            whole, logged, identity = False, key, latest.identity
+            identity, logged = latest.identity, key
         elif given < names and _is_key(facts, of_table.latest, given, names, primary_key):
             by_key = given == set(primary_key)
-            whole, logged = False, given
-            identity = ReplicaIdentity.DEFAULT if by_key else ReplicaIdentity.INDEX
+            identity, logged = ReplicaIdentity.DEFAULT if by_key else ReplicaIdentity.INDEX, given
     by, was_whole = None, of_table.latest is not None and of_table.latest.identity is ReplicaIdentity.FULL
-    sure = updates or not (whole or was_whole)  # an INSERT never has an old row
+    sure = updates or not (identity is ReplicaIdentity.FULL or was_whole)  # an INSERT never has an old row
     if sent is None and sure and xid is not None and facts is not None and facts.identity_changed is not None:
         changes = facts.identity, facts.identity_changed
         by = identity_then(*changes, facts.indexes, of_table.latest, numbers.values(), xid)
     if by is not None:
-        whole, identity, logged = False, by.kind, {one for one, number in numbers.items() if number in by.columns}
+        identity, logged = by.kind, {one for one, number in numbers.items() if number in by.columns}
     more = logged and given > logged and (given == names or facts is None or facts.storage is Storage.USTORE)
-    if given and not whole and not given <= logged and not more:
+    if identity is not ReplicaIdentity.FULL and not given <= logged and not more:
         # another identity than the catalog's of now: what was sent was logged
-        whole, logged, identity = given == names, given, ReplicaIdentity.INDEX
+        identity, logged = ReplicaIdentity.FULL if given == names else ReplicaIdentity.INDEX, given
+    whole = identity is ReplicaIdentity.FULL
     if facts is not None:
         oid, storage = facts.oid, storage_then(numbers.values(), facts.attributes, facts.file, of_table.latest)
     else:
@@ -130,7 +128,7 @@ def relation_of(
             )
             for one, kind in columns
         ),
-        identity=ReplicaIdentity.FULL if whole else identity,
+        identity=identity,
         primary_key=primary_key if set(primary_key) <= names else (),
         oid=oid,
         storage=storage,
