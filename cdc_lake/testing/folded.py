@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.outline import Outline, outline
@@ -90,6 +90,9 @@ class _Store:
 
 class Folded:
     """One table of kind `current`; `allowed`: operations in words. Spans are drawn by `dice`."""
+
+    whole: ClassVar = True
+    """It has the source's values in all columns."""
 
     def __init__(self, project: Project, table: TableName, convert: Convert, dice: random.Random) -> None:
         self.target: Target = project.target(table)

@@ -36,6 +36,8 @@ WRITES = {
     "delete": "DELETE FROM {name} WHERE id % 2 = 0",
     "overwrite": "INSERT OVERWRITE {name} SELECT * FROM {name} WHERE id % 2 = 0",
 }
+WIDENS = {"column": "ALTER TABLE {name} ADD COLUMNS (whose STRING)"}
+"""What a table does not notice until rows of it change."""
 OTHERS = ("put back", "replaced", "gone", "moved")
 
 
@@ -56,13 +58,18 @@ class Stranger:
     @classmethod
     def drawn(cls, dice: random.Random, spark: Any, project: Project, target: Target) -> Stranger:
         """One that does one of all that they do."""
-        kinds = (HARMLESS[target.format], WRITES, OTHERS)
+        kinds = (HARMLESS[target.format], WRITES, (*OTHERS, *WIDENS))
         return cls(spark, project, target, dice.choice(list(dice.choice(kinds))))
 
     @property
     def harmless(self) -> bool:
         """Whether nothing of it is to be seen."""
         return self.what in HARMLESS[self.target.format]
+
+    @property
+    def latent(self) -> bool:
+        """Whether only changes of the table's rows bring it to light."""
+        return self.what in WIDENS
 
     def standing(self) -> tuple[str, int, int | None] | None:
         """The content that the table has now: its stream, its generation and the copy that it begins with; None where
@@ -99,7 +106,7 @@ class Stranger:
             case "moved":
                 self._move("", "_moved")
             case statement:
-                self._sql({**HARMLESS[self.target.format], **WRITES}[statement])
+                self._sql({**HARMLESS[self.target.format], **WRITES, **WIDENS}[statement])
         self.changed = self.what in OTHERS[1:] or self._rows() != rows
         assert not (self.harmless and self.changed)
         return True
@@ -107,8 +114,8 @@ class Stranger:
     def takes_back(self) -> bool:
         """Put the table where it was, where that can be done."""
         match self.what:
-            case "gone":
-                return False
+            case "gone" | "column":
+                return False  # a commit of ours may have come behind a column
             case "replaced" if self.target.format == "iceberg":
                 return False  # a snapshot has no columns
             case "moved":

@@ -4,7 +4,8 @@ All tables of a round are one pipeline's, so that each run merges them side by s
 now and then, and does what some of the tables that wait print; at the end it does so for all of them. Between the runs
 other programs write to the tables: what changes no rows stops nothing, all else is named, and what is printed mends it.
 The pipeline gets another name in its file: it is refused with both names, and goes on in each of the ways that are told.
-So is a second pipeline of the lake, until its table has another name in silver.
+So is a second pipeline of the lake, until its table has another name in silver. Some tables keep every version of a row,
+others every change: what holds now, and what their changes amount to, are the source's rows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ import pytest
 from cdc_lake.config.model import SilverTable
 from cdc_lake.config.project import Project, Target
 from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.errors import CdcLakeError, OtherWriter, SilverLost, SilverNotOwned, SilverPutBack, SlotForeign
+from cdc_lake.errors import (
+    CdcLakeError,
+    OtherWriter,
+    PastTrimmed,
+    ShapeForeign,
+    SilverLost,
+    SilverNotOwned,
+    SilverPutBack,
+    SlotForeign,
+)
 from cdc_lake.lake.read import read_silver, silver_exists, silver_version
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
@@ -32,6 +42,7 @@ from cdc_lake.pipeline.applying.rebuild import rebuild
 from cdc_lake.pipeline.applying.watching import watching
 from cdc_lake.pipeline.check.doctor import check
 from cdc_lake.pipeline.plan import plan
+from cdc_lake.pipeline.restart import restart
 from cdc_lake.pipeline.resync import resync
 from cdc_lake.pipeline.run import run
 from cdc_lake.pipeline.state.ownership import adoption
@@ -64,8 +75,13 @@ UNSURE = r"rows before it unknown$|^take column|^match updates"
 """Operations of a rebuild that bronze does not have all of: `compare` shows it, and a copy has it."""
 PLUGINS = ("pgoutput", "test_decoding", "family")
 TABLES = 10 if BUDGET > 1 else 2
-NAMED = (OtherWriter, SilverLost, SilverNotOwned, SilverPutBack)
+NAMED = (OtherWriter, ShapeForeign, SilverLost, SilverNotOwned, SilverPutBack)
 """What a table waits for that something else was done to."""
+RETYPED_PAST = "another silver table in the pipeline file (`to`)"
+"""What is said of a past that has texts which are no values of the new type."""
+TABLE_KINDS = ("current", "current", "history", "append")
+UNFOLDED = frozenset({"rekeys", "nothing"})
+"""What is not drawn of a table whose changes are folded by `id`."""
 
 
 @dataclass
@@ -101,7 +117,7 @@ class Lake:
             self.visited()
             self.run()
             for label, failed in self.broken.items():
-                if label in self.hurt or "resync" in failed.remedy or self._dice(label).random() >= 0.5:
+                if isinstance(failed, NAMED) or "resync" in failed.remedy or self._dice(label).random() >= 0.5:
                     continue
                 self.words |= allowed(failed) or set()
             for label in self.waiting:
@@ -140,6 +156,10 @@ class Lake:
         carries: dict[str, str | None] = {"name": old.slot}
         kept, new = self.named(name, slot=carries), self.named(name, slot={"name": None})
         self.refused(dice.choice((kept, new)), old.name)
+        if self.beside is not None:
+            slot = dice.choice((carries, {"name": None}))
+            self.refused(self.named(self.beside.name, slot=slot), old.name)
+            self.walks.outcomes["named as the other pipeline"] += 1
         way = dice.choice(("renamed back", "renamed with its folders", "renamed, and the tables adopted"))
         self.walks.outcomes[way] += 1
         match way:
@@ -224,9 +244,11 @@ class Lake:
         for label, stranger in [*self.hurt.items()]:
             with self.walks.told(self.walk(stranger.target)):
                 assert label not in named or not stranger.harmless, named[label]
-                if label not in named and (now := stranger.standing()) is not None:
-                    assert now != stranger.content or not stranger.changed, f"nobody saw: {stranger.what}"
-                    del self.hurt[label]
+                now = stranger.standing()
+                if label in named or now is None or (now == stranger.content and stranger.latent):
+                    continue
+                assert now != stranger.content or not stranger.changed, f"nobody saw: {stranger.what}"
+                del self.hurt[label]
         assert named.keys() <= self.hurt.keys(), named
 
     def apply(self) -> None:
@@ -251,23 +273,55 @@ class Lake:
         try:
             done = rebuild(self.project, source, adopt=command[1] is not None, spark=self.spark)
         except WAITS as failed:  # as a run would that merges the same
-            assert "`cdc-lake resync " in failed.remedy, failed.remedy  # noqa: PT017 - whatever it raises
-            self.copy(stranger.target, source)
+            assert re.search("`cdc-lake (resync|restart)", failed.remedy), failed.remedy  # noqa: PT017 - whatever it raises
+            self.broken[label] = failed
+            self.copy(stranger.target)
+            return
+        except PastTrimmed as failed:
+            self.anew(failed)
             return
         self.told(stranger.target, f"rebuilt{''.join(f', {one}' for one in done.operations)}")
         if any(re.search(UNSURE, one) for one in done.operations):
-            self.copy(stranger.target, source)
+            self.copy(stranger.target)
 
-    def copy(self, target: Target, source: str) -> None:
-        """Copy a table again, up to where the receiver has it."""
-        resync(self.project, [source])
-        once(self.project)
-        self.told(target, "copied again")
+    def copy(self, *targets: Target) -> None:
+        """Copy tables again, up to where the receiver has them; into other ones where a past cannot go on so."""
+        self.fresh = False
+        waits = {one.label: self.broken.get(one.label) for one in targets}
+        past = [one for one in targets if (failed := waits[one.label]) is not None and RETYPED_PAST in failed.remedy]
+        if again := [str(one.source) for one in targets if one not in past]:
+            try:
+                resync(self.project, again)
+                once(self.project)
+            except PastTrimmed as failed:
+                self.anew(failed)
+        for one in targets:
+            self.told(one, "another table" if one in past else "copied again")
+        if not past:
+            return
+        for one in past:
+            self.hurt.pop(one.label, None)
+        silver, names = self.project.pipeline.silver, {str(one.source): f"{one.name}_anew" for one in past}
+        tables = [one.model_copy(update={"to": names.get(one.from_, one.to)}) for one in silver.tables]
+        changed = silver.model_copy(update={"tables": tables})
+        self.take(replace(self.project, pipeline=self.project.pipeline.model_copy(update={"silver": changed})))
+        self.anew()
+
+    def anew(self, failed: CdcLakeError | None = None) -> None:
+        """Begin a new stream, as what failed says."""
+        assert failed is None or "`cdc-lake restart`" in failed.remedy, failed
+        self.walks.outcomes["restarted for a past"] += 1
+        restart(self.project, yes=True)
+        self.walks.identified(lambda: once(self.project))
+
+    def copies(self, walks: list[Altered]) -> None:
+        """Copy the tables of walks again."""
+        self.copy(*(self.project.target(TableName("public", walk.name)) for walk in walks))
 
     @property
     def waiting(self) -> list[str]:
         """The tables that wait for what others did to them to be mended."""
-        return [label for label in self.hurt if label in self.broken]
+        return [label for label in self.hurt if isinstance(self.broken.get(label), NAMED)]
 
     def walk(self, target: Target) -> Altered:
         """The walk whose rows a silver table holds."""
@@ -287,12 +341,27 @@ class WalkedTable:
     allowed: set[str] = field(default_factory=set)
 
     @property
+    def target(self) -> Target:
+        return self.lake.project.target(self.source)
+
+    @property
+    def whole(self) -> bool:
+        return self.target.kind != "append"
+
+    @property
     def rows(self) -> list[Row]:
-        return silver_rows(self.lake.project, self.lake.project.target(self.source))
+        rows = silver_rows(self.lake.project, self.target)
+        match self.target.kind:
+            case "history":
+                return holding(rows)
+            case "append":
+                return amounting_to(rows)
+            case _:
+                return rows
 
     @property
     def columns(self) -> dict[str, str]:
-        schema = read_silver(self.lake.project, self.lake.project.target(self.source)).schema
+        schema = read_silver(self.lake.project, self.target).schema
         return {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
 
     def advance(self) -> CdcLakeError | None:
@@ -303,7 +372,50 @@ class WalkedTable:
             for label in self.lake.waiting:
                 self.lake.mend(label)
             self.lake.run()
-        return self.lake.broken.get(self.lake.project.target(self.source).label)
+        return self.lake.broken.get(self.target.label)
+
+
+def holding(versions: list[Row]) -> list[Row]:
+    """The versions that hold now; of no row two hold at once."""
+    of_row: dict[str | None, list[Row]] = {}
+    for one in sorted(versions, key=lambda one: place(one, "valid_from_epoch", "valid_from")):
+        of_row.setdefault(one["id"], []).append(one)
+        assert (one["is_current"] == "t") == (one["valid_to"] is None), one
+    for rows in of_row.values():
+        for one, following in zip(rows, [*rows[1:], None], strict=True):
+            if one["valid_to"] is not None:
+                ended = place(one, "valid_to_epoch", "valid_to")
+                assert place(one, "valid_from_epoch", "valid_from") < ended, one
+                assert following is None or ended <= place(following, "valid_from_epoch", "valid_from"), (
+                    one,
+                    following,
+                )
+            else:
+                assert following is None, (one, following)
+    return [one for one in versions if one["is_current"] == "t"]
+
+
+def amounting_to(changes: list[Row]) -> list[Row]:
+    """The rows that there are behind all changes, each with what its last one sent."""
+    rows: dict[str | None, Row] = {}
+    for one in sorted(changes, key=lambda one: place(one, "_epoch", "_position", "_ordinal")):
+        match one["_op"]:
+            case "T":
+                rows.clear()
+            case "D":
+                del rows[one["id"]]
+            case "U":
+                del rows[one["_old_id"] or one["id"]]
+                rows[one["id"]] = one
+            case _:
+                assert one["id"] not in rows, one
+                rows[one["id"]] = one
+    return [*rows.values()]
+
+
+def place(row: Row, *columns: str) -> tuple[int, ...]:
+    """Where in a stream something was."""
+    return tuple(int(row[column] or 0) for column in columns)
 
 
 def run_once(project: Project, spark: Any) -> None:
@@ -329,7 +441,13 @@ def test_walks_into_silver_end_equal_or_wait_for_what_mends_them(
     spark: Any, lake_root: Path, request: pytest.FixtureRequest, plugin: str, fmt: str, seed: int
 ) -> None:
     name = f"walks_{plugin}_{fmt}_{seed}"
-    silver = {"defaults": {"format": fmt, "namespace": name}}
+    numbers = range(TABLES) if ONLY is None else (int(ONLY),)
+    kinds = {number: random.Random(f"{seed} kind {number}").choice(TABLE_KINDS) for number in numbers}
+    told = [
+        {"from": f"public.t{number}", "kind": kind, **({"old_values": True} if kind == "append" else {})}
+        for number, kind in kinds.items()
+    ]
+    silver = {"defaults": {"format": fmt, "namespace": name}, "tables": told}
     without = LEFT_OUT if plugin != "pgoutput" else frozenset()
     if plugin == "family":
         source = request.getfixturevalue("stand_in")
@@ -341,9 +459,9 @@ def test_walks_into_silver_end_equal_or_wait_for_what_mends_them(
         project = project_of(database, lake_root, source={"slot": {"plugin": plugin}}, silver=silver)
     project = replace(project, pipeline=project.pipeline.model_copy(update={"pipeline": name}))
     lake = Lake(project, spark, seed)
-    numbers = range(TABLES) if ONLY is None else (int(ONLY),)
     with printing(database) as conn:
-        lake.walks = walks = Round(conn, lake.project, seed, numbers, silver=lake.table)
+        lake.walks = walks = Round(conn, lake.project, seed, numbers, silver=lake.table, copies=lake.copies)
+        walks.spared = {number: UNFOLDED for number, kind in kinds.items() if kind == "append"}
         walks.run(lake.receive, without)
     print(walks.outcomes)
 
@@ -357,9 +475,20 @@ def another_name_is_refused(lake: Lake) -> None:
     lake.refused(lake.named("another", slot={"name": None}), lake.project.name)
 
 
+def a_stranger_widens(lake: Lake) -> None:
+    lake.visit(Stranger(lake.spark, lake.project, lake.targets[0], "column"))
+    lake.walks.conn.execute("INSERT INTO t0 (id, k) VALUES (90, 90)")
+    once(lake.project)
+    lake.run()
+    assert lake.waiting, "nobody saw: column"
+
+
 PLANTED: dict[str, tuple[str, Callable[[Lake], None], str]] = {
     "no commit is a stranger's": (
         "cdc_lake.pipeline.applying.intact.stranger", a_stranger_appends, "nobody saw: append"
+    ),
+    "no column is a stranger's": (
+        "cdc_lake.pipeline.applying.evolve.check_columns", a_stranger_widens, "nobody saw: column"
     ),
     "every table is one's own": (
         "cdc_lake.pipeline.state.ownership.Ownership.refusal", another_name_is_refused, "DID NOT RAISE"
