@@ -60,6 +60,8 @@ class TableFacts:
     the primary key's index. `storage`: see `model.relation.Relation`. `root`: of a partition, the table that its
     changes are published as; `published_as`: it too, where the partition's own changes are to be taken for its.
     `partitions`: of a partitioned table, the columns that each partition logs of old rows, by OID; None: all.
+    `member`: the name by which the stream is read from the table behind a position, where it is announced under another
+    one.
     """
 
     primary_key: tuple[str, ...]
@@ -72,6 +74,7 @@ class TableFacts:
     published_as: PublishedAs | None = None
     partitioned: bool = False
     partitions: Mapping[int, frozenset[str] | None] = field(default_factory=dict)
+    member: tuple[TableName, int] | None = None
 
 
 Catalog: TypeAlias = Callable[[int, TableName], TableFacts] | Mapping[TableName, TableFacts]
@@ -149,10 +152,10 @@ class Announced:
         xid: int | None = None,
         place: tuple[int, int] | None = None,
     ) -> Relation:
-        """Note a table's layout, as it came, in transaction `xid`; `place`: see `resolved`. Raises DecodeError, and
-        what the catalog raises.
+        """Note a table's layout, as it came, in transaction `xid`; `place`: see `resolved`, and the position of the
+        transaction is the first of it. Raises DecodeError, and what the catalog raises.
         """
-        relation = self.resolved(message, xid, place)
+        relation = self.resolved(message, xid, place, 0 if place is None else place[0])
         self.put(message.oid.to_bytes(4, "big"), relation, self.arrived(), payload, lsn)
         return relation
 
@@ -190,14 +193,16 @@ class Announced:
             self._highest[number] = max((self._highest.get(number, 0), *(c.number or 0 for c in relation.columns)))
 
     def resolved(
-        self, message: RelationMessage, xid: int | None = None, place: tuple[int, int] | None = None
+        self, message: RelationMessage, xid: int | None = None, place: tuple[int, int] | None = None, position: int = 0
     ) -> Relation:
-        """A table's layout, which is not noted; `place`: the same for messages that nothing comes between. Raises
-        DecodeError, and what the catalog raises.
+        """A table's layout, which is not noted; `place`: the same for messages that nothing comes between; `position`:
+        of the transaction. Raises DecodeError, and what the catalog raises.
         """
         now, before = self._facts(message), self._layout_before(message)
         if not now.columns and before is not None and before.oid == message.oid:
             now = _dropped(now, before)
+        if now.member is not None and position > now.member[1]:
+            message = replace(message, table=now.member[0])  # it had the other name for a while
         message = _named_apart(message, now, before, xid, self._highest.get(message.oid, 0))
         facts = self._at_its_place(message, now, before, xid)
         relation = Relation(

@@ -86,16 +86,18 @@ class UnderWay:
         """
         for _, content in one.told:
             self.announced.take_told(content)
-        marks = one.marks(partial(self._resolved, one.xid), put, self.announced)
+        marks = one.marks(partial(self._resolved, one.xid, bounds.position), put, self.announced)
         one.frames.seal()
         return _given_back(LargeTransaction(bounds, one.frames, marks, one.fault), part)
 
-    def _resolved(self, xid: int, payload: bytes, lsn: int, place: tuple[int, int]) -> Relation | DecodeError:
+    def _resolved(
+        self, xid: int, position: int, payload: bytes, lsn: int, place: tuple[int, int]
+    ) -> Relation | DecodeError:
         """The layout that a relation message announces; with `keeps`, why it cannot be taken in."""
         try:
             message = parse(payload)
             assert isinstance(message, RelationMessage)
-            return self.announced.resolved(message, xid, place)
+            return self.announced.resolved(message, xid, place, position)
         except DecodeError as error:
             error.where = error.where or f"the message at {Lsn(lsn)}"
             if not self._keeps:

@@ -160,7 +160,7 @@ TABLES: dict[str, Columns] = {
         (
             "tables",
             _TEXT,
-            "JSON: relation → OID of the catalog's entry by which the publication has it from then on; all of them",
+            "JSON: relation → by which entry of a publication, or transaction that named it, it is read; and its OID",
         ),
         _RECORDED,
     ),

@@ -254,7 +254,10 @@ def default_keys(relation: Relation) -> tuple[str, ...]:
         return relation.primary_key
     if identity and relation.identity is ReplicaIdentity.INDEX:
         return identity
-    raise NoKey(f"{relation.table} has no primary key that the server logs")
+    # of a table that was gone, or had this name for a while, when its changes were read, nobody can have known the key
+    gone = f"; a table that the database has no more is set aside with `cdc-lake pause {relation.table}`"
+    hint = NoKey.hint + gone if relation.oid is None else None
+    raise NoKey(f"{relation.table} has no primary key that the server logs", hint=hint)
 
 
 def key_moved(before: Relation, after: Relation) -> bool:

@@ -13,14 +13,15 @@ class Published:
     """One table of a stream: the columns it carries in order, and its row filter (SQL), if any.
 
     `member`: by which entry of the catalog a publication carries it, another one where it was taken out and put back or
-    other columns or rows of it are published since; None where no publication says what is carried. `oid`: of the table
-    in the catalog, another one if the name means another table now.
+    other columns or rows of it are published since; where no publication says what is carried, by which transaction it
+    has its name (`decode.mppdb.facts.named_by`), None: not asked. `oid`: of the table in the catalog, another one if
+    the name means another table now.
     """
 
     table: TableName
     columns: tuple[str, ...]
     row_filter: str | None
-    member: int | None = None
+    member: int | str | None = None
     oid: int | None = None
 
 

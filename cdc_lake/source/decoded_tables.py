@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cache, lru_cache
 
 from cdc_lake.decode.historic_catalog import UniqueIndex
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
+from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, named_by
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.source.captured import Published
 from cdc_lake.source.catalog import CHANGED, SourceCatalog, relation_of
@@ -66,7 +66,12 @@ def carried(session: Session, patterns: Sequence[str]) -> list[Published]:
     """What the patterns take of the database as it is now, all columns of each table; raises NoTableMatches."""
     there = tables_in_database(session)
     tables = select_tables(patterns, sorted(there))
-    return [Published(table, tuple(_printed(session, table)), None, oid=there[table]) for table in tables]
+    named = RowTables(session).versions(tables)
+    return [
+        Published(table, tuple(_printed(session, table)), None, named_by(named[table][1]), there[table])
+        for table in tables
+        if table in named  # else it was dropped since
+    ]
 
 
 def takes(session: Session, patterns: Sequence[str]) -> Callable[[TableName], bool]:

@@ -13,9 +13,12 @@ VERSION: Final = (
     "c.oid::text || ' ' || c.xmin::text || ' ' || c.relfilenode::text || ' ' || (SELECT "
     "count(*)::text || ' ' || sum(a.xmin::text::bigint)::text FROM pg_attribute AS a WHERE a.attrelid = c.oid) || ' ' "
     "|| (SELECT count(*)::text || ' ' || coalesce(sum(i.xmin::text::bigint), 0)::text FROM pg_index AS i "
-    "WHERE i.indrelid = c.oid)"
+    "WHERE i.indrelid = c.oid) || ' ' || (SELECT t.xmin::text || ' ' || t.typowner::text FROM pg_type AS t "
+    "WHERE t.oid = c.reltype)"
 )
-"""SQL, of a table `c` in the catalog of either family: a text that is another one once the table is altered."""
+"""SQL, of a table `c` in the catalog of either family: a text that is another one once the table is altered. Its last
+two words are `decode.mppdb.facts.named_by`.
+"""
 
 
 def select_tables(patterns: Sequence[str], tables: Iterable[TableName]) -> list[TableName]:

@@ -345,12 +345,21 @@ class Altered:
         )
 
     def _swap(self) -> None:
-        """Blue and green: another table, with some rows of this one, takes the name; or the table is made again."""
-        if self.dice.random() > 0.15:
+        """Blue and green: another table, with some rows of this one, takes the name; or the table is made again. Or it
+        has another name for a while, under which it is changed.
+        """
+        if self.dice.random() > 0.2:
             return
         self._fresh += 1
         new, away = f"{self.name}_new{self._fresh}", f"{self.name}_away{self._fresh}"
-        if self.dice.random() < 0.6:
+        way = self.dice.random()
+        if way < 0.3:
+            back = f"ALTER TABLE {away} RENAME TO {self.name}"
+            self._together(
+                [f"ALTER TABLE {self.name} RENAME TO {away}", f"UPDATE {away} SET k = k + 1 WHERE {self._some()}", back]
+            )
+            return
+        if way < 0.7:
             done = self._together(
                 [
                     f"CREATE TABLE {new} ({MADE})",

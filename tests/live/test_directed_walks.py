@@ -39,9 +39,9 @@ def key_of_now(_: object, now: Sequence[int], __: object, there: Collection[int]
     return tuple(now) if set(now) <= set(there) else ()
 
 
-def by_entry(known: Member, entry: int | None, _: object) -> bool:
+def by_entry(known: Member, entry: int | str | None, _: object) -> bool:
     """A table is the one that has its name, if no publication tells."""
-    return entry == known.entry
+    return isinstance(entry, str) or entry == known.entry
 
 
 def with_partitions_of_now(self: Announced, message: Any, relation: Any, now: Any, _: object) -> Any:

@@ -316,6 +316,18 @@ def stream_each_change(database: Database) -> None:
 
 
 @STREAMED
+def test_changes_of_a_table_that_had_another_name_for_a_while_are_its_own(
+    database: Database, tmp_path: Path, *, streamed: bool
+) -> None:
+    if streamed:
+        stream_each_change(database)
+    away = "ALTER TABLE t RENAME TO away; UPDATE away SET a = 'meanwhile'; ALTER TABLE away RENAME TO t"
+    project, found = landed(database, tmp_path, PLAIN, away)
+    assert {one.table for one in found} == {T}
+    assert bronze_reader(project).changes(T, Span(1, -1, 2**62))["op"].to_pylist() == ["I", "U"]
+
+
+@STREAMED
 @pytest.mark.parametrize("gone", ["ALTER TABLE t DETACH PARTITION t_s", "DROP TABLE t_s"])
 def test_the_identity_of_a_partition_that_is_gone_counts_too(
     database: Database, tmp_path: Path, gone: str, *, streamed: bool

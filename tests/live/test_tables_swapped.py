@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,42 @@ def test_a_receiver_that_runs_follows_a_renaming_by_itself(
         until(lambda: any("copied 1 table beside the stream" in one.text for one in told), "no copy was made", 60)
     assert "SRC252" in {one.facts.get("code") for one in told}
     assert_as_at_source(project, database, "orders")
+
+
+@PLUGINS
+@pytest.mark.parametrize("away", ["public.orders_old", "aside.orders"])
+@pytest.mark.parametrize("runs", [False, True], ids=["stopped", "running"])
+def test_changes_of_a_table_that_had_another_name_for_a_while_are_its_own(
+    database: Database, tmp_path: Path, shop: psycopg.Connection[Any], plugin: str, away: str, *, runs: bool
+) -> None:
+    tables = [f"public.{name}" for name in ("orders", "orders_new", "other")]
+    project, told = project_for(database, tmp_path, plugin, tables=tables), list[Progress]()
+    shop.execute("CREATE SCHEMA aside")
+    schema, name = away.split(".")
+    there = "SET SCHEMA aside" if schema == "aside" else f"RENAME TO {name}"
+    back = "SET SCHEMA public" if schema == "aside" else "RENAME TO orders"
+    once(project)
+    with running(project, told) if runs else nullcontext():
+        until(lambda: not runs or streams(told))
+        shop.execute("UPDATE orders SET note = 'before'")
+        shop.execute(f"ALTER TABLE orders {there}")
+        shop.execute(f"INSERT INTO {away} VALUES (2, 'meanwhile'), (3, 'meanwhile'); DELETE FROM {away} WHERE id = 1")
+        shop.execute(f"ALTER TABLE {away} {back}")
+        shop.execute("UPDATE orders SET note = 'behind' WHERE id = 2")
+        until(lambda: not runs or (reads(project, "behind") if plugin == "pgoutput" else copied(told)))
+    once(project)
+    assert_as_at_source(project, database)
+
+
+def copied(told: list[Progress]) -> bool:
+    """Whether a table was copied beside the stream."""
+    return any("copied 1 table beside the stream" in one.text for one in told)
+
+
+def reads(project: Project, note: str) -> bool:
+    """Whether bronze has a note."""
+    rows = tables_from_bronze(project).get(TableName("public", "orders"), {})
+    return note in {row["note"] for row in rows.values()}
 
 
 @PLUGINS

@@ -382,13 +382,13 @@ def test_rows_of_one_shape_have_the_key_of_their_transaction() -> None:
 
 def test_another_table_that_has_a_tables_name_ends_the_reading() -> None:
     catalog = Catalog(altered())
-    layouts = Layouts(catalog, versions=lambda _: {T: (16501, "other")}, oids={T: 16500})
+    layouts = Layouts(catalog, versions=lambda _: {T: (16501, "other")}, members={T: (16500, "")})
     layouts.change(insert(**FULL_ROW))
     with pytest.raises(PublicationAltered, match="another table"):
         layouts.refresh()
     catalog.facts = altered(oid=16501)
     with pytest.raises(PublicationAltered):
-        Layouts(catalog, oids={T: 16500}).change(insert(**FULL_ROW))
+        Layouts(catalog, members={T: (16500, "")}).change(insert(**FULL_ROW))
 
 
 def test_what_is_kept_of_facts_is_what_they_were() -> None:

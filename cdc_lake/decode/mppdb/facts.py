@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from cdc_lake.decode.historic_catalog import Attribute, UniqueIndex
 from cdc_lake.model.relation import Missing, ReplicaIdentity, TableName
@@ -136,6 +136,23 @@ def _attribute(told: Mapping[str, Any]) -> Attribute:
 FamilyCatalog: TypeAlias = Callable[[TableName], FamilyTableFacts | None]
 """Where facts come from; None for a table that is not there now. Asked by the thread that tabulates, seldom: when a row
 has a shape that the last answer does not explain. Raises SourceError."""
+
+
+def named_by(version: str) -> str:
+    """By which transaction a table got its name, schema or owner, and the owner: its row type is written with them."""
+    return " ".join(version.split()[-2:])
+
+
+def named_anew(before: str, now: str) -> bool:
+    """Whether a table got another name, or the same one again, between two `named_by`; not where it only got an owner.
+
+    Servers that freeze a row may write 2 over the number of its transaction.
+    """
+    (by, owner), (last, last_owner) = now.split(), before.split()
+    return by != last and int(by) > _FROZEN and owner == last_owner
+
+
+_FROZEN: Final = 2
 
 Versions: TypeAlias = Callable[[Collection[TableName]], Mapping[TableName, tuple[int, str]]]
 """OID and `FamilyTableFacts.version` of tables as the catalog has them now; nothing of those that are not there. Raises

@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 
 from cdc_lake.decode.historic_catalog import precedes
 from cdc_lake.decode.mppdb.codec import Codec, Policy
-from cdc_lake.decode.mppdb.facts import FamilyCatalog, FamilyTableFacts, Versions
+from cdc_lake.decode.mppdb.facts import FamilyCatalog, FamilyTableFacts, Versions, named_anew, named_by
 from cdc_lake.decode.mppdb.records import Field, Operation, Row
 from cdc_lake.decode.mppdb.row_relation import (
     Before,
@@ -113,8 +113,8 @@ class Layouts:
     that comes first has the layout of the catalog. `tables`: what style t needs where a name has a blank in it.
     `takes`: whether a table is captured, asked of those that a TRUNCATE names. `takes_back`: a DELETE without an old
     row takes back the INSERT before it; False: it names no row, whatever the table logs now. `versions` tells
-    which tables were altered since the catalog was asked; None: nobody alters any. `oids`: of tables that the stream is
-    read from.
+    which tables were altered since the catalog was asked; None: nobody alters any. `members`: OID and `named_by` of the
+    tables that the stream is read from, '' where it is not known.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Layouts:
         takes: Callable[[TableName], bool] = lambda _: True,
         takes_back: bool = True,
         versions: Versions | None = None,
-        oids: Mapping[TableName, int] = MappingProxyType({}),
+        members: Mapping[TableName, tuple[int, str]] = MappingProxyType({}),
     ) -> None:
         self.codec: Final = codec or Codec()
         self.tables: Final = tables
@@ -135,8 +135,8 @@ class Layouts:
         self._takes_back = takes_back
         self._catalog = catalog
         self._versions = versions
-        self._oids = oids
-        self._names = {oid: name for name, oid in oids.items()}
+        self._members = members
+        self._names = {oid: name for name, (oid, _) in members.items()}
         self._round = 0
         self._tables: dict[TableName, _Table] = {}
         for relation in known:
@@ -166,7 +166,7 @@ class Layouts:
         for name, table in asked.items():
             oid, version = now.get(name, (None, ""))
             if version != (table.facts.version if table.facts is not None else ""):
-                self._check_same(name, oid)
+                self._check_same(name, oid, version)
                 table.asked = False
                 table.plans.clear()
                 table.deletes.clear()
@@ -269,7 +269,8 @@ class Layouts:
 
     def _facts(self, name: TableName, table: _Table) -> FamilyTableFacts | None:
         facts = self._catalog(name)
-        self._check_same(name, None if facts is None else facts.oid)
+        if facts is not None:
+            self._check_same(name, facts.oid, facts.version)
         if table.asked and facts != table.facts:
             table.plans.clear()
             table.deletes.clear()
@@ -277,13 +278,16 @@ class Layouts:
         table.changes = () if facts is None else facts.changes
         return facts
 
-    def _check_same(self, name: TableName, oid: int | None) -> None:
+    def _check_same(self, name: TableName, oid: int | None, version: str) -> None:
         if oid is None:
             return
-        if self._oids.get(name, oid) != oid:
+        known, named = self._members.get(name, (oid, ""))
+        if known != oid:
             raise PublicationAltered(f"{name} is another table than before: it was renamed or made anew")
         if self._names.get(oid, name) != name:
             raise PublicationAltered(f"table {self._names[oid]} was renamed to {name}")
+        if named and named_anew(named, named_by(version)):
+            raise PublicationAltered(f"{name} had another name meanwhile: what was changed under that is not known")
 
     def _plan(self, row: Row, table: _Table, new: Names | None, old: Names | None, xid: int | None) -> Plan:
         _check(row)

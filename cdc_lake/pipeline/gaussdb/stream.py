@@ -41,7 +41,7 @@ from cdc_lake.pipeline.gaussdb.frames import (
 from cdc_lake.pipeline.gaussdb.gaps import recorded_gaps
 from cdc_lake.pipeline.gaussdb.rejoin import RejoiningFrames, RejoiningOrder, rejoining
 from cdc_lake.pipeline.gaussdb.tables import settle_family
-from cdc_lake.pipeline.state.memberships import last_members, oids_of
+from cdc_lake.pipeline.state.memberships import last_members, named_tables
 from cdc_lake.pipeline.state.ownership import check_named_slot
 from cdc_lake.pipeline.state.streams import is_complete
 from cdc_lake.pipeline.stream.copies_beside import CopiesBeside, Recopy
@@ -149,8 +149,8 @@ def open_family(
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         reader = bronze_reader(project)
-        oids = oids_of(last_members(control, state))
-        layouts = _layouts(project, facts, session, reader.latest_layouts(state.epoch), oids)
+        members = named_tables(last_members(control, state))
+        layouts = _layouts(project, facts, session, reader.latest_layouts(state.epoch), members)
         limits = project.pipeline.bronze.spool
         spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
         assembler = assembler_of(
@@ -172,7 +172,7 @@ def open_family(
             order=order,
             tabulate=by_policy(project, FamilyFormat(layouts, project.family.slot.plugin, columns), tell),
             again=_Again(
-                lambda: _layouts(project, facts, dial("repeats", False), reader.latest_layouts(state.epoch), oids)
+                lambda: _layouts(project, facts, dial("repeats", False), reader.latest_layouts(state.epoch), members)
             ),
             domain=identity.domain,
             state=state,
@@ -308,9 +308,9 @@ def _layouts(
     facts: FamilyServerFacts,
     session: WireSession,
     known: Sequence[Relation],
-    oids: Mapping[TableName, int],
+    members: Mapping[TableName, tuple[int, str]],
 ) -> Layouts:
     tables = frozenset(tables_in_database(session))
     codec, takes = codec_of(project, facts.encoding), chooses(project.family.tables)
     catalog = family_tables(project, session)
-    return Layouts(catalog, codec, known=known, tables=tables, takes=takes, versions=catalog.versions, oids=oids)
+    return Layouts(catalog, codec, known=known, tables=tables, takes=takes, versions=catalog.versions, members=members)

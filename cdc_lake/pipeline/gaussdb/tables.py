@@ -9,11 +9,12 @@ place for such a copy: what came then begins with its changes, and one that come
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
+from cdc_lake.decode.mppdb.facts import named_by
 from cdc_lake.errors import CopyUnplaced, NoReplicaIdentity, NoTableMatches
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import OrderDomain
@@ -25,7 +26,7 @@ from cdc_lake.pipeline.state.copies import courses
 from cdc_lake.pipeline.state.memberships import last_members, moved, note_members, renamed
 from cdc_lake.pipeline.stream.table_changes import TableChanges, changes_of, leave, newcomers, tell_renamed
 from cdc_lake.source.captured import Published
-from cdc_lake.source.gaussdb.catalog import check_identities, tables_in_database
+from cdc_lake.source.gaussdb.catalog import check_identities, tables_in_database, versions_of
 from cdc_lake.source.stream import domain_of
 from cdc_lake.source.tables import chooses, select_tables
 from cdc_lake.source.wire.session import WireSession
@@ -33,11 +34,11 @@ from cdc_lake.source.wire.session import WireSession
 
 def family_changes(project: Project, session: WireSession, state: BronzeState, control: ControlTables) -> TableChanges:
     """Look. Raises SourceError, LakeError."""
-    return _changes(project, tables_in_database(session), state, control)
+    return _changes(project, session, tables_in_database(session), state, control)
 
 
 def _changes(
-    project: Project, there: Mapping[TableName, int], state: BronzeState, control: ControlTables
+    project: Project, session: WireSession, there: Mapping[TableName, int], state: BronzeState, control: ControlTables
 ) -> TableChanges:
     """`there`: OIDs of the tables of the database."""
     known, members = courses(control.snapshots(), state.stream), last_members(control, state)
@@ -52,12 +53,13 @@ def _changes(
     if project.pipeline.snapshot.copies:
         came = newcomers(new, landed)
     carried = {*chosen, *(layout.table for layout in landed)}
-    other = moved(_published({table: there[table] for table in chosen}), members)
+    other = moved(_published(session, chosen), members)
     return changes_of(chosen, carried, there, known, came, published=False, moved=other, read=members)
 
 
-def _published(tables: Mapping[TableName, int]) -> list[Published]:
-    return [Published(table, (), None, oid=oid) for table, oid in tables.items()]
+def _published(session: WireSession, tables: Collection[TableName]) -> list[Published]:
+    found = versions_of(session, tables) if tables else {}
+    return [Published(table, (), None, named_by(version), oid) for table, (oid, version) in found.items()]
 
 
 def settle_family(
@@ -67,13 +69,13 @@ def settle_family(
     meanwhile. `ends`: a position that everything committed by now lies at or below. Raises SourceError, LakeError.
     """
     there = tables_in_database(session)
-    found = _changes(project, there, state, control)
+    found = _changes(project, session, there, state, control)
     placed = copies_have_a_place(state)
     leave(found, found.waiting if placed else found.moved, control, state, tell, ends)
     for table in sorted(found.moved):
         tell(Progress("connect", f"{table} is another table than before: it was renamed or made anew"))
     chosen = chooses(project.family.tables)
-    members = _published({table: oid for table, oid in there.items() if chosen(table)})
+    members = _published(session, [*filter(chosen, there)])
     if placed and not project.pipeline.snapshot.copies:
         tell_renamed(renamed(members, last_members(control, state)), tell)
     note_members(members, control, state)

@@ -24,10 +24,12 @@ from cdc_lake.decode.parking import Parking
 from cdc_lake.decode.test_decoding.assembler import LineAssembler
 from cdc_lake.decode.told import Told
 from cdc_lake.errors import PublicationAltered
+from cdc_lake.lake.control import control_tables
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.postgres.captured import by_publication, carried, wanted
-from cdc_lake.pipeline.state.memberships import Member, oids_of
+from cdc_lake.pipeline.state.copies import Course, courses
+from cdc_lake.pipeline.state.memberships import Member, named_tables
 from cdc_lake.pipeline.stream.encoding import codec_by_name, in_hex
 from cdc_lake.pipeline.stream.policy import by_policy, lands
 from cdc_lake.source.catalog import SourceCatalog, relation_of
@@ -110,7 +112,7 @@ def reading_of(
     if by_publication(project):
         asked = project.postgres.decoding.messages
         assembler = Assembler(
-            WatchedCatalog(session, project.publication, members),
+            WatchedCatalog(session, project.publication, members, partial(_course, project, state.stream)),
             keeps=lands(project),
             # redaction leaves every message out, and of one outside of transactions nothing would be left
             messages=asked and not project.pipeline.bronze.redact,
@@ -123,7 +125,11 @@ def reading_of(
         decoded = PgoutputFormat(partial(tabulate, in_hex=in_hex(project), hashing=hashing))
         columns = by_policy(project, decoded, tell)
         return Reading(assembler, columns, columns)
-    return _of_lines(project, layouts(), state, tell, frames, hashing, parking, oids_of(members))
+    return _of_lines(project, layouts(), state, tell, frames, hashing, parking, named_tables(members))
+
+
+def _course(project: Project, stream: str, table: str) -> Course | None:
+    return courses(control_tables(project).snapshots(), stream).get(table)
 
 
 def _landed_layouts(project: Project, state: BronzeState) -> Landed:
@@ -149,7 +155,7 @@ def _of_lines(
     frames: NewFrames,
     hashing: Hashing,
     parking: Parking | None,
-    oids: Mapping[TableName, int],
+    members: Mapping[TableName, tuple[int, str]],
 ) -> Reading:
     """Lines name tables, columns and types themselves; what they do not say, the catalog is asked for."""
     print_whole_names(session)
@@ -159,7 +165,9 @@ def _of_lines(
 
     def made() -> Layouts:
         catalog = RowTables(session)
-        return Layouts(catalog, codec, known=known, takes=taken, takes_back=False, versions=catalog.versions, oids=oids)
+        return Layouts(
+            catalog, codec, known=known, takes=taken, takes_back=False, versions=catalog.versions, members=members
+        )
 
     again, columns = made(), partial(tabulate_lines, hashing=hashing)
     return Reading(
@@ -186,19 +194,24 @@ class WatchedCatalog:
     PostgreSQL announces a table again with its first change after its publication was altered.
     """
 
-    def __init__(self, session: Session, publication: str, known: Mapping[str, Member]) -> None:
+    def __init__(
+        self, session: Session, publication: str, known: Mapping[str, Member], course: Callable[[str], Course | None]
+    ) -> None:
         self._catalog = SourceCatalog(session)
         self._session = session
         self._publication = publication
         self._known = known
+        self._course = course
         self._names = {one.oid: name for name, one in known.items() if one.oid is not None}
 
     def __call__(self, oid: int, table: TableName) -> TableFacts:
         """As `SourceCatalog`; raises PublicationAltered."""
-        known = self._known.get(str(table))
-        if known is not None or oid in self._names:
+        known, name = self._known.get(str(table)), self._names.get(oid)
+        if known is not None or name is not None:
             self._check(oid, table, known)
         facts = self._catalog(oid, table)
+        if name not in {None, str(table)} and (course := self._course(str(name))) is not None and not course.waits:
+            facts = replace(facts, member=(TableName.parse(str(name)), course.stretches[-1].begins))
         root = facts.published_as
         if root is not None and (str(table) in self._known or str(root.table) not in self._known):
             return replace(facts, published_as=None)
@@ -210,10 +223,11 @@ class WatchedCatalog:
         if there is None:
             return
         now, entry = there
-        if now != table:
-            return  # what comes was decoded from before the table was renamed
-        if known is None:
-            text = f"table {self._names[oid]} was renamed to {table}"
+        name = self._names.get(oid)
+        if now != table and (name is None or name in {str(table), str(now)}):
+            return  # what comes was decoded from before the table was renamed, or while it had another name
+        if now != table or known is None:
+            text = f"table {name} was renamed to {now}"
         elif known.oid not in {None, oid}:
             text = f"{table} is another table than before: it was renamed or made anew"
         elif entry != known.entry:

@@ -91,7 +91,11 @@ def settle_tables(
         _altered(project, session, "DROP", table, tell)
     failpoint(PUBLICATION_ALTERED)
     for table in sorted(found.moved):
-        what = f"publication `{project.publication}` was altered" if by_publication(project) else "it was made anew"
+        what = (
+            f"publication `{project.publication}` was altered"
+            if by_publication(project)
+            else "it was renamed or made anew"
+        )
         tell(_told(f"{what}: table {table} is copied again"))
     for table in came if not may else ():
         statement = publication.altering(project.publication, "ADD", table, filters=stated(project))
@@ -109,7 +113,9 @@ def _note_members(project: Project, session: Session, state: BronzeState, contro
         members = last_members(control, state)
         other = moved(carries, members)
         for table in sorted(other):
-            text = f"publication `{project.publication}` was altered: what it left out of table {table} is missing"
+            text = f"table {table} was renamed or made anew: what was changed meanwhile may be missing"
+            if by_publication(project):
+                text = f"publication `{project.publication}` was altered: what it left out of table {table} is missing"
             tell(Progress("warning", f"{text}, and `snapshot.mode` asks for no copy: cdc-lake resync {table}"))
         tell_renamed({table: name for table, name in renamed(carries, members).items() if table not in other}, tell)
     note_members(carries, control, state)

@@ -5,7 +5,8 @@ the stream. So is what rows hold that are published otherwise from then on. Post
 each time, so one whose entry is another than the stream was last read by has to be copied again.
 
 A name may also come to mean another table: it was dropped and made anew, or two tables swapped their names. Their OIDs
-tell. What was decoded from before a swap still comes under the old names, and is no reason to stop.
+tell. What was decoded from before a swap still comes under the old names, and is no reason to stop. Where rows come
+with the name of their table alone, those of one that had another name for a while are lost as well.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 from cdc_lake.bronze.port import BronzeState
+from cdc_lake.decode.mppdb.facts import named_anew
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import MembershipRow
 from cdc_lake.lake.control_rows import now as control_now
@@ -26,11 +28,11 @@ from cdc_lake.source.captured import Published
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`entry`: by which the publication had the table, None without a publication. `oid`: of the table, None if an
-    older version recorded it.
+    """`entry`: by which the publication had the table; without one, by which it has its name (`named_by`), None if an
+    older version recorded it. `oid`: of the table, None likewise.
     """
 
-    entry: int | None
+    entry: int | str | None
     oid: int | None = None
 
 
@@ -44,9 +46,10 @@ def last_members(control: ControlTables, state: BronzeState) -> Mapping[str, Mem
     return {name: Member(*one) if isinstance(one, list) else Member(one) for name, one in found.items()}
 
 
-def oids_of(members: Mapping[str, Member]) -> dict[TableName, int]:
-    """The OIDs of the tables that the stream is read from, as far as they are recorded."""
-    return {TableName.parse(name): one.oid for name, one in members.items() if one.oid is not None}
+def named_tables(members: Mapping[str, Member]) -> dict[TableName, tuple[int, str]]:
+    """OID and `named_by` of the tables that a stream without a publication is read from, as far as recorded."""
+    known = {TableName.parse(name): one for name, one in members.items()}
+    return {name: (one.oid, str(one.entry or "")) for name, one in known.items() if one.oid is not None}
 
 
 def note_members(carried: Iterable[Published], control: ControlTables, state: BronzeState) -> None:
@@ -68,9 +71,13 @@ def moved(carried: Iterable[Published], known: Mapping[str, Member]) -> frozense
 
 def renamed(carried: Iterable[Published], known: Mapping[str, Member]) -> dict[TableName, TableName]:
     """The tables that are known by another name, with that name."""
-    names: dict[int | None, TableName] = {oid: name for name, oid in oids_of(known).items()}
-    return {one.table: before for one in carried if (before := names.get(one.oid, one.table)) != one.table}
+    names = {one.oid: TableName.parse(name) for name, one in known.items() if one.oid is not None}
+    return {one.table: before for one in carried if (before := names.get(one.oid or 0, one.table)) != one.table}
 
 
-def _same(known: Member, entry: int | None, oid: int | None) -> bool:
-    return entry == known.entry and known.oid in {None, oid}
+def _same(known: Member, entry: int | str | None, oid: int | None) -> bool:
+    if known.oid not in {None, oid}:
+        return False
+    if isinstance(entry, str):
+        return known.entry is None or not named_anew(str(known.entry), entry)
+    return entry == known.entry
