@@ -24,9 +24,9 @@ from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import RunRow, new_run
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Tell, silent
+from cdc_lake.pipeline.applying.rebuild_plan import check_own_past
 from cdc_lake.pipeline.receiving.recopy import recopy
 from cdc_lake.pipeline.server import source_view
-from cdc_lake.pipeline.state.cuts import content_before
 from cdc_lake.pipeline.state.source_table import source_table
 from cdc_lake.pipeline.state.streams import is_complete
 from cdc_lake.source.stream import shown
@@ -102,10 +102,7 @@ def _check_carried(project: Project, names: Sequence[TableName]) -> None:
 def _table(project: Project, reader: BronzeReader, state: BronzeState, name: TableName) -> ResyncedTable:
     target = project.target(name)
     keeps = target.keeps_past
-    if keeps and content_before(control_tables(project), state, str(name)) is not None:
-        words = f"{target.label} keeps a past from before the stream of epoch {state.epoch}"
-        hint = "`cdc-lake restart` copies every table again and keeps what each was"
-        raise PastTrimmed(words, where=reader.place, hint=hint)
+    check_own_past(target, control_tables(project), state, reader)
     if keeps and (left := reader.trimmed().get(state.epoch)) is not None:
         begins = f"bronze begins behind {shown(state.stream, left[0])}"
         raise PastTrimmed(f"{begins}, and {target.label} is made again from its first copy on", where=reader.place)

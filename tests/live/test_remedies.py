@@ -572,6 +572,7 @@ def test_a_source_that_was_upgraded_goes_on_with_a_new_stream(library: Library) 
         elsewhere.change("INSERT INTO loans VALUES (41, 41, 'behind')")
         said = elsewhere.shell(*RECEIVE)
         assert "error[SRC216]" in said.err, said.err
+        assert "error[SRC216]" in elsewhere.shell("plan").err, "what a start refuses"
         assert "restart --yes" in obey(elsewhere, said)
         elsewhere.receive()
         assert "the chain holds" in elsewhere.shell.fine("inspect", "chain", "--against", "source")

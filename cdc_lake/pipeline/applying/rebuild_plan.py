@@ -61,9 +61,7 @@ def rebuild_plan(
 ) -> RebuildPlan:
     """Work out how a table is built up to a position. Raises StateError where it cannot be."""
     control = control_tables(project)
-    if project.target(table).keeps_past and content_before(control, state, str(table)) is not None:
-        words = f"{project.target(table).label} keeps a past from before the stream of epoch {state.epoch}"
-        raise PastTrimmed(f"{words}, which a rebuild begins with", where=reader.place)
+    check_own_past(project.target(table), control, state, reader)
     rows = control.snapshots()
     course = courses(rows, state.stream).get(str(table), Course())
     stretches = [_as_landed(reader, state.epoch, one) for one in _stretches(project.target(table), course, upto)]
@@ -101,6 +99,14 @@ def rebuild_plan(
     layout = None if first is None else first.layout
     copied = None if last.copy is None or not last.later else last.copy.position
     return RebuildPlan(begins, upto, layout, known[number], tuple(parts), copied)
+
+
+def check_own_past(target: Target, control: ControlTables, state: BronzeState, reader: BronzeReader) -> None:
+    """Raise PastTrimmed where a table keeps a past from an earlier stream, which cannot be made again."""
+    if target.keeps_past and content_before(control, state, str(target.source)) is not None:
+        words = f"{target.label} keeps a past from before the stream of epoch {state.epoch}"
+        hint = "`cdc-lake restart` copies every table again and keeps what each was"
+        raise PastTrimmed(words, where=reader.place, hint=hint)
 
 
 def _stretches(target: Target, course: Course, upto: int) -> list[Stretch]:

@@ -26,6 +26,7 @@ from cdc_lake.pipeline.state.streams import is_complete, starts_over
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import behind, check_identities
 from cdc_lake.source.connection import Session, place_of
+from cdc_lake.source.resume import check_fed_from
 from cdc_lake.source.server import check_server, identify, wal_position
 from cdc_lake.source.slot import SlotFacts
 from cdc_lake.source.stream import StreamIdentity, shown
@@ -120,6 +121,9 @@ class PostgresView:
             and (there is not None or state.upto != StreamIdentity.parse(state.stream).start)
         )
         if state is not None and started:
+            facts = identify(session, project.postgres)
+            identity = StreamIdentity.parse(state.stream)
+            check_fed_from(identity, system=facts.system, database=facts.database, slot=project.slot)
             checked = check_own_slot(project, there, project.postgres.database, state.confirm)
             behind = max(0, wal_position(session).value - state.upto)
             retained = f", {size(checked.retained)} of WAL retained" if checked.retained is not None else ""
