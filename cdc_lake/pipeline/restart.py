@@ -8,21 +8,23 @@ it. Other pipelines of the lake are not touched, and neither are slots that this
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.config.project import Project
-from cdc_lake.errors import NoStream, SlotActive, SlotForeign
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import NoStream, OtherWriter, SilverLost, SilverPutBack, SlotActive, SlotForeign
 from cdc_lake.lake.control import control_tables
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.server import slot_care, source_view
 from cdc_lake.pipeline.slots import WAITED
-from cdc_lake.pipeline.state.cuts import last_cut
+from cdc_lake.pipeline.state.cuts import BROKEN, TableState, last_cut
 from cdc_lake.pipeline.state.ownership import check_own_bronze
 from cdc_lake.pipeline.state.streams import last_epoch, start_over
 from cdc_lake.source.stream import StreamIdentity, shown
 
+_DAMAGE: Final = (OtherWriter.code, SilverLost.code, SilverPutBack.code)
 _NOT_OURS: Final = (
     "correct `source`, or name a slot in `source.slot.name` that is not there yet: who made this one may need it; "
     "`cdc-lake slot inspect` says who reads it and what it keeps. Did it come along with an upgrade of the server, and "
@@ -62,7 +64,7 @@ def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarte
     """Have the next run begin a new stream; without `yes` say what that does and change nothing.
 
     `wait`: seconds that who reads the slot is waited for. Raises NoStream where there is no stream yet, SlotActive,
-    SlotForeign, SourceError, LakeError.
+    SlotForeign, OtherWriter, SourceError, LakeError.
     """
     control, reader = control_tables(project), bronze_reader(project)
     state = reader.state()
@@ -86,6 +88,7 @@ def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarte
     old = slots.get(before.slot) if before.slot != project.slot else None
     left = before.slot if old is not None and old.database == database == before.database else None
     cut = None if state is None else last_cut(control, state.stream)
+    check_pasts(targets, {} if cut is None else cut.tables)
     unapplied = 0
     if state is not None and cut is not None and cut.position < state.upto:
         unapplied = len(reader.commits(Span(state.epoch, cut.position, state.upto)))
@@ -102,6 +105,21 @@ def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarte
         unapplied=unapplied,
         tables=tuple(RestartedTable(str(t.source), t.label, t.kind, t.keeps_past) for t in targets),
     )
+
+
+def check_pasts(targets: Iterable[Target], tables: Mapping[str, TableState]) -> None:
+    """Raise OtherWriter where a table that keeps a past waits for what others did to it: behind a restart that past
+    stays as it is, and bronze of the new stream could not make it again. `tables`: of the last cut.
+    """
+    for target in targets:
+        listed = tables.get(str(target.source))
+        if listed is None or listed.error is None or listed.state != BROKEN or not target.keeps_past:
+            continue
+        code, message, remedy = listed.error
+        if code in _DAMAGE and listed.table == target.label:
+            other = f"or give {target.source} another silver table (`to`), and {target.label} stays as it is"
+            words = f"a restart would keep the past of {target.label} as others left it: {message}"
+            raise OtherWriter(words, hint=f"{remedy}, before you restart; {other}")
 
 
 def _drop(project: Project, wait: float) -> None:

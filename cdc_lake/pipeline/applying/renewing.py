@@ -209,7 +209,11 @@ class Renewing:
                 self._waits[name] = running.others
             facts = {"table": target.label, "code": made.code}
             self._tell(Progress("broken", f"{target.label} keeps what it has: {made.message}", facts=facts))
-            return tables
+            listed = tables.get(name)
+            if listed is None or listed.state not in {BROKEN, RENEWING} or isinstance(made, GroupWaits):
+                return tables
+            # what it waited for before, the copy was to mend
+            return {**tables, name: replace(listed, error=(made.code, made.message, made.of(name).remedy))}
         self.errors.pop(target.label, None)
         course, listed = self._courses[name], tables.get(name)
         if not course.follows(position) or (listed is None and course.renewal(position, made.copied) is not None):

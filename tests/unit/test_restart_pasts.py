@@ -1,0 +1,37 @@
+"""A restart keeps pasts: one that others damaged is mended before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cdc_lake.config.project import Target
+from cdc_lake.errors import OtherWriter
+from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline.restart import check_pasts
+from cdc_lake.pipeline.state.cuts import BROKEN, IN, TableState
+
+PAST = Target(TableName("public", "past"), "silver", "past", "delta", None, (), kind="history")
+WRITTEN = ("LAK467", "something else changed rows of silver.past", "run `cdc-lake rebuild public.past` for it")
+LISTED = TableState("silver.past", "delta", 7, 100, BROKEN, 0, error=WRITTEN)
+
+
+def test_a_past_that_others_damaged_is_mended_first():
+    with pytest.raises(OtherWriter, match=r"keep the past of silver\.past as others left it") as refused:
+        check_pasts([PAST], {"public.past": LISTED})
+    assert refused.value.remedy.startswith("run `cdc-lake rebuild public.past` for it, before you restart")
+
+
+@pytest.mark.parametrize(
+    ("target", "listed"),
+    [
+        (PAST, replace(LISTED, state=IN)),
+        (PAST, replace(LISTED, error=("LAK410", "another layout", "allow"))),
+        (replace(PAST, name="anew"), LISTED),
+        (replace(PAST, kind="current"), LISTED),
+    ],
+    ids=["mended", "waits for something else", "goes to another table", "begins with the copy"],
+)
+def test_a_restart_goes_on_where_nothing_of_a_past_is_damaged(target: Target, listed: TableState):
+    check_pasts([target], {"public.past": listed})
