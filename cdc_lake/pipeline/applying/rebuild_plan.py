@@ -106,6 +106,7 @@ def check_own_past(target: Target, control: ControlTables, state: BronzeState, r
     if target.keeps_past and content_before(control, state, str(target.source)) is not None:
         words = f"{target.label} keeps a past from before the stream of epoch {state.epoch}"
         hint = "`cdc-lake restart` copies every table again and keeps what each was"
+        hint += f"; where others damaged that past, give {target.source} another silver table (`to`) before"
         raise PastTrimmed(words, where=reader.place, hint=hint)
 
 
