@@ -92,7 +92,8 @@ def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Container[s
     source knows what rows have afterwards.
     """
     if words := [change.text(target.label) for change in changes if unconvertible(change)]:
-        raise Unconvertible(f"{target.source} has another layout now: {'; '.join(words)}")
+        hint = f"{copied_again(target)}; until then the table waits"
+        raise Unconvertible(f"{target.source} has another layout now: {'; '.join(words)}", hint=hint)
     needed = [change.text(target.label) for change in changes if change.destructive]
     if missing := [words for words in needed if words not in allowed]:
         options = " ".join(f"--allow {shlex.quote(words)}" for words in missing)

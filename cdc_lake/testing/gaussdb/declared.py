@@ -15,6 +15,7 @@ from typing import Final
 
 from cdc_lake.decode.mppdb.records import Field, Operation, Row, Truncated
 from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.source.quoting import literal
 from cdc_lake.testing.gaussdb.ledger import Ledger
 from cdc_lake.testing.gaussdb.slot_functions import columns
 from cdc_lake.testing.gaussdb.sql import Answer, CopyOut, Failed, ResultSet, SqlSession
@@ -70,6 +71,10 @@ class DeclaredTable:
         return tuple(value for value, key in zip(row, keys, strict=True) if key or not any(keys))
 
 
+def _version(oid: int) -> str:
+    return f"{oid} 3 10"
+
+
 class DeclaredTables:
     """Answers about declared tables; None for every other question."""
 
@@ -86,7 +91,7 @@ class DeclaredTables:
         if " from pg_class " in lower:
             looked_up = _LOOKED_UP.search(sql)
             if "(n.nspname, c.relname) in" in lower:
-                return self._versions()
+                return self._versions(sql)
             if looked_up is None:
                 return self._listed()
             name = TableName(*(part.replace("''", "'") for part in looked_up.groups()))
@@ -102,16 +107,18 @@ class DeclaredTables:
         rows = [(name.schema, name.name, table.options, str(oid)) for oid, (name, table) in numbered]
         return ResultSet(columns(("nspname", 19), ("relname", 19), ("reloptions", 1009), ("oid", 26)), rows)
 
-    def _versions(self) -> ResultSet:
+    def _versions(self, sql: str) -> ResultSet:
         """Nobody alters a table."""
         rows = [
-            (name.schema, name.name, str(oid), str(oid)) for oid, name in zip(self._oids, self._tables, strict=True)
+            (name.schema, name.name, str(oid), _version(oid))
+            for oid, name in zip(self._oids, self._tables, strict=True)
+            if f"({literal(name.schema)}, {literal(name.name)})" in sql
         ]
         return ResultSet(columns(("nspname", 19), ("relname", 19), ("oid", 26), ("version", 25)), rows)
 
     def _table(self, name: TableName) -> ResultSet:
         rows = [
-            (str(oid), table.relation.identity.value, table.options, str(oid), "n", str(oid))
+            (str(oid), table.relation.identity.value, table.options, str(oid), "n", _version(oid))
             for oid, table in self._oids.items()
             if table.relation.table == name
         ]
