@@ -412,8 +412,9 @@ def holding(versions: list[Row]) -> list[Row]:
 
 
 def amounting_to(changes: list[Row]) -> list[Row]:
-    """The rows that there are behind all changes, each with what its last one sent."""
+    """The rows that there are behind all changes, each with what its last one sent. A copy takes the place of all."""
     rows: dict[str | None, Row] = {}
+    copied: tuple[int, ...] = ()
     for one in sorted(changes, key=lambda one: place(one, "_epoch", "_position", "_ordinal")):
         match one["_op"]:
             case "T":
@@ -423,7 +424,10 @@ def amounting_to(changes: list[Row]) -> list[Row]:
             case "U":
                 del rows[one["_old_id"] or one["id"]]
                 rows[one["id"]] = one
-            case _:
+            case insert:
+                if insert == "S" and copied != (at := place(one, "_epoch", "_position")):
+                    copied = at
+                    rows.clear()
                 assert one["id"] not in rows, one
                 rows[one["id"]] = one
     return [*rows.values()]
