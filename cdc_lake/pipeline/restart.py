@@ -14,7 +14,7 @@ from typing import Final
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import NoStream, OtherWriter, SilverLost, SilverPutBack, SlotActive, SlotForeign
+from cdc_lake.errors import NoStream, OtherWriter, SilverPutBack, SlotActive, SlotForeign
 from cdc_lake.lake.control import control_tables
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.server import slot_care, source_view
@@ -24,7 +24,7 @@ from cdc_lake.pipeline.state.ownership import check_own_bronze
 from cdc_lake.pipeline.state.streams import last_epoch, start_over
 from cdc_lake.source.stream import StreamIdentity, shown
 
-_DAMAGE: Final = (OtherWriter.code, SilverLost.code, SilverPutBack.code)
+_DAMAGE: Final = (OtherWriter.code, SilverPutBack.code)
 _NOT_OURS: Final = (
     "correct `source`, or name a slot in `source.slot.name` that is not there yet: who made this one may need it; "
     "`cdc-lake slot inspect` says who reads it and what it keeps. Did it come along with an upgrade of the server, and "

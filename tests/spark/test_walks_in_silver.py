@@ -324,7 +324,7 @@ class Lake:
                 stranger.changed = False
             else:
                 self.elsewhere([stranger.target])
-        if damaged:
+        if any(not stranger.changed for stranger in damaged):
             self.apply()
         self.walks.outcomes["restarted for a past"] += 1
         restart(self.project, yes=True)
