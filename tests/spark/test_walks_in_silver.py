@@ -329,6 +329,7 @@ class Lake:
         self.walks.outcomes["restarted for a past"] += 1
         restart(self.project, yes=True)
         self.walks.identified(lambda: once(self.project))
+        self.fresh = False
 
     def copies(self, walks: list[Altered]) -> None:
         """Copy the tables of walks again."""
