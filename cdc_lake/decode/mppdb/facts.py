@@ -138,6 +138,9 @@ FamilyCatalog: TypeAlias = Callable[[TableName], FamilyTableFacts | None]
 has a shape that the last answer does not explain. Raises SourceError."""
 
 
+_FROZEN: Final = 2
+
+
 def named_by(version: str) -> str:
     """By which transaction a table got its name, schema or owner, and the owner: its row type is written with them."""
     return " ".join(version.split()[-2:])
@@ -151,8 +154,6 @@ def named_anew(before: str, now: str) -> bool:
     (by, owner), (last, last_owner) = now.split(), before.split()
     return by != last and int(by) > _FROZEN and owner == last_owner
 
-
-_FROZEN: Final = 2
 
 Versions: TypeAlias = Callable[[Collection[TableName]], Mapping[TableName, tuple[int, str]]]
 """OID and `FamilyTableFacts.version` of tables as the catalog has them now; nothing of those that are not there. Raises

@@ -92,8 +92,7 @@ def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Container[s
     source knows what rows have afterwards.
     """
     if words := [change.text(target.label) for change in changes if unconvertible(change)]:
-        hint = f"{copied_again(target)}; until then the table waits"
-        raise Unconvertible(f"{target.source} has another layout now: {'; '.join(words)}", hint=hint)
+        raise Unconvertible(f"{target.source} has another layout now: {'; '.join(words)}", hint=copied_again(target))
     needed = [change.text(target.label) for change in changes if change.destructive]
     if missing := [words for words in needed if words not in allowed]:
         options = " ".join(f"--allow {shlex.quote(words)}" for words in missing)
@@ -118,8 +117,10 @@ def copied_again(target: Target) -> str:
     """
     if target.keeps_past:
         words = f"give {target.source} another silver table in the pipeline file (`to`), then run `cdc-lake restart`"
-        return f"{words}, which copies every table: {target.label} stays as it is, with its past"
-    return f"`cdc-lake resync {target.source}` copies the table again while the others go on"
+        done = f"{words}, which copies every table: {target.label} stays as it is, with its past"
+    else:
+        done = f"`cdc-lake resync {target.source}` copies the table again while the others go on"
+    return f"{done}; until then the table waits"
 
 
 def next_layout(seen: Outline, layouts: Mapping[int, Relation], target: Target) -> int | None:

@@ -130,16 +130,12 @@ def guarded(work: Callable[[], _R], target: Target) -> _R | CdcLakeError:
     try:
         return work()
     except Unconvertible as failure:
-        failure.remedy = _copied(target)
+        failure.remedy = copied_again(target)
         return failure
     except CdcLakeError as failure:
         return failure
     except Exception as cause:  # noqa: BLE001 - whatever Spark raises is this table's failure and is kept as the cause
         return _explained(cause, target)
-
-
-def _copied(target: Target) -> str:
-    return f"{copied_again(target)}; until then the table waits"
 
 
 def _named(cause: Exception) -> str:
@@ -155,7 +151,7 @@ def _explained(cause: Exception, target: Target) -> CdcLakeError:
         error = MergeRefused(f"a change refers to a row that {target.label} does not have")
     elif UNREADABLE in text:
         words = f"old rows of {target.label} have texts that are no values of their column's new type"
-        error = Unconvertible(words, hint=_copied(target))
+        error = Unconvertible(words, hint=copied_again(target))
     elif any(words in text for words in _OLDER_THAN_THE_LAST):
         error = ClockBehind(f"the last snapshot of {target.label} is from a later time than this machine's clock tells")
     elif (lack := next((name for name in _NOT_ENOUGH if name in text), None)) is not None:
