@@ -57,20 +57,20 @@ def shared(conn: psycopg.Connection[Any], name: str, dice: random.Random) -> Non
     with conn.transaction():
         places = [
             row[0] for row in conn.execute(f"SELECT ctid::text FROM {name} WHERE id IS NOT DISTINCT FROM %s", [key])
-        ]  # type: ignore[call-overload]
+        ]
         for _ in range(dice.choice((1, 1, 2))):
-            came = conn.execute(f"INSERT INTO {name} VALUES (%s, %s, %s, %s) RETURNING ctid::text", [key, *value(dice)])  # type: ignore[call-overload]
+            came = conn.execute(f"INSERT INTO {name} VALUES (%s, %s, %s, %s) RETURNING ctid::text", [key, *value(dice)])
             places.append(came.fetchone()[0])
         for _ in range(dice.randrange(4)):
             at, (n, note, _) = dice.randrange(len(places)), value(dice)
-            changed = conn.execute(  # type: ignore[call-overload]
+            changed = conn.execute(
                 f"UPDATE {name} SET n = %s, note = %s WHERE ctid = %s::tid RETURNING ctid::text", [n, note, places[at]]
             )
             places[at] = changed.fetchone()[0]
         dice.shuffle(places)
         for place in places[1:]:
             goes = f"UPDATE {name} SET id = {free}" if dice.random() < 0.3 else f"DELETE FROM {name}"
-            conn.execute(f"{goes} WHERE ctid = %s::tid", [place])  # type: ignore[call-overload]
+            conn.execute(f"{goes} WHERE ctid = %s::tid", [place])
             free += 1
 
 
@@ -87,9 +87,9 @@ def test_whichever_of_two_rows_of_a_key_goes_silver_has_the_other(
     with database.connect() as conn:
         conn.execute(TABLES)
         for name in NAMES:
-            conn.execute(f"ALTER TABLE {name} REPLICA IDENTITY FULL")  # type: ignore[call-overload]
-            conn.execute(f"ALTER TABLE {name} ALTER large SET STORAGE EXTERNAL")  # type: ignore[call-overload]
-            conn.execute(f"INSERT INTO {name} VALUES (1, 1, 'a', repeat('x', 9000))")  # type: ignore[call-overload]
+            conn.execute(f"ALTER TABLE {name} REPLICA IDENTITY FULL")
+            conn.execute(f"ALTER TABLE {name} ALTER large SET STORAGE EXTERNAL")
+            conn.execute(f"INSERT INTO {name} VALUES (1, 1, 'a', repeat('x', 9000))")
         run(project, once=True, only="receive", stop=threading.Event(), tell=silent)
         for _ in range(2):
             for _ in range(20):
