@@ -93,6 +93,11 @@ class Evolving:
         old = (str(key), *(None for _ in self.columns[1:])) if moved else None
         self.changes.append(Update(self.relation, tuple(new), old, OldKind.KEY if moved else None))
 
+    def replace(self, *row: str | None) -> None:
+        """A row written again as it is, of which the server logs the old one whole."""
+        full = replace(self.relation, identity=ReplicaIdentity.FULL)
+        self.changes.append(Update(full, row, row, OldKind.FULL))
+
     def delete(self) -> None:
         """A row goes."""
         if self.rows:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,36 @@ def test_a_kept_column_is_null_from_then_on_and_its_name_may_come_back(spark: An
     assert lake.advance(f"begin keeps_{fmt}.t again") == {}
     assert lake.rows("t") == lake["t"].expected()
     assert len(lake.rows("t")) == 1
+
+
+@FORMATS
+def test_what_old_rows_had_in_a_column_follows_the_column(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = Lake(lake_root, spark, "olds", fmt, {"t": {"kind": "append", "old_values": True, "on_drop": "drop"}})
+    table = lake["t"]
+    table.columns = [*table.columns[:1], replace(table.columns[1], name="Again")]
+    for name, kind in (("day", "date"), ("gone", "int4"), ("left", "int4"), ("right", "int4")):
+        table.add(name, kind)
+    table.replace("1", "a", "2026-01-02", "3", "4", "5")
+    lake.land()
+    assert lake.advance() == {}
+    table.retype("day", "text")
+    for name, to in (("left", "l"), ("right", "left"), ("l", "right")):
+        table.rename(name, to)
+    table.drop("gone")
+    table.drop("Again")
+    table.add("Again", "int4")
+    table.replace("1", "2026-01-03", "40", "50", "60")
+    lake.land()
+    waits = lake.advance()["t"]
+    assert waits.remedy.count("--allow") == 5
+    assert "_old_" not in waits.remedy
+    assert lake.advance(everything=True) == {}
+    there = lake.columns("t")
+    old = {name: kind for name, kind in there.items() if name.startswith("_old_")}
+    names = ["_old_id", "_old_day", "_old_right", "_old_left", "_old_Again"]
+    assert old == {name: "string" if name == "_old_day" else "int" for name in names}
+    rows = read_silver(lake.project, lake.target("t")).select(names).to_pylist()
+    assert {tuple(row.values()) for row in rows} == {(1, "2026-01-02", 4, 5, None), (1, "2026-01-03", 40, 50, 60)}
 
 
 @FORMATS

@@ -146,7 +146,7 @@ def matching(transactions: list[Transaction], transforms: Transforms) -> list[Tr
 
 
 def _matching(change: Change, rows: dict[Key, list[Row]], transforms: Transforms) -> Change:
-    """One change, and `rows` after it; where two rows have one key, the first came first."""
+    """One change, and `rows` after it. Of two rows at one key it is the one that the old row tells, else the first."""
     nothing = Message("", b"")
     if isinstance(change, Truncate | Message):
         rows.clear()
@@ -159,7 +159,10 @@ def _matching(change: Change, rows: dict[Key, list[Row]], transforms: Transforms
     before: Row | None = None
     if isinstance(change, Update | Delete):
         given = change.old if change.old is not None else change.new  # type: ignore[union-attr]
-        before = rows[key(dict(zip(names, given, strict=True)))].pop(0)  # type: ignore[arg-type]
+        told = dict(zip(names, given, strict=True))  # type: ignore[arg-type]
+        there = rows[key(told)]
+        equal = [at for at, row in enumerate(there) if row == told]
+        before = there.pop(equal[-1] if equal else 0)
     after: Row | None = None
     if isinstance(change, Insert | Update):
         sent = {n: v for n, v in zip(names, change.new, strict=True) if v is not UNCHANGED}

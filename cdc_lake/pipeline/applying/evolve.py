@@ -22,6 +22,7 @@ from cdc_lake.lake.evolution import (
     AssumeKey,
     ChangeType,
     SchemaChange,
+    columns_after,
     for_the_table,
     operations,
 )
@@ -29,7 +30,7 @@ from cdc_lake.lake.store import SilverColumn, SilverStore, quoted
 from cdc_lake.model.relation import Relation
 from cdc_lake.observe.failpoint import LAYOUT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.target.layout_changes import check_columns, check_computed, layout_changes
+from cdc_lake.pipeline.target.layout_changes import check_columns, check_computed, layout_changes, of_old_values
 from cdc_lake.silver.kind import Kind, RowIdentity
 from cdc_lake.silver.kinds import check_kind, own_names
 from cdc_lake.silver.own_columns import WORKING
@@ -72,9 +73,11 @@ def evolve(
         base = silver.marker(stream)
         reached = silver.laid_out(stream, base)
         if reached is None or reached < position:
-            changes = _pending(target, shape, have, wanted, follows)
+            own = own_names(target, shape.relation, {column.name for column in (*have, *wanted)})
+            given = [column for column in have if column.name not in own]
+            changes = layout_changes(target, follows, shape.relation, given, shape.layouts.values())
             refuse(changes, target, allowed)
-            if to_do := for_the_table(changes):
+            if to_do := for_the_table((*changes, *_of_own(changes, have, wanted, own))):
                 silver.reshape(stream, base, position, to_do, _live(kind))
                 failpoint(LAYOUT_DONE)
                 for change in to_do:
@@ -146,19 +149,16 @@ def by_source_key(target: Target) -> bool:
     return not target.keys and target.kind != "append"
 
 
-def _pending(
-    target: Target,
-    shape: Shape,
+def _of_own(
+    changes: Sequence[SchemaChange],
     have: Sequence[SilverColumn],
-    wanted: Sequence[SilverColumn],
-    follows: Relation | None,
-) -> tuple[SchemaChange, ...]:
-    """What is to be done, with columns of our own that the pipeline began to ask for."""
-    there = {column.name for column in have}
-    own = own_names(target, shape.relation, there | {column.name for column in wanted})
-    given = [column for column in have if column.name not in own]
-    more = [AddColumn(column) for column in wanted if column.name in own and column.name not in there]
-    return (*layout_changes(target, follows, shape.relation, given, shape.layouts.values()), *more)
+    wanted: Iterable[SilverColumn],
+    own: Container[str],
+) -> list[SchemaChange]:
+    """What is done to the columns of our own: those of old values follow theirs, others come as they are asked for."""
+    out = of_old_values(changes, {column.name: column.type for column in have if column.name in own})
+    there = {column.name for column in columns_after(have, out)}
+    return [*out, *(AddColumn(column) for column in wanted if column.name in own and column.name not in there)]
 
 
 def _live(kind: Kind) -> str:

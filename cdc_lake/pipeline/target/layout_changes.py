@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from cdc_lake.config.project import Target
@@ -24,6 +24,7 @@ from cdc_lake.lake.typed_columns import typed_columns
 from cdc_lake.lake.types import is_numeric
 from cdc_lake.model.relation import Relation
 from cdc_lake.silver.kinds import own_names
+from cdc_lake.silver.own_columns import old_column
 from cdc_lake.silver.projection import taken_columns
 
 _HELD = {"smallint": "int", "tinyint": "int"}  # Iceberg has no smaller integers
@@ -59,6 +60,31 @@ def _assumed_key(target: Target, follows: Relation | None, layouts: Iterable[Rel
         return []
     names = silver_names_of(doubted, target)
     return [AssumeKey(tuple(names.get(column.name, column.name) for column in doubted.columns if column.key))]
+
+
+def of_old_values(changes: Sequence[SchemaChange], there: Mapping[str, str]) -> list[SchemaChange]:
+    """What operations ask of the columns that old values stand in. `there`: name → type of those that the table has."""
+    dropped = {one.column.name for one in changes if isinstance(one, DropColumn)}
+    moved = {one.name: one.to for one in changes if isinstance(one, RenameColumn) and _old(one.name) in there}
+    former = {to: name for name, to in moved.items() if _old(to) not in there or to in dropped or to in moved}
+    out: list[SchemaChange] = []
+    for change in changes:
+        match change:
+            case DropColumn(column) if (kind := there.get(_old(column.name))) is not None:
+                out.append(DropColumn(SilverColumn(_old(column.name), kind)))
+            case RenameColumn(name, to) if former.get(to) == name:
+                out.append(RenameColumn(_old(name), _old(to)))
+            case ChangeType(name, _, new) if (kind := there.get(_old(former.get(name, name)))) is not None:
+                followed = replace(change, name=_old(name), old_sql=kind)
+                if followed.convertible and (kind != new or followed.rewriting is not None):
+                    out.append(followed)
+            case _:
+                pass
+    return out
+
+
+def _old(name: str) -> str:
+    return old_column(SilverColumn(name, "")).name
 
 
 def silver_names_of(relation: Relation, target: Target) -> dict[str, str]:
