@@ -291,7 +291,10 @@ def identity_then(
     rivals = {one.columns for one in others if not precedes(one.changed, xid) and one.changed != one.created}
     rivals |= {one.columns for one in indexes if (one.identity if by_index else one.primary)}
     if keyed and former and former <= set(there) and not over:
-        return IdentifiedBy(keyed.identity, former, (former == of_key and not kept) or not rivals <= {former})
+        # An index that is gone leaves no trace: then nothing identified rows from a time on that nobody knows.
+        by_other = keyed.identity is ReplicaIdentity.INDEX
+        gone = not any(one.columns == former and (one.primary or by_other) for one in indexes)
+        return IdentifiedBy(keyed.identity, former, gone or (former == of_key and not kept) or not rivals <= {former})
     if of_key is not None and of_key <= set(there):
         return IdentifiedBy(ReplicaIdentity.DEFAULT, of_key, not kept or not rivals <= {of_key})
     return None

@@ -13,8 +13,8 @@ from typing import Final
 from cdc_lake.errors import Unconvertible
 from cdc_lake.lake.casts import cast_sql, fits_sql
 from cdc_lake.lake.store import literal
-from cdc_lake.lake.types import column_type, element_of, numeric_modifier, source_type, type_name
-from cdc_lake.model.relation import Column
+from cdc_lake.lake.types import column_type, element_of, source_type, type_name
+from cdc_lake.model.relation import Column, numeric_modifier
 
 UNREADABLE = "cdc_lake: a text of an old row is no"
 """How Spark's error begins where a conversion meets a value that has none in the new type."""

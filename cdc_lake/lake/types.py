@@ -15,9 +15,7 @@ from types import MappingProxyType
 
 from cdc_lake.config.type_policy import MAX_PRECISION, UNDECLARED, Declared, TypePolicy
 from cdc_lake.errors import TypeRefused
-from cdc_lake.model.relation import Column
-
-_VARHDRSZ = 4  # numeric's modifier is offset by the length word of a varlena (numeric.c, make_numeric_typmod)
+from cdc_lake.model.relation import VARHDRSZ, Column, numeric_modifier
 
 
 class Loss(enum.Enum):
@@ -173,20 +171,12 @@ _OF_LENGTH = frozenset({1042, 1043, 3969})
 _NUMERIC_NAMES = frozenset({"numeric", "decimal"})
 
 
-def numeric_modifier(modifier: int) -> tuple[int, int] | None:
-    """Precision and scale of a numeric's modifier (scale is 11 bit signed since PostgreSQL 15); None for none."""
-    if modifier < _VARHDRSZ:
-        return None
-    packed = modifier - _VARHDRSZ
-    return (packed >> 16) & 0xFFFF, ((packed & 0x7FF) ^ 0x400) - 0x400
-
-
 def source_type(column: Column) -> str:
     """The source's type as people write it: with precision and scale, or length, where the column has them."""
     if is_numeric(column) and (given := numeric_modifier(column.modifier)) is not None:
         return f"{column.type_name}({given[0]},{given[1]})"
-    if column.type_oid in _OF_LENGTH and column.modifier >= _VARHDRSZ:
-        return f"{column.type_name}({column.modifier - _VARHDRSZ})"
+    if column.type_oid in _OF_LENGTH and column.modifier >= VARHDRSZ:
+        return f"{column.type_name}({column.modifier - VARHDRSZ})"
     return _array_name(column) or column.type_name
 
 

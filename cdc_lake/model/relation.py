@@ -11,7 +11,10 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
+
+VARHDRSZ: Final = 4
+"""A modifier is offset by the length word of a varlena (numeric.c, make_numeric_typmod)."""
 
 
 class ReplicaIdentity(enum.Enum):
@@ -70,6 +73,14 @@ class TableName:
     def column(self, name: str) -> str:
         """The full name of one of its columns: `schema.table.column`, escaped like the table's."""
         return f"{self}.{escaped(name)}"
+
+
+def numeric_modifier(modifier: int) -> tuple[int, int] | None:
+    """Precision and scale of a numeric's modifier (scale is 11 bit signed since PostgreSQL 15); None for none."""
+    if modifier < VARHDRSZ:
+        return None
+    packed = modifier - VARHDRSZ
+    return (packed >> 16) & 0xFFFF, ((packed & 0x7FF) ^ 0x400) - 0x400
 
 
 @dataclass(frozen=True, slots=True)

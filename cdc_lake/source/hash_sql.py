@@ -15,9 +15,8 @@ from typing import Final, assert_never
 import pyarrow as pa
 
 from cdc_lake.lake.row_hash import BUCKETS, FLAGS, RowForm
-from cdc_lake.lake.types import numeric_modifier
 from cdc_lake.lake.ways import DIGEST, FIRST, LONG, Way
-from cdc_lake.model.relation import Column, Relation
+from cdc_lake.model.relation import Column, Relation, numeric_modifier
 from cdc_lake.source.quoting import identifier
 
 _INTEGERS = frozenset({20, 21, 23, 26})

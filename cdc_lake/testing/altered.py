@@ -93,7 +93,10 @@ class Altered:
         """Changes that the last layout comes with: of a table that logs what identifies a row."""
         if self._key() is None or "n" in map(self._identity, [self.name, *self._leaves()]):
             self.run(f"ALTER TABLE {self.name} REPLICA IDENTITY FULL", leaves=True)
-        self._insert()
+        if not self._insert():
+            rest = [name for name in self.columns() if name not in {"id", "k"}]
+            values = [str(self._rows), str(1000 + self._rows), *("NULL" for _ in rest)]
+            self.run(f"INSERT INTO {self.name} ({', '.join(['id', 'k', *rest])}) VALUES ({', '.join(values)})")
         self._update()
 
     def run(self, statement: str, *, leaves: bool = False) -> bool:
@@ -199,11 +202,11 @@ class Altered:
             case _:
                 return str(number)
 
-    def _insert(self) -> None:
+    def _insert(self) -> bool:
         self._rows += 1
         given = {n: self.value(k) for n, k in self.columns().items() if n in NAMES and self.dice.random() < 0.7}
         given = {"id": str(self._rows), "k": str(1000 + self._rows), **given}
-        self.run(f"INSERT INTO {self.name} ({', '.join(given)}) VALUES ({', '.join(given.values())})")
+        return self.run(f"INSERT INTO {self.name} ({', '.join(given)}) VALUES ({', '.join(given.values())})")
 
     def _some(self) -> str:
         return f"WHERE id % {self.dice.randint(1, 3)} = 0"

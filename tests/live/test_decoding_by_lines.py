@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,10 @@ def both(database: Database, root: Path, part: int) -> tuple[Project, Project]:
 
 
 def streamed(project: Project) -> list[dict[str, Any]]:
-    """Rows of bronze's stream without what only pgoutput says, layouts put in the place of their numbers."""
+    """Rows of bronze's stream without what only pgoutput says, layouts put in the place of their numbers.
+
+    A TRUNCATE of lines has the layout before it, which is the copy's where no row came since: without a storage.
+    """
     rows = bronze_rows(project)
     layouts = {r["layout"]: Relation.from_description(json.loads(r["info"])) for r in rows if r["op"] == "R"}
     left_out = {"stream", "commit_lsn", "ingest_ts", "hash", "layout"}
@@ -76,6 +79,8 @@ def streamed(project: Project) -> list[dict[str, Any]]:
             info = json.loads(row["info"] or "{}")
             told = {key: info[key] for key in info if row["op"] != "C" or key not in {"bytes", "hash"}}
             relation = None if row["layout"] is None else layouts[row["layout"]]
+            if row["op"] == "T" and relation is not None:
+                relation = replace(relation, storage=None)
             kept = {name: value for name, value in row.items() if name not in left_out}
             found.append(kept | {"info": told, "relation": relation})
     return found

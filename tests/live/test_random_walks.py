@@ -235,7 +235,7 @@ class Round:
         except (psycopg.DataError, psycopg.errors.CannotCoerce):
             if not doubted:
                 raise
-            return Unconvertible("values of a column that was taken for another one", hint="resync")
+            return Unconvertible("values of a column that was taken for another one", hint="`cdc-lake resync`")
 
     def folded(self, walk: Altered) -> Folded:
         """Silver of a walk's table, from the beginning."""

@@ -64,6 +64,16 @@ OF_THE_FAMILY = {
             INSERT INTO t (id, k) VALUES (22, 2);""",
         "doubted",
     ),
+    "a value is as wide as its column was then": (
+        f"""ALTER TABLE t ADD c char(5), ADD d numeric(6,2)
+            INSERT INTO t VALUES (21, 1021, 1, 'x', '9', 1.23)
+            {RECEIVED}
+            UPDATE t SET a = 5 WHERE id = 21
+            ALTER TABLE t ALTER c TYPE char(9), ALTER d TYPE numeric(8,4)
+            {RECEIVED}
+            INSERT INTO t VALUES (22, 1022, 1, 'x', '8', 1.2345)""",
+        "allowed",
+    ),
     "a column behind a dropped one is known from the copy on": (
         f"""ALTER TABLE t DROP a
             INSERT INTO t VALUES (21, 1021, 'x')
@@ -215,6 +225,15 @@ IDENTITIES = {
         {KEY} (k)
         UPDATE t SET id = 15 WHERE id = 12
         {KEY} (id)""",
+    "no key any more": f"""{ROWS}
+        {RECEIVED}
+        UPDATE t SET id = 16 WHERE id = 11
+        ALTER TABLE t DROP CONSTRAINT t_pkey
+        {RECEIVED}
+        UPDATE t SET a = 3 WHERE id = 12
+        UPDATE t SET id = 15 WHERE id = 13
+        {RECEIVED}
+        ALTER TABLE t REPLICA IDENTITY FULL""",
     "whole rows at last": f"""{ROWS}
         {RECEIVED}
         UPDATE t SET k = 7 WHERE id = 12
@@ -235,7 +254,7 @@ UNKNOWABLE = {
     **dict.fromkeys(
         (
             *("an index for a while", "an index took over in a savepoint"),
-            *("another key for a while", "another key before all rows"),
+            *("another key for a while", "another key before all rows", "no key any more"),
         ),
         "unmatched",
     ),

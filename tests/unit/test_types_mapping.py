@@ -6,8 +6,8 @@ import pytest
 
 from cdc_lake.lake.casts import cast_sql, fits_sql
 from cdc_lake.lake.conversion import widens
-from cdc_lake.lake.types import LEDGER, Loss, column_type, numeric_modifier
-from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+from cdc_lake.lake.types import LEDGER, Loss, column_type
+from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName, numeric_modifier
 
 
 def numeric(precision: int, scale: int) -> int:

@@ -2,8 +2,7 @@
 
 A row of the GaussDB family says which columns it has and of which types, but not their modifiers, the key, or what an
 old row is. That is known from the catalog, which speaks of now and not of the change. So the columns and types are
-always the row's; of each column the catalog of now adds the modifier where it has one of that name and type, else the
-layout before does; else the modifier is -1, which says that nobody knew.
+always the row's; the modifiers come from elsewhere (`decode.mppdb.row_relation`).
 
 Old rows (openGauss 3.0 to 7.0, relcache.cpp, knl_uheap.cpp, and recordings):
 

@@ -1,8 +1,8 @@
 """The relation of a row: columns and types are the row's, and what these do not say the catalog's or the last one's.
 
 Which columns of the catalog they are is worked out (`decode.historic_catalog`); of each the catalog of now adds the
-modifier where it is of that type, else the layout before does; else it is -1, which says that nobody knew. Where the
-catalog tells no numbers, columns are known by name.
+modifier where it is of that type and no newer than the row, else the layout before does; else it is -1, which says that
+nobody knew. Where the catalog tells no numbers, columns are known by name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cdc_lake.decode.mppdb.builtin_types import BUILTIN, OID_OF
 from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, Storage
 from cdc_lake.errors import UnknownType
 from cdc_lake.model.change import OldKind
-from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
+from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName, numeric_modifier
 
 Kind: TypeAlias = int | str
 """A type as a row names it: its OID in style b, what is printed in the text styles."""
@@ -124,7 +124,13 @@ def relation_of(
         table=name,
         columns=tuple(
             _column(
-                one, kind, found.get(one), facts, of_table if one in numbers else before, key=whole or one in logged
+                one,
+                kind,
+                found.get(one),
+                facts,
+                of_table if one in numbers else before,
+                xid,
+                key=whole or one in logged,
             )
             for one, kind in columns
         ),
@@ -264,6 +270,7 @@ def _column(
     found: tuple[int | None, bool] | None,
     facts: FamilyTableFacts | None,
     before: Before,
+    xid: int | None,
     *,
     key: bool,
 ) -> Column:
@@ -273,6 +280,10 @@ def _column(
     now = next((c for c in (facts.columns if facts is not None else ()) if _is(c, name, number)), None)
     then = next((c for c in (latest.columns if latest is not None else ()) if _is(c, name, number)), None)
     known = next((one for one in (now, then) if one is not None and is_of(one, kind)), None)
+    if known is now and facts is not None and then is not None and is_of(then, kind) and xid is not None:
+        changed = next((one.changed for one in facts.attributes if one.number == number), None)
+        if changed is not None and not precedes(changed, xid) and not _holds(now, then):
+            known = then
     type_name, oid, modifier = _type(name, kind, facts, latest) if known is None else _type_of(known)
     if facts is None or number is None:
         missing = Missing(None) if ambiguous else None if known is None else known.missing
@@ -286,6 +297,14 @@ def _column(
         rewritten=latest is None or latest.storage != facts.file or (now is not None and now.filled),
     )
     return Column(name, type_name, oid, modifier, key, number=number, missing=missing, ambiguous=ambiguous)
+
+
+def _holds(now: FamilyColumn | Column | None, then: Column) -> bool:
+    """Whether the type of now has all values of the one of then as they are: a decimal of more digits does."""
+    if now is None or now.type_oid != OID_OF["numeric"] or (former := numeric_modifier(then.modifier)) is None:
+        return False
+    given = numeric_modifier(now.modifier)
+    return given is None or (given[1] >= former[1] and given[0] - given[1] >= former[0] - former[1])
 
 
 def _type_of(column: FamilyColumn | Column) -> tuple[str, int, int]:
