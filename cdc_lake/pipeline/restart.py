@@ -16,7 +16,9 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import NoStream, OtherWriter, SilverPutBack, SlotActive, SlotForeign
 from cdc_lake.lake.control import control_tables
+from cdc_lake.lake.marker import read_marker
 from cdc_lake.model.span import Span
+from cdc_lake.pipeline.applying.intact import damage, may_go_on
 from cdc_lake.pipeline.server import slot_care, source_view
 from cdc_lake.pipeline.slots import WAITED
 from cdc_lake.pipeline.state.cuts import BROKEN, TableState, last_cut
@@ -88,7 +90,8 @@ def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarte
     old = slots.get(before.slot) if before.slot != project.slot else None
     left = before.slot if old is not None and old.database == database == before.database else None
     cut = None if state is None else last_cut(control, state.stream)
-    check_pasts(targets, {} if cut is None else cut.tables)
+    if state is not None and cut is not None:
+        check_pasts(project, state.stream, targets, cut.tables)
     unapplied = 0
     if state is not None and cut is not None and cut.position < state.upto:
         unapplied = len(reader.commits(Span(state.epoch, cut.position, state.upto)))
@@ -107,19 +110,32 @@ def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarte
     )
 
 
-def check_pasts(targets: Iterable[Target], tables: Mapping[str, TableState]) -> None:
-    """Raise OtherWriter where a table that keeps a past waits for what others did to it: behind a restart that past
-    stays as it is, and bronze of the new stream could not make it again. `tables`: of the last cut.
+def check_pasts(project: Project, stream: str, targets: Iterable[Target], tables: Mapping[str, TableState]) -> None:
+    """Raise OtherWriter where others changed a table that keeps a past: behind a restart that past stays as it is, and
+    bronze of the new stream could not make it again. `tables`: of the last cut.
     """
     for target in targets:
         listed = tables.get(str(target.source))
-        if listed is None or listed.error is None or listed.state != BROKEN or not target.keeps_past:
+        if listed is None or listed.table != target.label or not target.keeps_past:
             continue
+        if (found := _damaged(project, target, stream, listed)) is None:
+            continue
+        message, remedy = found
+        other = f"or give {target.source} another silver table (`to`), and {target.label} stays as it is"
+        words = f"a restart would keep the past of {target.label} as others left it: {message}"
+        raise OtherWriter(words, hint=f"{remedy}, before you restart; {other}")
+
+
+def _damaged(project: Project, target: Target, stream: str, listed: TableState) -> tuple[str, str] | None:
+    """What others did to a table and what is done about it, as the last cut says, or as nobody noticed yet."""
+    if listed.error is not None and listed.state == BROKEN:
         code, message, remedy = listed.error
-        if code in _DAMAGE and listed.table == target.label:
-            other = f"or give {target.source} another silver table (`to`), and {target.label} stays as it is"
-            words = f"a restart would keep the past of {target.label} as others left it: {message}"
-            raise OtherWriter(words, hint=f"{remedy}, before you restart; {other}")
+    else:
+        error = damage(project, target, stream, listed, read_marker(project, target, stream))
+        if error is None or may_go_on(project, error):
+            return None
+        code, message, remedy = error.code, error.message, error.of(str(target.source)).remedy
+    return (message, remedy) if code in _DAMAGE else None
 
 
 def _drop(project: Project, wait: float) -> None:

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.errors import PastTrimmed, SlotMissing
+from cdc_lake.config.project import Target
+from cdc_lake.errors import OtherWriter, PastTrimmed, SlotMissing
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.read import read_silver
+from cdc_lake.lake.session import derive
+from cdc_lake.lake.store import store
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.applying.apply import apply
@@ -62,7 +65,10 @@ class Shop:
         apply(self.project, once=True, stop=threading.Event(), tell=silent, spark=self.spark)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        return list(read_silver(self.project, self.project.target(TableName("public", table))).to_pylist())
+        return list(read_silver(self.project, self.target(table)).to_pylist())
+
+    def target(self, table: str) -> Target:
+        return self.project.target(TableName("public", table))
 
 
 @drawn
@@ -91,6 +97,11 @@ def test_a_lost_slot_is_followed_by_a_new_stream_and_what_was_is_kept(
         conn.execute(b"TRUNCATE emptied")
     with pytest.raises(SlotMissing):
         shop.run()
+    spark.sql(f"DELETE FROM {store(derive(spark), shop.project, shop.target('past')).name} WHERE id = 5")
+    with pytest.raises(OtherWriter, match=r"keep the past of .+ as others left it: something else") as refused:
+        restart(shop.project, yes=True)
+    assert "`cdc-lake rebuild public.past`" in refused.value.remedy
+    rebuild(shop.project, "past", spark=spark)
     assert not restart(shop.project).done
     assert restart(shop.project, yes=True).done
     shop.run()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from cdc_lake.config.project import Target
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import OtherWriter
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.restart import check_pasts
@@ -17,9 +19,16 @@ WRITTEN = ("LAK467", "something else changed rows of silver.past", "run `cdc-lak
 LISTED = TableState("silver.past", "delta", 7, 100, BROKEN, 0, error=WRITTEN)
 
 
-def test_a_past_that_others_damaged_is_mended_first():
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
+    pipeline = Pipeline.model_validate({"version": 1, "pipeline": "shop", "source": source})
+    return Project(pipeline, tmp_path / "p", tmp_path)
+
+
+def test_a_past_that_others_damaged_is_mended_first(project: Project):
     with pytest.raises(OtherWriter, match=r"keep the past of silver\.past as others left it") as refused:
-        check_pasts([PAST], {"public.past": LISTED})
+        check_pasts(project, "s", [PAST], {"public.past": LISTED})
     assert refused.value.remedy.startswith("run `cdc-lake rebuild public.past` for it, before you restart")
 
 
@@ -31,7 +40,7 @@ def test_a_past_that_others_damaged_is_mended_first():
         (replace(PAST, name="anew"), LISTED),
         (replace(PAST, kind="current"), LISTED),
     ],
-    ids=["mended", "waits for something else", "goes to another table", "begins with the copy"],
+    ids=["gone", "waits for something else", "goes to another table", "begins with the copy"],
 )
-def test_a_restart_goes_on_where_nothing_of_a_past_is_damaged(target: Target, listed: TableState):
-    check_pasts([target], {"public.past": listed})
+def test_a_restart_goes_on_where_nothing_of_a_past_is_damaged(project: Project, target: Target, listed: TableState):
+    check_pasts(project, "s", [target], {"public.past": listed})
