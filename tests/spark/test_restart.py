@@ -77,7 +77,7 @@ def test_a_lost_slot_is_followed_by_a_new_stream_and_what_was_is_kept(
 ) -> None:
     shop = Shop(spark, database, lake_root, fmt)
     shop.all(
-        "CREATE TABLE @ (id int PRIMARY KEY, n int)",
+        "CREATE TABLE @ (id int PRIMARY KEY, n int, gone int DEFAULT 4)",
         "ALTER TABLE @ REPLICA IDENTITY FULL",
         "INSERT INTO @ SELECT g, g FROM generate_series(1, 6) AS g",
     )
@@ -95,6 +95,7 @@ def test_a_lost_slot_is_followed_by_a_new_stream_and_what_was_is_kept(
     with database.connect() as conn:
         conn.execute(b"ALTER TABLE altered DROP n, ADD n text DEFAULT 'unknown', ADD more int NOT NULL DEFAULT 6")
         conn.execute(b"TRUNCATE emptied")
+        conn.execute(b"ALTER TABLE plain DROP gone")
     with pytest.raises(SlotMissing):
         shop.run()
     spark.sql(f"DELETE FROM {store(derive(spark), shop.project, shop.target('past')).name} WHERE id = 5")
@@ -110,6 +111,7 @@ def test_a_lost_slot_is_followed_by_a_new_stream_and_what_was_is_kept(
     found = {table.table.split(".")[1]: table.verdict for table in compare(shop.project, [], tell=silent).tables}
     assert {found[table] for table in KINDS if table != "log"} == {Verdict.EQUAL}, found
     assert sorted((r["id"], r["n"]) for r in shop.rows("plain")) == [(1, 100), (2, 200), (4, 300), (5, 5), (7, 7)]
+    assert {r["gone"] for r in shop.rows("plain")} == {None}, "it is kept"
     assert [{r["n"], r["extra"], r["more"]} for r in shop.rows("altered") if r["id"] == 2] == [{"unknown", 5, 6}]
     assert shop.rows("emptied") == []
     past = shop.rows("past")

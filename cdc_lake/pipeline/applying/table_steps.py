@@ -400,7 +400,17 @@ class TableSteps:
         files, layouts = self._bronze.files(), self._bronze.layouts([target.source], span)
         near = self._nearby.of
         return TableJob(
-            self._project, target, state.stream, span, files, layouts, NOTHING_WAITS, marker, layout, near=near
+            self._project,
+            target,
+            state.stream,
+            span,
+            files,
+            layouts,
+            NOTHING_WAITS,
+            marker,
+            layout,
+            known=partial(self._all_layouts, target),
+            near=near,
         )
 
     def behind(self, state: BronzeState, first: TableJob) -> TableJob:
@@ -413,9 +423,8 @@ class TableSteps:
         before = content_before(self._control, state, relation)
         if before is None:
             return first
-        known = self._bronze.layouts([first.target.source])
-        follows = None if before.layout is None else known.get(before.layout)
-        return replace(first, copied=Copied(None), follows=follows, allowed=self._allowed, known=known.values)
+        follows = None if before.layout is None else self._bronze.layouts([first.target.source]).get(before.layout)
+        return replace(first, copied=Copied(None), follows=follows, allowed=self._allowed)
 
     def prepare(self, jobs: Sequence[TableJob], tables: dict[str, TableState]) -> list[Prepared]:
         """Prepare tables side by side; those that cannot go on are noted as broken."""
