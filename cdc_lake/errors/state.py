@@ -52,10 +52,8 @@ class NoKey(StateError):
     """A table has nothing that identifies a row in what the server logs."""
 
     code = "STA610"
-    hint = (
-        "give it a primary key, or ALTER TABLE … REPLICA IDENTITY USING INDEX …, or name `keys` with identity FULL; if "
-        "changes landed without one, `cdc-lake resync TABLE` then copies the table again"
-    )
+    given = "give it a primary key, or ALTER TABLE … REPLICA IDENTITY USING INDEX …, or name `keys` with identity FULL"
+    hint = f"{given}; if changes landed without one, `cdc-lake resync TABLE` then copies the table again"
 
 
 class MalformedPosition(StateError):

@@ -179,9 +179,9 @@ class Folded:
             return
         kind = kind_of(self.target, layouts[seen.layouts[-1]])
         shape = shape_of(seen.layouts, layouts, self.target, kind)
-        check_named(seen, shape, kind, stream)
+        check_named(seen, shape, self.target, kind, stream)
         if kind.identity is RowIdentity.KEY and by_source_key(self.target):
-            check_key(seen, shape, NOTHING_WAITS, self._follows, stream)
+            check_key(seen, shape, self.target, NOTHING_WAITS, self._follows, stream)
         self._store.layouts = None if self._follows is None else (self._follows, shape.relation)
         evolve(
             cast(SilverStore, self._store),

@@ -60,8 +60,9 @@ def test_only_parts_of_a_key_that_may_be_null_are_matched_as_null_is():
 
 @pytest.mark.parametrize("given", [{"kind": "history"}, {"deletes": "soft"}], ids=str)
 def test_versions_and_soft_deletes_need_a_key(given: dict[str, str]):
-    with pytest.raises(NoKey):
+    with pytest.raises(NoKey) as refused:
         shaped(BARE, target(**given))
+    assert refused.value.remedy.startswith(f"{NoKey.given}; if changes landed without one, then give public.t another")
 
 
 def seen(root: Path, *changes: Change) -> Outline:
@@ -74,11 +75,11 @@ def seen(root: Path, *changes: Change) -> Outline:
 def test_a_change_of_rows_without_a_key_names_all_of_the_row(tmp_path: Path):
     whole = seen(tmp_path / "whole", Insert(BARE, ("1", "b")), Update(BARE, ("1", "b"), ("1", "b"), OldKind.FULL))
     assert whole.bare is None
-    check_named(whole, shaped(BARE, target()), kind_of(target(), BARE), "test")
+    check_named(whole, shaped(BARE, target()), target(), kind_of(target(), BARE), "test")
     bare = seen(tmp_path / "bare", Insert(BARE, ("1", "b")), Update(BARE, ("1", "c")))
     assert bare.bare == 20
     with pytest.raises(KeylessDelete, match="does not say all values"):
-        check_named(bare, shaped(BARE, target()), kind_of(target(), BARE), "pg:1")
+        check_named(bare, shaped(BARE, target()), target(), kind_of(target(), BARE), "pg:1")
 
 
 def test_a_key_of_now_that_an_older_layout_did_not_log_is_none(tmp_path: Path):
@@ -89,5 +90,10 @@ def test_a_key_of_now_that_an_older_layout_did_not_log_is_none(tmp_path: Path):
     of = target()
     kind = kind_of(of, after)
     shape = shape_of((before.layout, after.layout), {r.layout: r for r in (before, after)}, of, kind)
-    with pytest.raises(NoKey, match="did not log column `body`"):
-        check_named(found, shape, kind, "test")
+    with pytest.raises(NoKey, match="did not log column `body`") as refused:
+        check_named(found, shape, of, kind, "test")
+    assert "`cdc-lake resync public.t`" in refused.value.remedy
+    with pytest.raises(NoKey) as refused:
+        check_named(found, shape, target(kind="history"), kind, "test")
+    assert "resync" not in refused.value.remedy, "a past is made again through the same changes"
+    assert "another silver table" in refused.value.remedy

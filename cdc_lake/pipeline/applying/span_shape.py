@@ -11,6 +11,7 @@ from cdc_lake.config.project import Target
 from cdc_lake.errors import KeylessDelete, NoKey
 from cdc_lake.model.relation import Relation, ReplicaIdentity
 from cdc_lake.model.succession import made_again, predecessors
+from cdc_lake.pipeline.applying.evolve import copied_again
 from cdc_lake.pipeline.target.transforms import named_columns, words_read
 from cdc_lake.silver.holding import Waiting
 from cdc_lake.silver.kind import Kind, RowIdentity
@@ -32,7 +33,13 @@ def shape_of(
     """
     by_content, relation = kind.identity is RowIdentity.CONTENT, looking_ahead(layouts[numbers[-1]], target, form)
     keys, keyed = relation.names if by_content else target.keys, kind.identity is not RowIdentity.PLACE
-    shape = make_shape(numbers, layouts, keys, keyed=keyed, types=target.types, relation=relation)
+    try:
+        shape = make_shape(numbers, layouts, keys, keyed=keyed, types=target.types, relation=relation)
+    except NoKey as missing:
+        if target.keeps_past:
+            anew = f"{NoKey.given}; if changes landed without one, then {copied_again(target)}"
+            missing.remedy = missing.remedy.replace(NoKey.hint, anew)
+        raise
     for column in shape.columns if by_content else ():
         if not comparable(column):
             raise NoKey(f"{target.source} has no key, and column `{column.name}` has no order to find equal rows by")
@@ -85,18 +92,21 @@ def unsent_columns(seen: Outline, shape: Shape) -> frozenset[int]:
     )
 
 
-def check_named(seen: Outline, shape: Shape, kind: Kind, stream: str) -> None:
+def check_named(seen: Outline, shape: Shape, target: Target, kind: Kind, stream: str) -> None:
     """Raise KeylessDelete or NoKey where a change does not say which row it is of."""
     table = shape.relation.table
     match kind.identity:
         case RowIdentity.KEY:
             if seen.nameless is not None:
                 at = shown(stream, seen.nameless)
-                raise KeylessDelete(f"a delete of {table} at {at} does not say which row went")
+                hint = (
+                    f"give the table a primary key or REPLICA IDENTITY FULL at the source; then {copied_again(target)}"
+                )
+                raise KeylessDelete(f"a delete of {table} at {at} does not say which row went", hint=hint)
             partly = {number for number in seen.by_whole if shape.layouts[number].mixed}
             for number in seen.by_key | partly:
                 if not made_again(shape.layouts[number], shape.relation):  # rows of another table are gone by then
-                    _check_logged(shape, number)
+                    _check_logged(shape, target, number)
         case RowIdentity.CONTENT:
             if seen.bare is not None:
                 at = shown(stream, seen.bare)
@@ -107,7 +117,9 @@ def check_named(seen: Outline, shape: Shape, kind: Kind, stream: str) -> None:
             assert_never(other)
 
 
-def check_key(seen: Outline, shape: Shape, held: Waiting, follows: Relation | None, stream: str) -> None:
+def check_key(
+    seen: Outline, shape: Shape, target: Target, held: Waiting, follows: Relation | None, stream: str
+) -> None:
     """Raise NoKey where one key cannot tell all rows apart: a transaction has changes by two keys, each of which is
     unique at its own place only, or changes are held by a key that the table does not have any more.
     """
@@ -116,12 +128,12 @@ def check_key(seen: Outline, shape: Shape, held: Waiting, follows: Relation | No
         if _moved(shape.layouts[one.layout], shape.relation):
             raise NoKey(
                 f"the primary key of {table} moves inside of the transaction at {shown(stream, one.position)}",
-                hint=f"the table waits, the others go on: `cdc-lake resync {table}` copies it again",
+                hint=copied_again(target),
             )
     if held and follows is not None and _moved(follows, shape.relation):
         raise NoKey(
             f"the primary key of {table} moved, and changes are held by the former one",
-            hint=f"decide them (`cdc-lake held list`), or copy the table again: `cdc-lake resync {table}`",
+            hint=f"decide them (`cdc-lake held list`); or else {copied_again(target)}",
         )
 
 
@@ -129,7 +141,7 @@ def _moved(before: Relation, after: Relation) -> bool:
     return not made_again(before, after) and key_moved(before, after)
 
 
-def _check_logged(shape: Shape, number: int) -> None:
+def _check_logged(shape: Shape, target: Target, number: int) -> None:
     """Raise NoKey where changes of an older layout do not tell the key of their rows."""
     places, columns = shape.places[number], shape.layouts[number].columns
     for at in shape.keys:
@@ -139,5 +151,5 @@ def _check_logged(shape: Shape, number: int) -> None:
             table = shape.relation.table
             raise NoKey(
                 f"the server did not log column `{name}` of {table} for deletes: it is no key",
-                hint=f"once the server logs it (primary key, replica identity): `cdc-lake resync {table}`",
+                hint=f"once the server logs it (primary key, replica identity), {copied_again(target)}",
             )

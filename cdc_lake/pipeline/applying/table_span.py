@@ -147,9 +147,9 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     projection = _projection(spark, job, seen.layouts, kind)
     control = control_tables(job.project)
     check_unchanged(control.configurations(), job.target, span, lambda: _copied_at(control, job))
-    check_named(seen, projection.source, kind, job.stream)
+    check_named(seen, projection.source, job.target, kind, job.stream)
     if kind.identity is RowIdentity.KEY and by_source_key(job.target):
-        check_key(seen, projection.source, job.held, job.follows, job.stream)
+        check_key(seen, projection.source, job.target, job.held, job.follows, job.stream)
     silver = store(spark, job.project, job.target)
     projection = _evolved(silver, job, kind, projection, seen.runs[0].position)
     shape = projection.silver
