@@ -167,9 +167,10 @@ def plan_text(planned: Plan, *, verbose: bool = False) -> str:
     if waiting := planned.waiting:
         lines.append(f"! {counted(len(waiting), 'destructive action')}: not done unless allowed:")
         lines.append("  cdc-lake run " + " \\\n    ".join(f"--allow {shlex.quote(text)}" for text in waiting))
-    for needed, what in ((planned.rebuilds, "rebuild"), (planned.resyncs, "resync")):
-        if needed:
-            lines.append(f"! {counted(needed, what)} needed, which no run makes")
+    if planned.rebuilds:
+        lines.append(f"! {counted(planned.rebuilds, 'rebuild')} needed, which no run makes")
+    if planned.copied:
+        lines.append(f"! {counted(planned.copied, 'operation')} for which only another copy of the table helps")
     if adopted := planned.adopted:
         lines.append(f"! {counted(len(adopted), 'table')} of others: not replaced unless adopted:")
         lines.append("  cdc-lake run " + " ".join(f"--adopt {shlex.quote(label)}" for label in adopted))

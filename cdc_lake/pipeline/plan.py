@@ -19,7 +19,7 @@ from cdc_lake.lake.made import made_of, said_of
 from cdc_lake.lake.read import silver_exists
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
-from cdc_lake.pipeline.applying.evolve import unconvertible
+from cdc_lake.pipeline.applying.evolve import copied_again, unconvertible
 from cdc_lake.pipeline.check.type_ledger import TableLedger, ledger_of
 from cdc_lake.pipeline.ports.action import Action, ActionKind
 from cdc_lake.pipeline.ports.view import SourceView
@@ -71,7 +71,7 @@ class Plan:
         return sum(action.kind is ActionKind.REMAKE for action in self.actions)
 
     @property
-    def resyncs(self) -> int:
+    def copied(self) -> int:
         """How many operations wait for another copy of their table."""
         return sum(action.kind is ActionKind.COPY_AGAIN for action in self.actions)
 
@@ -176,7 +176,7 @@ def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relati
 
 
 def _copy_again(target: Target, change: SchemaChange) -> Action:
-    text = f"{change.text(target.label)}: it waits for `cdc-lake resync {target.source}`"
+    text = f"{change.text(target.label)}: {copied_again(target)}"
     return Action(ActionKind.COPY_AGAIN, target.label, text, destructive=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from cdc_lake.cli.render import plan_text
 from cdc_lake.pipeline.plan import Plan
@@ -25,6 +26,9 @@ def test_the_command_that_plan_ends_with_allows_all_that_waits_for_it() -> None:
 
 def test_what_only_a_rebuild_does_is_not_offered_to_be_allowed() -> None:
     assert plan_text(Plan("shop", (REMAKE,))).splitlines()[-1] == "! 1 rebuild needed, which no run makes"
+    copied = replace(REMAKE, kind=ActionKind.COPY_AGAIN)
+    told = plan_text(Plan("shop", (copied,))).splitlines()[-1]
+    assert told == "! 1 operation for which only another copy of the table helps"
     both = plan_text(Plan("shop", (DROP, REMAKE))).splitlines()
     assert both[-3:] == [
         "! 1 destructive action: not done unless allowed:",

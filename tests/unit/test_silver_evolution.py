@@ -35,7 +35,7 @@ from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, 
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.applying.allowed import Allowed
 from cdc_lake.pipeline.applying.evolve import refuse
-from cdc_lake.pipeline.plan import _foreign
+from cdc_lake.pipeline.plan import _copy_again, _foreign
 from cdc_lake.pipeline.target.layout_changes import check_columns
 from tests.mistakes import kept
 from tests.spark.conftest import make_project
@@ -223,6 +223,9 @@ def test_what_only_the_source_can_convert_is_never_answered_by_what_is_refused(
         refuse([ChangeType("n", "float", "string")], target, ())
     assert f"`cdc-lake {remedy}`" in refused.value.remedy
     assert ("resync" in refused.value.remedy) is (remedy != "restart")
+    assert _copy_again(target, ChangeType("n", "float", "string")).text.endswith(refused.value.remedy), (
+        "plan says so too"
+    )
 
 
 def test_what_is_destructive_says_how_to_have_it_done() -> None:
