@@ -174,10 +174,11 @@ class TooManyFollowed(LakeError):
     """More changes of one table must be followed one by one in a span than the driver's memory is for."""
 
     code = "LAK472"
-    hint = (
+    given = (
         "one transaction moves so many keys, or breaks a rule so often, that it cannot be taken apart: give the rule "
-        "`on_fail: warn` or `stop`, or copy the table again: `cdc-lake resync TABLE`"
+        "`on_fail: warn` or `stop`"
     )
+    hint = f"{given}; or else `cdc-lake resync TABLE` copies the table again"
 
 
 class SilverPutBack(LakeError):

@@ -15,6 +15,7 @@ from cdc_lake.bronze.outline import Outline
 from cdc_lake.config.project import Target
 from cdc_lake.errors import TooManyFollowed
 from cdc_lake.model.decision import NOTHING_DECIDED, ON, Decided, place_of
+from cdc_lake.pipeline.applying.evolve import copied_again
 from cdc_lake.pipeline.applying.judge import UNJUDGED, Survey, conditions, foreign, has_null, let_through, survey
 from cdc_lake.pipeline.applying.tracing import (
     FAILED,
@@ -155,7 +156,7 @@ def check_few(many: int, table: Target) -> None:
         text = (
             f"{many:,} changes of {table.source} move a key or are held; {FOLLOWED_AT_MOST:,} can be followed at a time"
         )
-        raise TooManyFollowed(text, where=table.label)
+        raise TooManyFollowed(text, where=table.label, hint=f"{TooManyFollowed.given}; or else {copied_again(table)}")
 
 
 def follow_content(span: TableChanges) -> Followed:
