@@ -398,20 +398,8 @@ class TableSteps:
         """
         span = Span(state.epoch, position - 1, position)
         files, layouts = self._bronze.files(), self._bronze.layouts([target.source], span)
-        near = self._nearby.of
-        return TableJob(
-            self._project,
-            target,
-            state.stream,
-            span,
-            files,
-            layouts,
-            NOTHING_WAITS,
-            marker,
-            layout,
-            known=partial(self._all_layouts, target),
-            near=near,
-        )
+        job = TableJob(self._project, target, state.stream, span, files, layouts, NOTHING_WAITS, marker, layout)
+        return replace(job, known=partial(self._all_layouts, target), near=self._nearby.of)
 
     def behind(self, state: BronzeState, first: TableJob) -> TableJob:
         """The job of a table's first content in a stream behind another one: of a table that keeps what its rows were
