@@ -157,9 +157,7 @@ class Lake:
         kept, new = self.named(name, slot=carries), self.named(name, slot={"name": None})
         self.refused(dice.choice((kept, new)), old.name)
         if self.beside is not None:
-            slot = dice.choice((carries, {"name": None}))
-            # with its own slot it is the other pipeline, whose run goes on with the tables that are nobody's
-            self.refused(self.named(self.beside.name, slot=slot), old.name, runs=slot is carries)
+            self.refused(self.named(self.beside.name, slot=carries), old.name)
             self.walks.outcomes["named as the other pipeline"] += 1
         way = dice.choice(("renamed back", "renamed with its folders", "renamed, and the tables adopted"))
         self.walks.outcomes[way] += 1
@@ -205,11 +203,11 @@ class Lake:
         self.project = self.walks.project = project
         self.fresh = False
 
-    def refused(self, project: Project, owner: str, *, runs: bool = True) -> None:
-        """A pipeline is refused what is another one's before anything is done; `runs`: by a run, too."""
+    def refused(self, project: Project, owner: str) -> None:
+        """A pipeline is refused what is another one's before anything is done."""
         before = self.versions()
         asked: tuple[Callable[[], object], ...] = (lambda: plan(project), lambda: run_once(project, self.spark))
-        for ask in asked if runs else asked[:1]:
+        for ask in asked:
             with pytest.raises((SilverNotOwned, SlotForeign)) as failed:
                 self.walks.identified(ask)
             assert_both_named(failed.value, project.name, owner)
