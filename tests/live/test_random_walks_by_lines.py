@@ -74,6 +74,15 @@ OF_THE_FAMILY = {
             INSERT INTO t VALUES (22, 1022, 1, 'x', '8', 1.2345)""",
         "allowed",
     ),
+    "one transaction changes rows and widths": (
+        f"""ALTER TABLE t ADD c char(5), ADD d numeric(6,2)
+            INSERT INTO t VALUES (21, 1021, 1, 'x', '9', 1.23)
+            {RECEIVED}
+            DO $$ BEGIN UPDATE t SET a = 5 WHERE id = 21; ALTER TABLE t ALTER c TYPE char(9), ALTER d TYPE numeric(8,4); INSERT INTO t VALUES (22, 1022, 1, 'x', '8', 1.2345); END $$
+            {RECEIVED}
+            INSERT INTO t VALUES (23, 1023, 1, 'x', '7', 1.2345)""",
+        "allowed",
+    ),
     "a column behind a dropped one is known from the copy on": (
         f"""ALTER TABLE t DROP a
             INSERT INTO t VALUES (21, 1021, 'x')
