@@ -159,7 +159,7 @@ def _matching(change: Change, rows: dict[Key, list[Row]], transforms: Transforms
     before: Row | None = None
     if isinstance(change, Update | Delete):
         given = change.old if change.old is not None else change.new  # type: ignore[union-attr]
-        told = dict(zip(names, given, strict=True))  # type: ignore[arg-type]
+        told = dict(zip(names, given, strict=True))
         there = rows[key(told)]
         equal = [at for at, row in enumerate(there) if row == told]
         before = there.pop(equal[-1] if equal else 0)

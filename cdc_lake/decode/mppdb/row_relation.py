@@ -279,11 +279,8 @@ def _column(
     latest = before.latest
     now = next((c for c in (facts.columns if facts is not None else ()) if _is(c, name, number)), None)
     then = next((c for c in (latest.columns if latest is not None else ()) if _is(c, name, number)), None)
-    known = next((one for one in (now, then) if one is not None and is_of(one, kind)), None)
-    if known is now and facts is not None and then is not None and is_of(then, kind) and xid is not None:
-        changed = next((one.changed for one in facts.attributes if one.number == number), None)
-        if changed is not None and not precedes(changed, xid) and not _holds(now, then):
-            known = then
+    order = (then, now) if _altered_since(facts, number, xid) and not _holds(now, then) else (now, then)
+    known = next((one for one in order if one is not None and is_of(one, kind)), None)
     type_name, oid, modifier = _type(name, kind, facts, latest) if known is None else _type_of(known)
     if facts is None or number is None:
         missing = Missing(None) if ambiguous else None if known is None else known.missing
@@ -299,9 +296,19 @@ def _column(
     return Column(name, type_name, oid, modifier, key, number=number, missing=missing, ambiguous=ambiguous)
 
 
-def _holds(now: FamilyColumn | Column | None, then: Column) -> bool:
+def _altered_since(facts: FamilyTableFacts | None, number: int | None, xid: int | None) -> bool:
+    """Whether what the catalog says of a column is known to be no older than transaction `xid`."""
+    if facts is None or xid is None:
+        return False
+    written = (one.changed for one in facts.attributes if one.number == number)
+    return any(changed is not None and not precedes(changed, xid) for changed in written)
+
+
+def _holds(now: FamilyColumn | Column | None, then: Column | None) -> bool:
     """Whether the type of now has all values of the one of then as they are: a decimal of more digits does."""
-    if now is None or now.type_oid != OID_OF["numeric"] or (former := numeric_modifier(then.modifier)) is None:
+    if now is None or then is None or now.type_oid != OID_OF["numeric"]:
+        return False
+    if (former := numeric_modifier(then.modifier)) is None:
         return False
     given = numeric_modifier(now.modifier)
     return given is None or (given[1] >= former[1] and given[0] - given[1] >= former[0] - former[1])
