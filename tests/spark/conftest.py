@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,16 @@ def make_project(root: Path, name: str = "shop", **sections: Any) -> Project:
     values = {"version": 1, "pipeline": name, "source": source, **sections}
     root.mkdir(parents=True, exist_ok=True)
     return Project(Pipeline.model_validate(values), root / "shop.yaml", root)
+
+
+_named: Counter[str] = Counter()
+
+
+def new_name(name: str, fmt: str) -> str:
+    """A pipeline's name that no test before has in the folder they share (which Spark's catalog has)."""
+    name = f"{name}_{fmt}"
+    _named[name] += 1
+    return name if _named[name] == 1 else f"{name}_{_named[name]}"
 
 
 @pytest.fixture(scope="session")

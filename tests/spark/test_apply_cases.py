@@ -29,7 +29,7 @@ from cdc_lake.pipeline.applying.watching import watching
 from cdc_lake.source.stream import shown
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
-from .conftest import make_project
+from .conftest import make_project, new_name
 from .formats import FORMATS, drawn, either
 
 pytestmark = pytest.mark.spark
@@ -51,11 +51,12 @@ class Lake:
         **sections: Any,
     ) -> None:
         self.spark = spark
+        name = new_name(name, fmt)
         self.project: Project = make_project(
             root,
-            f"{name}_{fmt}",
+            name,
             silver={
-                "defaults": {"format": fmt, "namespace": f"{name}_{fmt}", **(defaults or {})},
+                "defaults": {"format": fmt, "namespace": name, **(defaults or {})},
                 "tables": [{"from": "public.t", "rules": rules or [], **(table or {})}],
             },
             snapshot={"mode": "none"},

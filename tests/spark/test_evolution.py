@@ -31,7 +31,7 @@ from cdc_lake.testing.messages import boundaries, raw_transaction
 from tests.evolving import Evolving
 from tests.seeds import one_seed
 
-from .conftest import make_project
+from .conftest import make_project, new_name
 from .formats import FORMATS, drawn
 
 pytestmark = pytest.mark.spark
@@ -55,11 +55,12 @@ class Lake:
 
     def __init__(self, root: Path, spark: Any, name: str, fmt: str, tables: dict[str, dict[str, Any]], seed: int = 0):
         self.spark = spark
+        name = new_name(name, fmt)
         self.project: Project = make_project(
             root,
-            f"{name}_{fmt}",
+            name,
             silver={
-                "defaults": {"format": fmt, "namespace": f"{name}_{fmt}"},
+                "defaults": {"format": fmt, "namespace": name},
                 "tables": [{"from": f"public.{table}", **settings} for table, settings in tables.items()],
             },
             snapshot={"mode": "none"},
