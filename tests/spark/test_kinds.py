@@ -277,8 +277,10 @@ def test_an_update_of_a_row_that_is_not_there_stops_its_table_or_is_held(
         one.land(insert("1", "1", "large"))
         one.advance()
         one.land(update("1", "2", UNCHANGED), update("9", "9", UNCHANGED), update("8", "8", "all"), delete("7"))
-    with pytest.raises(MergeRefused):
+    with pytest.raises(MergeRefused) as refused:
         stops.advance()
+    assert ("`missing_row: hold`" in refused.value.remedy) == (kind == "history")
+    assert ("`cdc-lake resync" in refused.value.remedy) == (kind == "current")
     lake.land(update("9", "10", "all"))
     lake.advance()
     rows = [row for row in read_silver(lake.project, lake.target()).to_pylist() if row.get("is_current", True)]

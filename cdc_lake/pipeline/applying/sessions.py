@@ -144,11 +144,21 @@ def _named(cause: Exception) -> str:
     return type(cause).__name__ if found is None else f"{type(cause).__name__} ({found[1]})"
 
 
+def _of_a_past(target: Target) -> str:
+    """What is done about a row that is missing in a table that is made again from bronze, which never had it."""
+    return (
+        f"something else wrote to the table, or rows were missing from the start; `cdc-lake compare {target.source}` "
+        "names them. Set `missing_row: hold` to keep such changes back and go on, or "
+        f"{copied_again(target)}"
+    )
+
+
 def _explained(cause: Exception, target: Target) -> CdcLakeError:
     text = str(cause)
     error: CdcLakeError
     if MISSING_ROW in text or MISSING_BASE in text:
-        error = MergeRefused(f"a change refers to a row that {target.label} does not have")
+        words = f"a change refers to a row that {target.label} does not have"
+        error = MergeRefused(words, hint=_of_a_past(target) if target.keeps_past else None)
     elif UNREADABLE in text:
         words = f"old rows of {target.label} have texts that are no values of their column's new type"
         error = Unconvertible(words, hint=copied_again(target))
