@@ -220,6 +220,13 @@ HELD_ROWS_TOTAL: Final = Metric(
 HELD_KEYS: Final = Metric(
     "cdc_lake_held_keys", Kind.GAUGE, _APPLY, "Keys with held changes as of the last cut.", ("table",)
 )
+TABLE_STATE: Final = Metric(
+    "cdc_lake_table_state",
+    Kind.GAUGE,
+    _APPLY,
+    "1 for the state that a silver table had at the last cut: live, held, broken, paused, left, or catching-up.",
+    ("table", "state"),
+)
 TABLE_BROKEN: Final = Metric(
     "cdc_lake_table_broken",
     Kind.GAUGE,
@@ -295,6 +302,7 @@ METRICS: Final = (
     CUT_WITHHELD,
     HELD_ROWS_TOTAL,
     HELD_KEYS,
+    TABLE_STATE,
     TABLE_BROKEN,
     VERIFIED_TIMESTAMP_SECONDS,
     TABLE_DIFFERENT,

@@ -25,7 +25,7 @@ from cdc_lake.pipeline.ports.action import Action, ActionKind
 from cdc_lake.pipeline.ports.view import SourceView
 from cdc_lake.pipeline.server import source_view
 from cdc_lake.pipeline.state.copies import Course, courses
-from cdc_lake.pipeline.state.cuts import TableState, last_cut
+from cdc_lake.pipeline.state.cuts import BROKEN, TableState, last_cut
 from cdc_lake.pipeline.state.ownership import check_owned
 from cdc_lake.pipeline.state.pauses import stopped_tables
 from cdc_lake.pipeline.stream.redaction import redaction_of
@@ -126,14 +126,16 @@ def _silver(
             yield Action(ActionKind.ADOPT, target.label, text, destructive=True)
             continue
         waits = list(_remade(project, target))
-        yield from waits
         now = None if any(action.destructive for action in waits) else source.layout(name)
         listed = None if cut is None else cut.tables.get(str(name))
         if now is not None:
             layout = redaction_of(project).relation(now)
-            yield from _foreign(project, reader, target, layout)
+            waits += _foreign(project, reader, target, layout)
             for change in _pending(project, reader, state, target, listed, layout):
-                yield _copy_again(target, change) if unconvertible(change) else _action(target, change)
+                waits.append(_copy_again(target, change) if unconvertible(change) else _action(target, change))
+        yield from waits
+        if listed is not None and listed.state == BROKEN:
+            yield from _waits(target, listed, waits)
         if state is not None:
             yield from _renewed(target, state, followed.get(str(name)), listed)
     for relation in sorted(set(cut.tables if cut is not None else ()) - set(map(str, names))):
@@ -173,6 +175,14 @@ def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relati
         check_columns(target, have, now, reader.layouts([target.source]).values())
     except (KindChanged, ShapeForeign) as unfit:
         yield Action(ActionKind.REMAKE, target.label, f"{unfit.message}: it waits; {unfit.remedy}", destructive=True)
+
+
+def _waits(target: Target, listed: TableState, steps: Sequence[Action]) -> Iterator[Action]:
+    """What the last run said of a table that waits, if its steps do not say it already."""
+    code, why, remedy = listed.error or ("", "it could not go on at its last span", "the next run says why")
+    if not any(why in step.text or (step.destructive and step.kind is not ActionKind.REMAKE) for step in steps):
+        text = f"{target.label} waits: {why}{f' [{code}]' if code else ''}; {remedy}"
+        yield Action(ActionKind.TABLE_WAITS, target.label, text, changes=False)
 
 
 def _copy_again(target: Target, change: SchemaChange) -> Action:

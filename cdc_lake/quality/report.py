@@ -34,7 +34,8 @@ class Lag:
 class TableState:
     """A silver table now. Positions are as people paste them; `held` counts held changes. `verified_*`: how far
     comparisons proved it equal to the source, and when; `different_at`: it was found to differ since. `rows`: that the
-    source's table has now; `stored`: all rows, if silver also keeps deleted ones or earlier versions.
+    source's table has now; `stored`: all rows, if silver also keeps deleted ones or earlier versions. `remedy`: the
+    next command, if the table does not follow its source.
     """
 
     name: str
@@ -50,6 +51,7 @@ class TableState:
     verified_at: dt.datetime | None = None
     different_at: dt.datetime | None = None
     stored: int | None = None
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

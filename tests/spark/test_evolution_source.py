@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from cdc_lake.config.project import Project
 from cdc_lake.errors import DestructiveChange
+from cdc_lake.lake.control import control_tables
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.applying.apply import apply
 from cdc_lake.pipeline.check.doctor import ddl_sql
 from cdc_lake.pipeline.compare.prove import compare
-from cdc_lake.pipeline.plan import plan
+from cdc_lake.pipeline.plan import ActionKind, plan
 from cdc_lake.pipeline.run import run
 from cdc_lake.pipeline.state.comparison import Verdict
+from cdc_lake.pipeline.state.pauses import pause
+from cdc_lake.pipeline.status.evidence import Evidence
 from cdc_lake.pipeline.status.standing import status
 from tests.conftest import Database
 
@@ -30,7 +34,7 @@ pytestmark = [
 ]
 
 
-def project_of(database: Database, root: Path, namespace: str) -> Project:
+def project_of(database: Database, root: Path, namespace: str, **sections: Any) -> Project:
     name = database.name[:63].lower()
     source = {
         "type": "postgres",
@@ -47,13 +51,13 @@ def project_of(database: Database, root: Path, namespace: str) -> Project:
         "defaults": {"on_drop": "drop", "namespace": namespace},
         "tables": [{"from": "public.ice", "format": "iceberg"}],
     }
-    return make_project(root, name, source=source, silver=silver)
+    return make_project(root, name, source=source, **{"silver": silver, **sections})
 
 
 class Shop:
-    def __init__(self, spark: Any, database: Database, folder: Path, namespace: str = "live") -> None:
+    def __init__(self, spark: Any, database: Database, folder: Path, namespace: str = "live", **sections: Any) -> None:
         self.spark, self.database = spark, database
-        self.project = project_of(database, folder, namespace)
+        self.project = project_of(database, folder, namespace, **sections)
         self.warned: list[object] = []
 
     def both(self, statement: str) -> None:
@@ -150,3 +154,50 @@ def test_silver_follows_names_that_come_to_mean_other_tables(spark: Any, databas
         assert {standing[f"swapped.{name}{end}"] for end in ("", "_old", "_renamed")} == {"live"}, standing
         assert {standing[f"swapped.{name}{end}"] for end in ("_new", "_more", "_gone")} == {"left"}, standing
     assert not shop.warned
+
+
+def test_every_view_says_the_same_of_a_table(spark: Any, database: Database, lake_root: Path, tmp_path: Path) -> None:
+    """`status`, `plan`, `compare`, the report, and the metrics, of tables in every state that stays."""
+    rule = {"rule": "between", "column": "n", "max": 9, "on_fail": "quarantine"}
+    defaults = {"namespace": "states", "on_drop": "drop", "format": "delta"}
+    silver = {"defaults": defaults, "tables": [{"from": "public.held", "rules": [rule]}]}
+    metrics = tmp_path / "cdc_lake.prom"
+    shop = Shop(spark, database, lake_root, silver=silver, observe={"textfile": str(metrics)})
+    names = ("live", "held", "broken", "paused", "dropped", "former")
+    with database.connect() as conn:
+        for name in names:
+            conn.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, n int); INSERT INTO {name} VALUES (1, 1)")
+    shop.run()
+    pause(shop.project, "public.paused")
+    with database.connect() as conn:
+        conn.execute("ALTER TABLE broken DROP COLUMN n; INSERT INTO broken VALUES (2)")
+        conn.execute(
+            "INSERT INTO held VALUES (2, 99); INSERT INTO paused VALUES (2, 2); INSERT INTO live VALUES (2, 2)"
+        )
+        conn.execute("DROP TABLE dropped; ALTER TABLE former RENAME TO latter; INSERT INTO latter VALUES (2, 2)")
+    with pytest.raises(DestructiveChange):
+        shop.run()
+
+    states = {"live": "live", "held": "held", "broken": "broken", "paused": "paused", "latter": "live"}
+    states |= {"dropped": "left", "former": "left"}
+    found = status(shop.project)
+    assert {table.table.removeprefix("states."): table.state for table in found.tables} == states
+    assert {table.table for table in found.tables if table.remedy} == {"states.held", "states.broken"}
+    assert all(table.reason for table in found.tables)
+    report = Evidence(shop.project, control_tables(shop.project), found).collect()
+    assert {table.name.removeprefix("states."): table.state for table in report.tables} == states
+    assert {table.name for table in report.tables if table.remedy} == {"states.held", "states.broken"}
+    samples = [s for family in text_string_to_metric_families(metrics.read_text()) for s in family.samples]
+    measured = {s.labels["table"]: s.labels["state"] for s in samples if s.name == "cdc_lake_table_state"}
+    assert {name.removeprefix("states."): state for name, state in measured.items()} == states
+    planned = {(action.kind, action.subject.removeprefix("states.")) for action in plan(shop.project).actions}
+    assert {(kind, name) for kind, name in planned if name in states} == {
+        (ActionKind.TABLE_PAUSED, "paused"), (ActionKind.DROP_COLUMN, "broken"),
+    }  # fmt: skip
+    compared = {table.silver.removeprefix("states."): table for table in compare(shop.project, [], tell=silent).tables}
+    assert {name: table.verdict for name, table in compared.items()} == {
+        "live": Verdict.EQUAL, "latter": Verdict.EQUAL, "paused": Verdict.EQUAL, "held": Verdict.EQUAL_BUT_HELD,
+        "broken": Verdict.INCONCLUSIVE,
+    }  # fmt: skip
+    assert "`cdc-lake resume public.paused`" in compared["paused"].hint
+    assert "LAK410" in compared["broken"].hint + compared["broken"].reason

@@ -203,6 +203,8 @@ class Shop:
     codes: dict[str, list[str]] = field(default_factory=dict)
     meanwhile: tuple[int, ...] = ()
     verdicts: dict[str, str] = field(default_factory=dict)
+    planned: list[str] = field(default_factory=list)
+    compared: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def file(self) -> Path:
@@ -352,6 +354,8 @@ def late(opened: Callable[[dict[str, Case]], Shop]) -> Shop:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(follow, "FOLLOWED_AT_MOST", 3)
         shop.break_all()
+        shop.planned = [action["text"] for action in json.loads(shop.shell.fine("plan", "--json"))["actions"]]
+        shop.compared = json.loads(shop.shell("compare", "--json").out)["tables"]
         shop.mend_all()
     return shop
 
@@ -370,6 +374,15 @@ def test_the_same_where_the_stream_began_without_a_copy(late: Shop, table: str) 
     assert late.codes[table][0] == LATE[table].code
     assert table not in late.waiting()
     assert late.verdicts[table].startswith("equal"), late.verdicts
+
+
+@pytest.mark.parametrize("table", LATE)
+def test_plan_and_compare_say_why_a_table_waits(late: Shop, table: str) -> None:
+    code = f"[{LATE[table].code}]"
+    assert [table in text for text in late.planned if code in text] == [True], late.planned
+    assert [one["silver"].endswith(f".{table}") for one in late.compared if code in one["reason"]] == [True], (
+        late.compared
+    )
 
 
 PAST: dict[str, Case] = {

@@ -85,6 +85,8 @@ def test_the_file_says_what_the_run_and_the_last_cut_say(tmp_path: Path) -> None
         "cdc_lake_held_rows_total rule=waiting table=silver.t": 1,
         "cdc_lake_held_keys table=silver.t": 3,
         "cdc_lake_held_keys table=silver.u": 0,
+        "cdc_lake_table_state state=held table=silver.t": 1,
+        "cdc_lake_table_state state=broken table=silver.u": 1,
         "cdc_lake_table_broken table=silver.t": 0,
         "cdc_lake_table_broken table=silver.u": 1,
         "cdc_lake_table_different table=silver.t": 0,

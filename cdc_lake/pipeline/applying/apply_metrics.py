@@ -7,6 +7,7 @@ apply: what fails is told, once until it works again. Without `observe.textfile`
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, MetricsNotWritten
 from cdc_lake.lake.control import control_tables
+from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.observe.error_counts import ErrorCounts
 from cdc_lake.observe.exposition import Exposition, Sample, Tally
@@ -32,13 +34,16 @@ from cdc_lake.observe.metric_names import (
     SCHEMA_CHANGES_TOTAL,
     TABLE_BROKEN,
     TABLE_DIFFERENT,
+    TABLE_STATE,
     VERIFIED_TIMESTAMP_SECONDS,
     Loop,
 )
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applying.applied import Applied
 from cdc_lake.pipeline.judging.rule_samples import RuleSamples
-from cdc_lake.pipeline.state.cuts import BROKEN, WrittenCut, written
+from cdc_lake.pipeline.state.copies import courses
+from cdc_lake.pipeline.state.cuts import BROKEN, IN, TableState, WrittenCut, written
+from cdc_lake.pipeline.state.pauses import stopped_tables
 from cdc_lake.pipeline.state.verified import verified
 
 WRITE_EVERY: Final = 5.0
@@ -153,10 +158,16 @@ class ApplyMetrics:
         if cut is None:
             return out
         compared = self._control.read("verified")
+        paused = stopped_tables(self._project, self._control)
+        left = {name for name, course in courses(self._control.snapshots(), cut.stream).items() if course.waits}
+        for relation in left.difference(cut.tables):
+            label = self._project.target(TableName.parse(relation)).label
+            out.append(Sample(TABLE_STATE, 1, (label, "left")))
         for relation, state in cut.tables.items():
             table = (state.table,)
             out.append(Sample(HELD_KEYS, state.held, table))
             out.append(Sample(TABLE_BROKEN, state.state == BROKEN, table))
+            out.append(Sample(TABLE_STATE, 1, (state.table, _state(relation, state, paused, left))))
             proven = verified(compared, relation, cut.stream, state.generation)
             out.append(Sample(TABLE_DIFFERENT, proven.different_at is not None, table))
             if proven.at is not None:
@@ -181,3 +192,14 @@ class ApplyMetrics:
         if oldest is None:
             return 0.0
         return None if oldest.commit_ts is None else max(0.0, (datetime.now(UTC) - oldest.commit_ts).total_seconds())
+
+
+def _state(relation: str, listed: TableState, paused: Container[str], left: Container[str]) -> str:
+    """A table's state in the words of `status` (`pipeline.status.values.TableStatus`), as the last cut has it."""
+    if relation in paused:
+        return "paused"
+    if relation in left:
+        return "left"
+    if listed.state != IN:
+        return "broken" if listed.state == BROKEN else "catching-up"
+    return "held" if listed.held else "live"

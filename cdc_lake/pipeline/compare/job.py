@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
@@ -14,7 +15,8 @@ from cdc_lake.lake.versions import is_readable
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.compare.sample import Sample
 from cdc_lake.pipeline.ports.side import CompareSource
-from cdc_lake.pipeline.state.cuts import BROKEN, IN, Cut, WrittenCut, last_cut
+from cdc_lake.pipeline.state.cuts import BROKEN, IN, Cut, TableState, WrittenCut, last_cut
+from cdc_lake.pipeline.state.pauses import stopped_tables
 from cdc_lake.source.captured import Published
 
 
@@ -23,6 +25,7 @@ class Pinned:
     """A table as the comparison takes it: what is published of it, and its silver table at one version.
 
     `readable`: not where a cut was asked for that does not have the table, or whose version of it is gone.
+    `waits`: why the silver table does not follow its source now, and the next command; None if it does.
     """
 
     published: Published
@@ -30,6 +33,7 @@ class Pinned:
     marker: Marker
     watermark: int
     readable: bool = True
+    waits: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +65,8 @@ class Job:
 def next_step(job: Job) -> str:
     """How silver of a table comes to the layout that the source has: what it waits for, if that is known."""
     pinned, table = job.pinned, str(job.pinned.target.source)
-    cut = last_cut(job.control, job.state.stream)
-    listed = None if cut is None else cut.tables.get(table)
-    if listed is not None and listed.state == BROKEN and listed.error is not None:
-        code, why, remedy = listed.error
-        return f"the table waits: {why} [{code}]; {remedy}"
+    if pinned.waits is not None:
+        return "; ".join(pinned.waits)
     ahead = Span(job.state.epoch, pinned.watermark, max(pinned.watermark, job.state.upto))
     if any(table in commit.counts for commit in job.bronze.commits(ahead)):
         return "its change waits in bronze: `cdc-lake run --once`, then compare again"
@@ -77,8 +78,8 @@ def pin(project: Project, control: ControlTables, state: BronzeState, tables: It
 
     A table stands at the later of its own marker and the last cut, which knows of one that nothing was merged into.
     """
-    cut = last_cut(control, state.stream)
-    return [_pinned(project, cut, state, one) for one in tables]
+    cut, paused = last_cut(control, state.stream), stopped_tables(project, control)
+    return [_pinned(project, cut, state, one, paused.get(str(one.table))) for one in tables]
 
 
 def pin_at(project: Project, cut: WrittenCut, tables: Iterable[Published]) -> list[Pinned]:
@@ -93,11 +94,24 @@ def pin_at(project: Project, cut: WrittenCut, tables: Iterable[Published]) -> li
     return found
 
 
-def _pinned(project: Project, cut: Cut | None, state: BronzeState, one: Published) -> Pinned:
+def _pinned(
+    project: Project, cut: Cut | None, state: BronzeState, one: Published, paused_at: datetime | None
+) -> Pinned:
     target = project.target(one.table)
     marker = read_marker(project, target, state.stream)  # after the cut was read: it is no older
     listed = None if cut is None else cut.tables.get(str(one.table))
     reached = [-1] if marker.position is None else [marker.position]
     if listed is not None and listed.state == IN and listed.generation == marker.generation:
         reached.append(listed.position)
-    return Pinned(one, target, marker, max(reached))
+    return Pinned(one, target, marker, max(reached), waits=_waits(listed, target, paused_at))
+
+
+def _waits(listed: TableState | None, target: Target, paused_at: datetime | None) -> tuple[str, str] | None:
+    """Why a table does not follow its source, and the next command."""
+    if paused_at is not None:
+        since = paused_at.isoformat(timespec="seconds")
+        return f"the table is paused since {since}", f"`cdc-lake resume {target.source}`"
+    if listed is None or listed.state != BROKEN or listed.error is None:
+        return None
+    code, why, remedy = listed.error
+    return f"the table waits: {why} [{code}]", remedy

@@ -77,12 +77,15 @@ def table_compared(job: Job, where: Point) -> TableComparison:
     found = where.unknown(table) or where.beyond(table, watermark) or _compared(job, where.behind(table, watermark))
     if isinstance(found, _Found):
         return _judged(job, where, found, began)
+    why, remedy = found.reason, found.hint
+    if pinned.waits is not None and pinned.waits[0] not in remedy:
+        why, remedy = f"{why}; {pinned.waits[0]}", pinned.waits[1]
     return TableComparison(
         str(pinned.target.source),
         pinned.target.label,
         Verdict.INCONCLUSIVE,
-        reason=found.reason,
-        hint=found.hint,
+        reason=why,
+        hint=remedy,
         seconds=_since(began),
     )
 
@@ -215,6 +218,9 @@ def _judged(job: Job, where: Point, found: _Found, began: float) -> TableCompari
     # Without a key a sample would be a whole row, and values are not told.
     samples = () if found.by_content else tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys)
     shared = frozenset(differences.shared) - found.accounted
+    why, remedy = _reason(found, shared), SHARED if shared else ""
+    if not why and pinned.waits is not None:
+        why, remedy = pinned.waits
     return TableComparison(
         table=str(pinned.target.source),
         silver=pinned.target.label,
@@ -231,8 +237,8 @@ def _judged(job: Job, where: Point, found: _Found, began: float) -> TableCompari
         columns=() if found.by_content else _columns(differences, held),
         samples=samples,
         watermark=shown(job.state.stream, pinned.watermark) if pinned.watermark >= 0 else "",
-        reason=_reason(found, shared),
-        hint=SHARED if shared else "",
+        reason=why,
+        hint=remedy,
         repair=_repaired(job, where, found, kinds),
         hashed_by="" if found.layout is None or job.asked.full else "client" if found.streamed else "server",
         streamed=found.streamed,

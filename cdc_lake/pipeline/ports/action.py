@@ -32,6 +32,7 @@ class ActionKind(enum.Enum):
     BEGIN_AGAIN = "begin again"
     TABLE_GONE = "table gone"
     TABLE_PAUSED = "table paused"
+    TABLE_WAITS = "table waits"
     CLUSTER = "cluster"
     REMAKE = "remake"
     COPY_AGAIN = "copy again"

@@ -115,6 +115,7 @@ class Evidence:
             watermark_at=cut.commit_ts if cut is not None and position == cut.position else None,
             held=sum(group.changes for group in held if group.table == target.label),
             reason="" if known is None or known.state == "live" else known.reason,
+            remedy="" if known is None else known.remedy,
             verified_through=(known.verified_through if known else None) or "",
             verified_at=known.verified_at if known else None,
             different_at=known.different_at if known else None,

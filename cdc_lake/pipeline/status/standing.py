@@ -197,7 +197,7 @@ def _table(
         verified_at=proven.at,
         different_at=proven.different_at,
         code=code if state == "broken" else "",
-        remedy=remedy if state == "broken" else "",
+        remedy={"broken": remedy, "held": "`cdc-lake held list`"}.get(state, ""),
     )
 
 

@@ -49,8 +49,8 @@ class TableStatus:
     """One table: `pending → snapshot → catching-up → live`, or `paused`, `held`, `broken`, `left`; why; how far.
 
     `verified_through`: how far it was last proven equal to the source, and when (`verified_at`); `different_at`: when
-    it was last found to differ, if nothing proved it equal since. `code`, `remedy`: of what a broken table could not go
-    on for, if that was recorded.
+    it was last found to differ, if nothing proved it equal since. `code`: of what a broken table could not go on
+    for, if that was recorded; `remedy`: the next command of a broken or held table.
     """
 
     source: str
