@@ -79,7 +79,12 @@ NAMED = (OtherWriter, ShapeForeign, SilverLost, SilverNotOwned, SilverPutBack)
 """What a table waits for that something else was done to."""
 RETYPED_PAST = "another silver table in the pipeline file (`to`)"
 """What is said of a past that has texts which are no values of the new type."""
-TABLE_KINDS = ("current", "current", "history", "append")
+TABLE_KINDS: dict[str, dict[str, Any]] = {
+    "current": {},
+    "soft deletes": {"deletes": "soft"},
+    "history": {"kind": "history"},
+    "append": {"kind": "append", "old_values": True},
+}
 UNFOLDED = frozenset({"rekeys", "nothing"})
 """What is not drawn of a table whose changes are folded by `id`."""
 
@@ -372,6 +377,8 @@ class WalkedTable:
                 return holding(rows)
             case "append":
                 return amounting_to(rows)
+            case _ if self.target.deletes == "soft":
+                return [row for row in rows if row["_is_deleted"] == "f"]
             case _:
                 return rows
 
@@ -462,11 +469,8 @@ def test_walks_into_silver_end_equal_or_wait_for_what_mends_them(
 ) -> None:
     name = f"walks_{plugin}_{fmt}_{seed}"
     numbers = range(TABLES) if ONLY is None else (int(ONLY),)
-    kinds = {number: random.Random(f"{seed} kind {number}").choice(TABLE_KINDS) for number in numbers}
-    told = [
-        {"from": f"public.t{number}", "kind": kind, **({"old_values": True} if kind == "append" else {})}
-        for number, kind in kinds.items()
-    ]
+    kinds = {number: random.Random(f"{seed} kind {number}").choice([*TABLE_KINDS]) for number in numbers}
+    told = [{"from": f"public.t{number}", **TABLE_KINDS[kind]} for number, kind in kinds.items()]
     silver = {"defaults": {"format": fmt, "namespace": name}, "tables": told}
     without = LEFT_OUT if plugin != "pgoutput" else frozenset()
     if plugin == "family":
