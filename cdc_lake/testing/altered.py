@@ -91,7 +91,8 @@ class Altered:
 
     def finish(self) -> None:
         """Changes that the last layout comes with: of a table that logs what identifies a row."""
-        if self._key() is None or "n" in map(self._identity, [self.name, *self._leaves()]):
+        leaves = [self._identity(leaf) for leaf in self._leaves()]
+        if self._key() is None or self._identity(self.name) == "n" or {"n", "i"}.intersection(leaves):
             self.run(f"ALTER TABLE {self.name} REPLICA IDENTITY FULL", leaves=True)
         if not self._insert():
             rest = [name for name in self.columns() if name not in {"id", "k"}]
@@ -314,11 +315,11 @@ class Altered:
             self.run(f"ALTER TABLE {self.name} DROP CONSTRAINT {constraint[0]}{more}")
         elif constraint is None:
             self.run(f"ALTER TABLE {self.name} ADD PRIMARY KEY {key}")
-        elif self.form != "parts":
+        else:
             self._fresh += 1
-            index = f"{self.name}_by_{self._fresh}"
-            identity = f"ALTER TABLE {self.name} REPLICA IDENTITY USING INDEX {index}"
-            self._together([f"CREATE UNIQUE INDEX {index} ON {self.name} (k)", identity])
+            index, name = f"{self.name}_by_{self._fresh}", self.dice.choice(self._leaves() or [self.name])
+            identity = f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX {index}"
+            self._together([f"CREATE UNIQUE INDEX {index} ON {name} (k)", identity])
 
     def _rewrite(self) -> None:
         name = self.dice.choice(self._leaves() or [self.name])
@@ -359,7 +360,7 @@ class Altered:
         if way < 0.3:
             back = f"ALTER TABLE {away} RENAME TO {self.name}"
             self._together(
-                [f"ALTER TABLE {self.name} RENAME TO {away}", f"UPDATE {away} SET k = k + 1 WHERE {self._some()}", back]
+                [f"ALTER TABLE {self.name} RENAME TO {away}", f"UPDATE {away} SET k = k + 1 {self._some()}", back]
             )
             return
         if way < 0.7:

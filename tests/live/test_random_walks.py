@@ -56,7 +56,7 @@ RECEIVED = "-- received"
 """In a walk's script: the receiver ran here."""
 WAITS = (DestructiveChange, Unconvertible, NoKey, KeylessDelete, KindChanged)
 QUESTIONS = {
-    r"add column (\w+) .*unknown": r"ADD {0} |RENAME \w+ TO {0}\b",
+    r"add column (\w+) .*unknown": r"ADD {0} ",
     r"take column": r"DROP [a-dx]\b|RENAME",  # where one column is in doubt, those beside it may be so too
     r"rename column (\w+) of \S+ to (\w+)": r"RENAME {0}\b|RENAME \w+ TO ({0}|{1})\b",
     r"drop column (\w+) of": r"DROP {0}\b|RENAME {0}\b|DROP TABLE|_new\d+ RENAME TO",
@@ -299,12 +299,21 @@ def true_question(failed: CdcLakeError, walk: Altered) -> bool:
     questions = str(failed).split(";")
     questions = [words for words in questions if "take column" in words] or questions  # the others follow from these
     needed = [
-        done.format(*found.groups())
+        done.format(*(former_names(name, statements) for name in found.groups()))
         for words in questions
         for asked, done in QUESTIONS.items()
         if (found := re.search(asked, words)) is not None
     ]
     return all(any(re.search(one, text) for text in statements) for one in needed)
+
+
+def former_names(name: str, statements: Sequence[str]) -> str:
+    """A pattern of the names that a column may have had: a renamed one is not new for that."""
+    renamed = [found.groups() for text in statements for found in re.finditer(r"RENAME (\w+) TO (\w+)", text)]
+    names = {name}
+    while more := {old for old, new in renamed if new in names} - names:
+        names |= more
+    return f"({'|'.join(sorted(names))})"
 
 
 def allowed(failed: CdcLakeError) -> set[str] | None:
