@@ -248,6 +248,29 @@ def test_check_says_what_the_settings_of_a_server_lack(stand_in: StandIn, tmp_pa
     assert ("encoding", "DEC312") in wrong(project)
 
 
+def test_check_bounds_memory_for_decoding_by_what_the_server_has(stand_in: StandIn, tmp_path: Path) -> None:
+    def found(**given: int) -> list[tuple[bool | None, str, str]]:
+        project = settled(stand_in, BY_CSN, tmp_path, decoding={f"max-{n}-in-memory": v for n, v in given.items()})
+        return [(line.ok, line.code, line.fix) for line in lines(project, "decoding")]
+
+    assert found(txn=3072, reorderbuffer=6) == []
+    assert found(txn=3073, reorderbuffer=7) == [
+        (False, "SRC247", "source.decoding: {max-txn-in-memory: 3072}"),
+        (False, "SRC247", "source.decoding: {max-reorderbuffer-in-memory: 6}"),
+    ]
+    stand_in.servers[True].state.settings["max_process_memory"] = "14GB"
+    assert found(txn=3584, reorderbuffer=7) == []
+
+
+def test_check_says_that_a_standby_is_for_one_parallel_connection(stand_in: StandIn, tmp_path: Path) -> None:
+    decoding = {"standby-connection": True}
+    for more, said in (({}, [None]), ({"parallel-decode-num": 1}, [])):
+        project = settled(stand_in, BY_CSN, tmp_path, decoding={**decoding, **more})
+        found = lines(project, "standby")
+        assert [line.ok for line in found] == said
+        assert all("one parallel decoding connection for each standby" in line.text for line in found)
+
+
 def test_check_says_where_standbys_would_not_have_the_slot(stand_in: StandIn, tmp_path: Path) -> None:
     server = stand_in.servers[False]
     twice = {"host": None, "hosts": [f"{server.host}:{server.port}"] * 2}
