@@ -18,7 +18,8 @@ from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import NoReplicaIdentity, ServerSettings, ServerUnreachable, SlotAhead, SlotForeign, SlotMissing
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.pipeline.check import family as check_family
-from cdc_lake.pipeline.check.doctor import check, dba_sql
+from cdc_lake.pipeline.check.doctor import check, dba_sql, examine
+from cdc_lake.pipeline.check.identity import KEY_ONLY
 from cdc_lake.pipeline.check.line import CheckLine
 from cdc_lake.pipeline.gaussdb import start as family_start
 from cdc_lake.pipeline.gaussdb import view as source_view_family
@@ -220,6 +221,9 @@ def test_check_names_each_thing_to_fix(stand_in: StandIn, tmp_path: Path) -> Non
     assert wrong(both) == {("identity", "SRC223"), ("tables", "SRC224")}
     (bare,) = lines(both, "identity")
     assert bare.fix.endswith('its owner runs: ALTER TABLE "public"."bare" REPLICA IDENTITY FULL;')
+    told = {table.table: (table.identity, table.unsent) for table in examine(project).types}
+    assert told["public.bare"] == ("none", "updates and deletes of it do not say which row they mean")
+    assert {words[1] for words in told.values() if words[0].startswith("primary key (")} == {KEY_ONLY}
     with pytest.raises(NoReplicaIdentity):
         plan(project)
     said = dba_sql(both)
