@@ -444,6 +444,9 @@ CASES: dict[str, Case] = {
 }
 
 
+LAKE_AWAY = {"LAK427", "SRC214"}
+
+
 def moved_to_another_server(library: Library) -> Iterator[Library]:
     """The database on a server of another system identifier, as `pg_upgrade` and a restore from a dump leave it."""
     before = library.database
@@ -548,6 +551,14 @@ def break_and_obey(library: Library, case: Case) -> None:
     library.change(f"INSERT INTO loans VALUES ({behind}, 41, 'behind')")
     said = shell(*case.verb)
     assert f"error[{case.code}]" in said.err, said.err
+    if case.code in LAKE_AWAY:
+        assert f"error[{case.code}]" in shell("plan").err, "what a start refuses"
+        checked = shell("check")
+        assert (checked.code, f"[{case.code}]" in checked.out) == (1, True), checked
+        would = library.shell.fine("slot", "drop")
+        assert "not known: there is no bronze at" in would, would
+        assert "if its lake is not mounted, or was moved, the stream is lost with the slot" in would
+        assert "nothing was done: say --yes to do it" in would
     if case.mend is not None:
         case.mend(library)
     done = [] if case.mend is not None else obey(library, said)
