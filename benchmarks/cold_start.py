@@ -10,6 +10,9 @@ like ours; its clock stops when that MERGE is over. Who comes first alternates, 
 The receiver is `cdc-lake run --only receive`, with one transaction of 1,000 changes waiting in its slot: the clock runs
 from starting the process until bronze's commit is there. Beside it a Python that imports the libraries it needs, and
 nothing else: what a machine with other work makes of a start is in both.
+
+An idle run is `cdc-lake run --once` of that pipeline once silver has everything: from starting the process to its end.
+One that starts Spark ends the benchmark.
 """
 
 from __future__ import annotations
@@ -160,8 +163,10 @@ def check(root: Path, fmt: str) -> None:
     print(f"  {fmt}: both tables equal, {sums[0][0]:,} rows", flush=True)
 
 
-def receiver(root: Path, rounds: int) -> list[dict[str, Any]]:
-    """Start a receiver again and again, with a transaction waiting for it."""
+def receiver(root: Path, rounds: int, *, applies: bool) -> list[dict[str, Any]]:
+    """Start a receiver again and again, with a transaction waiting for it; `applies`: then have silver take what it
+    landed, and run both again and again with nothing to do.
+    """
     server = EmbeddedServer(root / "server").start()
     folder = root / "received"
     folder.mkdir()
@@ -188,9 +193,32 @@ def receiver(root: Path, rounds: int) -> list[dict[str, Any]]:
                 bare = time.monotonic() - begun
                 print(f"  receiver, round {number}: {took:.2f} s, its libraries {bare:.2f} s", flush=True)
                 runs.append({"what": "receiver", "round": number, "landed": took, "bare": bare, "cpu": used})
+            if applies:
+                ended(file)
+                runs += [idle(file, number) for number in range(rounds + 1)]
     finally:
         server.remove()
     return runs
+
+
+def idle(file: Path, number: int) -> dict[str, Any]:
+    """A run with nothing to do."""
+    begun = time.monotonic()
+    said = ended(file)
+    took = time.monotonic() - begun
+    if "starting Spark" in said:
+        raise SystemExit(f"a run with nothing to do started Spark:\n{said}")
+    print(f"  idle run, round {number}: {took:.2f} s", flush=True)
+    return {"what": "idle", "round": number, "ended": took}
+
+
+def ended(file: Path) -> str:
+    """Do `run --once` to its end; what it said."""
+    words = [*COMMAND, "run", "--pipeline", str(file), "--once"]
+    done = subprocess.run(words, cwd=file.parent, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"`run --once` ended with {done.returncode}:\n{done.stderr}")
+    return done.stdout + done.stderr
 
 
 def tables_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -204,10 +232,13 @@ def tables_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         rows.append((fmt, *seconds, f"{median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"))
     started = [run for run in counted if run["what"] == "receiver"]
     receiver = [f"{median(run[fact] for run in started):.2f}" for fact in ("landed", "cpu", "bare")]
+    idle = [run["ended"] for run in counted if run["what"] == "idle"]
+    spread = [f"{value:.2f}" for value in (min(idle), median(idle), max(idle))] if idle else []
     head = ("", "cdc_lake, s", "bare session and MERGE, s", "ratio", "of the rounds")
     return [
         table("From starting the process to the first applied change", head, rows),
         table("From starting the receiver to its first commit", ("s", "processor s", "its libraries, s"), [receiver]),
+        *([table("`run --once` with nothing to do", ("least, s", "median", "most"), [spread])] if spread else []),
     ]
 
 
@@ -216,7 +247,7 @@ def child(*words: str) -> None:
 
 
 def measure(given: argparse.Namespace, root: Path) -> list[dict[str, Any]]:
-    runs = receiver(root, given.rounds)
+    runs = receiver(root, given.rounds, applies=bool(given.formats))
     for fmt in given.formats:
         folder = root / fmt
         folder.mkdir()

@@ -271,6 +271,8 @@ FIGURES: tuple[Figure, ...] = (
            _shared(each, "landed", what="receiver"), 1, START, most=True),
     Figure("P15 libraries", "the same beside importing its libraries", "cold_start",
            _shared(within, "landed", "bare", what="receiver"), None, START, most=True, peer="importing its libraries"),
+    Figure("P15 idle", "`run --once` with nothing to do, s", "cold_start",
+           _shared(each, "ended", what="idle"), 2, START, most=True),
     *_of_formats(lambda fmt: Figure(f"P16 {fmt}", f"five tables touched of 500, {fmt}, beside five of five",
                                     "many_tables", _shared(fleets, fmt), 1.5, TABLES, most=True,
                                     peer="a pipeline of five tables")),

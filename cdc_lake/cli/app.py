@@ -118,12 +118,14 @@ def check(
         parts = [*([doctor.dba_sql(project)] if sql else ()), *([doctor.ddl_sql(project)] if ddl else ())]
         call.view.raw("\n\n".join(parts))
         return
-    found = doctor.examine(project, receives=only == "receive")
+    receives = only is not None
+    found = doctor.examine(project, receives=receives)
     look = call.view.look
     colour = look.colour(sys.stdout)
     types = "" if look.quiet else ledger_text(found.types, colour=colour, verbose=look.verbose)
+    quiet = look.quiet and not look.verbose
     text = types + check_text(
-        found.lines, call.view.width, colour=colour, verbose=look.verbose, quiet=look.quiet and not look.verbose
+        found.lines, call.view.width, colour=colour, verbose=look.verbose, quiet=quiet, receives=receives
     )
     call.view.result({"ok": found.ok, "lines": found.lines, "types": found.types}, text)
     if not found.ok:

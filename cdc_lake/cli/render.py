@@ -98,12 +98,18 @@ def settings_text(settings: Iterable[Setting], width: int) -> str:
 
 
 def check_text(
-    lines: Sequence[CheckLine], width: int, *, colour: bool, verbose: bool = False, quiet: bool = False
+    lines: Sequence[CheckLine],
+    width: int,
+    *,
+    colour: bool,
+    verbose: bool = False,
+    quiet: bool = False,
+    receives: bool = False,
 ) -> str:
     """The doctor's findings: what has to be fixed first, then what should be known, then what is right.
 
     The fix stays in one line, so that it can be pasted. Of many findings of one kind the first few are shown, with
-    `verbose` all; with `quiet` only what has to be fixed.
+    `verbose` all; with `quiet` only what has to be fixed. `receives`: the host is one that only receives.
     """
     marks = {
         True: tint("✓", GREEN, on=colour),
@@ -128,7 +134,8 @@ def check_text(
         if left := len(some) - len(few):
             out.append(f"  {''.ljust(subject)}  … and {left} more of this kind: `cdc-lake check -v`")
     bad = sum(line.ok is False for line in lines)
-    verdict = f"{counted(bad, 'thing')} to fix" if bad else "ready: `cdc-lake run`"
+    ready = f"ready: `cdc-lake run{' --only receive' if receives else ''}`"
+    verdict = f"{counted(bad, 'thing')} to fix" if bad else ready
     return "\n".join([*out, "", verdict] if out else [verdict])
 
 

@@ -90,7 +90,8 @@ def _csn_slot(source: FamilySource, *, polling: bool) -> Iterator[Refusal]:
     at = ("slot", "output_order") if source.slot.output_order else ("node",)
     if polling:
         summary = "SQL functions give LSNs, which say nothing on a slot in CSN order"
-        yield Refusal(Rule.POLLING_SLOT, at, summary, "use `mode: stream`, or a slot in LSN order")
+        other = "a slot in LSN order" if at[0] == "slot" else "a data node: a coordinator has no slot in LSN order"
+        yield Refusal(Rule.POLLING_SLOT, at, summary, f"use `mode: stream`, or {other}")
     if source.order == "lsn":
         summary = "positions of a slot in CSN order are CSNs"
         yield Refusal(Rule.CSN_SLOT_ORDER, ("order",), summary, "remove it, or use a slot in LSN order")

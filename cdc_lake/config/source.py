@@ -202,7 +202,8 @@ class FamilySource(Section):
     version: Annotated[str, Field(pattern=r"^[0-9]{1,4}(\.[0-9A-Za-z-]{1,12}){0,4}$")] | None = None
     """Release of the server, in quotes (`"6.0.2"`, `"505.2"`), to judge rules of releases without a connection."""
     node: Literal["single", "coordinator", "data_node"] | None = None
-    """What is connected to: `single` is not distributed; the others are of a distributed GaussDB."""
+    """What is connected to: `single` is not distributed; the others are of a distributed GaussDB. A coordinator has
+    slots in CSN order only, which `mode: polling` cannot read."""
     host: Text | None = None
     """Host name or address; `hosts` where there are several."""
     hosts: Annotated[list[Text], Field(min_length=1)] | None = None
@@ -224,7 +225,8 @@ class FamilySource(Section):
     order: Literal["auto", "csn", "lsn"] = "auto"
     """Order of the stream, fixed at its start: by CSN, by commit LSN, or by CSN where they are dense (`auto`)."""
     mode: Literal["stream", "polling"] = "stream"
-    """A replication stream, or SQL functions where no replication connection is allowed (serial decoding)."""
+    """A replication stream, or SQL functions where no replication connection is allowed (serial decoding; not through a
+    coordinator)."""
     decoding: Annotated[
         dict[str, Annotated[bool, Strict()] | Annotated[int, Strict()] | str],
         Field(json_schema_extra=decoding_schema()),

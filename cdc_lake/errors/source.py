@@ -106,7 +106,7 @@ class PublicationMissing(SourceError):
 
 
 class PublicationUnfit(SourceError):
-    """The publication exists, but does not publish what the pipeline asks for."""
+    """The publication exists, but does not publish what the pipeline asks for, or is another pipeline's."""
 
     code = "SRC221"
     hint = "change it by ALTER PUBLICATION, or name another in `source.publication` and it will be made"

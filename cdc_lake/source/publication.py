@@ -7,7 +7,9 @@ at every start of the receiver: what came or went since is told, and done where 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -15,13 +17,27 @@ from cdc_lake.errors import PublicationMissing, PublicationUnfit
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.captured import Published
 from cdc_lake.source.connection import Session, named
-from cdc_lake.source.quoting import identifier, quoted
+from cdc_lake.source.quoting import identifier, literal, quoted
 
 # of a table that is published with its schema, or with all others, there is none but the publication itself
 _MEMBER = (
     "coalesce("
     "(SELECT r.oid FROM pg_publication_rel AS r WHERE r.prpubid = o.oid AND r.prrelid = {table}), o.oid)::bigint"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """The pipeline that made a publication, and the slot by which it reads; kept as the publication's comment."""
+
+    pipeline: str
+    slot: str
+
+    def __str__(self) -> str:
+        return f"cdc_lake: made by pipeline {self.pipeline} for slot {self.slot}"
+
+
+_MADE_BY = re.compile(r"cdc_lake: made by pipeline (\S+) for slot (\S+)")
 
 
 def tables_in_database(session: Session) -> list[TableName]:
@@ -63,10 +79,28 @@ def creating(name: str, tables: Iterable[TableName], filters: Conditions = _NONE
     return f"CREATE PUBLICATION {identifier(name)} FOR TABLE {_each(tables, filters)} {options}"
 
 
-def create_publication(session: Session, name: str, tables: Sequence[TableName], filters: Conditions = _NONE) -> None:
-    """Make that publication. Raises SourceError."""
+def create_publication(
+    session: Session, name: str, tables: Sequence[TableName], filters: Conditions = _NONE, maker: Maker | None = None
+) -> None:
+    """Make that publication, which says who made it. Raises SourceError."""
+    statement = creating(name, tables, filters)
+    if maker is not None:  # both or neither: several statements sent as one are one transaction
+        statement += f"; COMMENT ON PUBLICATION {identifier(name)} IS {literal(str(maker))}"
     with named(f"creating publication `{name}`"):
-        session.execute(creating(name, tables, filters).encode())
+        session.execute(statement.encode())
+
+
+def maker_of(session: Session, name: str) -> Maker | None:
+    """Who made a publication; None if it does not say so, as one of a DBA or of version 0.3.0, or there is none.
+
+    Raises SourceError.
+    """
+    with named(f"looking up who made publication `{name}`"):
+        row = session.execute(
+            "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", [name]
+        ).fetchone()
+    found = None if row is None else _MADE_BY.fullmatch(str(row[0]))
+    return None if found is None else Maker(found[1], found[2])
 
 
 def altering(name: str, verb: str, *tables: TableName, filters: Conditions = _NONE) -> str:

@@ -238,19 +238,30 @@ def test_starts_that_broke_off_one_after_the_other_do_not_take_their_own_slot_fo
     assert_equal_to_source(project, stand_in)
 
 
-def test_monitoring_sees_the_lag_in_transactions_where_csns_order_the_stream(
-    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("heartbeats", [False, True])
+def test_monitoring_sees_the_lag_in_transactions_where_csns_order_the_stream_and_that_of_decoding_by_heartbeats(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, heartbeats: bool
 ) -> None:
     monkeypatch.setattr(source_looks, "LOOK_EVERY", 0.1)
     address = f"127.0.0.1:{free_port()}"
-    kind = Kind(Style.BINARY, batch=True)
-    project = project_of(stand_in, kind, tmp_path, observe={"metrics": address})
+    kind = Kind(Style.BINARY, batch=True, by_csn=heartbeats)  # as GaussDB alone has them
+    beating = {"decoding": {**decoding(kind), "enable-heartbeat": True}} if heartbeats else {}
+    project = project_of(stand_in, kind, tmp_path, source=beating, observe={"metrics": address})
     with stand_in.database.connect() as conn, receiving(project, []):
         until(lambda: healthz(address)[1].get("state") == "streaming", "it streams")
-        Workload(conn, SEED, truncates=False).run(20)
+        (workload := Workload(conn, SEED, truncates=False)).run(20)
         until(lambda: metrics(address)["cdc_lake_transactions_total"] > 0, "transactions")
         until(lambda: metrics(address).get("cdc_lake_landed_lag_transactions") == 0, "nothing is missing")
         seen = metrics(address)
         assert (seen["cdc_lake_slot_active"], seen["cdc_lake_source_reachable"]) == (1, 1)
         assert not [key for key in seen if key.endswith("lag_bytes")], "a distance of CSNs is no number of bytes"
         assert str(healthz(address)[1]["position"]).isdecimal()
+        lag = "cdc_lake_source_decoding_lag_seconds"
+        if not heartbeats:
+            assert lag not in seen
+            return
+        until(lambda: lag in metrics(address), "a heartbeat")
+        before = metrics(address)[lag]
+        until(lambda: metrics(address)[lag] > before + 1, "nothing newer is decoded")
+        workload.run(20)
+        until(lambda: metrics(address)[lag] < 1, "what was just committed is decoded")

@@ -18,7 +18,8 @@ from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import NoReplicaIdentity, ServerSettings, ServerUnreachable, SlotAhead, SlotForeign, SlotMissing
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.pipeline.check import family as check_family
-from cdc_lake.pipeline.check.doctor import check, dba_sql
+from cdc_lake.pipeline.check.doctor import check, dba_sql, examine
+from cdc_lake.pipeline.check.identity import KEY_ONLY
 from cdc_lake.pipeline.check.line import CheckLine
 from cdc_lake.pipeline.gaussdb import start as family_start
 from cdc_lake.pipeline.gaussdb import view as source_view_family
@@ -220,6 +221,9 @@ def test_check_names_each_thing_to_fix(stand_in: StandIn, tmp_path: Path) -> Non
     assert wrong(both) == {("identity", "SRC223"), ("tables", "SRC224")}
     (bare,) = lines(both, "identity")
     assert bare.fix.endswith('its owner runs: ALTER TABLE "public"."bare" REPLICA IDENTITY FULL;')
+    told = {table.table: (table.identity, table.unsent) for table in examine(project).types}
+    assert told["public.bare"] == ("none", "updates and deletes of it do not say which row they mean")
+    assert {words[1] for words in told.values() if words[0].startswith("primary key (")} == {KEY_ONLY}
     with pytest.raises(NoReplicaIdentity):
         plan(project)
     said = dba_sql(both)
@@ -246,6 +250,29 @@ def test_check_says_what_the_settings_of_a_server_lack(stand_in: StandIn, tmp_pa
     assert "15 s" in slow.text
     state.encoding = "EUC_TW"
     assert ("encoding", "DEC312") in wrong(project)
+
+
+def test_check_bounds_memory_for_decoding_by_what_the_server_has(stand_in: StandIn, tmp_path: Path) -> None:
+    def found(**given: int) -> list[tuple[bool | None, str, str]]:
+        project = settled(stand_in, BY_CSN, tmp_path, decoding={f"max-{n}-in-memory": v for n, v in given.items()})
+        return [(line.ok, line.code, line.fix) for line in lines(project, "decoding")]
+
+    assert found(txn=3072, reorderbuffer=6) == []
+    assert found(txn=3073, reorderbuffer=7) == [
+        (False, "SRC247", "source.decoding: {max-txn-in-memory: 3072}"),
+        (False, "SRC247", "source.decoding: {max-reorderbuffer-in-memory: 6}"),
+    ]
+    stand_in.servers[True].state.settings["max_process_memory"] = "14GB"
+    assert found(txn=3584, reorderbuffer=7) == []
+
+
+def test_check_says_that_a_standby_is_for_one_parallel_connection(stand_in: StandIn, tmp_path: Path) -> None:
+    decoding = {"standby-connection": True}
+    for more, said in (({}, [None]), ({"parallel-decode-num": 1}, [])):
+        project = settled(stand_in, BY_CSN, tmp_path, decoding={**decoding, **more})
+        found = lines(project, "standby")
+        assert [line.ok for line in found] == said
+        assert all("one parallel decoding connection for each standby" in line.text for line in found)
 
 
 def test_check_says_where_standbys_would_not_have_the_slot(stand_in: StandIn, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -108,6 +109,41 @@ def test_a_slot_of_another_pipeline_of_the_lake_is_refused_with_both_names(datab
     checked = library.shell("check", *shelf)
     assert "belongs to pipeline `library`" in checked.out
     assert "slot drop" not in checked.out
+
+
+def test_a_publication_of_another_pipeline_is_refused_with_both_names_and_read_if_it_is_named(
+    database: Database, tmp_path: Path
+) -> None:
+    library = Library(database, tmp_path, started=False)
+    pipelines, settings = library.shell.folder / "pipelines", "  publication: shelf\n  slot: {name: own}\n  tables:"
+    text = (pipelines / "library.yaml").read_text(encoding="utf-8")
+    (pipelines / "library.yaml").write_text(text.replace("  tables:", settings), encoding="utf-8")
+    assert "publication `shelf` made for 1 table\n" in library.shell(*RECEIVE).err
+    assert library.row("SELECT obj_description(oid, 'pg_publication') FROM pg_publication") == (
+        "cdc_lake: made by pipeline library for slot own",
+    )
+    shelf, other = ("-p", "shelf.yaml"), QuickShell(tmp_path / "elsewhere", library.shell.env)
+    other.folder.mkdir()
+    given = text.replace("pipeline: library", "pipeline: shelf")
+    (other.folder / "shelf.yaml").write_text(given, encoding="utf-8")
+    words = "publication `shelf` belongs to pipeline `library`, which reads it by slot `own`"
+    for verb in (["plan"], RECEIVE):
+        said = other(*verb, *shelf)
+        assert f"error[SRC221]: {words}, and this pipeline is `shelf` with slot `shelf`" in said.err, said
+    assert words in other("check", *shelf).out
+    assert library.row("SELECT count(*) FROM pg_replication_slots") == (1,)
+    (other.folder / "shelf.yaml").write_text(given.replace("  tables:", "  publication: shelf\n  tables:"))
+    other.fine(*RECEIVE, *shelf)
+    library.change("CREATE TABLE more (id int PRIMARY KEY)", "ALTER TABLE more OWNER TO cdc")
+    assert "is not captured: ALTER PUBLICATION" in other(*RECEIVE, *shelf).err, "it is left to its owner"
+    for slot in ("own", "shelf"):
+        library.change(
+            f"SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE slot_name = '{slot}'",
+            f"SELECT pg_drop_replication_slot('{slot}')",
+        )
+    shutil.rmtree(other.folder / "lake")
+    (other.folder / "shelf.yaml").write_text(given.replace("public.*", "public.loans"), encoding="utf-8")
+    other.fine(*RECEIVE, *shelf)  # who made it reads it no more
 
 
 def test_a_file_that_is_given_a_living_pipelines_name_is_refused_with_both_names(

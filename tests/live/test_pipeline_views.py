@@ -5,21 +5,27 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
 from cdc_lake.config.load import load_project
 from cdc_lake.config.project import Project
-from cdc_lake.errors import AuthenticationRefused, NoReplicaIdentity, SlotMissing
+from cdc_lake.errors import AuthenticationRefused, NoReplicaIdentity, SlotMissing, SparkNotStarted
+from cdc_lake.lake.control import control_tables
+from cdc_lake.lake.control_rows import CutRow
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.check.doctor import check, dba_sql
 from cdc_lake.pipeline.plan import ActionKind, plan
 from cdc_lake.pipeline.receiving.process import ReceiverProcess
 from cdc_lake.pipeline.run import run
+from cdc_lake.pipeline.state.cuts import table_facts
 from cdc_lake.pipeline.status.standing import status
 from cdc_lake.testing.beside import until
 from tests.conftest import Database
@@ -119,6 +125,30 @@ def test_check_of_a_wrong_password_stops_at_the_connection(
     found = status(other)
     assert not found.reachable
     assert found.slot.state == "unknown"
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_run_says_that_spark_starts_if_it_has_to_wait_for_it_and_starts_none_with_nothing_to_apply(
+    project: Project, monkeypatch: pytest.MonkeyPatch, *, needed: bool
+) -> None:
+    told: list[str] = []
+
+    def slow(_: Project) -> None:
+        until(lambda: "starting Spark" in told, "it was not said", 60)
+        raise SparkNotStarted("it was not to")
+
+    monkeypatch.setattr("cdc_lake.lake.session.require_java", lambda: None)
+    monkeypatch.setattr("cdc_lake.lake.session.start", slow)
+    receive(project)
+    if not needed:
+        state = bronze_reader(project).state()
+        assert state is not None
+        cut = CutRow(state.epoch, state.stream, state.upto, None, table_facts({}), datetime.now(UTC))
+        control_tables(project).record(cut)  # as if silver had it
+    ends = pytest.raises(SparkNotStarted) if needed else nullcontext()
+    with ends:
+        run(project, once=True, only=None, stop=threading.Event(), tell=lambda one: told.append(one.text))
+    assert told.count("starting Spark") == needed
 
 
 def test_the_receiver_comes_back_when_it_is_killed_and_goes_when_asked(database: Database, project: Project) -> None:

@@ -34,6 +34,7 @@ from cdc_lake.cli.pages import page
 from cdc_lake.config.load import load_project
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake.errors import StoreUnavailable
 from cdc_lake.lake import control, control_upgrade, delta_log
 from cdc_lake.lake.catalog import open_catalog
 from cdc_lake.lake.control import control_tables
@@ -42,6 +43,7 @@ from cdc_lake.lake.lease import copy_lease, lease
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline import upgrade
 from cdc_lake.pipeline.receiving.process import ReceiverProcess
+from cdc_lake.pipeline.state.receiver_note import ReceiverNote
 from cdc_lake.pipeline.state.streams import last_epoch
 from cdc_lake.source import postgres
 from cdc_lake.testing.beside import streams, until
@@ -442,6 +444,9 @@ CASES: dict[str, Case] = {
 }
 
 
+LAKE_AWAY = {"LAK427", "SRC214"}
+
+
 def moved_to_another_server(library: Library) -> Iterator[Library]:
     """The database on a server of another system identifier, as `pg_upgrade` and a restore from a dump leave it."""
     before = library.database
@@ -546,6 +551,14 @@ def break_and_obey(library: Library, case: Case) -> None:
     library.change(f"INSERT INTO loans VALUES ({behind}, 41, 'behind')")
     said = shell(*case.verb)
     assert f"error[{case.code}]" in said.err, said.err
+    if case.code in LAKE_AWAY:
+        assert f"error[{case.code}]" in shell("plan").err, "what a start refuses"
+        checked = shell("check")
+        assert (checked.code, f"[{case.code}]" in checked.out) == (1, True), checked
+        would = library.shell.fine("slot", "drop")
+        assert "not known: there is no bronze at" in would, would
+        assert "if its lake is not mounted, or was moved, the stream is lost with the slot" in would
+        assert "nothing was done: say --yes to do it" in would
     if case.mend is not None:
         case.mend(library)
     done = [] if case.mend is not None else obey(library, said)
@@ -847,6 +860,35 @@ def test_tables_of_one_silver_name_are_in_the_status_before_they_are_in_a_cut(li
     rewritten("silver:\n", f"silver:\n  tables: {given}\n")(library)
     assert waiting() == {}
     library.receive()
+
+
+def waiting(library: Library) -> Iterator[None]:
+    """A receiver that waits for its lake, as its note says."""
+    with ReceiverNote(library.shell.folder / "lake", "library") as note:
+        note.waits(StoreUnavailable("the lake is away", where="lake"))
+        yield
+
+
+TROUBLES: dict[str, tuple[Step, Step, str]] = {
+    "the source is away": (env(PGPORT="1"), env(PGPORT=None), "not reachable"),
+    "the receiver waits": (entered(contextmanager(waiting)), left, "the lake is away"),
+    "two tables have one silver name": (
+        both(changes('CREATE TABLE "Loans" (id int PRIMARY KEY)', 'ALTER TABLE "Loans" OWNER TO cdc'), Library.receive),
+        both(changes('DROP TABLE "Loans"'), Library.receive),
+        "broken",
+    ),
+    "the slot was dropped": (changes("SELECT pg_drop_replication_slot('library')"), nothing, "missing"),
+}
+
+
+def test_status_exits_with_1_for_what_somebody_has_to_look_at_and_with_0_otherwise(library: Library) -> None:
+    for breaks, mends, word in TROUBLES.values():
+        library.shell.fine("status", "--exit-code")
+        breaks(library)
+        said = library.shell("status", "--exit-code")
+        assert (said.code, word in said.out) == (1, True), said
+        library.shell.fine("status")  # the code is for who asks for it
+        mends(library)
 
 
 NO_KEY = ("CREATE TABLE notes (t text)", "ALTER TABLE notes OWNER TO cdc")

@@ -272,7 +272,9 @@ def test_a_wrong_password_is_refused_without_saying_it(project: QuickShell, serv
     for words in (("plan",), RUN):
         refused(shell, *words, code="SRC202", place=f"{HOST}:{server.port}/mistakes", remedy="`source.password`",
                 exit_code=1)  # fmt: skip
-    assert "[SRC202]" in shell("check").out
+    for words in (("check",), ("check", "--only", "receive")):
+        checked = shell(*words)
+        assert (checked.code, "[SRC202]" in checked.out) == (1, True), checked
 
 
 @pytest.mark.live
@@ -318,6 +320,12 @@ def test_a_missing_java_is_told_before_anything_is_made(project: QuickShell, bro
     refused(shell, "run", "--once", code="LAK401", place=place, remedy="Java 17 or 21", exit_code=1)
     assert not (project.folder / "lake" / "bronze").exists()
     assert "[LAK401]" in shell("check").out
+    checked = json.loads(shell.fine("check", "--only", "receive", "--json"))
+    looked_at = {line["subject"] for line in checked["lines"]}
+    assert {"lake", "package", "server", "role", "slot", "publication", "tables"} <= looked_at
+    assert not {"java", "spark", "jars", "silver", "rules", "types"} & looked_at
+    assert checked["types"] == []
+    assert shell.fine("check", "--only", "receive").endswith("ready: `cdc-lake run --only receive`\n")
     shell.fine(*RUN)  # receiving needs no Java
 
 

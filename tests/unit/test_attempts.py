@@ -1,13 +1,20 @@
-"""A receiver that lost its source tries at one pace, and says so now and then; a lake, and a source that drops each
-stream at once, are tried more and more seldom.
+"""A receiver that lost its source tries at one pace, and says so now and then; a lake, a source that drops each stream
+at once, and a Spark that ends each time are tried more and more seldom.
 """
 
 from __future__ import annotations
 
+import re
+import threading
+from types import SimpleNamespace
+
 import pytest
 
-from cdc_lake.errors import BronzeNotWritten, ServerBusy, ServerUnreachable
+from cdc_lake.errors import BronzeNotWritten, ServerBusy, ServerUnreachable, SparkDied
 from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline import run
+from cdc_lake.pipeline.applying.apply import ApplySummary
+from cdc_lake.pipeline.applying.sessions import SparkLives
 from cdc_lake.pipeline.receiving.attempts import SOURCE_PAUSES, STEADY, Attempts
 
 
@@ -91,3 +98,76 @@ def test_a_stream_of_which_something_landed_or_that_stood_long_was_there(trying:
     for _ in range(3):
         trying.drop()
     assert len(trying.told) == told, "and while nothing changes it is not told each time"
+
+
+DONE = ApplySummary("pg:1:d:s:0/1", 1, 0, 0, 0, 0, 0, (), {}, (), (), 0.0)
+
+
+class Dying(threading.Event):
+    """A run whose JVM ends after each of `lived` seconds, and then lives; it is the run's `stop` and its clock too."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *lived: float, asked_to_stop_in_pause: int = 0) -> None:
+        super().__init__()
+        self.lived, self.now, self.pauses, self.forgotten = list(lived), 0.0, list[float](), 0
+        self.sessions: list[object] = []
+        self.told: list[Progress] = []
+        self.stops_in = asked_to_stop_in_pause
+        monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr("cdc_lake.lake.session.forget", self.forget)
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.pauses.append(timeout)
+        self.now += timeout
+        if len(self.pauses) == self.stops_in:
+            self.set()
+        return self.is_set()
+
+    def work(self, *, spark: object, lives: SparkLives) -> ApplySummary:
+        self.sessions.append(spark)
+        lives.working = {"s.a", "s.b"}
+        if not self.lived:
+            assert lives.suspects == ({"s.a", "s.b"} if self.pauses else set())
+            return DONE
+        self.now += self.lived.pop(0)
+        raise SparkDied("killed by signal 9")
+
+    def outlive(self, *, own: bool = True) -> ApplySummary:
+        return run._outliving(self.work, "first", self, self.told.append, own=own)  # type: ignore[arg-type]
+
+
+GROWING = [1, 2, 4, 8, 16, 30, 30]
+
+
+def test_a_spark_that_ends_each_time_is_started_more_and_more_seldom_and_eight_times_in_a_row_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dying = Dying(monkeypatch, *[59.9] * 8)
+    with pytest.raises(SparkDied):
+        dying.outlive()
+    assert (dying.pauses, dying.forgotten, dying.lived) == (GROWING, 7, [])
+    assert dying.sessions == ["first", *[None] * 7], "each time another one"
+    assert [one.facts for one in dying.told] == [{"code": "LAK405"}] * 7
+    assert [re.findall(r"in (\d+) s$", one.text) for one in dying.told] == [[str(pause)] for pause in GROWING]
+
+
+def test_a_spark_that_ran_for_a_minute_is_started_at_once_again_as_often_as_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dying = Dying(monkeypatch, *[0.0] * 7, *[60.0] * 20, *[0.0] * 6)
+    assert dying.outlive() is DONE
+    assert dying.pauses == [*GROWING, *[1] * 20, *GROWING[1:]]
+
+
+@pytest.mark.parametrize(("own", "pauses"), [(False, []), (True, [1, 2])])
+def test_a_spark_is_not_started_again_by_who_was_given_it_or_is_asked_to_stop(
+    monkeypatch: pytest.MonkeyPatch, *, own: bool, pauses: list[float]
+) -> None:
+    dying = Dying(monkeypatch, *[0.0] * 8, asked_to_stop_in_pause=2)
+    with pytest.raises(SparkDied):
+        dying.outlive(own=own)
+    assert dying.pauses == pauses
+    assert len(dying.sessions) == len(pauses) or not own

@@ -183,6 +183,7 @@ def test_status_works_while_the_source_is_down(project):
         ["rnu"],
         ["run", "--onec"],
         ["run", "--only", "both"],
+        ["check", "--only", "apply"],
         ["run", "--only", "receive", "--allow", "x"],
         ["explain"],
         ["init"],

@@ -389,6 +389,22 @@ def test_an_environment_without_file_names_those_there_are(tmp_path):
     assert found.code == "CFG124"
 
 
+def test_a_variable_that_is_not_set_may_have_a_default_but_not_where_a_secret_is_meant(tmp_path, monkeypatch):
+    for name in ("NO_HOST", "NO_PASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "p.yaml"
+    text = HEAD.replace("host: h", 'host: "${env:NO_HOST}", password: "${env:NO_PASSWORD}"')
+    file.write_text(text)
+    host, password = (one.hint for one in validate([file]))
+    assert host == "`export NO_HOST=…`, or give a default: ${env:NO_HOST:-default}"
+    assert password == "`export NO_PASSWORD=…`, or keep it in a file: ${file:secrets/NAME}"
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "db").write_text("hunter2\n")
+    file.write_text(text.replace("${env:NO_HOST}", "${env:NO_HOST:-db}").replace("env:NO_PASSWORD", "file:secrets/db"))
+    assert validate([file]) == []
+    assert load_project(file).postgres.password.get_secret_value() == "hunter2"
+
+
 def test_no_value_of_the_file_is_in_an_error_about_a_secret(tmp_path):
     file = tmp_path / "p.yaml"
     file.write_text(HEAD.replace("user: u", "user: u, password: [hunter2]"))

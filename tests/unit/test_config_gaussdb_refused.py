@@ -155,6 +155,7 @@ CASES: dict[str, tuple[str, str, Rule, str]] = {
     "CSN order of SQL functions": ("mogdb", "order: csn\n" + POLLING, Rule.SERIAL_ORDER, "csn"),
     "CSN order of one data node": ("gaussdb", "order: csn\nnode: data_node", Rule.NODE_ORDER, "csn"),
     "SQL functions on a slot in CSN order": ("gaussdb", POLLING + CSN_SLOT, Rule.POLLING_SLOT, "csn}"),
+    "SQL functions of a coordinator": ("gaussdb", POLLING + "node: coordinator", Rule.POLLING_SLOT, "coordinator"),
 }  # fmt: skip
 
 

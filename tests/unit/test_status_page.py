@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import astuple, replace
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,13 @@ from cdc_lake.pipeline.state.cuts import table_states
 from cdc_lake.pipeline.state.receiver_note import Waiting
 from cdc_lake.pipeline.state.streams import record_copy
 from cdc_lake.pipeline.state.waiting import UndecodedTransaction
+from cdc_lake.pipeline.status import standing
+from cdc_lake.pipeline.status.lags import SourceSide, lags_of
 from cdc_lake.pipeline.status.page import findings, remember, render, write_status_page
 from cdc_lake.pipeline.status.standing import status
 from cdc_lake.pipeline.status.values import HeldRows, SlotStatus, Status, TableStatus
 from tests.canary import Told
-from tests.cut_lake import CutLake, at
+from tests.cut_lake import GAUSS_CSN, PG, CutLake, at
 from tests.live.test_status_browser import NOW, PAGE, STATUS
 
 LIVE = replace(
@@ -106,6 +109,22 @@ def test_the_page_remembers_cuts_runs_and_errors(tmp_path: Path) -> None:
         ("r", 60.0, 7, ()), ("f", 60.0, None, ("SRC201",)), ("a11", 30.0, 110, ()),
     ]  # fmt: skip
     assert [(one.code, one.times) for one in page.errors] == [("SRC201", 1), ("LAK410", 1)]
+
+
+@pytest.mark.parametrize("stream", [PG, GAUSS_CSN])
+def test_no_lag_is_below_nothing_where_this_clock_is_behind_or_the_source_ends_before_bronze(
+    tmp_path: Path, stream: str
+) -> None:
+    lake = CutLake(tmp_path, stream=stream)
+    lake.land(105, csn=105, minutes=5)
+    record_copy(lake.control, lake.bronze.state(), COMPLETE, [])
+    side = standing._ask_lake(lake.project)
+    for end, received in product((None, 60, 105, 900), (None, 70, 901)):
+        lags = lags_of(SourceSide(end=end, received=received), side, at(0))
+        known = {name: [one for one in astuple(lag) if one is not None] for name, lag in lags.items()}
+        assert min(chain(*known.values())) == 0, (end, received, known)
+        assert lags["applied"].seconds == 0
+        assert (795 in known["landed"]) == (end == 900)
 
 
 def test_no_bar_that_stands_for_something_is_too_low_to_be_seen() -> None:

@@ -30,7 +30,7 @@ from cdc_lake.pipeline.postgres.facts import (
     tables,
 )
 from cdc_lake.pipeline.postgres.reading import check_binary, stream_options
-from cdc_lake.pipeline.postgres.tables import alterable, table_changes
+from cdc_lake.pipeline.postgres.tables import alterable, check_maker, table_changes
 from cdc_lake.pipeline.state.streams import is_complete
 from cdc_lake.pipeline.stream.table_changes import TableChanges
 from cdc_lake.source import publication, slot
@@ -166,6 +166,8 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
     try:
         with holders_named(session, project.postgres.tables):
             names = captured(project, session)
+        if not is_complete(bronze_reader(project).state(), control_tables(project)):
+            check_maker(project, session)
         exists = _published(project, session)
         chosen = wanted(project, session)
     except CdcLakeError as error:

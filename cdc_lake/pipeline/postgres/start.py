@@ -34,6 +34,7 @@ from cdc_lake.pipeline.postgres.captured import by_publication, carried, filters
 from cdc_lake.pipeline.postgres.copy import Copying, copy_published
 from cdc_lake.pipeline.postgres.left import intention_of, left_over
 from cdc_lake.pipeline.postgres.reading import phased, plugin_options
+from cdc_lake.pipeline.postgres.tables import check_maker
 from cdc_lake.pipeline.state.copies import CopiedTable, finished
 from cdc_lake.pipeline.state.intention import Intention
 from cdc_lake.pipeline.state.memberships import note_members
@@ -160,13 +161,14 @@ def ensure_publication(project: Project, session: Session, tell: Tell) -> None:
     check_identities(session, chosen)
     if not by_publication(project):
         return
+    check_maker(project, session)
     name, filtered, conditions = project.publication, filters(project, session, chosen), stated(project)
     if publication.publication_exists(session, name):
         there = publication.published(session, name)
         publication.check_published(name, (p.table for p in there), chosen, conditions)
         check_filtered(name, there, filtered)
         return
-    publication.create_publication(session, name, chosen, conditions)
+    publication.create_publication(session, name, chosen, conditions, publication.Maker(project.name, project.slot))
     tell(Progress("connect", f"publication `{name}` made for {counted(len(chosen), 'table')}"))
 
 

@@ -10,7 +10,8 @@ A table that somebody took out of the publication and put back is left and copie
 (`pipeline.state.memberships`).
 
 A publication that the pipeline file names is somebody's own. It is not altered, and nor is one that the role may not
-alter: what is missing is told with the statement.
+alter: what is missing is told with the statement. One that the file does not name, and that says that another pipeline
+made it, begins no stream.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
-from cdc_lake.errors import NoReplicaIdentity, NoTableMatches, SourceError, TableLocked
+from cdc_lake.errors import NoReplicaIdentity, NoTableMatches, PublicationUnfit, SourceError, TableLocked
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.failpoint import PUBLICATION_ALTERED, failpoint
@@ -34,7 +35,7 @@ from cdc_lake.pipeline.postgres.captured import (
 from cdc_lake.pipeline.state.copies import courses
 from cdc_lake.pipeline.state.memberships import last_members, moved, note_members, renamed
 from cdc_lake.pipeline.stream.table_changes import TableChanges, changes_of, leave, newcomers, tell_renamed
-from cdc_lake.source import publication
+from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session
 from cdc_lake.source.row_filters import check_filtered
@@ -124,6 +125,25 @@ def _note_members(project: Project, session: Session, state: BronzeState, contro
 def alterable(project: Project) -> bool:
     """Whether the publication is the pipeline's own."""
     return by_publication(project) and project.postgres.publication is None
+
+
+def check_maker(project: Project, session: Session) -> None:
+    """Raise PublicationUnfit where the pipeline is about to take another one's publication for its own. Who made it for
+    a slot that is not there any more does not read it any more.
+    """
+    name = project.publication
+    maker = publication.maker_of(session, name) if alterable(project) else None
+    if maker is None or maker.slot == project.slot:
+        return
+    there = slot.find_slot(session, maker.slot)
+    if there is None or there.database != project.postgres.database:
+        return
+    raise PublicationUnfit(
+        f"publication `{name}` belongs to pipeline `{maker.pipeline}`, which reads it by slot `{maker.slot}`, and this "
+        f"pipeline is `{project.name}` with slot `{project.slot}`",
+        hint="name one of its own in `source.publication`, and it will be made; named there, this one would be read as "
+        "it is, and left to its owner",
+    )
 
 
 def _identified(session: Session, table: TableName, tell: Tell) -> bool:

@@ -19,7 +19,7 @@ from cdc_lake.pipeline.postgres.facts import limits, reading, sent_position, tab
 from cdc_lake.pipeline.postgres.left import left_by_a_start
 from cdc_lake.pipeline.postgres.reading import phased
 from cdc_lake.pipeline.postgres.resume import check_own_slot
-from cdc_lake.pipeline.postgres.tables import alterable, check_filters, table_changes
+from cdc_lake.pipeline.postgres.tables import alterable, check_filters, check_maker, table_changes
 from cdc_lake.pipeline.state.copies import finished
 from cdc_lake.pipeline.state.ownership import check_own_bronze, unclaimed_slot
 from cdc_lake.pipeline.state.streams import is_complete, starts_over
@@ -94,6 +94,8 @@ class PostgresView:
         if not by_publication(self._project):
             return
         name = self._project.publication
+        if not is_complete(state, control_tables(self._project)):
+            check_maker(self._project, self._session)
         if not publication.publication_exists(self._session, name):
             check_identities(self._session, names)
             filtered = len(filters(self._project, self._session, names))

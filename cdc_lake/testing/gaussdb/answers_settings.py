@@ -13,6 +13,7 @@ from cdc_lake.testing.gaussdb.sql import Answer, Done, ResultColumn, ResultSet, 
 _SHOW: Final = re.compile(r"\s*SHOW\s+([\w.]+)\s*;?\s*", re.IGNORECASE)
 _SET: Final = re.compile(r"\s*SET\s+(?:SESSION\s+|LOCAL\s+)?([a-z_]+)\s*(?:=|\bTO\b)\s*(.*?)\s*;?\s*", re.IGNORECASE)
 _SECONDS: Final = re.compile(r"(\d+)s")
+_GIBIBYTES: Final = re.compile(r"(\d+)GB")
 _OPTION: Final = re.compile(r"(?:-c\s*|--)([\w.]+)=((?:\\.|\S)*)")
 
 _OF_POSTGRES: Final = frozenset(
@@ -31,6 +32,7 @@ _NO_SETTINGS: Final = frozenset(["user", "database", "replication", "options", "
 _LISTED: Final = (
     *("wal_level", "max_replication_slots", "max_wal_senders", "enable_thread_pool", "server_version"),
     *("server_encoding", "sql_compatibility", "enable_slot_log", "logical_sender_timeout", "wal_sender_timeout"),
+    "max_process_memory",
 )
 """What pg_settings shows of the stand-in."""
 
@@ -89,4 +91,6 @@ def _in_units(shown: str | None) -> tuple[str | None, str | None]:
     """A setting as pg_settings has it, with its unit, from what SHOW prints."""
     if shown is not None and (seconds := _SECONDS.fullmatch(shown)) is not None:
         return str(int(seconds[1]) * 1000), "ms"
+    if shown is not None and (gibibytes := _GIBIBYTES.fullmatch(shown)) is not None:
+        return str(int(gibibytes[1]) << 20), "kB"
     return shown, None

@@ -212,7 +212,7 @@ def _settings(session: SqlSession) -> Table:
     state = session.server
     known = state.all_settings()
     known["logical_sender_timeout"] = str(round(state.sender_timeout * 1000))  # in its unit, milliseconds
-    known |= {"wal_sender_timeout": "6000", "wal_writer_delay": "200"}
+    known |= {"wal_sender_timeout": "6000", "wal_writer_delay": "200", "max_process_memory": str(12 << 20)}
     return Table(columns(("name", 25), ("setting", 25)), list(known.items()))
 
 

@@ -121,6 +121,7 @@ class ServerState:
             "transaction_isolation": "read committed",
             "integer_datetimes": "on",
             "enable_slot_log": "off",
+            "max_process_memory": "12GB",
             "logical_decode_options_default": "",
             "undo_retention_time": "0",
             "password_encryption_type": "2",
