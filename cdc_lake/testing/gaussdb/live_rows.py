@@ -95,12 +95,12 @@ class LiveRows:
         self._generated = generated
         self._keyless = frozenset(keyless)
         self._leading_zero = leading_zero
-        self._images: dict[TableName, _Image] = {}
+        self._images: dict[TableName | int, _Image] = {}
         self._fields: dict[Relation, list[tuple[type[Field], str, str, int]]] = {}
 
     def load(self, relation: Relation, rows: Iterable[Tuple]) -> None:
         """Rows that were there when the stream began."""
-        image = self._images.setdefault(relation.table, _Image(relation))
+        image = self._images.setdefault(_identity(relation), _Image(relation))
         image.rows.update((_key(relation, row), row) for row in rows)
 
     def tell(self, raw: RawTransaction) -> Told:
@@ -131,10 +131,9 @@ class LiveRows:
         assert isinstance(first, Truncate)
         for truncate in truncates:
             assert isinstance(truncate, Truncate)
-            table = truncate.relation.table
-            tables.append(table)
-            if table in self._images:
-                self._images[table].rows.clear()
+            tables.append(truncate.relation.table)
+            if (image := self._images.get(_identity(truncate.relation))) is not None:
+                image.rows.clear()
         return Truncated(tuple(tables), first.cascade, first.restart_identity, lsn)
 
     def _row(self, change: Change, lsn: int, touched: set[Touched]) -> Row:
@@ -185,7 +184,7 @@ class LiveRows:
             rows[_key(relation, after)] = after
 
     def _at(self, relation: Relation) -> _Image:
-        image = self._images.setdefault(relation.table, _Image(relation))
+        image = self._images.setdefault(_identity(relation), _Image(relation))
         image.follow(relation)
         return image
 
@@ -227,6 +226,11 @@ def bare_fraction(text: str) -> str:
     if (match := _FRACTION.fullmatch(text)) is None:
         return text
     return match[1] + match[2]
+
+
+def _identity(relation: Relation) -> TableName | int:
+    """What a table is known by: its OID outlives its name."""
+    return relation.table if relation.oid is None else relation.oid
 
 
 def _key(relation: Relation, values: Tuple) -> Key:
