@@ -420,3 +420,12 @@ def test_changes_that_came_under_a_partitions_name_for_a_while_are_its_roots(
         places = predecessors(found[row["layout"]], newest)
         assert [row["new"][place or 0] for place in places] == wanted
     assert {one.table for one in reader.layouts().values()} == {T}
+
+
+def test_changes_that_land_under_a_partitions_name_are_found(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cause that was mended, planted again."""
+    monkeypatch.setattr("cdc_lake.decode.announced._of_root", lambda relation, _: relation)
+    with pytest.raises(AssertionError, match="'D'"):
+        test_changes_that_came_under_a_partitions_name_for_a_while_are_its_roots(database, tmp_path, streamed=False)
