@@ -129,6 +129,8 @@ _OTHER_AS_TEXT: Final = frozenset({"bool", "bpchar", "inet"})
 _TOO_LONG: Final = f"raise_error({literal(f'{UNREADABLE} text of that length')})"
 _EPOCH: Final = 946_684_800_000_000
 """Microseconds from 1970 to 2000, from where PostgreSQL counts and rounds (AdjustTimestampForTypmod)."""
+_YEAR_10000: Final = 253_402_300_800_000_000
+"""Microseconds from 1970 to the first year that silver does not have (`lake.casts`)."""
 
 
 def _rewritten(before: Column, after: Column, silver: str) -> str | None:
@@ -150,7 +152,8 @@ def _rewritten(before: Column, after: Column, silver: str) -> str | None:
 def _left(before: Column, after: Column, old_sql: str, new_sql: str) -> str | None:
     """The same where silver's type changes, over the value that is of the new one by then."""
     old, new = type_name(before), type_name(after)
-    if old_sql == "string" != new_sql and old not in _TEXTS | {"bpchar", "numeric"}:
+    minutes = new == "smalldatetime" and old_sql != "date"
+    if minutes or (old_sql == "string" != new_sql and old not in _TEXTS | {"bpchar", "numeric"}):
         return None  # what is printed need not be what is cast: bits print as they are, and are cast as a number
     if new_sql in {"timestamp", "timestamp_ntz"} and old_sql != "date" and 0 <= after.modifier < _MICROSECONDS:
         return _rounded(after.modifier, new_sql)
@@ -237,8 +240,11 @@ def _rounded(precision: int, silver: str) -> str | None:
         return None
     unit = 10 ** (6 - precision)
     since = f"(unix_micros(CAST({{value}} AS TIMESTAMP)) - {_EPOCH}L)"
-    rounded = f"(CAST(sign({since}) AS BIGINT) * ((abs({since}) + {unit // 2}L) div {unit}L) * {unit}L)"
-    return f"CAST(timestamp_micros({rounded} + {_EPOCH}L) AS {silver})"
+    rounded = f"CAST(sign({since}) AS BIGINT) * ((abs({since}) + {unit // 2}L) div {unit}L) * {unit}L + {_EPOCH}L"
+    moment = f"CAST(timestamp_micros({rounded}) AS {silver})"
+    return (
+        f"CASE WHEN {rounded} >= {_YEAR_10000}L THEN raise_error({literal(f'{UNREADABLE} {silver}')}) ELSE {moment} END"
+    )
 
 
 def _rescaled(before: Column, after: Column, silver: str) -> bool:

@@ -91,13 +91,20 @@ LEDGER: tuple[LedgerRow, ...] = (
     LedgerRow(20, "int8", ("bigint",), ColumnType("bigint", Family.INTEGER, Loss.LOSSLESS)),
     LedgerRow(26, "oid", (), ColumnType("bigint", Family.INTEGER, Loss.LOSSLESS, "unsigned 32 bit on the server")),
     LedgerRow(
-        700, "float4", ("real",), ColumnType("float", Family.FLOAT, Loss.LOSSLESS, "NaN, infinities and -0 stay")
+        700,
+        "float4",
+        ("real",),
+        ColumnType(
+            "float", Family.FLOAT, Loss.LOSSLESS, "NaN, infinities and -0 stay; in what identifies a row -0 is held"
+        ),
     ),
     LedgerRow(
         701,
         "float8",
         ("double precision",),
-        ColumnType("double", Family.FLOAT, Loss.LOSSLESS, "NaN, infinities and -0 stay"),
+        ColumnType(
+            "double", Family.FLOAT, Loss.LOSSLESS, "NaN, infinities and -0 stay; in what identifies a row -0 is held"
+        ),
     ),
     LedgerRow(
         1700, "numeric", ("decimal",), _text("no modifier, or more than 38 digits, or a scale outside 0…precision")

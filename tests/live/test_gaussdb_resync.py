@@ -9,6 +9,7 @@ import pytest
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import CopyUnplaced
+from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.plan import plan
 from cdc_lake.pipeline.receiving.receive import receive
@@ -128,6 +129,28 @@ def test_a_table_that_comes_to_a_stream_in_lsn_order_begins_with_its_changes_and
 def banks(tables: Tables) -> Tables:
     """Without the partitions of a bank."""
     return {name: rows for name, rows in tables.items() if str(name) in BOTH}
+
+
+def test_rows_that_went_with_a_partition_are_gone_once_the_table_is_copied_again(
+    stand_in: StandIn, tmp_path: Path
+) -> None:
+    """DROP and EXCHANGE PARTITION send nothing."""
+    project = project_of(stand_in, CSN, tmp_path, source={"tables": ["public.t"]})
+    with stand_in.database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id); CREATE SCHEMA aside")
+        for low in (0, 3, 6):
+            conn.execute(f"CREATE TABLE aside.t_{low} PARTITION OF t FOR VALUES FROM ({low}) TO ({low + 3})")
+        conn.execute("INSERT INTO t SELECT id, 'old' FROM generate_series(0, 8) AS id")
+        once(project)
+        before = tables_from_bronze(project)
+        conn.execute("DROP TABLE aside.t_0; ALTER TABLE t DETACH PARTITION aside.t_3")
+        once(project)
+    assert tables_from_bronze(project) == before
+    resync(project, ["public.t"])
+    once(project)
+    t = TableName("public", "t")
+    assert (len(before[t]), len(tables_from_bronze(project)[t])) == (9, 3)
+    assert tables_from_bronze(project)[t] == tables_at_source(stand_in.database)[t]
 
 
 def test_a_stream_that_an_lsn_orders_has_no_place_for_a_copy(stand_in: StandIn, tmp_path: Path) -> None:

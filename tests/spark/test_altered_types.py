@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 
 from cdc_lake.lake.canonical import from_source
 from cdc_lake.lake.casts import cast_sql, fits_sql
+from cdc_lake.lake.conversion import UNREADABLE
 from cdc_lake.lake.evolution import ChangeType, operations
 from cdc_lake.lake.types import column_type
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
@@ -148,6 +149,37 @@ def test_old_values_are_converted_as_the_server_converts_them_or_are_copied_agai
     assert not wrong, "\n".join(wrong)
     assert min(tried, unseen, unknown, len(others)) > 15, (tried, unseen, unknown, len(others))
     tally("R15", {"altered types"}, altered=tried)
+
+
+DATES = (
+    *("2024-02-29", "0001-01-01", "9999-12-31", "0044-03-15 BC", "infinity", "-infinity", "10000-01-01", "20240229"),
+    *("2024-02-29 12:00:00", "2024-02-29 12:00:00.5", "9999-12-31 23:59:59.7", "2024-02-28 24:00:00"),
+)
+ARE_DATES = {"2024-02-29", "0001-01-01", "9999-12-31"}
+ARE_MOMENTS = {"2024-02-29 12:00:00", "2024-02-29 12:00:00.5"}
+"""What a server prints, and silver has: years from 1 to 9999, to which .7 behind the last second does not belong."""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kept"), [("text", "date", ARE_DATES), ("varchar", "timestamp(0)", ARE_MOMENTS)]
+)
+def test_texts_that_become_moments_are_those_of_the_server_or_end_in_an_error(
+    database: Any, spark: Any, monkeypatch: pytest.MonkeyPatch, old: str, new: str, kept: set[str]
+) -> None:
+    monkeypatch.setitem(VALUES, old, DATES)
+    with database.connect() as connection:
+        before, after, texts = Server(connection).altered(old, new) or pytest.fail(f"no {old} becomes a {new}")
+    assert {text for text, _ in texts} == {*DATES}
+    change = change_between(before, after)
+    assert change is not None
+    cast = cast_sql("b", column_type(after))
+    for some in ([one for one in texts if one[0] in kept], *([one] for one in texts if one[0] not in kept)):
+        frame = spark.createDataFrame(some, "v string, b string").selectExpr(f"{change.converted('v')} AS v", cast)
+        if len(some) == len(kept):
+            assert [one[0] for one in frame.collect()] == [one[1] for one in frame.collect()]
+        else:
+            with pytest.raises((PySparkException, Py4JError), match=UNREADABLE):
+                frame.collect()
 
 
 def same(before: str, after: str, column: Column, kind: pa.DataType | None) -> bool:

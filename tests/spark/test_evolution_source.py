@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,14 @@ from cdc_lake.pipeline.applying.apply import apply
 from cdc_lake.pipeline.check.doctor import ddl_sql
 from cdc_lake.pipeline.compare.prove import compare
 from cdc_lake.pipeline.plan import ActionKind, plan
+from cdc_lake.pipeline.resync import resync
 from cdc_lake.pipeline.run import run
 from cdc_lake.pipeline.state.comparison import Verdict
 from cdc_lake.pipeline.state.pauses import pause
 from cdc_lake.pipeline.status.evidence import Evidence
 from cdc_lake.pipeline.status.standing import status
 from tests.conftest import Database
+from tests.live.test_receive_loop import once
 
 from .conftest import make_project
 
@@ -201,3 +205,40 @@ def test_every_view_says_the_same_of_a_table(spark: Any, database: Database, lak
     }  # fmt: skip
     assert "`cdc-lake resume public.paused`" in compared["paused"].hint
     assert "LAK410" in compared["broken"].hint + compared["broken"].reason
+
+
+def test_what_changes_rows_without_a_message_is_found_and_the_copy_that_is_named_mends_it(
+    spark: Any, database: Database, lake_root: Path
+) -> None:
+    """Renamed labels of an enum; rows that go and come with a partition, as by DROP and EXCHANGE PARTITION."""
+    shop = Shop(spark, database, lake_root, "unsent")
+    ids = "FROM generate_series(1, 9) AS id"
+    with database.connect() as conn:
+        conn.execute(
+            "CREATE TYPE mood AS ENUM ('so so', 'well'); CREATE TABLE delta (id int PRIMARY KEY, m mood, n int)"
+        )
+        conn.execute("CREATE TABLE ice (id int PRIMARY KEY, note text) PARTITION BY RANGE (id); CREATE SCHEMA aside")
+        for place, low, high in (("low", 0, 4), ("middle", 4, 7), ("high", 7, 20)):
+            conn.execute(f"CREATE TABLE aside.{place} PARTITION OF ice FOR VALUES FROM ({low}) TO ({high})")
+        conn.execute(f"INSERT INTO delta SELECT id, (ARRAY['so so', 'well']::mood[])[id % 2 + 1], 0 {ids}")
+        conn.execute(f"INSERT INTO ice SELECT id, 'old' {ids}")
+        shop.run()
+        conn.execute("ALTER TYPE mood RENAME VALUE 'so so' TO 'unwell'; UPDATE delta SET n = 1 WHERE id = 2")
+        conn.execute(
+            "ALTER TABLE ice DETACH PARTITION aside.low; DROP TABLE aside.middle; CREATE TABLE aside.fill (LIKE ice)"
+        )
+        conn.execute("INSERT INTO aside.fill VALUES (1, 'new'), (3, 'old')")
+        conn.execute(
+            "ALTER TABLE ice ATTACH PARTITION aside.fill FOR VALUES FROM (0) TO (4); UPDATE ice SET note = 'x' WHERE id = 9"
+        )
+    once(shop.project)
+    delta, ice = compare(shop.project, [], tell=silent).tables
+    assert (delta.verdict, delta.changed, delta.columns) == (Verdict.DIFFERENT, 3, (("m", 3),))
+    assert (ice.verdict, ice.missing, ice.extra, ice.changed) == (Verdict.DIFFERENT, 0, 4, 1)
+    commands = [shlex.split(re.findall("`cdc-lake (resync [^`]*)`", one.hint)[0]) for one in (delta, ice)]
+    assert commands == [["resync", "public.delta"], ["resync", "public.ice"]]
+    resync(shop.project, [table for _, table in commands])
+    shop.run()
+    assert [(one.verdict, one.hint) for one in compare(shop.project, [], tell=silent).tables] == [
+        (Verdict.EQUAL, "")
+    ] * 2

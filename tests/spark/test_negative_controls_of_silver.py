@@ -5,24 +5,32 @@ Those of a receiver are in tests/property/test_negative_controls.py.
 
 from __future__ import annotations
 
+import random
 import shutil
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pytest
+from deltalake import DeltaTable
 
-from cdc_lake.errors import TableChangedMeanwhile
+from cdc_lake.errors import ApplyFailed, DestructiveChange, TableChangedMeanwhile
+from cdc_lake.model.change import Insert
 from cdc_lake.observe import failpoint as at
 from cdc_lake.pipeline.applying.merging import merge
 from cdc_lake.testing import controls_of_silver as controls
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.verdict import Signature
+from tests.seeds import one_seed
 from tests.tally import tally
 
-from .test_apply_cases import insert
+from . import test_odd_values as odd
+from . import test_ownership as ownership
+from .conftest import BUDGET
+from .test_apply_cases import Lake, insert
 from .test_apply_rivals import plan
 from .told import BETWEEN, Told, breaks, update
 
@@ -144,3 +152,87 @@ def test_what_is_planted_is_found_out_in_a_history_that_passes_without_it(
     print(verdict)
     assert [one for one, (*_, signature) in CONTROLS.items() if signature.fits(verdict)] == [name]
     tally("R8", [name], **{"controls": 1, "found within 60 seconds": int(took < 60)})
+
+
+class Undivided(DeltaTable):
+    """A Delta table of which nobody knows what its files are divided by."""
+
+    def metadata(self) -> Any:
+        """As it is, but for that."""
+        return SimpleNamespace(partition_columns=[], configuration=super().metadata().configuration)
+
+
+def a_key_gets_another_text(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = Lake(lake_root, spark, "another_text", fmt, table=odd.DECIMAL_KEY)
+    lake.land(Insert(odd.numbered("numeric"), ("2", "1", "a")))
+    lake.advance()
+    odd.get_another_text(lake)
+
+
+def by_its_text(text: str, _: object) -> str:
+    """A key is what the server printed."""
+    return text
+
+
+def nothing(*_: object) -> dict[Any, Any]:
+    """Nothing is known."""
+    return {}
+
+
+MENDED: dict[str, tuple[str, object, Callable[..., None], dict[str, Any], str]] = {
+    "an empty text divides files": (
+        "pipeline.applying.span_shape._unkept",
+        nothing,
+        odd.test_a_delta_table_that_is_divided_by_a_text_holds_what_would_become_null,
+        {},
+        "'region': None",
+    ),
+    "keys are traced by their texts": (
+        "silver.shape.key_sql",
+        by_its_text,
+        odd.test_texts_of_one_number_are_one_key_also_for_what_is_held,
+        {"fmt": "delta"},
+        r"\('1.0000', 3\)",
+    ),
+    "another text of a key is another key": (
+        "silver.shape.key_sql",
+        by_its_text,
+        a_key_gets_another_text,
+        {"fmt": "delta"},
+        "key_taken",
+    ),
+    "-0 is 0": (
+        "pipeline.applying.span_shape._unkept",
+        nothing,
+        odd.test_minus_zero_is_held_where_only_the_value_tells_rows_apart,
+        {"fmt": "delta"},
+        "no row of 0 went for -0",
+    ),
+    "a column is added to files that are not divided": (
+        "lake.delta.DeltaTable",
+        Undivided,
+        odd.test_columns_are_added_to_a_delta_table_whose_files_are_divided,
+        {"given": {"partition_by": ["amount"]}},
+        "could not be merged",
+    ),
+    "names that fold to one are two": (
+        "pipeline.target.shared_names.shared_names",
+        nothing,
+        ownership.test_of_tables_of_one_silver_name_the_one_that_has_it_goes_on_and_the_other_waits,
+        {"fmt": "delta"},
+        "public.T has another layout now: add column n int",
+    ),
+}
+"""Causes of wrong rows that were mended: what is planted to have each again, the test that finds it, and by which words."""
+
+
+@pytest.mark.parametrize("name", MENDED if BUDGET > 1 else [random.Random(one_seed()).choice([*MENDED])])
+def test_a_cause_that_was_mended_is_found_when_it_is_planted_again(
+    spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    place, plant, found_by, given, words = MENDED[name]
+    if "monkeypatch" in found_by.__code__.co_varnames:
+        given = {**given, "monkeypatch": monkeypatch}
+    monkeypatch.setattr(f"cdc_lake.{place}", plant)
+    with pytest.raises((AssertionError, ApplyFailed, DestructiveChange), match=words):
+        found_by(spark=spark, lake_root=lake_root, **given)

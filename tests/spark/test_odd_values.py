@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cdc_lake.errors import DestructiveChange, TransformUnfit, Unconvertible
-from cdc_lake.lake.read import silver_version
+from cdc_lake.lake.read import read_silver, silver_version
 from cdc_lake.lake.session import derive
 from cdc_lake.lake.written import written
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
@@ -17,6 +18,7 @@ from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.pipeline.applying import table_steps
 from cdc_lake.pipeline.applying.merging import Merged, merge
 from cdc_lake.pipeline.applying.table_span import Prepared
+from cdc_lake.pipeline.held.decide import Choice, decide
 from cdc_lake.pipeline.target import division
 from cdc_lake.testing.histories import AT_LIMITS, LINE_BREAKS, with_column
 from cdc_lake.testing.messages import TYPE_OIDS, table
@@ -144,6 +146,32 @@ def test_what_only_the_server_can_convert_waits_for_another_copy(spark: Any, lak
     assert "cdc-lake resync public.t" in refused.value.remedy
 
 
+@drawn
+def test_rows_whose_texts_become_dates_are_converted_or_the_table_waits(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = Lake(lake_root, spark, "dated", fmt)
+    texts, dates = (
+        replace(one, columns=(one.columns[0], Column("doc", kind, TYPE_OIDS[kind], number=2)))
+        for one, kind in ((of_type("int4"), "text"), (of_type("int4"), "date"))
+    )
+    to_date, to_text = (
+        f"change column doc of {lake.target().label} from {way}" for way in ("string to date", "date to string")
+    )
+    lake.land(Insert(texts, ("1", "2024-02-29")), Insert(texts, ("2", None)), Insert(texts, ("3", "0001-01-01")))
+    lake.advance()
+    lake.land(Insert(dates, ("4", "9999-12-31")), Insert(dates, ("5", "infinity")))
+    lake.advance(to_date)
+    made = [(1, date(2024, 2, 29)), (2, None), (3, date.min), (4, date.max)]
+    assert [(one["id"], one["doc"]) for one in lake.rows()] == made
+    assert lake.held() == [("failed", ["type_doc"])]
+    lake.land(Insert(texts, ("6", "0044-03-15 BC")))
+    lake.advance(to_text)
+    lake.land(Insert(dates, ("7", "2024-01-01")))
+    with pytest.raises(Unconvertible, match="texts that are no values of their column's new type") as refused:
+        lake.advance(to_date)
+    assert "cdc-lake resync public.t" in refused.value.remedy
+    assert [one["doc"] for one in lake.rows()] == ["2024-02-29", None, "0001-01-01", "9999-12-31", "0044-03-15 BC"]
+
+
 DECIMAL_KEY = {"types": {"columns": {"id": "decimal(10,4)"}}}
 
 
@@ -153,6 +181,14 @@ def numbered(kind: str) -> Relation:
 
 def rows_by_text(lake: Lake) -> list[tuple[str, int | None]]:
     return sorted((str(one["id"]), one["amount"]) for one in lake.rows())
+
+
+def get_another_text(lake: Lake) -> None:
+    """An update at the source that moves no row of silver: it has the key that it had."""
+    held = lake.held()
+    lake.land(Update(numbered("numeric"), ("2.00", "4", UNCHANGED), ("2", None, None), OldKind.KEY))
+    lake.advance()
+    assert (lake.held(), rows_by_text(lake)[-1]) == (held, ("2.0000", 4))
 
 
 @drawn
@@ -169,25 +205,37 @@ def test_texts_of_one_number_are_one_key_also_for_what_is_held(spark: Any, lake_
     lake.advance()
     assert rows_by_text(lake) == [("1.0000", 1), ("2.0000", 1)]
     assert [reason for reason, _ in lake.held()] == ["failed", "waiting", "waiting"]
-    lake.land(Update(n, ("2.00", "4", UNCHANGED), ("2", None, None), OldKind.KEY))  # no move to silver
-    lake.advance()
+    get_another_text(lake)
     assert rows_by_text(lake) == [("1.0000", 1), ("2.0000", 4)]
-    assert len(lake.held()) == 3
+    assert len(decide(lake.project, "release", "t", Choice(("1.0000",)), "fine", yes=True).changes) == 3
+    lake.land(Insert(n, ("7", "1", "a")))
+    lake.advance()
+    assert rows_by_text(lake) == [("1.0000", 3), ("2.0000", 4), ("7.0000", 1)], "the row that lives is not deleted"
     lake.land(Truncate(n), Insert(n, ("2.000", "5", "last")))
     lake.advance()
     assert rows_by_text(lake) == [("2.0000", 5)]
 
 
-def test_minus_zero_is_held_where_only_the_value_tells_rows_apart(spark: Any, lake_root: Path) -> None:
+@drawn
+def test_minus_zero_is_held_where_only_the_value_tells_rows_apart(spark: Any, lake_root: Path, fmt: str) -> None:
     f = numbered("float8")
-    lake = Lake(lake_root, spark, "minus_zero", "delta")
+    bag = table("public.bag", key=[], identity=ReplicaIdentity.FULL, id="float8", amount="int4")
+    lake = Lake(lake_root, spark, "minus_zero", fmt)
     lake.land(Insert(f, ("0", "1", "a")), Insert(f, ("NaN", "1", "a")), Insert(f, ("-1.5", "1", "a")))
+    lake.land(*(Insert(bag, row) for row in (("0", "1"), ("0", "2"), ("0", "2"), ("-0", "1"), ("-0", "2"))))
     lake.advance()
     lake.land(Update(f, ("-0", "2", "a"), ("0", None, None), OldKind.KEY))
     lake.land(Update(f, ("NaN", "2", "a")), Update(f, ("-0", "3", "a")))
+    lake.land(Delete(bag, ("-0", "1"), OldKind.FULL), Update(bag, ("0", "3"), ("-0", "2"), OldKind.FULL))
+    lake.land(Delete(bag, ("0", "2"), OldKind.FULL), Update(bag, ("0", "4"), ("0", "2"), OldKind.FULL))
     lake.advance()
     assert rows_by_text(lake) == [("-1.5", 1), ("0.0", 1), ("nan", 2)]
-    assert lake.held() == [("failed", ["type_id"]), ("waiting", [])]
+    rows = read_silver(lake.project, lake.target(bag)).to_pylist()
+    assert sorted((str(one["id"]), one["amount"]) for one in rows) == [("0.0", 1), ("0.0", 4)], (
+        "no row of 0 went for -0"
+    )
+    failed, waiting = ("failed", ["type_id"]), ("waiting", [])
+    assert lake.held() == [failed, failed, failed, waiting, waiting, waiting]
 
 
 def test_an_overwrite_is_of_the_whole_table_whatever_a_configuration_says(spark: Any, lake_root: Path) -> None:

@@ -201,6 +201,14 @@ def test_only_conversions_that_are_the_servers_own_are_made(old: str, new: str, 
             restated([SilverColumn("n", old)], [ChangeType("n", old, new)], "true")
 
 
+@pytest.mark.parametrize(("kind", "oid", "known"), [("smalldatetime", 9003, False), ("timestamp", 1114, True)])
+def test_texts_that_the_server_rounds_to_minutes_are_copied_again(kind: str, oid: int, known: bool) -> None:
+    columns = (Column("t", "text", 25, number=2), Column("t", kind, oid, number=2))
+    (change,) = operations(*(layout("id:int8:1", one) for one in columns))
+    assert isinstance(change, ChangeType)
+    assert change.convertible is known
+
+
 def test_a_layout_with_numbers_and_defaults_is_read_as_it_was_written() -> None:
     one = layout("id:int8:1", column("n:int4:2", Missing("7")), column("m:int4:3", Missing(None)))
     assert Relation.from_description(one.describe()) == one

@@ -39,7 +39,8 @@ class Pinned:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What is asked for besides a verdict. `repairs`: a repair of what differs; `lands`: it is also done; `values`:
-    rows that differ are told with their values; `full`: rows are matched, not hashed first; `sample`: of so many.
+    rows that differ are told with their values; `full`: rows are matched, not hashed first; `sample`: of so many;
+    `now`: silver as it is, and not as a cut has it.
     """
 
     repairs: bool = False
@@ -47,6 +48,7 @@ class Asked:
     values: bool = False
     full: bool = False
     sample: Sample | None = None
+    now: bool = True
 
 
 @dataclass(frozen=True)

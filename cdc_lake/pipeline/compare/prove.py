@@ -68,7 +68,7 @@ def compare(
     if repair and at is not None:
         msg = "what differs in an older version of silver is not repaired"
         raise ValueError(msg)
-    asked = Asked(repair, lands=repair and yes, values=values, full=full, sample=sample)
+    asked = Asked(repair, lands=repair and yes, values=values, full=full, sample=sample, now=at is None)
     if not asked.lands:
         return _compared(project, tables, exclude, tell, asked, at)
     with repair_run(project) as found:

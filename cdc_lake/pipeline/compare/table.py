@@ -7,6 +7,7 @@ values.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -218,13 +219,14 @@ def _judged(job: Job, where: Point, found: _Found, began: float) -> TableCompari
     # Without a key a sample would be a whole row, and values are not told.
     samples = () if found.by_content else tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys)
     shared = frozenset(differences.shared) - found.accounted
-    why, remedy = _reason(found, shared), SHARED if shared else ""
+    verdict = _verdict(any(kinds.values()) or found.uneven or bool(found.astray), found.accounted, found.apart)
+    why, remedy = _reason(found, shared), SHARED if shared else _mended(job) if verdict is Verdict.DIFFERENT else ""
     if not why and pinned.waits is not None:
         why, remedy = pinned.waits
     return TableComparison(
         table=str(pinned.target.source),
         silver=pinned.target.label,
-        verdict=_verdict(any(kinds.values()) or found.uneven or bool(found.astray), found.accounted, found.apart),
+        verdict=verdict,
         source_rows=found.rows[0],
         silver_rows=found.rows[1],
         held_keys=len(found.accounted - found.apart),
@@ -263,6 +265,14 @@ def _repaired(job: Job, where: Point, found: _Found, kinds: Mapping[str, Sequenc
     types = found.layout.types if found.layout is not None else {}
     differing = Differing(names, types, kept["missing"] | kept["changed"], kept["extra"], kept["repeated"])
     return repair(job, where, differing) if job.asked.repairs and differing.keys else None
+
+
+def _mended(job: Job) -> str:
+    """What makes silver equal again; of an older version nothing does, and of a repair its own outcome is told."""
+    if job.asked.repairs or not job.asked.now:
+        return ""
+    table = shlex.quote(str(job.pinned.target.source))
+    return f"`cdc-lake resync {table}` copies the table again, `cdc-lake compare {table} --repair` single keys"
 
 
 def _verdict(different: bool, accounted: frozenset[Key], apart: frozenset[Key]) -> Verdict:
