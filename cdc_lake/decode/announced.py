@@ -45,11 +45,14 @@ UNKNOWN: Final = ColumnFacts(missing=Missing(None))
 
 @dataclass(frozen=True, slots=True)
 class PublishedAs:
-    """The root of a partition; `numbers`: of its columns, by those of the partition, which has them in an own order."""
+    """The root of a partition; `numbers`: of its columns, by those of the partition, which has them in an own order;
+    `attached`: the transaction by which the one belongs to the other.
+    """
 
     table: TableName
     oid: int
     numbers: Mapping[int, int]
+    attached: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +229,7 @@ class Announced:
             storage=facts.storage,
         )
         relation = self._as_partitions_log(message, relation, now, place)
-        if now.published_as is not None:
+        if now.published_as is not None and precedes(now.published_as.attached, xid):
             relation = _of_root(relation, now.published_as)
         # the same layout announced again keeps its object, and with it the cached hash
         if self._known.get(message.table) == relation:

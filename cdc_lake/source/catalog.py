@@ -146,8 +146,14 @@ class SourceCatalog:
                 "WHERE c.oid = %s AND NOT r.attisdropped",
                 [oid, root],
             ).fetchall()
+            attached = self._session.execute(
+                f"SELECT {CHANGED.format('i')} FROM pg_partition_ancestors(%s::oid::regclass) AS a "
+                "JOIN pg_inherits AS i ON i.inhrelid = a.relid ORDER BY age(i.xmin) LIMIT 1".encode(),
+                [oid],
+            ).fetchone()
         table = TableName(str(rows[0][0]), str(rows[0][1]))
-        return PublishedAs(table, root, {int(str(own)): int(str(of_root)) for _, _, own, of_root in rows})
+        numbers = {int(str(own)): int(str(of_root)) for _, _, own, of_root in rows}
+        return PublishedAs(table, root, numbers, None if attached is None else int(str(attached[0])))
 
     def close(self) -> None:
         """Close the session."""

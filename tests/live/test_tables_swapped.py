@@ -25,7 +25,7 @@ from cdc_lake.pipeline.state.copies import courses
 from cdc_lake.testing.beside import beside, streams, until
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
-from tests.live.test_receive_loop import once, project_of, tables_at_source
+from tests.live.test_receive_loop import bronze_rows, once, project_of, tables_at_source
 from tests.replay import tables_from_bronze
 
 pytestmark = pytest.mark.live
@@ -205,6 +205,26 @@ def test_a_table_made_anew_in_a_publication_of_all_tables_is_copied(
     once(project)
     once(project)
     assert_as_at_source(project, database, "orders_new")
+
+
+def test_changes_from_before_a_table_was_attached_are_no_changes_of_the_root(
+    database: Database, tmp_path: Path
+) -> None:
+    with database.admin() as admin:
+        admin.execute("CREATE PUBLICATION made FOR ALL TABLES WITH (publish_via_partition_root)")
+    project = project_of(database, tmp_path, source={"publication": "made"})
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY, a text) PARTITION BY RANGE (id)")
+        conn.execute("CREATE TABLE t_0 PARTITION OF t FOR VALUES FROM (0) TO (5); INSERT INTO t VALUES (1, 'lives')")
+        once(project)
+        conn.execute("CREATE TABLE fill (LIKE t INCLUDING ALL)")
+        conn.execute("INSERT INTO fill VALUES (1, 'other'), (6, 'six')")
+        conn.execute("DELETE FROM fill WHERE id = 1")
+        conn.execute("ALTER TABLE t ATTACH PARTITION fill FOR VALUES FROM (5) TO (10)")
+        conn.execute("UPDATE t SET a = 'behind it'")
+        once(project)
+    rows = [row for row in bronze_rows(project) if row["relation"] == "public.t" and row["op"] in "IUDT"]
+    assert [(row["op"], row["new"]) for row in rows] == [("U", ["1", "behind it"]), ("U", ["6", "behind it"])]
 
 
 def test_members_that_an_older_version_recorded_say_nothing_of_oids(

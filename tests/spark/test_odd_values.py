@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.errors import DestructiveChange, TransformUnfit, Unconvertible
+from cdc_lake.errors import DestructiveChange, TableEndsSpark, TransformUnfit, Unconvertible
 from cdc_lake.lake.read import read_silver, silver_version
 from cdc_lake.lake.session import derive
 from cdc_lake.lake.written import written
@@ -277,6 +277,28 @@ def test_the_plan_of_a_wide_table_has_the_steps_of_a_narrow_one(
     narrow, broad = plans[:2], plans[2:]
     assert [plan.count("\n") for plan in broad] == [plan.count("\n") for plan in narrow]
     assert derive(spark).conf.get("spark.sql.constraintPropagation.enabled") == "false"
+
+
+def test_a_plan_that_ends_javas_stack_keeps_its_table_alone_from_going_on(
+    spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deep(session: Any, one: Prepared) -> Merged:
+        if one.shape.relation.table == T.table:
+            endless = session._jvm.java.util.ArrayList()
+            endless.add(endless)
+            endless.hashCode()
+        return merge(session, one)
+
+    monkeypatch.setattr(table_steps, "merge", deep)
+    beside = table("public.beside", id="int4")
+    lake = Lake(lake_root, spark, "deep", "delta")
+    lake.land(insert("1", "1"), Insert(beside, ("1",)))
+    with pytest.raises(TableEndsSpark, match=r"no room to work on deep_delta\.t: StackOverflowError"):
+        lake.advance()
+    assert lake.rows(beside) == [{"id": 1}]
+    monkeypatch.undo()
+    lake.advance()
+    assert lake.rows() == [row(1, 1)]
 
 
 @drawn
