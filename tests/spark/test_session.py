@@ -18,7 +18,8 @@ def test_a_column_costs_few_calls_of_the_jvm(spark: Any, monkeypatch: pytest.Mon
     send = ClientServerConnection.send_command
 
     def counted(connection: ClientServerConnection, command: str) -> Any:
-        calls.append(command)
+        if not command.startswith("m\nd\n"):  # what Python's collector lets go of meanwhile
+            calls.append(command)
         return send(connection, command)
 
     F.col("a") + F.lit(1)
