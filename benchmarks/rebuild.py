@@ -54,7 +54,7 @@ class Anew:
         self._ours, plain = (store(self._own, self._project, one) for one in (ours, twin))
         columns = self._ours.columns()
         assert columns is not None, "it was applied"
-        plain.create(columns)
+        plain.create(columns, "bench")
         self._plain, self._rows = plain, str(root / f"{fmt}_rows")
         self._own.sql(f"SELECT * FROM {self._ours.name}").coalesce(1).write.parquet(self._rows)
 

@@ -29,6 +29,7 @@ from spark_costs import costing, driver_mib
 from workload_spans import BASE, orders
 from workload_sql import BLOCK, TABLE, WORKLOAD
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.load import load_project
 from cdc_lake.config.model import Apply
 from cdc_lake.config.project import Project
@@ -79,7 +80,9 @@ def fill(spark: Any, project: Project, rows: int) -> None:
     layout, own = orders("orders"), derive(spark)
     target = project.target(layout.table)
     silver = store(own, project, target)
-    silver.create(make_shape([layout.layout], {layout.layout: layout}, None).columns)
+    state = bronze_reader(project).state()
+    assert state is not None, "the stream has begun"
+    silver.create(make_shape([layout.layout], {layout.layout: layout}, None).columns, state.stream)
     columns = [f"{sql.replace('id %', 'abs(id) %')} AS `{name}`" for name, sql in BASE.items()]
     own.range(-rows, 0, 1, 10).selectExpr(*columns).createOrReplaceTempView("base")
     own.sql(f"INSERT INTO {silver.name} SELECT * FROM base")
@@ -123,8 +126,8 @@ def running(project: Project) -> AbstractContextManager[Any]:
 
 def measure(admin: psycopg.Connection[Any], project: Project, spark: Any, given: Any) -> dict[str, Any]:
     """All of it for one format."""
-    fill(spark, project, given.rows)
     run(project, once=True, only="receive", stop=threading.Event(), tell=silent)  # the slot and the stream's beginning
+    fill(spark, project, given.rows)
     admin.execute("CALL backlog(1, %s)", [WARM])
     run(project, once=True, only=None, stop=threading.Event(), tell=silent)
     blocks, live = given.changes // BLOCK, Live(project, admin)

@@ -127,7 +127,7 @@ class Pair:
     def _fill(self, target: Target, layout: Relation, rows: int, files: int) -> None:
         shape = make_shape([layout.layout], {layout.layout: layout}, None)
         silver = store(self._own, self.project, target)
-        silver.create(shape.columns)
+        silver.create(shape.columns, "bench")
         assert shape.columns == tuple(SilverColumn(c.name, c.type) for c in silver.columns() or ())
         base = self._own.range(0, rows, 1, files)
         base.selectExpr(*(f"{sql} AS `{name}`" for name, sql in BASE.items())).createOrReplaceTempView("base")
