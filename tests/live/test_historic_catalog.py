@@ -269,7 +269,7 @@ def test_a_partitioned_table_logs_what_its_partitions_log(
 ) -> None:
     project = project_of(database, tmp_path)
     with database.connect() as conn:
-        conn.execute(f"{LEAVES}; {identities}")  # type: ignore[call-overload]
+        conn.execute(f"{LEAVES}; {identities}")
         receive(project)
         conn.execute("INSERT INTO t VALUES (1, 'n', ''), (2, 's', '')")
         conn.execute("UPDATE t SET id = id + 10")
@@ -284,8 +284,8 @@ def test_a_partitioned_table_logs_what_its_partitions_log(
 def test_a_delete_says_which_row_went_whatever_its_partition_logs(database: Database, tmp_path: Path) -> None:
     project = project_of(database, tmp_path)
     with database.connect() as conn:
-        conn.execute(f"{LEAVES}; {FULL}; ALTER TABLE t_n REPLICA IDENTITY FULL")  # type: ignore[call-overload]
-        conn.execute(f"{BY_INDEX}; ALTER TABLE t ADD b text")  # type: ignore[call-overload]
+        conn.execute(f"{LEAVES}; {FULL}; ALTER TABLE t_n REPLICA IDENTITY FULL")
+        conn.execute(f"{BY_INDEX}; ALTER TABLE t ADD b text")
         receive(project)
         conn.execute("INSERT INTO t VALUES (1, 'n', 'x', 'b'), (2, 's', 'y', 'b')")
         conn.execute("UPDATE t SET id = id + 10")
@@ -303,10 +303,10 @@ def test_the_identity_of_a_partition_is_the_one_of_then(database: Database, tmp_
     project = project_of(database, tmp_path)
     whole = f"{FULL}; ALTER TABLE t_n REPLICA IDENTITY FULL; ALTER TABLE t_s REPLICA IDENTITY FULL"
     with database.connect() as conn:
-        conn.execute(f"{LEAVES}; {FULL}")  # type: ignore[call-overload]
+        conn.execute(f"{LEAVES}; {FULL}")
         receive(project)
         conn.execute("INSERT INTO t VALUES (1, 'n', ''), (2, 's', '')")
-        conn.execute(f"{whole}")  # type: ignore[call-overload]
+        conn.execute(f"{whole}")
         conn.execute("UPDATE t SET a = 'x'")
         conn.execute("ALTER TABLE t_n REPLICA IDENTITY DEFAULT")
         conn.execute("UPDATE t SET id = id + 10")
@@ -354,11 +354,11 @@ def test_the_identity_of_a_partition_that_is_gone_counts_too(
     if streamed:
         stream_each_change(database)
     with database.connect() as conn:
-        conn.execute(f"{LEAVES}; {FULL}; ALTER TABLE t_n REPLICA IDENTITY FULL")  # type: ignore[call-overload]
+        conn.execute(f"{LEAVES}; {FULL}; ALTER TABLE t_n REPLICA IDENTITY FULL")
         receive(project)
         conn.execute("INSERT INTO t VALUES (1, 'n', ''), (2, 's', '')")
         conn.execute("UPDATE t SET id = id + 10 WHERE region = 's'")
-        conn.execute(gone)  # type: ignore[call-overload]
+        conn.execute(gone)
         receive(project)
     reader = bronze_reader(project)
     rows, found = reader.changes(T, Span(1, 0, 1 << 62)).to_pylist(), reader.layouts([T])
@@ -378,7 +378,7 @@ def test_a_partition_that_does_not_log_the_key_is_refused_before_it_is_published
         for bare in ("public.t, public.t_1_1, public.t_2", "public.t_1_1"):
             with pytest.raises(NoReplicaIdentity, match=f"identity: {bare}$") as caught:
                 receive(project)
-            conn.execute(caught.value.remedy.split("run: ")[1].rpartition("; or")[0])  # type: ignore[call-overload]
+            conn.execute(caught.value.remedy.split("run: ")[1].rpartition("; or")[0])
             if bare != "public.t_1_1":
                 conn.execute("ALTER TABLE t_1_1 REPLICA IDENTITY DEFAULT")
         receive(project)

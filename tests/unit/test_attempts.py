@@ -136,7 +136,7 @@ class Dying(threading.Event):
         raise SparkDied("killed by signal 9")
 
     def outlive(self, *, own: bool = True) -> ApplySummary:
-        return run._outliving(self.work, "first", self, self.told.append, own=own)  # type: ignore[arg-type]
+        return run._outliving(self.work, "first", self, self.told.append, own=own)
 
 
 GROWING = [1, 2, 4, 8, 16, 30, 30]
