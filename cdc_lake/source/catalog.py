@@ -84,6 +84,17 @@ _PRIMARY_KEY = (
     "WHERE i.indrelid = %s AND i.indisprimary AND k.at <= i.indnkeyatts ORDER BY k.at"
 )
 
+# of the link in a chain of partitions that was made last
+_ROOT = (
+    "SELECT n.nspname::text, c.relname::text, "
+    f"(SELECT {CHANGED.format('i')} FROM pg_partition_ancestors(%s::oid::regclass) AS l "
+    "JOIN pg_inherits AS i ON i.inhrelid = l.relid ORDER BY age(i.xmin) LIMIT 1), "
+    "a.attnum::int, r.attnum::int FROM pg_class AS c "
+    "JOIN pg_namespace AS n ON n.oid = c.relnamespace JOIN pg_attribute AS r ON r.attrelid = c.oid "
+    "JOIN pg_attribute AS a ON a.attrelid = %s AND a.attname = r.attname AND a.attnum > 0 "
+    "WHERE c.oid = %s AND NOT r.attisdropped"
+).encode()
+
 
 class SourceCatalog:
     """Answers the assembler from a session of its own; implements `decode.assembler.Catalog`.
@@ -139,21 +150,12 @@ class SourceCatalog:
 
     def _root(self, oid: int, root: int) -> PublishedAs:
         with named(f"looking up the root of partition OID {oid}"):
-            rows = self._session.execute(
-                "SELECT n.nspname::text, c.relname::text, a.attnum::int, r.attnum::int FROM pg_class AS c "
-                "JOIN pg_namespace AS n ON n.oid = c.relnamespace JOIN pg_attribute AS r ON r.attrelid = c.oid "
-                "JOIN pg_attribute AS a ON a.attrelid = %s AND a.attname = r.attname AND a.attnum > 0 "
-                "WHERE c.oid = %s AND NOT r.attisdropped",
-                [oid, root],
-            ).fetchall()
-            attached = self._session.execute(
-                f"SELECT {CHANGED.format('i')} FROM pg_partition_ancestors(%s::oid::regclass) AS a "
-                "JOIN pg_inherits AS i ON i.inhrelid = a.relid ORDER BY age(i.xmin) LIMIT 1".encode(),
-                [oid],
-            ).fetchone()
-        table = TableName(str(rows[0][0]), str(rows[0][1]))
-        numbers = {int(str(own)): int(str(of_root)) for _, _, own, of_root in rows}
-        return PublishedAs(table, root, numbers, None if attached is None else int(str(attached[0])))
+            rows = self._session.execute(_ROOT, [oid, oid, root]).fetchall()
+        schema, name, attached = rows[0][:3]
+        numbers = {int(str(own)): int(str(of_root)) for *_, own, of_root in rows}
+        return PublishedAs(
+            TableName(str(schema), str(name)), root, numbers, None if attached is None else int(str(attached))
+        )
 
     def close(self) -> None:
         """Close the session."""
