@@ -27,7 +27,7 @@ from cdc_lake.pipeline.stream.pulse import Pulse
 from cdc_lake.testing.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-LABELS = {"level", "table", "op", "rule", "code", "kind", "loop"}
+LABELS = {"level", "table", "op", "rule", "code", "kind", "loop", "state"}
 STATE = BronzeState("pg:1:shop:shop:0/3E8", 1, 1000, 1000, b"")
 
 
