@@ -67,7 +67,7 @@ sub('tests/property/test_quoting.py',('store.literal','types.literal'),('store.q
 f=R/'pyproject.toml'; s=f.read_text()
 s=s.replace('"cdc_lake/cli/*.py" = ["PLC0415"]','"cdc_lake/cli/**" = ["PLC0415"]').replace('"cdc_lake/api.py" = ["PLC0415"] # so does the public interface','"cdc_lake/api.py" = ["PLC0415"] # so does the public interface')
 a=s.index('[[tool.importlinter.contracts]]\nname = "a layer'); b=s.index('[[tool.importlinter.contracts]]\nname = "values and')
-order='cli deploy api devtools ops compare runtime connectors control quality silver bronze source tables decode observability config model errors'.split()
+order='cli deploy api devtools ops comparison runtime connectors control quality silver bronze source tables decode observability config model errors'.split()
 s=s[:a]+'[[tool.importlinter.contracts]]\nname = "a package imports only from those before it, in the order of the data"\ntype = "layers"\nlayers = [\n'+''.join(f'  "cdc_lake.{x}",\n' for x in order)+']\n\n'+s[b:]
 i=s.index('name = "nothing in the package imports the test kit"'); j=s.index('source_modules',i); k=s.index(']',j)
 s=s[:j]+'source_modules = ['+', '.join(f'"cdc_lake.{x}"' for x in order)+s[k:]
