@@ -46,8 +46,6 @@ config/checks _silver _silver_tables
 config/storage_checks _silver _silver_storage
 decode/room _MOST _LARGEST_BUFFER
 decode/walk _MOST _LARGEST_OFFSET
-decode/column_digests _digests _digests_of_rows
-decode/hashing _digests _digests_of_part
 decode/mppdb/lines _TABLE _TABLE_PATTERN
 decode/mppdb/payload _TABLE _TABLE_PREFIX
 decode/mppdb/json_walk _QUOTE _JSON_QUOTE
