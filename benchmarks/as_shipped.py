@@ -3,8 +3,8 @@
 `tell` tells nobody, and gives memory back behind commits as that command does.
 """
 
-from cdc_lake.cli import lean_arrow
-from cdc_lake.observe.progress import silent
+from cdc_lake.cli import arrow_memory
+from cdc_lake.observability.events import silent
 
-lean_arrow.load()
-tell = lean_arrow.giving_back(silent)
+arrow_memory.load()
+tell = arrow_memory.giving_back(silent)

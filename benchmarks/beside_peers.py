@@ -31,7 +31,7 @@ from peers.environment import JARS, PYTHON, SOURCES
 from workload_sql import BLOCK, INSERTS, publish
 from written import Written
 
-from cdc_lake.source.plugins import PGOUTPUT
+from cdc_lake.source.postgres.plugins import PGOUTPUT
 from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
 
 PEERS = Path(__file__).parent / "peers"

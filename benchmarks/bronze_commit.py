@@ -4,9 +4,9 @@
 
 Rows have 10 columns of text, about 250 bytes, a fifth of them updates. A commit is what the receiver waits for before
 it confirms: rows, chain, Parquet, commit, sync; their columns were made while the batch was open, as
-`pipeline.receiving.landing` does it. Kinds that are compared take turns in one run. Growth: see `bronze_growth.py`;
-`--growth` measures that alone, of one format, and shows it. Of every table that was written the chain is verified to
-its last row; those of different formats end with one hash.
+`runtime.receive.commit_pipeline` does it. Kinds that are compared take turns in one run. Growth: see
+`bronze_growth.py`; `--growth` measures that alone, of one format, and shows it. Of every table that was written the
+chain is verified to its last row; those of different formats end with one hash.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from end_state import chained, same
 from measured import conclude, peak_mib, show, table
 from written import Written
 
+from cdc_lake.bronze.compaction import MaintainedTable
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.upkeep import MaintainedTable
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.model.change import Change, Insert, Update
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.transaction import BufferedTransaction
+from cdc_lake.model.change import Change, Insert, Transaction, Update
 from cdc_lake.testing.messages import boundaries, raw_transaction
 from cdc_lake.testing.messages import table as relation
 
@@ -48,7 +47,7 @@ def change(n: int) -> Change:
     return Update(WIDE, row) if n % 5 == 0 else Insert(WIDE, row)
 
 
-def transactions(start: int, count: int, rows: int) -> list[RawTransaction]:
+def transactions(start: int, count: int, rows: int) -> list[BufferedTransaction]:
     return [
         raw_transaction(Transaction(boundaries(start + n), tuple(change(n * rows + k) for k in range(rows))))
         for n in range(count)
@@ -111,10 +110,9 @@ def without_chain() -> Iterator[None]:
     """Everything but the digests of rows and the hashes of transactions."""
     places: dict[str, Callable[..., Any]] = {
         "cdc_lake.decode.hashing.digests_between": lambda _prefix, _data, borders, _head: NOTHING * (len(borders) - 1),
-        "cdc_lake.decode.columnar.digest_of": lambda _: NOTHING,
-        "cdc_lake.decode.plain.digest_of": lambda _: NOTHING,
-        "cdc_lake.bronze.rows.content_of": lambda _: NOTHING,
-        "cdc_lake.bronze.rows.chain_of": lambda *_: NOTHING,
+        "cdc_lake.decode.pgoutput.columnar.digest_of": lambda _: NOTHING,
+        "cdc_lake.bronze.row_builder.content_of": lambda _: NOTHING,
+        "cdc_lake.bronze.row_builder.chain_of": lambda *_: NOTHING,
     }
     with ExitStack() as patched:
         for place, nothing in places.items():

@@ -16,18 +16,17 @@ from end_state import chained
 from measured import peak_mib, table
 from written import Written
 
-from cdc_lake.bronze import upkeep
+from cdc_lake.bronze import compaction
+from cdc_lake.bronze.compaction import MaintainedTable
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.upkeep import MaintainedTable
 from cdc_lake.bronze.writer import TableBronze
-from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.lake.catalog import CatalogAddress
-from cdc_lake.lake.delta_place import LocalPlace
-from cdc_lake.model.change import Insert
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.decode.transaction import BufferedTransaction
+from cdc_lake.model.change import Insert, Transaction
+from cdc_lake.model.position import Span
+from cdc_lake.tables.catalog import CatalogAddress
+from cdc_lake.tables.delta_storage import LocalDeltaStorage
 from cdc_lake.testing.messages import boundaries, raw_transaction
 from cdc_lake.testing.messages import table as relation
 
@@ -39,7 +38,7 @@ OPENINGS = 50
 
 def table_of(folder: Path, fmt: str, *, durable: bool) -> MaintainedTable:
     if fmt == "delta":
-        return DeltaBronzeTable(LocalPlace(folder, durable=durable))
+        return DeltaBronzeTable(LocalDeltaStorage(folder, durable=durable))
     folder.mkdir(parents=True, exist_ok=True)
     uri, warehouse = f"sqlite:///{folder / 'catalog.db'}", f"file://{folder / 'warehouse'}"
     return IcebergBronzeTable(CatalogAddress("lake", "sql", uri, warehouse, durable=durable), "bench")
@@ -90,11 +89,11 @@ def committed(folder: Path, fmt: str, commits: int) -> list[float]:
         writer.append([note(position)])
         times.append((time.perf_counter() - began) * 1000)
         if position % AFTER == 0:
-            upkeep.prepare(kept)
+            compaction.prepare(kept)
             with mock.patch("time.time_ns", return_value=time.time_ns() - (commits - position) * 10**9):
-                upkeep.compact(kept, AFTER)  # says when files left: Delta names them for ten minutes
+                compaction.compact(kept, AFTER)  # says when files left: Delta names them for ten minutes
             age(folder, position)
-            upkeep.tidy(kept, KEPT, float(position))
+            compaction.tidy(kept, KEPT, float(position))
     return times
 
 
@@ -140,5 +139,5 @@ def growth_table(grown: dict[str, dict[str, Any]]) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def note(position: int) -> RawTransaction:
+def note(position: int) -> BufferedTransaction:
     return raw_transaction(Transaction(boundaries(position), (Insert(NARROW, (str(position), "a note")),)))

@@ -21,11 +21,11 @@ from typing import Any
 from bronze_commit import WIDE, transactions
 from measured import conclude, peak_mib, table
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.change_reader import ChangeReader
+from cdc_lake.bronze.compaction import compact
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
-from cdc_lake.bronze.ledger import Ledger
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.upkeep import compact
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.testing.counted import CountedReader
 
@@ -62,7 +62,7 @@ def read_spans(folder: Path, case: str, rows: int) -> list[dict[str, Any]]:
     for number in range(SPANS):
         reader = CountedReader(folder)
         after = generator.randrange(last - last // 100)
-        ledger = Ledger(reader)
+        ledger = ChangeReader(reader)
         begun = time.process_time()
         found = ledger.changes(WIDE.table, ledger.span(after, after + last // 100))
         took = time.process_time() - begun
@@ -88,7 +88,7 @@ def read_all(folder: Path, case: str) -> dict[str, Any]:
 
 
 def _read_all(folder: Path, case: str) -> dict[str, Any]:
-    ledger = Ledger(BronzeReader(folder))
+    ledger = ChangeReader(BronzeReader(folder))
     begun = time.process_time()
     rows = sum(batch.num_rows for batch in ledger.change_batches(WIDE.table))
     typed = time.process_time() - begun
@@ -135,7 +135,7 @@ def main() -> None:
         folder = Path(temporary) / "bronze"
         land(folder, given.rows)
         runs = read_spans(folder, "as landed", given.rows)
-        compact(DeltaBronzeTable(folder), 2, whole=True)
+        compact(DeltaBronzeTable(folder), 2, ignore_tiers=True)
         runs += read_spans(folder, "compacted", given.rows)
         runs.append(read_all(folder, "compacted"))
     parameters = {"rows": given.rows}

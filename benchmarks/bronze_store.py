@@ -17,15 +17,14 @@ from pathlib import Path
 
 from bronze_commit import transactions
 
+from cdc_lake.bronze.data_files import BronzeTable
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
-from cdc_lake.bronze.table import BronzeTable
 from cdc_lake.bronze.writer import TableBronze
-from cdc_lake.config.storage import ObjectAddress
-from cdc_lake.lake.catalog import CatalogAddress
-from cdc_lake.lake.delta_place import LocalPlace
-from cdc_lake.lake.delta_store import StorePlace
-from cdc_lake.lake.object_store import ObjectStore
+from cdc_lake.config.model import ObjectAddress
+from cdc_lake.tables.catalog import CatalogAddress
+from cdc_lake.tables.delta_storage import LocalDeltaStorage, ObjectStoreDeltaStorage
+from cdc_lake.tables.object_store import ObjectStore
 from cdc_lake.testing.faulty_store import FaultyStore
 from cdc_lake.testing.object_store import LocalStore, storage_at
 
@@ -34,7 +33,11 @@ def table(kind: str, where: str, folder: Path, endpoint: str) -> BronzeTable:
     """An empty bronze of its own."""
     objects, key = ObjectStore(storage_at(endpoint)), f"{kind}/{folder.name}"
     if kind == "delta":
-        place = LocalPlace(folder) if where == "local" else StorePlace(objects, ObjectAddress("lake", key))
+        place = (
+            LocalDeltaStorage(folder)
+            if where == "local"
+            else ObjectStoreDeltaStorage(objects, ObjectAddress("lake", key))
+        )
         return DeltaBronzeTable(place)
     catalog = f"sqlite:///{folder}.db"
     if where == "local":

@@ -38,8 +38,8 @@ from workload_sql import publish
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
-from cdc_lake.lake.session import PACKAGES, start, static_settings
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.model.change import Transaction
+from cdc_lake.tables.spark_session import PACKAGES, start, static_settings
 from cdc_lake.testing.messages import boundaries, raw_transaction
 from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
 

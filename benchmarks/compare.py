@@ -35,23 +35,23 @@ from steps import Place, Steps
 from workload_sql import fill
 
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.comparison import table as compare_table
+from cdc_lake.comparison.compare import compare
+from cdc_lake.comparison.row_sets import SilverRowSet, SourceRowSet
 from cdc_lake.config.project import Project
-from cdc_lake.lake.marker import FIRST, app_id
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.compare import table as compare_table
-from cdc_lake.pipeline.compare.prove import compare
-from cdc_lake.pipeline.compare.sides import SilverSide, SourceSide
-from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.tables.silver_table import FIRST, app_id
 from cdc_lake.testing.server import EmbeddedServer
 
 PLANTED = 4_321
 ORDERS = TableName("public", "orders")
 PHASES: list[Place] = [
-    (SourceSide, "sums", "the source's sums"),
-    (SilverSide, "sums", "silver's sums, beside them"),
+    (SourceRowSet, "sums", "the source's sums"),
+    (SilverRowSet, "sums", "silver's sums, beside them"),
     (compare_table, "both_sums", "waiting for the source's"),
-    (compare_table, "_matched", "buckets that differ, read again"),
+    (compare_table, "_match_rows", "buckets that differ, read again"),
     (compare_table, "differing_keys", "what touched the key, in bronze"),
 ]
 SCHEMA = pa.schema(
@@ -82,7 +82,7 @@ def child(role: str, project: Project) -> None:
             "matched": found.rows_matched, "reason": found.reason,
         }  # fmt: skip
     else:
-        receive(project, bronze_writer(project), once=role == "copy", stop=threading.Event(), tell=silent)
+        receive(project, bronze_writer(project), once=role == "copy", stop=threading.Event(), report=silent)
     facts |= {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - cpu, "rss_mib": peak_mib()}
     print(json.dumps(facts))
 

@@ -21,15 +21,14 @@ from unittest import mock
 
 import measured
 
-from cdc_lake.decode.digest import Digests
-from cdc_lake.decode.mppdb import columnar
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.columnar import tabulate
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.plain import tabulate_plain
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Operation, Record, Row, Style
+from cdc_lake.decode.gaussdb import columnar
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.batches import RecordTransaction, tabulate_plain
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.columnar import tabulate
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Operation, Record, Row, Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.hashing import Digests
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
@@ -51,9 +50,9 @@ COLUMNS = {
 }
 
 
-def catalog(_: TableName) -> FamilyTableFacts:
-    columns = tuple(FamilyColumn(name, kind, oid) for name, (kind, oid) in COLUMNS.items())
-    return FamilyTableFacts(columns, ("id",), identity_columns=("id",))
+def catalog(_: TableName) -> GaussDbTableMetadata:
+    columns = tuple(GaussDbColumn(name, kind, oid) for name, (kind, oid) in COLUMNS.items())
+    return GaussDbTableMetadata(columns, ("id",), identity_columns=("id",))
 
 
 def some_row(rng: random.Random, nth: int, lsn: int) -> Row:
@@ -104,11 +103,11 @@ def payloads(rows: int, per_transaction: int) -> list[bytes]:
 
 
 def decode(
-    messages: Sequence[bytes], make: Callable[[Sequence[RecordTransaction], Layouts], object]
+    messages: Sequence[bytes], make: Callable[[Sequence[RecordTransaction], RelationResolver], object]
 ) -> Iterator[float]:
     """Seconds for each message: its transactions assembled, and columns made of those it completes."""
-    feed = FamilyAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN).feed
-    layouts = Layouts(catalog)
+    feed = GaussDbAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN).feed
+    layouts = RelationResolver(catalog)
     for payload in messages:
         before = time.process_time()
         if raws := feed(payload, 1):
@@ -134,13 +133,13 @@ def no_digests() -> Iterator[None]:
     with (
         mock.patch.object(columnar, "canonical_rows", _no_rows),
         mock.patch.object(columnar, "in_rows", _no_digests),
-        mock.patch("cdc_lake.decode.plain.canonical_of", _nothing),
-        mock.patch("cdc_lake.decode.plain.digest_of", _nothing),
+        mock.patch("cdc_lake.decode.pgoutput.columnar.canonical_of", _nothing),
+        mock.patch("cdc_lake.decode.pgoutput.columnar.digest_of", _nothing),
     ):
         yield
 
 
-WORKS: dict[str, tuple[Callable[[Sequence[RecordTransaction], Layouts], object], bool]] = {
+WORKS: dict[str, tuple[Callable[[Sequence[RecordTransaction], RelationResolver], object], bool]] = {
     "assemble": (lambda _raws, _layouts: None, False),
     "columnar": (tabulate, False),
     "columnar and digests": (tabulate, True),

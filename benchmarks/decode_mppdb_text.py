@@ -21,12 +21,13 @@ from decode_mppdb import COLUMNS, MESSAGE, catalog, no_digests, records
 from steps import Steps
 
 from cdc_lake.decode import hashing
-from cdc_lake.decode.mppdb import columnar, text_columnar, tuple_lists
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.columnar import tabulate
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.plain import tabulate_plain
-from cdc_lake.decode.mppdb.records import Field, Record, Row, Style
+from cdc_lake.decode.gaussdb import columnar, text_columnar
+from cdc_lake.decode.gaussdb import columnar as tuple_lists
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.batches import tabulate_plain
+from cdc_lake.decode.gaussdb.columnar import tabulate
+from cdc_lake.decode.gaussdb.records import Field, Record, Row, Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.testing.gaussdb.encode import Print, framed
 
@@ -68,8 +69,8 @@ def payloads(rows: int, style: Style) -> Iterator[bytes]:
 
 def decode(messages: list[bytes], style: Style, make: Callable[..., object]) -> Iterator[float]:
     """Seconds of CPU for each message: its transactions assembled, and columns made of those it completes."""
-    feed = FamilyAssembler(style, batch=True, domain=OrderDomain.CSN).feed
-    layouts = Layouts(catalog)
+    feed = GaussDbAssembler(style, batch=True, domain=OrderDomain.CSN).feed
+    layouts = RelationResolver(catalog)
     for payload in messages:
         before = time.process_time()
         if raws := feed(payload, 1):
@@ -114,7 +115,7 @@ def profile(messages: list[bytes], style: Style) -> dict[str, float]:
     for _ in range(10):
         with Steps(
             [
-                (FamilyAssembler, "feed", "assemble"),
+                (GaussDbAssembler, "feed", "assemble"),
                 (columnar, "Statements", "one chunk of statements"),
                 (text_columnar, "text_rows", "find literals"),
                 (text_columnar, "json_rows", "find literals"),

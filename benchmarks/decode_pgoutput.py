@@ -14,13 +14,11 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.plain import tabulate_plain
-from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.model.change import Change, Delete, Insert, OldKind, Update
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.pgoutput.columnar import tabulate, tabulate_plain
+from cdc_lake.decode.transaction import BufferedTransaction
+from cdc_lake.model.change import Change, Delete, Insert, OldKind, Transaction, Update
 from cdc_lake.model.relation import Relation
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, catalog_of, encode_stream, table
 
 SEED = 7
@@ -53,12 +51,12 @@ def stream(changes: int, per_transaction: int) -> list[tuple[int, bytes]]:
     )
 
 
-def assemble(messages: Sequence[tuple[int, bytes]]) -> list[RawTransaction]:
+def assemble(messages: Sequence[tuple[int, bytes]]) -> list[BufferedTransaction]:
     feed = Assembler(catalog_of(orders())).feed
     return [raw for lsn, payload in messages for raw in feed(payload, lsn)]
 
 
-def batches(transactions: list[RawTransaction]) -> list[list[RawTransaction]]:
+def batches(transactions: list[BufferedTransaction]) -> list[list[BufferedTransaction]]:
     size = max(1, BATCH // len(transactions[0].frames))
     return [transactions[at : at + size] for at in range(0, len(transactions), size)]
 

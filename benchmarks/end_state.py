@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.comparison.compare import compare
 from cdc_lake.config.project import Project, Target
-from cdc_lake.lake.read import read_silver
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.compare.prove import compare
-from cdc_lake.pipeline.state.comparison import Verdict
+from cdc_lake.control.verdicts import Verdict
+from cdc_lake.observability.events import silent
+from cdc_lake.tables.silver_reader import read_silver
 
 STATE = "SELECT count(*) AS rows, sum(id)::bigint AS ids, sum(quantity)::bigint AS quantity FROM orders"
 """What `folded` says of bronze, of the source's table."""

@@ -33,22 +33,21 @@ from decode_mppdb import COLUMNS, ORDERS, some_row
 from measured import conclude, median, table
 from steps import Steps
 
-from cdc_lake.bronze import batch_rows, writer
+from cdc_lake.bronze import row_builder, writer
 from cdc_lake.bronze.open import bronze_writer
-from cdc_lake.config.gaussdb_sent import effective_options
 from cdc_lake.config.model import Pipeline
-from cdc_lake.config.project import Project
+from cdc_lake.config.project import Project, effective_options
+from cdc_lake.connectors import hashing_process
+from cdc_lake.connectors.gaussdb.decoding import assembler_of, frames_of
 from cdc_lake.decode import hashing
-from cdc_lake.decode.mppdb import columnar
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
+from cdc_lake.decode.gaussdb import columnar
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity
-from cdc_lake.pipeline.gaussdb.frames import assembler_of, frames_of
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.pipeline.stream import hashing_process
-from cdc_lake.source.gaussdb.connection import target_of
-from cdc_lake.source.gaussdb.stream import GaussStream
-from cdc_lake.source.wire.connect import connect
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.source.gaussdb.server import target_of
+from cdc_lake.source.gaussdb.stream import GaussDbStream
+from cdc_lake.source.gaussdb.wire.session import connect
 from cdc_lake.testing.gaussdb.declared import DeclaredTable
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
@@ -109,7 +108,7 @@ def receive_here(project: Project, timed: Steps | None = None) -> None:
     bronze = bronze_writer(project)
     begun = time.perf_counter()
     with timed or nullcontext(), hashing_beside() as peaks:
-        done = receive(project, bronze, once=True, stop=threading.Event(), tell=as_shipped.tell)
+        done = receive(project, bronze, once=True, stop=threading.Event(), report=as_shipped.tell)
     hashed = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = {"hashing": hashed.ru_utime + hashed.ru_stime, "beside_mib": max(peaks, default=0.0)}
     report(time.perf_counter() - begun, done.changes, timed.seconds if timed is not None else {}, used)
@@ -119,16 +118,16 @@ def steps() -> Steps:
     """What a receiver does, in the order in which a row sees it."""
     return Steps(
         [
-            (GaussStream, "poll", "read the socket"),
-            (FamilyAssembler, "feed", "assemble transactions"),
+            (GaussDbStream, "poll", "read the socket"),
+            (GaussDbAssembler, "feed", "assemble transactions"),
             (columnar, "_groups", "decode: find rows and values"),
             (columnar, "_tabulate", "decode: columns of them"),
             (columnar, "canonical_rows", "decode: digests' bytes"),
             (hashing_process, "ask", "decode: digests' bytes"),
-            (hashing_process, "answered", "decode: digests' bytes"),
+            (hashing_process, "read_answer", "decode: digests' bytes"),
             (hashing, "_digests", "decode: hashed here"),
             (columnar, "in_rows", "decode: digests' bytes"),
-            (batch_rows, "build", "bronze's rows"),
+            (row_builder, "build", "bronze's rows"),
             (pq.ParquetWriter, "write_table", "Parquet, zstd"),
             (writer.TableBronze, "_commit", "commit"),
         ]

@@ -39,11 +39,10 @@ from measured import conclude, table
 from workload_sql import FILL, TABLE
 
 from cdc_lake.bronze.open import bronze_writer
-from cdc_lake.config.gaussdb_sent import effective_options
 from cdc_lake.config.model import Pipeline
-from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.records import Operation
-from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.config.project import Project, effective_options
+from cdc_lake.decode.gaussdb.records import Operation
+from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.testing.gaussdb.declared import DeclaredTable
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
@@ -89,7 +88,7 @@ def receive_here(folder: Path) -> None:
     project = project_of(folder)
     begun = time.perf_counter()
     with hashing_beside() as peaks:
-        done = receive(project, bronze_writer(project), once=True, stop=threading.Event(), tell=as_shipped.tell)
+        done = receive(project, bronze_writer(project), once=True, stop=threading.Event(), report=as_shipped.tell)
     facts = {"seconds": time.perf_counter() - begun, "changes": done.changes, "bytes": done.bytes}
     print(json.dumps(facts | {"rss_mib": peak_mib(), "beside_mib": max(peaks, default=0.0)}))
 

@@ -29,8 +29,8 @@ from workload_sql import FILL, TABLE
 
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.config.project import Project
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.testing.server import EmbeddedServer
 
 WARM = 5  # seconds that are not counted: compiled code, caches, the first commits
@@ -44,7 +44,7 @@ class _Landings:
         self._stop = stop
         self.landed: list[tuple[float, int]] = [(time.monotonic(), 0)]
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: ProgressEvent) -> None:
         if progress.stage == "landed":
             count = self.landed[-1][1] + progress.facts["transactions"]
             self.landed.append((time.monotonic(), count))
@@ -63,7 +63,7 @@ def receive_here(given: argparse.Namespace) -> None:
     stop = threading.Event()
     landings = _Landings(given.receive, stop)
     with costing(project.lake) as cost:
-        receive(project, bronze_writer(project), once=False, stop=stop, tell=landings)
+        receive(project, bronze_writer(project), once=False, stop=stop, report=landings)
     print(json.dumps({"landed": landings.landed, **cost}))
 
 

@@ -24,10 +24,9 @@ from spark_costs import costing
 from workload_spans import Workload, orders
 
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.model.change import Change, Update
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.model.change import Change, Transaction, Update
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.testing.messages import boundaries, raw_transaction
 
 Runs: TypeAlias = list[dict[str, Any]]
@@ -45,7 +44,7 @@ class Fleet:
         self._spark = spark
         self._project = project_of(root, f"fleet_{fmt}_{tables}", fmt, names)
         self._workloads = [Workload(orders(name), ROWS, 0) for name in names]
-        self._advance = Advance(self._project, spark, silent)
+        self._advance = SpanLoop(self._project, spark, silent)
         self._bronze = DeltaBronze(self._project.bronze, durability="os")
         self._bronze.begin_stream("bench", 1)
         self._position = 1
@@ -81,7 +80,7 @@ class Fleet:
         self._bronze.append(batch)
         with costing(self._spark, self._project.lake) as cost:
             self._advance.run(None, threading.Event())
-        for error in self._advance.done.broken.values():
+        for error in self._advance.totals.broken.values():
             raise error
         return cost
 

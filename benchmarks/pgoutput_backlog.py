@@ -33,8 +33,8 @@ from workload_sql import BLOCK, publish
 
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.project import Project
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.source.plugins import LINE_OPTIONS, PGOUTPUT, TEST_DECODING, message_options
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.source.postgres.plugins import LINE_OPTIONS, PGOUTPUT, TEST_DECODING, message_options
 from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
 
 
@@ -54,10 +54,10 @@ def receive_here(arguments: argparse.Namespace) -> None:
     with costing(project.lake) as cost:
         if arguments.profile:
             profile = cProfile.Profile()
-            done = profile.runcall(receive, project, bronze, once=True, stop=threading.Event(), tell=as_shipped.tell)
+            done = profile.runcall(receive, project, bronze, once=True, stop=threading.Event(), report=as_shipped.tell)
             profile.dump_stats(arguments.profile)
         else:
-            done = receive(project, bronze, once=True, stop=threading.Event(), tell=as_shipped.tell)
+            done = receive(project, bronze, once=True, stop=threading.Event(), report=as_shipped.tell)
     seconds = time.perf_counter() - begun
     facts = {
         "seconds": seconds,

@@ -24,13 +24,12 @@ from workload_spans import Workload, orders
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Target
-from cdc_lake.lake.session import derive
-from cdc_lake.lake.store import store
-from cdc_lake.model.change import Change, Update
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.applying.rebuild import rebuild
+from cdc_lake.model.change import Change, Transaction, Update
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.rebuild import rebuild
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.tables.open_silver_table import store
+from cdc_lake.tables.spark_session import derive
 from cdc_lake.testing.messages import boundaries, raw_transaction
 
 A_COMMIT = 100_000
@@ -45,9 +44,9 @@ class Anew:
         self._project = project_of(root, f"anew_{fmt}", fmt, ["orders"], rules=[])
         self._source = Workload(orders("orders"), rows, 0)
         self.changes = self._land(rows)
-        with Advance(self._project, spark, silent) as advance:
+        with SpanLoop(self._project, spark, silent) as advance:
             advance.run(None, threading.Event())
-            for error in advance.done.broken.values():
+            for error in advance.totals.broken.values():
                 raise error
         ours: Target = self._project.target(self._source.layout.table)
         twin = replace(ours, name=f"{ours.name}_plain")

@@ -14,14 +14,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from cdc_lake.bronze.port import Tabulate
+from cdc_lake.bronze.contract import Tabulate
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.connectors.redaction import with_redaction
+from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.redaction import Redaction, Strategy
-from cdc_lake.model.change import Insert
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.stream.redaction import redacted
+from cdc_lake.decode.transaction import BufferedTransaction
+from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 USERS = table("public.users", id="int8", email="text", **{f"c{n}": "text" for n in range(8)})
@@ -37,7 +36,7 @@ KINDS = {
 SIZE = 100
 
 
-def transactions(rows: int) -> list[RawTransaction]:
+def transactions(rows: int) -> list[BufferedTransaction]:
     return [
         raw_transaction(Transaction(boundaries(start + 100), tuple(map(insert, range(start, start + SIZE)))))
         for start in range(0, rows, SIZE)
@@ -49,7 +48,7 @@ def insert(number: int) -> Insert:
     return Insert(USERS, (str(number), f"user{number}@example.com", *[text] * 8))
 
 
-def seconds(raws: list[RawTransaction], by: Tabulate) -> float:
+def seconds(raws: list[BufferedTransaction], by: Tabulate) -> float:
     with tempfile.TemporaryDirectory() as folder:
         bronze = DeltaBronze(Path(folder), durability="os")
         bronze.begin_stream("benchmark", 50)
@@ -71,7 +70,7 @@ def main() -> None:
     best = dict.fromkeys(KINDS, float("inf"))
     for _ in range(given.rounds):
         for kind, rules in KINDS.items():
-            best[kind] = min(best[kind], seconds(raws, redacted(tabulate, redaction_by(rules))))
+            best[kind] = min(best[kind], seconds(raws, with_redaction(tabulate, redaction_by(rules))))
     size = sum(raw.size for raw in raws) / 1e6
     print(f"{given.rows} rows, {size:.1f} MB")
     for kind, took in best.items():

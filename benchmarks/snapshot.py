@@ -30,7 +30,7 @@ from served import served
 from workload_sql import fill
 
 from cdc_lake.bronze.open import bronze_writer
-from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
 
 
@@ -43,7 +43,7 @@ def copy_here(given: argparse.Namespace) -> None:
         EmbeddedServer(Path(given.server)), folder, given.copy, source={"publication": "bench"}, **settings
     )
     begun = time.perf_counter()
-    done = receive(project, bronze_writer(project), once=True, stop=threading.Event(), tell=as_shipped.tell)
+    done = receive(project, bronze_writer(project), once=True, stop=threading.Event(), report=as_shipped.tell)
     seconds = time.perf_counter() - begun
     used = resource.getrusage(resource.RUSAGE_SELF)
     facts = {

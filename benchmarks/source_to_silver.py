@@ -30,16 +30,16 @@ from workload_spans import BASE, orders
 from workload_sql import BLOCK, TABLE, WORKLOAD
 
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.config.load import load_project
+from cdc_lake.config.loader import load_project
 from cdc_lake.config.model import Apply
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.row_marks import mark_when_large
-from cdc_lake.lake.session import derive
-from cdc_lake.lake.store import store
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.run import run
-from cdc_lake.silver.shape import make_shape
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.run import run
+from cdc_lake.silver.layout_mapping import make_shape
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.open_silver_table import store
+from cdc_lake.tables.spark_session import derive
+from cdc_lake.tables.table_stats import mark_when_large
 from cdc_lake.testing.beside import beside
 from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
 
@@ -121,15 +121,17 @@ class Live:
 
 def running(project: Project) -> AbstractContextManager[Any]:
     """Both loops, as `run` runs them."""
-    return beside(lambda stop: run(project, once=False, only=None, stop=stop, tell=silent))
+    return beside(lambda stop: run(project, once=False, only=None, stop=stop, report=silent))
 
 
 def measure(admin: psycopg.Connection[Any], project: Project, spark: Any, given: Any) -> dict[str, Any]:
     """All of it for one format."""
-    run(project, once=True, only="receive", stop=threading.Event(), tell=silent)  # the slot and the stream's beginning
+    run(
+        project, once=True, only="receive", stop=threading.Event(), report=silent
+    )  # the slot and the stream's beginning
     fill(spark, project, given.rows)
     admin.execute("CALL backlog(1, %s)", [WARM])
-    run(project, once=True, only=None, stop=threading.Event(), tell=silent)
+    run(project, once=True, only=None, stop=threading.Event(), report=silent)
     blocks, live = given.changes // BLOCK, Live(project, admin)
     print(f"  {project.name}: writing {blocks * BLOCK:,} changes", flush=True)
     admin.execute("CALL backlog(%s, %s)", [WARM + 1, WARM + blocks - 1])

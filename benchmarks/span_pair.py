@@ -30,16 +30,16 @@ from workload_spans import BASE, SPREAD, STATES, Workload, orders
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project, Target
-from cdc_lake.lake.marker import iceberg_catalog
-from cdc_lake.lake.row_marks import mark_when_large
-from cdc_lake.lake.session import derive
-from cdc_lake.lake.store import SilverColumn, store
-from cdc_lake.model.change import Change
+from cdc_lake.model.change import Change, Transaction
 from cdc_lake.model.relation import Relation
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.silver.shape import make_shape
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.silver.layout_mapping import make_shape
+from cdc_lake.tables.open_silver_table import store
+from cdc_lake.tables.silver_table import iceberg_catalog
+from cdc_lake.tables.spark_session import derive
+from cdc_lake.tables.table_stats import mark_when_large
+from cdc_lake.tables.types import SilverColumn
 from cdc_lake.testing.messages import boundaries, raw_transaction
 
 PER_TRANSACTION = 1_000
@@ -99,7 +99,7 @@ class Pair:
         self.costs: dict[str, dict[str, float]] = {}
         """What the last round cost, by side."""
         self.workloads = [Workload(orders(one), rows, changes, keys) for one in names]
-        self._advance = Advance(self.project, spark, silent)
+        self._advance = SpanLoop(self.project, spark, silent)
         self._bronze = DeltaBronze(self.project.bronze)
         self._bronze.begin_stream("bench", 1)
         self._position = 1
@@ -168,7 +168,7 @@ class Pair:
         """Apply what was landed."""
         with phases.measured() if phases else ExitStack():
             self._advance.run(None, threading.Event())
-        for error in self._advance.done.broken.values():
+        for error in self._advance.totals.broken.values():
             raise error
 
     def _plain(self) -> None:

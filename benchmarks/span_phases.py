@@ -11,10 +11,11 @@ from typing import Any
 from unittest.mock import patch
 
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.delta import DeltaSilver
-from cdc_lake.lake.iceberg import IcebergSilver
-from cdc_lake.pipeline.applying import merging, table_job, table_span, table_steps
+from cdc_lake.runtime.apply import merge, table_planner, table_span
+from cdc_lake.runtime.apply import table_span as table_job
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.delta_silver import DeltaSilver
+from cdc_lake.tables.iceberg_silver import IcebergSilver
 
 
 class Phases:
@@ -60,15 +61,15 @@ class Phases:
     def measured(self) -> Iterator[None]:
         """Measure inside."""
         places: list[tuple[Any, str, str]] = [
-            (table_steps, "read_marker", "read markers"),
-            (table_steps, "record", "holds"),
+            (table_planner, "read_marker", "read markers"),
+            (table_planner, "record", "holds"),
             (table_job, "outline", "outline"),
-            (table_steps, "outline", "outline"),
+            (table_planner, "outline", "outline"),
             (table_span, "survey", "survey"),
             (table_span, "evolve", "look up columns"),
             (table_span, "mark_when_large", "weigh the table"),
-            (merging, "strategy_of", "weigh the table"),
-            (merging, "written", "read what was written"),
+            (merge, "strategy_of", "weigh the table"),
+            (merge, "read_commit_metrics", "read what was written"),
             (table_span, "read_changes", "open bronze files"),
             (table_span, "fold", "build the plan"),
             (DeltaSilver, "marker", "read markers"),

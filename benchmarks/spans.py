@@ -13,7 +13,7 @@ from measured import median, table
 from span_pair import Pair, project_of
 from span_phases import Phases
 
-from cdc_lake.lake.session import start
+from cdc_lake.tables.spark_session import start
 
 FORMATS = ("delta", "iceberg")
 PEERS = ("delta-rs", "pyiceberg")

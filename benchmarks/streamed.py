@@ -31,13 +31,13 @@ from measured import carry_out, costing, median, options_of, table
 from served import served
 from workload_sql import FILL, TABLE
 
+from cdc_lake.bronze.contract import TransactionBatch
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
-from cdc_lake.bronze.port import ClosedBatch
-from cdc_lake.cli.lean_arrow import giving_back
+from cdc_lake.cli.arrow_memory import giving_back
 from cdc_lake.config.project import Project
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.receiving.landing import Landing
-from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.runtime.receive.commit_pipeline import BronzeCommitPipeline
+from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.testing.server import EmbeddedServer
 
 CHANGE_BYTES = 249
@@ -61,15 +61,15 @@ def receive_here(given: argparse.Namespace) -> None:
     counting = _Counting(given.until, stop)
     begun = time.monotonic()
     once = given.until is None
-    append, whole = Landing.append, []
+    append, whole = BronzeCommitPipeline.append, []
 
-    def noted(landing: Landing, batch: ClosedBatch) -> None:
+    def noted(landing: BronzeCommitPipeline, batch: TransactionBatch) -> None:
         whole.append(time.monotonic())
         append(landing, batch)
 
-    with costing(project.lake) as cost, mock.patch.object(Landing, "append", noted):
+    with costing(project.lake) as cost, mock.patch.object(BronzeCommitPipeline, "append", noted):
         tell = as_shipped.tell if once else giving_back(counting)
-        done = receive(project, bronze_writer(project), once=once, stop=stop, tell=tell)
+        done = receive(project, bronze_writer(project), once=once, stop=stop, report=tell)
     facts = {
         "seconds": time.monotonic() - begun,
         "sending": (whole[-1] if whole else begun) - begun,
@@ -91,7 +91,7 @@ class _Counting:
         self._changes = 0
         self.at: float | None = None
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: ProgressEvent) -> None:
         if progress.stage == "landed":
             self._changes += progress.facts["changes"]
             if self._until is not None and self._changes >= self._until and self.at is None:

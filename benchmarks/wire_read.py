@@ -16,12 +16,10 @@ import time
 
 from measured import show, table
 
-from cdc_lake.source import gathering
-from cdc_lake.source.gaussdb.messages import data
-from cdc_lake.source.gaussdb.stream import GaussStream
-from cdc_lake.source.wire.connect import connect
-from cdc_lake.source.wire.protocol import copy_data, message
-from cdc_lake.source.wire.target import WireTarget, WireTls
+from cdc_lake.source import socket_io
+from cdc_lake.source.gaussdb.stream import GaussDbStream, data
+from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls, copy_data, message
+from cdc_lake.source.gaussdb.wire.session import connect
 
 SIZES = ((1 << 20, "free"), (8 << 10, "free"), (300, "free"), (300, "each"), (300, "paced"))
 PACE = 20e-6  # seconds from one paced message to the next
@@ -35,7 +33,7 @@ def main() -> None:
     for size, how in SIZES:
         total = (given.megabytes if size > 300 else given.megabytes // 8) << 20
         for name, pauses in (("gathering", 8), ("per message", 0)):
-            gathering._PAUSES = pauses  # noqa: SLF001
+            socket_io._PAUSES = pauses  # noqa: SLF001
             wall, cpu, count = read(size, how, total)
             megabytes = count * (size + 30) / 1e6
             rows.append(
@@ -58,7 +56,7 @@ def read(size: int, how: str, total: int) -> tuple[float, float, int]:
     port = listener.getsockname()[1]
     listener.close()
     target = WireTarget((("127.0.0.1", port),), "db", "u", None, replication_port=port, tls=WireTls("disable"))
-    stream = GaussStream(connect(target, replication=True), "s", 0, {}, keepalives_confirm=False, status_interval=10)
+    stream = GaussDbStream(connect(target, replication=True), "s", 0, {}, keepalives_confirm=False, status_interval=10)
     count = -(-total // (size + 30))
     seen, began, busy = 0, time.perf_counter(), time.process_time()
     while seen < count:

@@ -33,8 +33,8 @@ def bars(title: str, values: Mapping[str, float], *, unit: str = "") -> Chart:
     top = max((*values.values(), 0.0)) or 1.0
     left = min(_WIDTH // 2, 10 + _LETTER * max(map(len, values), default=0))
     body = []
-    for at, (name, value) in enumerate(values.items()):
-        y = 34 + 26 * at
+    for index, (name, value) in enumerate(values.items()):
+        y = 34 + 26 * index
         width = (_WIDTH - left - 100) * max(value, 0.0) / top
         body += [
             _text(left - 8, y + 14, name, anchor="end"),
@@ -48,8 +48,8 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[datetime, float]]], *,
     """Values over time, a line for each series, from zero up to the largest value of all."""
     points = [point for line in series.values() for point in line]
     top = max((*(value for _, value in points), 0.0)) or 1.0
-    begin = min((at for at, _ in points), default=None)
-    end = max((at for at, _ in points), default=None)
+    begin = min((time for time, _ in points), default=None)
+    end = max((time for time, _ in points), default=None)
     body = [
         f'<path d="M60 40V220H{_WIDTH - 20}" fill="none" stroke="{_INK}"/>',
         _text(54, 50, f"{top:,.4g}{unit}", anchor="end"),
@@ -69,8 +69,8 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[datetime, float]]], *,
 def _line(line: Sequence[tuple[datetime, float]], begin: datetime, span: float, top: float, colour: str) -> str:
     """A polyline, and a dot for each point, so that a single one is seen."""
     places = [
-        (60 + (_WIDTH - 80) * (at - begin).total_seconds() / span, 220 - 176 * max(value, 0.0) / top)
-        for at, value in line
+        (60 + (_WIDTH - 80) * (time - begin).total_seconds() / span, 220 - 176 * max(value, 0.0) / top)
+        for time, value in line
     ]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{colour}"/>' for x, y in places)

@@ -10,13 +10,13 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
 
+from cdc_lake.bronze.data_files import BronzeTable
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.table import BronzeTable
 from cdc_lake.bronze.writer import TableBronze
-from cdc_lake.lake.catalog import CatalogAddress
-from cdc_lake.lake.delta_place import LocalPlace
+from cdc_lake.tables.catalog import CatalogAddress
+from cdc_lake.tables.delta_storage import LocalDeltaStorage
 
 FORMATS = ("delta", "iceberg")
 
@@ -30,7 +30,7 @@ class Place:
 
     def table(self, *, durable: bool = False) -> BronzeTable:
         if self.format == "delta":
-            return DeltaBronzeTable(LocalPlace(self.folder, durable=durable))
+            return DeltaBronzeTable(LocalDeltaStorage(self.folder, durable=durable))
         return IcebergBronzeTable(self.address(durable=durable), "shop")
 
     def writer(self, *, durable: bool = False) -> TableBronze:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cdc_lake.lake.session import start
+from cdc_lake.tables.spark_session import start
 from tests.conftest import NO_WORD, filling_jars
 from tests.spark.conftest import make_project
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.change_batch import ChangeColumns
 from cdc_lake.errors import DecodeError
 
 Outcome: TypeAlias = ChangeColumns | tuple[str, str, str]

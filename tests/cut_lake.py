@@ -12,13 +12,12 @@ from deltalake import DeltaTable, write_deltalake
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import CutRow
-from cdc_lake.lake.marker import iceberg_catalog, iceberg_table
-from cdc_lake.model.change import Insert
+from cdc_lake.control.cuts import IN, TableState, table_facts
+from cdc_lake.model.change import Boundaries, Insert, Transaction
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.transaction import Boundaries, Transaction
-from cdc_lake.pipeline.state.cuts import IN, TableState, table_facts
+from cdc_lake.tables.control_schema import CutRow
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.silver_table import iceberg_catalog, iceberg_table
 from cdc_lake.testing.messages import raw_transaction, table
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

@@ -19,22 +19,21 @@ from psycopg import sql
 from pydantic import SecretStr
 
 from cdc_lake.config.source import PostgresSource
-from cdc_lake.decode.announced import ColumnFacts, TableFacts
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.columnar import tabulate as tabulate_messages
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.facts import FamilyTableFacts
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.decode.test_decoding.assembler import LineAssembler
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb.batches import RecordTransaction
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.pgoutput.columnar import tabulate as tabulate_messages
+from cdc_lake.decode.pgoutput.relations import ColumnFacts, TableFacts
+from cdc_lake.decode.test_decoding import LineAssembler
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Missing, TableName
-from cdc_lake.source.catalog import SourceCatalog
-from cdc_lake.source.connection import connect
-from cdc_lake.source.decoded_tables import RowTables
-from cdc_lake.source.plugins import LINE_OPTIONS, message_options
+from cdc_lake.source.postgres.catalog import RowTables, SourceCatalog
+from cdc_lake.source.postgres.connection import connect
+from cdc_lake.source.postgres.plugins import LINE_OPTIONS, message_options
 from cdc_lake.testing.server import HOST, SUPERUSER
 from cdc_lake.testing.workload import Workload
 from tests import type_cases
@@ -51,10 +50,10 @@ class Sent:
 
     messages: list[tuple[int, bytes]]
     lines: list[tuple[int, bytes]]
-    facts: Mapping[TableName, FamilyTableFacts]
+    facts: Mapping[TableName, GaussDbTableMetadata]
     announced: Mapping[TableName, TableFacts]
 
-    def by_messages(self) -> list[RawTransaction]:
+    def by_messages(self) -> list[BufferedTransaction]:
         """Transactions with changes, as pgoutput sends them."""
         assembler = Assembler(self.announced)
         return [raw for lsn, data in self.messages for raw in assembler.feed(data, lsn) if raw.count]
@@ -64,9 +63,9 @@ class Sent:
         assembler = LineAssembler(Codec(), self.facts.__contains__)
         return [raw for lsn, data in self.lines for raw in assembler.feed(data, lsn) if raw.count]
 
-    def layouts(self) -> Layouts:
+    def layouts(self) -> RelationResolver:
         """Layouts that know nothing but the catalog."""
-        return Layouts(self.facts.get, takes_back=False)
+        return RelationResolver(self.facts.get, takes_back=False)
 
 
 def changes(columns: ChangeColumns) -> list[dict[str, Any]]:
@@ -182,7 +181,7 @@ def read(file: Path) -> Sent:
     return Sent(
         [(lsn, data.encode("latin-1")) for lsn, data in kept["messages"]],
         [(lsn, text.encode("latin-1")) for lsn, text in kept["lines"]],
-        {TableName.parse(name): FamilyTableFacts.from_description(facts) for name, facts in kept["facts"].items()},
+        {TableName.parse(name): GaussDbTableMetadata.from_description(facts) for name, facts in kept["facts"].items()},
         {TableName.parse(name): _announced(facts) for name, facts in kept["announced"].items()},
     )
 

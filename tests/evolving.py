@@ -14,9 +14,9 @@ from dataclasses import replace
 from datetime import date, datetime
 from typing import Any
 
-from cdc_lake.lake.names import silver_names
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
+from cdc_lake.tables.types import silver_names
 from cdc_lake.testing.histories import LINE_BREAKS
 from cdc_lake.testing.messages import TYPE_OIDS
 

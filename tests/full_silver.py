@@ -21,13 +21,12 @@ from typing import Any
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.lake.read import read_silver
-from cdc_lake.lake.session import RUNTIME_SETTINGS, start
-from cdc_lake.model.change import Change, Insert, Update
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.applying.watching import watching
+from cdc_lake.model.change import Change, Insert, Transaction, Update
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.applier import watching
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.spark_session import RUNTIME_SETTINGS, start
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.conftest import INTERPRETED
 from tests.spark.conftest import make_project
@@ -53,9 +52,9 @@ def advance(project: Project, spark: Any) -> dict[str, str]:
     """What `apply` does between two beats; the codes of tables that did not come through, or of the whole."""
     try:
         watcher = watching(project, silent)
-        with watcher, Advance(project, spark, watcher.heard) as beat:
+        with watcher, SpanLoop(project, spark, watcher.on_progress) as beat:
             beat.run(None, threading.Event())
-            return {str(name): error.code for name, error in beat.done.broken.items()}
+            return {str(name): error.code for name, error in beat.totals.broken.items()}
     except CdcLakeError as error:
         return {"all": error.code}
 

@@ -10,21 +10,18 @@ import tarfile
 from pathlib import Path
 
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.cli.scaffold import scaffold
-from cdc_lake.config.load import load_project
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.kept import PgoutputFormat
-from cdc_lake.decode.undecodable import Keeping
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import PauseRow, StreamRow
-from cdc_lake.lake.parked_place import parked_place
-from cdc_lake.model.change import Insert
+from cdc_lake.cli.project_template import scaffold
+from cdc_lake.config.loader import load_project
+from cdc_lake.connectors.prepared_transactions import PreparedTransactions, parked_place
+from cdc_lake.connectors.spool import Spool
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.undecodable import PgoutputFormat, StoreUndecodable
+from cdc_lake.devtools.recording import RecordingHeader, RecordingWriter
+from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.stream.parked import ParkedTransactions
-from cdc_lake.pipeline.stream.spool import Spool
-from cdc_lake.source.recording_file import RecordingHeader, RecordingWriter
+from cdc_lake.tables.control_schema import PauseRow, StreamRow
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.testing.messages import boundaries, catalog_of, encode_transaction, insert, raw_transaction, relation
 from cdc_lake.testing.two_phase import begin_prepare, prepare, rollback_prepared
 from tests.golden_lake import ITEMS, ORDERS, STREAM, T0, YAML
@@ -61,7 +58,7 @@ def _stuck(file: Path) -> None:
         raw = raw_transaction(Transaction(boundaries(position), (Insert(ORDERS, ("7", "1", note)),)))
         if note == "torn":
             raw = dataclasses.replace(raw, frames=[raw.frames[0][:-2]])
-        bronze.append([raw], Keeping(PgoutputFormat(refusing(tabulate))))
+        bronze.append([raw], StoreUndecodable(PgoutputFormat(refusing(tabulate))))
 
 
 def _odd(file: Path) -> None:
@@ -91,7 +88,9 @@ def _phased(file: Path) -> None:
     project = load_project(file)
     state = DeltaBronze(project.bronze, durability="os").begin_stream(STREAM, 1000)
     with Spool(project.spool, 1 << 20, 1 << 20) as spool:
-        parked = ParkedTransactions(parked_place(project), spool, state, highest=lambda: None, changed=lambda *_: True)
+        parked = PreparedTransactions(
+            parked_place(project), spool, state, highest=lambda: None, changed=lambda *_: True
+        )
         assembler = Assembler(catalog_of(ORDERS), parking=parked)
         said = [
             begin_prepare(7, "order 17", 2000),

@@ -13,16 +13,15 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.load import load_project
+from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import CutRow, PauseRow, RunRow, SnapshotRow, StreamRow
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Update
+from cdc_lake.control.cuts import IN, PAUSED, TableState, table_facts
+from cdc_lake.control.quarantine import record
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Transaction, Update
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.state.cuts import IN, PAUSED, TableState, table_facts
-from cdc_lake.pipeline.state.holds import record
+from cdc_lake.tables.control_schema import CutRow, PauseRow, RunRow, SnapshotRow, StreamRow
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.pipeline.check.line import CheckLine
+from cdc_lake.ops.check.findings import CheckLine
 from cdc_lake.testing.beside import beside
 from tests.conftest import Database
 from tests.golden_verbs import Once, Shell
@@ -83,7 +83,7 @@ def play(
     story: Mapping[str, Step], database: Database, folder: Path, monkeypatch: pytest.MonkeyPatch, **given: Any
 ) -> None:
     """Do one step after the other; each prints what is kept of it. `given`: for what takes it, as `spark`."""
-    monkeypatch.setattr(import_module("cdc_lake.pipeline.check.doctor"), "machine", lambda _, **_more: THIS_MACHINE)
+    monkeypatch.setattr(import_module("cdc_lake.ops.check.runner"), "machine", lambda _, **_more: THIS_MACHINE)
     own = ((database.name, "shopdb"), (f"{database.host}:{database.port}", "HOST:PORT"))
     shell = Shell(folder, monkeypatch, scrubbed=(*own, *SCRUBBED))
     for case, step in story.items():
@@ -93,7 +93,7 @@ def play(
         if step.first:
             shell([*step.first], 0)
         module, _, name = step.work.rpartition(".")
-        found = import_module(f"cdc_lake.pipeline.{module}")
+        found = import_module(f"cdc_lake.{module}")
         with monkeypatch.context() as patch, beside(partial(_again_and_again, database, step.meanwhile)):
             patch.setattr(found, name, Once(getattr(found, name), **given))
             shell.prints_what_is_kept(case, step.arguments, step.code)

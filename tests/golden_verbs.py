@@ -23,9 +23,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from cdc_lake.cli.app import app
-from cdc_lake.cli.documents import output_schema
+from cdc_lake.cli.docs_generator import output_schema
 from cdc_lake.cli.process import run_command
-from cdc_lake.observe.progress import Progress, silent
+from cdc_lake.observability.events import ProgressEvent, silent
 
 GOLDEN = Path(__file__).parent / "golden"
 SCRUBBED = (
@@ -50,13 +50,13 @@ class Once:
 
     def __init__(self, function: Callable[..., Any], **given: Any) -> None:
         self._function, self._given = function, given
-        self._told: list[Progress] | None = None
+        self._told: list[ProgressEvent] | None = None
         self._result: Any = None
         self._raised: Exception | None = None
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         call = inspect.signature(self._function).bind(*arguments, **named)
-        tell = call.arguments.get("tell", silent)
+        tell = call.arguments.get("report", call.arguments.get("report_progress", silent))
         if self._told is None:
             self._told = []
             self._work(call)
@@ -68,7 +68,11 @@ class Once:
 
     def _work(self, call: inspect.BoundArguments) -> None:
         known = inspect.signature(self._function).parameters
-        ours = {"tell": self._told.append, **self._given} if self._told is not None else self._given
+        ours = (
+            {**dict.fromkeys(("report", "report_progress"), self._told.append), **self._given}
+            if self._told is not None
+            else self._given
+        )
         call.arguments.update({name: value for name, value in ours.items() if name in known})
         try:
             self._result = self._function(*call.args, **call.kwargs)

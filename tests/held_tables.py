@@ -8,17 +8,16 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from cdc_lake.lake.control_columns import schema_of
+from cdc_lake.control.quarantine import OpenQuarantine, QuarantineLog, open_holds
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Tuple, Update
-from cdc_lake.model.decision import FIRST_ORDINAL, Decided
+from cdc_lake.model.position import Span
+from cdc_lake.model.quarantine import FIRST_ORDINAL, Decided
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.model.span import Span
-from cdc_lake.pipeline.state.holds import HoldLog, OpenHolds, open_holds
-from cdc_lake.silver.lineage import trace
-from cdc_lake.silver.row_events import Closing, Event, Key, Traced, Unit
+from cdc_lake.silver.row_tracing import Event, HoldRelease, Key, TracedChange, Unit, trace
+from cdc_lake.tables.control_schema import schema_of
 from cdc_lake.testing.oracle import Oracle
 
-Followed: TypeAlias = tuple[list[Traced], list[Closing]]
+Followed: TypeAlias = tuple[list[TracedChange], list[HoldRelease]]
 LIMIT = 69
 AT = FIRST_ORDINAL
 
@@ -35,12 +34,12 @@ class Table:
     pending: list[Event] = field(default_factory=list)
     at: int = 0
 
-    def open(self) -> OpenHolds:
+    def open(self) -> OpenQuarantine:
         return open_holds(self.log(), self.name, 1, 1, self.at)
 
-    def log(self) -> HoldLog:
+    def log(self) -> QuarantineLog:
         """What is recorded."""
-        return HoldLog(pa.Table.from_pylist(self.held, schema_of("held")), self._decisions())
+        return QuarantineLog(pa.Table.from_pylist(self.held, schema_of("held")), self._decisions())
 
     def decide(self, verb: str, rows: list[dict[str, Any]]) -> None:
         first = AT + sum(one["position"] == self.at + 1 for one in self.decisions)
@@ -63,14 +62,14 @@ class Table:
 
     def every(self, events: list[Event], end: int) -> list[Event]:
         """The events of a span, with the decisions that come into force in it."""
-        coming = Decided(self._decisions()).within(Span(1, self.at, end)).rows
+        coming = Decided(self._decisions()).select_span(Span(1, self.at, end)).rows
         made = [_decision(row) for row in ([] if coming is None else coming.to_pylist())]
         return sorted([*made, *events], key=lambda one: (one.position, one.ordinal))
 
     def traced(self, every: list[Event], whole: frozenset[Unit] = frozenset()) -> Followed:
         """What became of the events of a span."""
         existing, waiting = frozenset(self.keys), self.open().waiting
-        return trace(every, existing=existing, held=waiting, holds_missing=False, whole=whole)
+        return trace(every, existing=existing, held=waiting, holds_missing=False, whole_units=whole)
 
     def merge(self, every: list[Event], followed: Followed, end: int) -> None:
         """The span is written: rows, and what is held."""
@@ -90,7 +89,7 @@ class Table:
     def _decisions(self) -> pa.Table:
         return pa.Table.from_pylist(self.decisions, schema_of("decisions"))
 
-    def _fold(self, events: list[Event], traced: list[Traced]) -> None:
+    def _fold(self, events: list[Event], traced: list[TracedChange]) -> None:
         """Which keys silver has behind the span, as net changes tell it."""
         if any(one.op == "T" for one in events):
             self.keys.clear()
@@ -99,7 +98,7 @@ class Table:
             if any(one.op == "T" for one in events)
             else (-1, 0)
         )
-        last: dict[int, tuple[Event, Traced]] = {}
+        last: dict[int, tuple[Event, TracedChange]] = {}
         for event, one in zip([e for e in events if e.op != "T"], traced, strict=True):
             if not one.held and not one.dropped and (event.position, event.ordinal) > after:
                 last[one.row] = (event, one)

@@ -7,18 +7,18 @@ from collections.abc import Iterable
 
 import structlog
 
-from cdc_lake.observe.log import Level, Log, configure
-from cdc_lake.observe.progress import Progress
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.observability.logging import Level, Log, configure
 
 
-def logged(told: Iterable[Progress]) -> str:
+def logged(told: Iterable[ProgressEvent]) -> str:
     """Everything as JSON lines; asserts that no field was refused."""
     stream = io.StringIO()
     configure(stream, level=Level.DEBUG, pretty=False, colour=False)
     try:
         log = Log("shop", "run")
         for one in told:
-            log.tell(one)
+            log.report(one)
     finally:
         structlog.reset_defaults()
     assert '"refused"' not in stream.getvalue(), stream.getvalue()

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.observe.progress import Progress
+from cdc_lake.observability.events import ProgressEvent
 from tests.canary import leaks
 from tests.conftest import CDC_PASSWORD
 from tests.tally import tally
 
 
 def lived_through(
-    what: str, root: Path, told: Sequence[Progress], error: BaseException | None = None, secret: str = CDC_PASSWORD
+    what: str, root: Path, told: Sequence[ProgressEvent], error: BaseException | None = None, secret: str = CDC_PASSWORD
 ) -> None:
     """A loss that ended by an `error` of its own, or was recovered from; below `root` is all that was written.
 

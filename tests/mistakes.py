@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from cdc_lake.cli.render_error import error_text
+from cdc_lake.cli.text import error_text
 from cdc_lake.errors import CdcLakeError
 
 GOLDEN = Path(__file__).parent / "golden" / "mistakes"

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from cdc_lake.model.change import Change, Truncate
+from cdc_lake.model.change import Change, Transaction, Truncate
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.copies import CopiesHistory, CopiesOracle
 from cdc_lake.testing.expected import AppendRows, CopiesRows, CurrentRows, Expected, HistoryRows
 from cdc_lake.testing.histories import AT_LIMITS, LINE_BREAKS, History, with_column

@@ -10,10 +10,9 @@ from typing import Any, TypeAlias
 from cdc_lake.bronze.contract import SCHEMA
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import control_tables
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Update
+from cdc_lake.model.change import UNCHANGED, Boundaries, Change, Delete, Insert, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.model.transaction import Boundaries, Transaction
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.testing.oracle import Oracle
 
 Tables: TypeAlias = dict[TableName, dict[Any, Any]]

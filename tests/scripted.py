@@ -16,9 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cdc_lake.source.gaussdb.messages import data
-from cdc_lake.source.wire.protocol import copy_data, message
-from cdc_lake.source.wire.target import WireTarget, WireTls
+from cdc_lake.source.gaussdb.stream import data
+from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls, copy_data, message
 
 READY = message(b"Z", b"I")
 ACCEPTED = message(b"R", bytes(4))

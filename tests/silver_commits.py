@@ -11,8 +11,8 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.lake.marker import APP_PROPERTY, GENERATION_PROPERTY, POSITION_PROPERTY, iceberg_catalog
 from cdc_lake.model.relation import TableName
+from cdc_lake.tables.silver_table import APP_PROPERTY, GENERATION_PROPERTY, POSITION_PROPERTY, iceberg_catalog
 
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
 STREAM = "postgres:7:slot"

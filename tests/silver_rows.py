@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.lake.marker import read_marker
-from cdc_lake.lake.read import read_silver
+from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.silver_table import read_marker
 
 Texts = dict[str, str | None]
 

@@ -13,15 +13,15 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
 
+from cdc_lake.bronze.data_files import BronzeTable
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.table import BronzeTable
 from cdc_lake.bronze.writer import TableBronze
-from cdc_lake.config.storage import ObjectAddress
-from cdc_lake.lake.catalog import CatalogAddress, open_catalog
-from cdc_lake.lake.delta_store import StorePlace
-from cdc_lake.lake.object_store import ObjectStore
+from cdc_lake.config.model import ObjectAddress
+from cdc_lake.tables.catalog import CatalogAddress, open_catalog
+from cdc_lake.tables.delta_storage import ObjectStoreDeltaStorage
+from cdc_lake.tables.object_store import ObjectStore
 from cdc_lake.testing.object_store import LocalStore, storage_at
 
 FORMATS = ("delta", "iceberg")
@@ -43,7 +43,7 @@ class Stored:
         """By way of `endpoint`, straight to the store by default."""
         objects = ObjectStore(storage_at(endpoint or self.store.endpoint, patience=self.patience))
         if self.format == "delta":
-            return DeltaBronzeTable(StorePlace(objects, ObjectAddress(BUCKET, self.key)))
+            return DeltaBronzeTable(ObjectStoreDeltaStorage(objects, ObjectAddress(BUCKET, self.key)))
         return IcebergBronzeTable(self._catalog(objects), "shop")
 
     def _catalog(self, objects: ObjectStore) -> CatalogAddress:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cdc_lake.observe.failpoint import FAILPOINTS
+from cdc_lake.observability.failpoints import FAILPOINTS
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,7 +19,7 @@ def struck(folder: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for file in sorted(folder.rglob("*.py")):
         source = file.read_text(encoding="utf-8")
-        if not re.search(r"^from cdc_lake\.observe(\.failpoint)? import .*", source, re.MULTILINE):
+        if not re.search(r"^from cdc_lake\.observability(\.failpoints)? import .*", source, re.MULTILINE):
             continue
         module = importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
         for name in {*listed_in(module, source), *_parametrised(module)}:

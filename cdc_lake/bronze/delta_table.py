@@ -17,13 +17,16 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
-from cdc_lake.bronze.contract import CONTRACT_VERSION, SCHEMA, confirm_app, order_app
-from cdc_lake.bronze.files import BOUNDED, LOOSE, PLAIN, Files
-from cdc_lake.bronze.port import BronzeState
-from cdc_lake.bronze.state import (
+from cdc_lake.bronze.contract import CONTRACT_VERSION, SCHEMA, StreamCheckpoint, confirm_app, order_app
+from cdc_lake.bronze.data_files import (
+    BOUNDED,
     CONTRACT_PROPERTY,
+    LOOSE,
+    PLAIN,
     TRIMMED_PROPERTY,
-    Told,
+    CommittedState,
+    Files,
+    WrittenFile,
     check_contract,
     from_note,
     from_rows,
@@ -31,13 +34,11 @@ from cdc_lake.bronze.state import (
     trimmed_of,
     trimmed_text,
 )
-from cdc_lake.bronze.table import Written
 from cdc_lake.errors import AnotherReceiver, BronzeAltered, BronzeDamaged, BronzeNotWritten, BronzeUnknown
-from cdc_lake.lake.delta_leftovers import Leftovers
-from cdc_lake.lake.delta_log import NotLanded, note_in
-from cdc_lake.lake.delta_others import changed_by
-from cdc_lake.lake.delta_place import Action, DeltaPlace, LocalPlace
-from cdc_lake.lake.parquet_file import Rows
+from cdc_lake.tables.delta_log import DeltaCommitFailed, changed_by, note_in
+from cdc_lake.tables.delta_storage import Action, DeltaStorage, LocalDeltaStorage
+from cdc_lake.tables.files import Rows
+from cdc_lake.tables.orphan_files import OrphanFiles
 
 _APPEND_ONLY = "delta.appendOnly"
 _SHORT_LOG = {
@@ -48,14 +49,16 @@ _SHORT_LOG = {
 
 
 class DeltaBronzeTable:
-    """A Delta table (`bronze.table.BronzeTable`); a path is a local folder, synced before a call returns."""
+    """A Delta table (`bronze.data_files.BronzeTable`); a path is a local folder, synced before a call returns."""
 
-    def __init__(self, at: DeltaPlace | Path) -> None:
-        self._place: DeltaPlace = LocalPlace(at) if isinstance(at, Path) else at
+    def __init__(self, location: DeltaStorage | Path) -> None:
+        self._place: DeltaStorage = LocalDeltaStorage(location) if isinstance(location, Path) else location
         self._table: DeltaTable | None = None
-        self._told: tuple[int, BronzeState | None] | None = None  # by version: asking the log reads it each time
+        self._cached_state: tuple[int, StreamCheckpoint | None] | None = (
+            None  # by version: asking the log reads it each time
+        )
         self._newest: tuple[int, _Newest] | None = None
-        self._made = -1
+        self._committed_version = -1
 
     @property
     def place(self) -> str:
@@ -65,7 +68,7 @@ class DeltaBronzeTable:
     @property
     def version(self) -> int:
         """Delta's version number."""
-        return int(self._at.version())
+        return int(self._open_table.version())
 
     def look(self) -> bool:
         """Read what the log has that was not read yet."""
@@ -73,11 +76,11 @@ class DeltaBronzeTable:
             table = self._place.open()
             if table is None:
                 return False
-            given = self._place.ask(table.metadata).configuration
-            if CONTRACT_PROPERTY not in given:
+            properties = self._place.ask(table.metadata).configuration
+            if CONTRACT_PROPERTY not in properties:
                 raise BronzeUnknown("the folder holds a Delta table that is not a bronze table", where=self.place)
-            check_contract(given[CONTRACT_PROPERTY], self.place)
-            self._table, self._told, self._newest = table, None, None
+            check_contract(properties[CONTRACT_PROPERTY], self.place)
+            self._table, self._cached_state, self._newest = table, None, None
         else:
             self._place.refresh(self._table)
         return True
@@ -87,30 +90,30 @@ class DeltaBronzeTable:
         properties = {"delta.appendOnly": "true", CONTRACT_PROPERTY: str(CONTRACT_VERSION)}
         self._table = self._place.create(SCHEMA, properties)
 
-    def state(self) -> BronzeState | None:
+    def state(self) -> StreamCheckpoint | None:
         """From the note of the newest commit that has one, at last from the rows; with the markers."""
-        if self._told is None or self._told[0] != self.version:
-            self._told = self.version, self._state()
-        return self._told[1]
+        if self._cached_state is None or self._cached_state[0] != self.version:
+            self._cached_state = self.version, self._state()
+        return self._cached_state[1]
 
     def prove(self) -> None:
         """By the log entries behind the newest of ours: files may neither have come nor left with them."""
-        newest = self._walked()
+        newest = self._load_newest()
         changed = changed_by(newest.others)
         if changed is None:
             return
-        ours = "" if newest.version is None else f" behind version {newest.version}, the receiver's last one"
+        after_own = "" if newest.version is None else f" behind version {newest.version}, the receiver's last one"
         remedy = None if newest.version is None else f"RESTORE the table to version {newest.version}, then run again"
-        raise BronzeAltered(f"{changed}{ours}", where=self.place, hint=remedy)
+        raise BronzeAltered(f"{changed}{after_own}", where=self.place, hint=remedy)
 
-    def _state(self) -> BronzeState | None:
-        told = self._walked().told or from_rows(self.files())
-        if told is None:
+    def _state(self) -> StreamCheckpoint | None:
+        note = self._load_newest().note or from_rows(self.files())
+        if note is None:
             return None
-        upto, confirm = self._marker(order_app(told.stream)), self._marker(confirm_app(told.stream))
+        upto, confirm = self._marker(order_app(note.stream)), self._marker(confirm_app(note.stream))
         if upto is None or confirm is None:
-            raise BronzeDamaged(f"bronze names the stream {told.stream} but has no markers of it", where=self.place)
-        return BronzeState(told.stream, told.epoch, upto, confirm, told.head, told.empty)
+            raise BronzeDamaged(f"bronze names the stream {note.stream} but has no markers of it", where=self.place)
+        return StreamCheckpoint(note.stream, note.epoch, upto, confirm, note.head, note.empty)
 
     def last_chunk(self, app: str) -> int | None:
         """The version of the application transaction."""
@@ -118,87 +121,91 @@ class DeltaBronzeTable:
 
     def files(self) -> Files:
         """The files as the log has them, with the bounds it gives."""
-        actions = pa.table(self._place.ask(lambda: self._at.get_add_actions(flatten=True)))
+        actions = pa.table(self._place.ask(lambda: self._open_table.get_add_actions(flatten=True)))
         paths = [self._place.path(unquote(path)) for path in actions["path"].to_pylist()]
-        at = actions.column_names.index("path")
-        return Files.of(actions.set_column(at, "path", pa.array(paths, pa.string())), self._place.filesystem)
+        index = actions.column_names.index("path")
+        return Files.from_actions(
+            actions.set_column(index, "path", pa.array(paths, pa.string())), self._place.filesystem
+        )
 
-    def write(self, rows: Rows) -> Written:
+    def write(self, rows: Rows) -> WrittenFile:
         """One Parquet file, not yet in the log."""
         try:
             action = self._place.write(rows, stats=BOUNDED, loose=LOOSE, plain=PLAIN)
         except OSError as cause:
             raise BronzeNotWritten("a data file could not be written", where=self.place) from cause
-        return Written(action, action.size)
+        return WrittenFile(action, action.size)
 
-    def commit(self, files: Sequence[Written], state: BronzeState, chunks: Mapping[str, int]) -> int:
+    def commit(self, files: Sequence[WrittenFile], state: StreamCheckpoint, chunks: Mapping[str, int]) -> int:
         """One log entry, as the version right after the one looked at."""
         apps = {order_app(state.stream): state.upto, confirm_app(state.stream): state.confirm, **chunks}
         actions = [written.file for written in files]
         return self._make(lambda table: self._place.commit(table, actions, apps=apps, note=note_of(state)))
 
-    # ── upkeep (`bronze.upkeep.MaintainedTable`) ──
+    # ── upkeep (`bronze.compaction.MaintainedTable`) ──
 
-    def prepare(self, state: BronzeState) -> None:
+    def prepare(self, state: StreamCheckpoint) -> None:
         """Say how long the log remembers: what was replaced long ago has no place in every checkpoint."""
-        there = self._place.ask(self._at.metadata).configuration
-        if missing := {name: value for name, value in _SHORT_LOG.items() if there.get(name) != value}:
+        properties = self._place.ask(self._open_table.metadata).configuration
+        if missing := {name: value for name, value in _SHORT_LOG.items() if properties.get(name) != value}:
             self._make(lambda table: self._place.set_properties(table, missing, note_of(state)))
 
-    def exchange(self, removed: Sequence[str], files: Sequence[Written], state: BronzeState, *, gone: bool) -> int:
+    def exchange(
+        self, removed: Sequence[str], files: Sequence[WrittenFile], state: StreamCheckpoint, *, gone: bool
+    ) -> int:
         """One log entry, which readers of a stream pass over."""
         names = [path.rpartition("/")[2] for path in removed]
-        if gone and self._place.ask(self._at.metadata).configuration.get(_APPEND_ONLY) == "true":
+        if gone and self._place.ask(self._open_table.metadata).configuration.get(_APPEND_ONLY) == "true":
             self._make(lambda table: self._place.set_properties(table, {_APPEND_ONLY: "false"}, note_of(state)))
         now = time.time_ns() // 1_000_000
         sizes = dict(zip(self.files().paths, self.files().actions["size_bytes"].to_pylist(), strict=True))
-        actions: list[Action] = [_unchanged(written.file) for written in files]
+        actions: list[Action] = [_rewritten_file(written.file) for written in files]
         for path, name in zip(removed, names, strict=True):
             actions.append(RemoveAction(name, gone, now, size=sizes[path], partition_values={}))
-        self._place.replaced(names)
+        self._place.mark_replaced(names)
         return self._make(lambda table: self._place.commit(table, actions, apps={}, note=note_of(state)))
 
-    def trimmed(self) -> Mapping[int, tuple[int, bytes]]:
+    def last_trimmed(self) -> Mapping[int, tuple[int, bytes]]:
         """From the table's properties."""
-        return trimmed_of(self._place.ask(self._at.metadata).configuration.get(TRIMMED_PROPERTY))
+        return trimmed_of(self._place.ask(self._open_table.metadata).configuration.get(TRIMMED_PROPERTY))
 
-    def record_trimmed(self, trimmed: Mapping[int, tuple[int, bytes]], state: BronzeState) -> None:
+    def record_trimmed(self, trimmed: Mapping[int, tuple[int, bytes]], state: StreamCheckpoint) -> None:
         """As a property of the table."""
-        told = {TRIMMED_PROPERTY: trimmed_text(trimmed)}
-        self._make(lambda table: self._place.set_properties(table, told, note_of(state)))
+        properties = {TRIMMED_PROPERTY: trimmed_text(trimmed)}
+        self._make(lambda table: self._place.set_properties(table, properties, note_of(state)))
 
-    def leftovers(self, now: float, files_seconds: float | None) -> Leftovers | None:
+    def leftovers(self, now: float, files_seconds: float | None) -> OrphanFiles | None:
         """Log entries that a checkpoint replaces, and data files that no version names."""
         live = [path.rpartition("/")[2] for path in self.files().paths]
         return self._place.leftovers(live, now, files_seconds)
 
-    def tidy(self, now: float, files_seconds: float | None) -> Leftovers | None:
+    def tidy(self, now: float, files_seconds: float | None) -> OrphanFiles | None:
         """After a checkpoint of the version looked at."""
-        self._place.checkpoint(self._at)
-        found = self.leftovers(now, files_seconds)
-        if found is not None:
-            self._place.remove(found)
-        return found
+        self._place.checkpoint(self._open_table)
+        leftovers = self.leftovers(now, files_seconds)
+        if leftovers is not None:
+            self._place.remove(leftovers)
+        return leftovers
 
     def written_at(self) -> float | None:
         """By the file of its log entry."""
-        return self._place.written_at(self._at)
+        return self._place.written_at(self._open_table)
 
     # ── the log ──
 
     def _make(self, commit: Callable[[DeltaTable], int]) -> int:
         """Commit on top of the version looked at, and look at the one made."""
         base = self.version
-        if base != self._made:
+        if base != self._committed_version:
             self.prove()
-        table, self._table = self._at, None
+        table, self._table = self._open_table, None
         try:
             version = commit(table)
-        except NotLanded as failure:
+        except DeltaCommitFailed as failure:
             if failure.overtaken or self._moved_on(base):
                 raise AnotherReceiver("another writer committed to bronze", where=self.place) from failure
             raise BronzeNotWritten("the commit failed and did not land", where=self.place) from failure
-        self._table, self._made = table, version
+        self._table, self._committed_version = table, version
         return version
 
     def _moved_on(self, base: int) -> bool:
@@ -207,15 +214,15 @@ class DeltaBronzeTable:
         return newest is not None and newest.version() > base
 
     @property
-    def _at(self) -> DeltaTable:
+    def _open_table(self) -> DeltaTable:
         assert self._table is not None, "look first"
         return self._table
 
     def _marker(self, app: str) -> int | None:
-        version: int | None = self._place.ask(lambda: self._at.transaction_version(app))
+        version: int | None = self._place.ask(lambda: self._open_table.transaction_version(app))
         return version
 
-    def _walked(self) -> _Newest:
+    def _load_newest(self) -> _Newest:
         if self._newest is None or self._newest[0] != self.version:
             self._newest = self.version, self._walk()
         return self._newest[1]
@@ -239,10 +246,10 @@ class _Newest:
     """The newest version of ours, what it notes, and the log entries of others behind it, newest first."""
 
     version: int | None
-    told: Told | None
+    note: CommittedState | None
     others: Sequence[tuple[int, str]]
 
 
-def _unchanged(file: AddAction) -> AddAction:
+def _rewritten_file(file: AddAction) -> AddAction:
     """The action of a file that holds what files that leave had."""
     return AddAction(file.path, file.size, {}, file.modification_time, data_change=False, stats=file.stats)

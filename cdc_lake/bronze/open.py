@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from cdc_lake.bronze.decoded import Decoded
+from cdc_lake.bronze.compaction import MaintainedTable
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
-from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.upkeep import MaintainedTable
+from cdc_lake.bronze.reader import BronzeReader, LateDecoded
 from cdc_lake.bronze.writer import BesideBronze, TableBronze
 from cdc_lake.config.project import Project
 from cdc_lake.errors import IcebergMissing
-from cdc_lake.lake.catalog import catalog_address
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.delta_place import LocalPlace
-from cdc_lake.lake.delta_store import StorePlace
-from cdc_lake.lake.object_store import object_store
+from cdc_lake.tables.catalog import catalog_address
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.delta_storage import LocalDeltaStorage, ObjectStoreDeltaStorage
+from cdc_lake.tables.object_store import object_store
 
 
 def bronze_table(project: Project) -> MaintainedTable:
@@ -26,18 +24,18 @@ def bronze_table(project: Project) -> MaintainedTable:
         durable = project.pipeline.bronze.durability == "fsync"
         return IcebergBronzeTable(catalog_address(project, durable=durable), project.name)
     if (address := project.bronze_address) is not None:
-        return DeltaBronzeTable(StorePlace(object_store(project), address))
-    return DeltaBronzeTable(LocalPlace(project.bronze, durable=project.pipeline.bronze.durability == "fsync"))
+        return DeltaBronzeTable(ObjectStoreDeltaStorage(object_store(project), address))
+    return DeltaBronzeTable(LocalDeltaStorage(project.bronze, durable=project.pipeline.bronze.durability == "fsync"))
 
 
 def bronze_reader(project: Project) -> BronzeReader:
     """A reader of it, for one thread."""
-    return BronzeReader(bronze_table(project), decoded(project))
+    return BronzeReader(bronze_table(project), decoded_transactions(project))
 
 
-def decoded(project: Project) -> Decoded:
+def decoded_transactions(project: Project) -> LateDecoded:
     """What its undecodable transactions turned out to be."""
-    return Decoded(control_tables(project), project.control / "decoded_rows")
+    return LateDecoded(control_tables(project), project.control / "decoded_rows")
 
 
 def bronze_writer(project: Project) -> TableBronze:

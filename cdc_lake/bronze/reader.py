@@ -1,4 +1,10 @@
-"""The bronze reader: commits, changes, layouts and whole transactions of a bronze table, without Spark.
+"""Decoded later: what undecodable transactions turned out to be, kept beside bronze, which is never rewritten.
+
+A file a transaction, with its layouts and changes as bronze would have them, in a folder beside the control tables; a
+row of the control table `decoded` says which transaction it stands for, by the digest of its bytes. The file is on disk
+before the row is: a row without its file counts for nothing, and the transaction is decoded again.
+
+The bronze reader: commits, changes, layouts and whole transactions of a bronze table, without Spark.
 
 Each call looks at the newest version. Only data files whose bounds overlap what is asked for are opened, and only the
 columns asked for are read. Positions of different epochs never meet: every call has one epoch.
@@ -10,7 +16,7 @@ import itertools
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,16 +25,192 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_lake.bronze.contract import COMMIT, DELETE, INSERT, RELATION, SCHEMA, SNAPSHOT, TRUNCATE, UNDECODABLE, UPDATE
-from cdc_lake.bronze.decoded import Decoded
+from cdc_lake.bronze.contract import (
+    BEGIN,
+    COMMIT,
+    DELETE,
+    INSERT,
+    RELATION,
+    SCHEMA,
+    SNAPSHOT,
+    TRUNCATE,
+    UNDECODABLE,
+    UPDATE,
+    StreamCheckpoint,
+)
+from cdc_lake.bronze.data_files import BronzeTable, Files
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
-from cdc_lake.bronze.files import Files
-from cdc_lake.bronze.port import BronzeState
-from cdc_lake.bronze.table import BronzeTable
 from cdc_lake.errors import BronzeDamaged
+from cdc_lake.model.change import Undecoded
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.model.span import Span
-from cdc_lake.model.undecoded import Undecoded
+from cdc_lake.tables.control_schema import DecodedRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.files import write_rows
+
+
+@dataclass(frozen=True)
+class OverlaidFiles(Files):
+    """The files of bronze, and those beside it, which have rows of bronze's columns at positions of their own."""
+
+    overlay: Files = field(default_factory=Files.empty)
+
+    def select(
+        self,
+        *,
+        epoch: int | None = None,
+        after: int | None = None,
+        upto: int | None = None,
+        op: str | None = None,
+        relations: Iterable[str] | None = None,
+    ) -> list[str]:
+        """See Files; those beside bronze come last."""
+        names = None if relations is None else list(relations)
+        own_paths = super().select(epoch=epoch, after=after, upto=upto, op=op, relations=names)
+        return [*own_paths, *self.overlay.select(epoch=epoch, after=after, upto=upto, op=op, relations=names)]
+
+    def read(self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
+        """Rows of the given files, in their order, of the columns asked for."""
+        own_paths, overlay_paths = self.split_paths(paths)
+        return pa.concat_tables(
+            [super().read(own_paths, columns, wanted), self.overlay.read(overlay_paths, columns, wanted)]
+        )
+
+    def batches(
+        self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None
+    ) -> Iterator[pa.Table]:
+        """The same rows a part at a time, file by file, so that memory holds a row group and not the span."""
+        own_paths, overlay_paths = self.split_paths(paths)
+        yield from super().batches(own_paths, columns, wanted)
+        yield from self.overlay.batches(overlay_paths, columns, wanted)
+
+    def split_paths(self, paths: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The paths in bronze, and those beside it."""
+        overlay_paths = set(self.overlay.paths)
+        return [path for path in paths if path not in overlay_paths], [path for path in paths if path in overlay_paths]
+
+
+def decoded_later(files: Files) -> list[tuple[int, int]]:
+    """Epoch and position of the transactions that stand beside bronze."""
+    if not isinstance(files, OverlaidFiles):
+        return []
+    actions = files.overlay.actions
+    return list(zip(actions["min.epoch"].to_pylist(), actions["min.position"].to_pylist(), strict=True))
+
+
+def in_order(
+    files: Files, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None
+) -> Iterator[pa.Table]:
+    """`files.batches` in order also where some stand beside bronze, each a transaction in size.
+
+    Epoch, position and ordinal have to be among the columns.
+    """
+    if not isinstance(files, OverlaidFiles):
+        yield from files.batches(paths, columns, wanted)
+        return
+    own_paths, overlay_paths = files.split_paths(paths)
+    waiting = files.overlay.read(overlay_paths, columns, wanted)
+    for part in files.batches(own_paths, columns, wanted):
+        epoch, position = (part[name][part.num_rows - 1] for name in ("epoch", "position"))
+        same = pc.and_(pc.equal(waiting["epoch"], epoch), pc.less(waiting["position"], position))
+        before = pc.or_(pc.less(waiting["epoch"], epoch), same)
+        yield _sort_rows(pa.concat_tables([part, waiting.filter(before)])) if pc.any(before).as_py() else part
+        waiting = waiting.filter(pc.invert(before))
+    if waiting.num_rows:
+        yield _sort_rows(waiting)
+
+
+def _sort_rows(rows: pa.Table) -> pa.Table:
+    return rows.sort_by([(name, "ascending") for name in ("epoch", "position", "ordinal")])
+
+
+class LateDecoded:
+    """The transactions of a pipeline that were decoded later. One instance a thread."""
+
+    def __init__(self, control: ControlTables, folder: Path) -> None:
+        self._control = control
+        self._folder = folder
+        self._standing: set[tuple[int, int, str]] = set()  # facts whose bytes bronze was seen to hold
+
+    def resolve_commit(self, commit: CommitRow) -> CommitRow:
+        """The commit with the counts of its changes where it was decoded later; otherwise as it is."""
+        if commit.undecoded is None:
+            return commit
+        row = self._rows().get((commit.epoch, commit.position))
+        if row is None or row.content != commit.content.hex():
+            return commit
+        return replace(commit, counts=json.loads(row.counts), undecoded=None)
+
+    def overlay_files(self, files: Files) -> Files:
+        """The files, and beside them those of transactions that were decoded later."""
+        rows = [row for row in self._rows().values() if self._stands(row, files)]
+        if not rows:
+            return files
+        table = pa.table(
+            {
+                "path": [str(self._path(row).absolute()) for row in rows],
+                **{f"{end}.epoch": pa.array([row.epoch for row in rows], pa.int32()) for end in ("min", "max")},
+                **{f"{end}.position": pa.array([row.position for row in rows], pa.int64()) for end in ("min", "max")},
+            }
+        )
+        return OverlaidFiles(files.actions, files.filesystem, Files.from_actions(table))
+
+    def record(self, commit: CommitRow, rows: pa.Table, counts: dict[str, dict[str, int]], version: str) -> None:
+        """Keep what a transaction turned out to be; `rows` as bronze would have them. Raises LakeError, OSError."""
+        fact = DecodedRow(
+            epoch=commit.epoch,
+            position=commit.position,
+            content=commit.content.hex(),
+            version=version,
+            counts=json.dumps(counts, ensure_ascii=False),
+            file=f"{commit.epoch}-{commit.position}-{commit.content.hex()[:12]}.parquet",
+            recorded_at=utc_now(),
+        )
+        path = self._path(fact)
+        change_rows = rows.filter(pc.invert(pc.is_in(rows["op"], pa.array([BEGIN, COMMIT]))))
+        # the layouts stand at the batch's first position in bronze, here at the transaction's own
+        index = change_rows.column_names.index("position")
+        position = pa.repeat(pa.scalar(commit.position, pa.int64()), change_rows.num_rows)
+        write_rows(change_rows.set_column(index, change_rows.schema.field(index), position), path)
+        self._control.record(fact)
+
+    def expired_rows(self, trimmed: Mapping[int, tuple[int, bytes]], files: Files) -> list[DecodedRow]:
+        """The facts about transactions that left bronze by retention: nobody can ask for them any more.
+
+        `trimmed`: epoch → position and hash of the last transaction that left; `files`: of bronze, after that.
+        """
+        rows = [DecodedRow(**row) for row in self._control.read("decoded").to_pylist()]
+        left = [row for row in rows if row.epoch in trimmed and row.position <= trimmed[row.epoch][0]]
+        return [row for row in left if not self._stands(row, files)]
+
+    def forget(self, rows: Sequence[DecodedRow]) -> None:
+        """Remove facts, each file before its row, which counts for nothing without it. Raises LakeError, OSError."""
+        for row in rows:
+            self._path(row).unlink(missing_ok=True)
+            place = (pc.field("epoch") == row.epoch) & (pc.field("position") == row.position)
+            self._control.delete("decoded", place & (pc.field("content") == row.content))
+
+    def _rows(self) -> dict[tuple[int, int], DecodedRow]:
+        """By epoch and position; of several of one transaction the newest."""
+        records = self._control.read("decoded").sort_by("recorded_at").to_pylist()
+        rows = [DecodedRow(**row) for row in records]
+        return {(row.epoch, row.position): row for row in rows if self._path(row).exists()}
+
+    def _stands(self, row: DecodedRow, files: Files) -> bool:
+        """Whether bronze has the bytes that a fact is about: another bronze may have stood here before."""
+        fact = (row.epoch, row.position, row.content)
+        if fact not in self._standing:
+            paths = files.select(epoch=row.epoch, after=row.position - 1, upto=row.position, op=COMMIT)
+            place = (pc.field("epoch") == row.epoch) & (pc.field("position") == row.position)
+            infos = files.read(paths, ["info"], place & (pc.field("op") == COMMIT))["info"].to_pylist()
+            if not any(json.loads(info).get("content") == row.content for info in infos):
+                return False
+            self._standing.add(fact)
+        return True
+
+    def _path(self, row: DecodedRow) -> Path:
+        return self._folder / row.file
+
 
 _ROWS_AT_ONCE = 8192
 _FILES_AT_ONCE = 16
@@ -63,7 +245,7 @@ class CommitRow:
 class BronzeReader:
     """A bronze table; a path is a Delta table's local folder. Keeps the table open; one instance a thread."""
 
-    def __init__(self, table: BronzeTable | Path, decoded: Decoded | None = None) -> None:
+    def __init__(self, table: BronzeTable | Path, decoded: LateDecoded | None = None) -> None:
         """`decoded`: what undecodable transactions turned out to be; without it they are what they are in bronze."""
         self._table: BronzeTable = DeltaBronzeTable(table) if isinstance(table, Path) else table
         self._decoded = decoded
@@ -93,20 +275,20 @@ class BronzeReader:
             return str(part["stream"][0])
         return ""
 
-    def state(self) -> BronzeState | None:
+    def state(self) -> StreamCheckpoint | None:
         """Markers, epoch and head of the newest stream; None where no stream was started."""
         return self._table.state() if self._table.look() else None
 
-    def proven(self) -> BronzeState | None:
+    def proven(self) -> StreamCheckpoint | None:
         """The state as a receiver would go on from it. Raises BronzeAltered where it would not."""
         if not self._table.look():
             return None
         self._table.prove()
         return self._table.state()
 
-    def trimmed(self) -> Mapping[int, tuple[int, bytes]]:
+    def last_trimmed(self) -> Mapping[int, tuple[int, bytes]]:
         """Epoch → position and hash of the last transaction that left by retention; nothing where none did."""
-        return self._table.trimmed() if self._table.look() else {}
+        return self._table.last_trimmed() if self._table.look() else {}
 
     def commits(self, span: Span) -> list[CommitRow]:
         """The transactions of a span in order, from their COMMIT rows alone."""
@@ -118,29 +300,35 @@ class BronzeReader:
         files = self.files()
         paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=COMMIT)
         waiting: list[CommitRow] = []
-        for at in range(0, len(paths), _FILES_AT_ONCE):
-            waiting += self._commits(files, paths[at : at + _FILES_AT_ONCE], span)
+        for start in range(0, len(paths), _FILES_AT_ONCE):
+            waiting += self._commits(files, paths[start : start + _FILES_AT_ONCE], span)
             waiting.sort(key=lambda commit: commit.position)
-            behind = files.lowest(paths[at + _FILES_AT_ONCE :])
-            ready = bisect_left(waiting, behind, key=lambda commit: commit.position) if behind is not None else 0
+            next_position = files.lowest(paths[start + _FILES_AT_ONCE :])
+            ready = (
+                bisect_left(waiting, next_position, key=lambda commit: commit.position)
+                if next_position is not None
+                else 0
+            )
             yield from waiting[:ready]
             del waiting[:ready]
         yield from waiting
 
     def _commits(self, files: Files, paths: Sequence[str], span: Span) -> list[CommitRow]:
         columns = ["epoch", "position", "commit_lsn", "commit_ts", "xid", "info"]
-        rows = files.read(paths, columns, within(span) & (pc.field("op") == COMMIT))
-        found = [_commit_row(row) for row in _in_order(rows).to_pylist()]
-        return found if self._decoded is None else [self._decoded.of(commit) for commit in found]
+        rows = files.read(paths, columns, span_filter(span) & (pc.field("op") == COMMIT))
+        commits = [_commit_row(row) for row in _in_order(rows).to_pylist()]
+        return commits if self._decoded is None else [self._decoded.resolve_commit(commit) for commit in commits]
 
     def undecodable(self, span: Span) -> list[CommitRow]:
         """The transactions of a span that are there as bytes only, in order; those decoded later are left out."""
         files = self.files()
         paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=UNDECODABLE)
-        rows = files.read(paths, ["position"], within(span) & (pc.field("op") == UNDECODABLE))
+        rows = files.read(paths, ["position"], span_filter(span) & (pc.field("op") == UNDECODABLE))
         positions = sorted(rows["position"].unique().to_pylist())
-        found = [commit for at in positions for commit in self.commits(Span(span.epoch, at - 1, at))]
-        return [commit for commit in found if commit.undecoded is not None]
+        commits = [
+            commit for position in positions for commit in self.commits(Span(span.epoch, position - 1, position))
+        ]
+        return [commit for commit in commits if commit.undecoded is not None]
 
     def highest_commit(self, epoch: int, upto: int | None = None) -> int | None:
         """The position of the last transaction of an epoch, at or below `upto`; None where there is none."""
@@ -151,9 +339,9 @@ class BronzeReader:
         highest: int | None = None
         unread = files.select(epoch=epoch, upto=upto, op=COMMIT)
         while unread:
-            found = pc.max(files.read([unread.pop()], ["position"], wanted)["position"]).as_py()
-            if found is not None and (highest is None or found > highest):
-                highest = int(found)
+            position = pc.max(files.read([unread.pop()], ["position"], wanted)["position"]).as_py()
+            if position is not None and (highest is None or position > highest):
+                highest = int(position)
                 higher = set(files.select(epoch=epoch, after=highest, upto=upto, op=COMMIT))
                 unread = [path for path in unread if path in higher]
         return highest
@@ -164,7 +352,7 @@ class BronzeReader:
         Each commit repeats the layouts it uses, so a span's own files hold all that its changes need; with a span more
         may be returned than it uses, never less.
         """
-        files = self.applied()
+        files = self.applied_files()
         names = None if relations is None else {str(name) for name in relations}
         bounds = {} if span is None else {"epoch": span.epoch, "after": span.after - 1, "upto": span.upto}
         paths = files.select(op=RELATION, relations=names, **bounds)
@@ -203,15 +391,15 @@ class BronzeReader:
 
     def changes(self, table: TableName, span: Span) -> pa.Table:
         """All columns of one table's changes (I U D T) in a span, in order."""
-        files = self.applied()
+        files = self.applied_files()
         paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, relations=[str(table)])
-        wanted = within(span) & (pc.field("relation") == str(table))
+        wanted = span_filter(span) & (pc.field("relation") == str(table))
         wanted &= pc.field("op").isin([INSERT, UPDATE, DELETE, TRUNCATE])
         return _in_order(files.read(paths, SCHEMA.names, wanted))
 
     def history_rows(self, table: TableName) -> pa.Table:
         """All columns of all changes and snapshot rows of one table, in order over all epochs."""
-        files = self.applied()
+        files = self.applied_files()
         wanted = (pc.field("relation") == str(table)) & ~pc.field("op").isin([RELATION, UNDECODABLE])
         return _in_order(files.read(files.select(relations=[str(table)]), SCHEMA.names, wanted))
 
@@ -222,37 +410,37 @@ class BronzeReader:
             epoch = state.epoch if state is not None else 0
         files = self.files()
         paths = files.select(epoch=epoch, after=position - 1, upto=position)
-        return _in_order(files.read(paths, SCHEMA.names, within(Span(epoch, position - 1, position))))
+        return _in_order(files.read(paths, SCHEMA.names, span_filter(Span(epoch, position - 1, position))))
 
     def transactions(self, span: Span, columns: Sequence[str] = SCHEMA.names) -> Iterator[tuple[int, list[Any]]]:
         """The rows of each position of a span as dictionaries, in the order they stand in, file by file.
 
-        Layout and snapshot rows are left out. Nothing is checked: `bronze.chain` does.
+        Layout and snapshot rows are left out. Nothing is checked: `bronze.hash_chain_verify` does.
         """
         files = self.files()
-        wanted = within(span) & ~pc.field("op").isin([RELATION, SNAPSHOT])
+        wanted = span_filter(span) & ~pc.field("op").isin([RELATION, SNAPSHOT])
         paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto)
         rows = itertools.chain.from_iterable(_dictionaries(files.read([path], columns, wanted)) for path in paths)
         for position, group in itertools.groupby(rows, key=lambda row: row["position"]):
             yield position, list(group)
 
-    def applied(self) -> Files:
+    def applied_files(self) -> Files:
         """The files, with those of transactions that were decoded after they had landed: what is applied to silver."""
         files = self.files()
         if self._decoded is None or not files.select(op=UNDECODABLE):
             return files
-        return self._decoded.over(files)
+        return self._decoded.overlay_files(files)
 
     def files(self) -> Files:
         """The data files of the newest version."""
         if not self._table.look():
-            return Files.none()
+            return Files.empty()
         if self._files is None or self._files[0] != self._table.version:
             self._files = (self._table.version, self._table.files())
         return self._files[1]
 
 
-def within(span: Span) -> pc.Expression:
+def span_filter(span: Span) -> pc.Expression:
     """The filter of a span."""
     position = pc.field("position")
     return (pc.field("epoch") == span.epoch) & (position > span.after) & (position <= span.upto)

@@ -16,20 +16,18 @@ from typing import Literal
 
 import pyarrow as pa
 
-from cdc_lake.bronze.batch_rows import BatchRows, one_thread
-from cdc_lake.bronze.contract import snapshot_app
+from cdc_lake.bronze.contract import BronzeCommit, StreamCheckpoint, Tabulate, TransactionBatch, snapshot_app
+from cdc_lake.bronze.data_files import BronzeTable, WrittenFile
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
-from cdc_lake.bronze.port import BronzeState, ClosedBatch, Landed, Tabulate
-from cdc_lake.bronze.rows import Place, absent_rows, snapshot_rows
-from cdc_lake.bronze.table import BronzeTable, Written
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.digest import GENESIS
-from cdc_lake.decode.raw import Raw
+from cdc_lake.bronze.row_builder import BatchRows, Place, absent_rows, one_thread, snapshot_rows
+from cdc_lake.decode.hashing import GENESIS
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.transaction import ReceivedTransaction
 from cdc_lake.errors import AnotherReceiver, NoStream, NotInOrder
-from cdc_lake.lake.delta_place import LocalPlace
+from cdc_lake.model.quarantine import RefetchedRows
 from cdc_lake.model.relation import Relation
-from cdc_lake.model.reread import Reread
-from cdc_lake.observe.failpoint import FILE_WRITTEN, STATE_READ, failpoint
+from cdc_lake.observability.failpoints import FILE_WRITTEN, STATE_READ, failpoint
+from cdc_lake.tables.delta_storage import LocalDeltaStorage
 
 FILE_BYTES = 1 << 30
 """Size in memory above which rows go to more than one file."""
@@ -41,13 +39,14 @@ their position they are before all changes, and what was written later is behind
 """
 
 
-def _now() -> int:
+def _now_micros() -> int:
     """Microseconds since 1970-01-01 UTC."""
     return time.time_ns() // 1_000
 
 
 class TableBronze:
-    """Writes a bronze table of any format (`bronze.port.BronzeWriter`). One instance a pipeline, used by one thread.
+    """Writes a bronze table of any format (`bronze.contract.BronzeWriter`). One instance a pipeline, used by one
+    thread.
 
     `clock` gives `ingest_ts`; `worker`: see `BatchRows`.
     """
@@ -56,65 +55,67 @@ class TableBronze:
         self,
         table: BronzeTable,
         *,
-        clock: Callable[[], int] = _now,
+        clock: Callable[[], int] = _now_micros,
         worker: Callable[[str], Executor] = one_thread,
     ) -> None:
         self._table = table
         self._clock = clock
         self._worker = worker
-        self._known: BronzeState | None = None
+        self._cached_state: StreamCheckpoint | None = None
         """Of the version the table stands at; None: it has to be read, as after a commit that failed."""
         self._refused = False
 
-    def state(self) -> BronzeState | None:
+    def state(self) -> StreamCheckpoint | None:
         """What bronze holds of the newest stream, read from the table; None where no stream was started."""
         state = self._read()[1]
         failpoint(STATE_READ)
         return state
 
-    def begin_stream(self, stream: str, start: int, confirm: int | None = None, *, after: int = 0) -> BronzeState:
+    def begin_stream(self, stream: str, start: int, confirm: int | None = None, *, after: int = 0) -> StreamCheckpoint:
         """Start a stream at `start`, in the epoch after the last one and `after`; the table is made where there is
         none.
         """
-        there, last = self._read()
-        if not there:
+        exists, last = self._read()
+        if not exists:
             self._table.create()
         if last is not None and last.stream == stream:
             raise NoStream(f"the stream {stream} was already started", where=self._table.place)
         epoch = max(last.epoch if last else 0, after) + 1
-        state = BronzeState(stream, epoch, start, start if confirm is None else confirm, GENESIS)
+        state = StreamCheckpoint(stream, epoch, start, start if confirm is None else confirm, GENESIS)
         self._commit(state, (), {})
         return state
 
-    def append(self, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = tabulate) -> Landed:
+    def append(
+        self, batch: TransactionBatch | Sequence[ReceivedTransaction], tabulate: Tabulate = tabulate
+    ) -> BronzeCommit:
         """Append whole transactions, ascending by position; those at or below `upto` are dropped as repeats."""
         before = self._stream()
-        given = batch if isinstance(batch, ClosedBatch) else _bare(batch, before)
-        _check_order(given, self._table.place)
-        fresh = [raw for raw in given.transactions if raw.bounds.position > before.upto]
-        repeats = len(given.transactions) - len(fresh)
+        closed_batch = batch if isinstance(batch, TransactionBatch) else _bare(batch, before)
+        _check_order(closed_batch, self._table.place)
+        fresh = [raw for raw in closed_batch.transactions if raw.bounds.position > before.upto]
+        repeats = len(closed_batch.transactions) - len(fresh)
         if not fresh:
-            return replace(self.advance(given.upto, given.confirm, given.empty), repeats=repeats)
+            return replace(self.advance(closed_batch.upto, closed_batch.confirm, closed_batch.empty), repeats=repeats)
         rows = BatchRows(fresh, tabulate, before, self._clock(), self._worker)
-        written = rows.each(self._files)
-        confirm = max(before.confirm, given.confirm)
-        state = replace(before, upto=given.upto, confirm=confirm, head=rows.head, empty=given.empty)
+        written = rows.map_tables(self._files)
+        confirm = max(before.confirm, closed_batch.confirm)
+        state = replace(before, upto=closed_batch.upto, confirm=confirm, head=rows.head, empty=closed_batch.empty)
         version, size = self._land(state, written, {})
-        landed = _landed(
+        landed = _commit_result(
             state, version, transactions=len(fresh), changes=rows.changes, repeats=repeats, bytes_written=size
         )
         return replace(landed, operations=rows.operations)
 
-    def advance(self, position: int, confirm: int, empty: int = 0) -> Landed:
+    def advance(self, position: int, confirm: int, empty: int = 0) -> BronzeCommit:
         """Record that nothing is missing up to `position`: the markers rise, or nothing happens."""
         before = self._stream()
         upto, confirm = max(before.upto, position), max(before.confirm, confirm)
         if (upto, confirm) == (before.upto, before.confirm):
-            return _landed(before, self._table.version)
+            return _commit_result(before, self._table.version)
         state = replace(before, upto=upto, confirm=confirm, empty=empty if position >= before.upto else before.empty)
-        return _landed(state, self._commit(state, (), {}))
+        return _commit_result(state, self._commit(state, (), {}))
 
-    def turn_back(self, position: int) -> BronzeState:
+    def turn_back(self, position: int) -> StreamCheckpoint:
         """Record that bronze is complete up to `position` only: the markers fall, or nothing happens."""
         before = self._stream()
         state = replace(before, upto=min(before.upto, position), confirm=min(before.confirm, position))
@@ -124,23 +125,23 @@ class TableBronze:
 
     def append_snapshot(
         self, snapshot: str, chunk: int, relation: Relation, rows: object, first_ordinal: int, position: int
-    ) -> Landed:
+    ) -> BronzeCommit:
         """Append one chunk of snapshot rows, outside the chain and its markers; a chunk already there is dropped."""
         state = self._stream()
         app = snapshot_app(state.stream, snapshot)
         last = self._table.last_chunk(app)
         if last is not None and chunk <= last:
-            return _landed(state, self._table.version)
+            return _commit_result(state, self._table.version)
         place = Place(state.stream, state.epoch, position, self._clock())
         table = snapshot_rows(relation, rows, place, first_ordinal)
         version, size = self._land(state, self._files(table), {app: chunk})
-        return _landed(state, version, changes=table.num_rows - 1, bytes_written=size)
+        return _commit_result(state, version, changes=table.num_rows - 1, bytes_written=size)
 
     def as_landed(self, relation: Relation) -> Relation:
         """See BronzeWriter: the same."""
         return relation
 
-    def append_reread(self, relation: Relation, rows: pa.Array, absent: pa.Array, position: int) -> Reread:
+    def append_reread(self, relation: Relation, rows: pa.Array, absent: pa.Array, position: int) -> RefetchedRows:
         """Append rows that were read again at the source, as they are right before `position`, and keys that no row has
         then: outside the chain and its markers, beside a receiver, as upkeep is. Both are list<string> by position in
         the layout. Raises AnotherReceiver where the receiver came first.
@@ -148,47 +149,47 @@ class TableBronze:
         state, now = self._stream(), self._clock()
         first = (now // 1_000 << _REREAD_BITS) - _REREAD_BELOW
         place = Place(state.stream, state.epoch, position, now)
-        there = snapshot_rows(relation, rows, place, first)
+        present_rows = snapshot_rows(relation, rows, place, first)
         gone = absent_rows(relation, absent, place, first + len(rows))
-        self._land(state, self._files(pa.concat_tables([there, gone])), {})
-        return Reread(position, first, len(rows) + len(absent))
+        self._land(state, self._files(pa.concat_tables([present_rows, gone])), {})
+        return RefetchedRows(position, first, len(rows) + len(absent))
 
     # ── the table ──
 
-    def _read(self) -> tuple[bool, BronzeState | None]:
+    def _read(self) -> tuple[bool, StreamCheckpoint | None]:
         """Whether the table is there, and its state."""
         if self._refused:
             raise AnotherReceiver("this writer was overtaken by another one", where=self._table.place)
-        if self._known is None:
+        if self._cached_state is None:
             if not self._table.look():
                 return False, None
             self._table.prove()
-            self._known = self._table.state()
-        return True, self._known
+            self._cached_state = self._table.state()
+        return True, self._cached_state
 
-    def _stream(self) -> BronzeState:
+    def _stream(self) -> StreamCheckpoint:
         state = self._read()[1]
         if state is None:
             raise NoStream("no stream was started in this bronze table", where=self._table.place)
         return state
 
-    def _files(self, rows: pa.Table) -> list[Written]:
+    def _files(self, rows: pa.Table) -> list[WrittenFile]:
         """Rows as a file, or as several. What was written before an error stays, and no commit names it."""
         files = -(-rows.nbytes // FILE_BYTES)
         share = -(-rows.num_rows // files)
         return [self._table.write(rows.slice(start, share)) for start in range(0, rows.num_rows, share)]
 
-    def _land(self, state: BronzeState, written: Sequence[Written], chunks: dict[str, int]) -> tuple[int, int]:
+    def _land(self, state: StreamCheckpoint, written: Sequence[WrittenFile], chunks: dict[str, int]) -> tuple[int, int]:
         """Commit the files; the version made and the bytes written."""
         failpoint(FILE_WRITTEN)
-        return self._commit(state, written, chunks), sum(one.size for one in written)
+        return self._commit(state, written, chunks), sum(file.size for file in written)
 
-    def _commit(self, state: BronzeState, files: Sequence[Written], chunks: dict[str, int]) -> int:
+    def _commit(self, state: StreamCheckpoint, files: Sequence[WrittenFile], chunks: dict[str, int]) -> int:
         """Commit with the state; whatever goes wrong, the table is read again before the next commit.
 
         Upkeep leaves the state as it was: what was overtaken by it alone is committed on top of it.
         """
-        before, self._known = self._known, None
+        before, self._cached_state = self._cached_state, None
         while True:
             last = {app: self._table.last_chunk(app) for app in chunks}
             try:
@@ -205,7 +206,7 @@ class TableBronze:
                     self._refused = True
                     raise
             else:
-                self._known = state
+                self._cached_state = state
                 return version
 
 
@@ -216,9 +217,9 @@ class BesideBronze(TableBronze):
     Raises NoStream where another stream was begun meanwhile.
     """
 
-    def _commit(self, state: BronzeState, files: Sequence[Written], chunks: dict[str, int]) -> int:
+    def _commit(self, state: StreamCheckpoint, files: Sequence[WrittenFile], chunks: dict[str, int]) -> int:
         while True:
-            self._known = None
+            self._cached_state = None
             now = self._stream()
             if now.stream != state.stream:
                 raise NoStream(f"the stream {now.stream} was begun meanwhile", where=self._table.place)
@@ -226,7 +227,7 @@ class BesideBronze(TableBronze):
                 version = self._table.commit(files, now, chunks)
             except AnotherReceiver:
                 continue
-            self._known = now
+            self._cached_state = now
             return version
 
 
@@ -234,19 +235,19 @@ class DeltaBronze(TableBronze):
     """Writes a Delta table in a local folder; `durability: fsync` survives power loss, `os` the end of the process."""
 
     def __init__(
-        self, path: Path, durability: Literal["fsync", "os"] = "fsync", *, clock: Callable[[], int] = _now
+        self, path: Path, durability: Literal["fsync", "os"] = "fsync", *, clock: Callable[[], int] = _now_micros
     ) -> None:
-        super().__init__(DeltaBronzeTable(LocalPlace(Path(path), durable=durability == "fsync")), clock=clock)
+        super().__init__(DeltaBronzeTable(LocalDeltaStorage(Path(path), durable=durability == "fsync")), clock=clock)
 
 
-def _bare(transactions: Sequence[Raw], before: BronzeState) -> ClosedBatch:
+def _bare(transactions: Sequence[ReceivedTransaction], before: StreamCheckpoint) -> TransactionBatch:
     if not transactions:
-        return ClosedBatch((), before.upto, before.confirm, before.empty)
+        return TransactionBatch((), before.upto, before.confirm, before.empty)
     confirm = max(raw.bounds.confirm for raw in transactions)
-    return ClosedBatch(transactions, transactions[-1].bounds.position, confirm)
+    return TransactionBatch(transactions, transactions[-1].bounds.position, confirm)
 
 
-def _check_order(batch: ClosedBatch, place: str) -> None:
+def _check_order(batch: TransactionBatch, place: str) -> None:
     positions = [raw.bounds.position for raw in batch.transactions]
     for earlier, later in itertools.pairwise(positions):
         if later <= earlier:
@@ -255,13 +256,13 @@ def _check_order(batch: ClosedBatch, place: str) -> None:
         raise NotInOrder(f"a batch up to {batch.upto} holds position {positions[-1]}", where=place)
 
 
-def _landed(
-    state: BronzeState,
+def _commit_result(
+    state: StreamCheckpoint,
     version: int,
     *,
     transactions: int = 0,
     changes: int = 0,
     repeats: int = 0,
     bytes_written: int = 0,
-) -> Landed:
-    return Landed(state.upto, state.confirm, transactions, changes, repeats, bytes_written, version)
+) -> BronzeCommit:
+    return BronzeCommit(state.upto, state.confirm, transactions, changes, repeats, bytes_written, version)

@@ -15,25 +15,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cdc_lake.cli.bundle_verbs import register as register_bundle
-from cdc_lake.cli.compare_verb import register as register_compare
-from cdc_lake.cli.cuts_verbs import cuts_app
-from cdc_lake.cli.held_verbs import held_app
-from cdc_lake.cli.inspect_verbs import inspect_app
-from cdc_lake.cli.offline_verbs import register as register_offline
-from cdc_lake.cli.pause_verbs import register as register_pauses
-from cdc_lake.cli.payload_verbs import register as register_payload_verbs
+from cdc_lake.cli.command import Call, Debug, Json, NoColor, Quiet, Verbose, set_options, verb
+from cdc_lake.cli.commands.compare import register as register_compare
+from cdc_lake.cli.commands.cuts import cuts_app
+from cdc_lake.cli.commands.inspect import inspect_app
+from cdc_lake.cli.commands.maintenance import register_pause as register_pauses
+from cdc_lake.cli.commands.maintenance import register_rebuild, register_resync, register_upgrade
+from cdc_lake.cli.commands.project import register_bundle, register_offline
+from cdc_lake.cli.commands.quarantine import held_app
+from cdc_lake.cli.commands.recordings import register as register_payload_verbs
+from cdc_lake.cli.commands.slots import slot_app
+from cdc_lake.cli.output import CommandOutput, OutputOptions, separate_narration, stderr
 from cdc_lake.cli.process import EXIT_INTERRUPTED, EXIT_PENDING, run_command
-from cdc_lake.cli.rebuild_verbs import register as register_rebuild
-from cdc_lake.cli.resync_verb import register as register_resync
-from cdc_lake.cli.slot_verbs import slot_app
-from cdc_lake.cli.upgrade_verbs import register as register_upgrade
-from cdc_lake.cli.verb import Call, Debug, Json, NoColor, Quiet, Verbose, set_look, verb
-from cdc_lake.cli.view import Look, View, separate_narration, stderr
 
 if TYPE_CHECKING:
-    from cdc_lake.observe.progress import Tell
-    from cdc_lake.pipeline.status.standing import Status
+    from cdc_lake.observability.events import ProgressReporter
+    from cdc_lake.ops.status import Status
+
 
 ORDER = (
     *("init", "validate", "check", "plan", "run", "status", "compare", "report"),
@@ -75,12 +73,12 @@ def _version(on: bool) -> None:
     if on:
         from importlib.metadata import version
 
-        View(Look(), "version").raw(f"cdc-lake {version('cdc_lake')}")
+        CommandOutput(OutputOptions(), "version").raw(f"cdc-lake {version('cdc_lake')}")
         raise typer.Exit
 
 
 @app.callback()
-def shared(
+def read_shared_options(
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -92,7 +90,7 @@ def shared(
 ) -> None:
     """Read the options that stand before the verb."""
     del version
-    set_look(Look(json=json, quiet=quiet, verbose=verbose, debug=debug, no_color=no_color))
+    set_options(OutputOptions(json=json, quiet=quiet, verbose=verbose, debug=debug, no_color=no_color))
 
 
 @verb(app, "check")
@@ -107,28 +105,28 @@ def check(
     ] = None,
 ) -> None:
     """Look at everything a run needs: Java, Spark, jars, server, role, slot, tables, lake; each with its fix."""
-    from cdc_lake.cli.render import check_text
-    from cdc_lake.cli.render_types import ledger_text
-    from cdc_lake.pipeline.check import doctor
+    from cdc_lake.cli.commands.status import ledger_text
+    from cdc_lake.cli.text import check_text
+    from cdc_lake.ops.check import runner
 
     if only not in {None, "receive"}:
         raise typer.BadParameter("expected `receive`", param_hint="--only")
     project = call.project()
     if sql or ddl:
-        parts = [*([doctor.dba_sql(project)] if sql else ()), *([doctor.ddl_sql(project)] if ddl else ())]
+        parts = [*([runner.dba_sql(project)] if sql else ()), *([runner.ddl_sql(project)] if ddl else ())]
         call.view.raw("\n\n".join(parts))
         return
     receives = only is not None
-    found = doctor.examine(project, receives=receives)
-    look = call.view.look
-    colour = look.colour(sys.stdout)
-    types = "" if look.quiet else ledger_text(found.types, colour=colour, verbose=look.verbose)
-    quiet = look.quiet and not look.verbose
+    examination = runner.examine(project, receives=receives)
+    options = call.view.options
+    colour = options.colour(sys.stdout)
+    types = "" if options.quiet else ledger_text(examination.types, colour=colour, verbose=options.verbose)
+    quiet = options.quiet and not options.verbose
     text = types + check_text(
-        found.lines, call.view.width, colour=colour, verbose=look.verbose, quiet=quiet, receives=receives
+        examination.lines, call.view.width, colour=colour, verbose=options.verbose, quiet=quiet, receives=receives
     )
-    call.view.result({"ok": found.ok, "lines": found.lines, "types": found.types}, text)
-    if not found.ok:
+    call.view.result({"ok": examination.ok, "lines": examination.lines, "types": examination.types}, text)
+    if not examination.ok:
         raise typer.Exit(1)
 
 
@@ -144,8 +142,8 @@ def plan(
     ] = None,
 ) -> None:
     """What `run` would do, without doing it."""
-    from cdc_lake.cli.render import plan_text, settings_text
-    from cdc_lake.cli.render_types import ledger_text
+    from cdc_lake.cli.commands.status import ledger_text
+    from cdc_lake.cli.text import plan_text, settings_text
 
     project = call.project()
     if show_config:
@@ -154,12 +152,12 @@ def plan(
         settings = effective(project)
         call.view.result({"settings": settings}, settings_text(settings, call.view.width))
         return
-    from cdc_lake.pipeline.plan import plan as work_out
+    from cdc_lake.ops.plan import plan as work_out
 
     planned = work_out(project, adopt=frozenset(adopt or ()))
-    look = call.view.look
-    types = ledger_text(planned.types, colour=look.colour(sys.stdout), verb="plan", verbose=look.verbose)
-    call.view.result(planned, ("" if look.quiet else types) + plan_text(planned, verbose=look.verbose))
+    options = call.view.options
+    types = ledger_text(planned.types, colour=options.colour(sys.stdout), verb="plan", verbose=options.verbose)
+    call.view.result(planned, ("" if options.quiet else types) + plan_text(planned, verbose=options.verbose))
     if exit_code and planned.changes:
         raise typer.Exit(EXIT_PENDING)
 
@@ -185,22 +183,22 @@ def run(
     until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
 ) -> None:
     """Do the plan: receive changes into bronze, apply them to silver."""
-    from cdc_lake.cli.interrupt import StopOnSignal, stop_when_input_ends
-    from cdc_lake.cli.render import run_text
+    from cdc_lake.cli.process import StopOnSignal, stop_when_input_ends
+    from cdc_lake.cli.text import run_text
 
     if only not in {None, "receive", "apply"}:
         raise typer.BadParameter("expected `receive` or `apply`", param_hint="--only")
-    for option, given in (("--allow", allow), ("--adopt", adopt)):
-        if given and only == "receive":
+    for option, words in (("--allow", allow), ("--adopt", adopt)):
+        if words and only == "receive":
             raise typer.BadParameter("receiving alone changes no silver table", param_hint=option)
     project = call.project()
-    tell: Tell = call.view.tell
+    report_progress: ProgressReporter = call.view.report
     if only == "receive":
-        from cdc_lake.cli import lean_arrow
+        from cdc_lake.cli import arrow_memory
 
-        lean_arrow.load()
-        tell = lean_arrow.giving_back(tell)
-    from cdc_lake.pipeline.run import run as execute
+        arrow_memory.load()
+        report_progress = arrow_memory.giving_back(report_progress)
+    from cdc_lake.runtime.run import run as execute
 
     with StopOnSignal(call.view.note) as stop:
         if until_input_ends:
@@ -210,11 +208,11 @@ def run(
             once=once,
             only=only,
             stop=stop.event,
-            tell=tell,
+            report=report_progress,
             allowed=frozenset(allow or ()),
             adopt=frozenset(adopt or ()),
         )
-    if call.view.look.json:
+    if call.view.options.json:
         call.view.event({"schema": "cdc-lake/run/1", "stage": "summary", **_fields(summary)})
     else:
         call.view.result(summary, run_text(summary))
@@ -244,27 +242,26 @@ def status(
     ] = False,
 ) -> None:
     """Where the pipeline stands: tables, slot, lags, held rows, each with its reason."""
-    from cdc_lake.cli.render_status import status_text
-    from cdc_lake.cli.watching import watch_status
-    from cdc_lake.pipeline.status.standing import status as look_up
+    from cdc_lake.cli.commands.status import status_text, watch_status
+    from cdc_lake.ops.status import status as look_up
 
     project = call.project()
 
-    def look() -> Status:
-        found = look_up(project)
+    def load_status() -> Status:
+        current = look_up(project)
         if html is not None:
-            from cdc_lake.pipeline.status.page import write_status_page
+            from cdc_lake.ops.html_pages import write_status_page
 
-            write_status_page(project, found, html)
-        return found
+            write_status_page(project, current, html)
+        return current
 
     if watch and exit_code:
         raise typer.BadParameter("with --watch there is no end to give a code at", param_hint="--exit-code")
     if watch:
-        watch_status(call.view, look, every)
+        watch_status(call.view, load_status, every)
         return
-    value = look()
-    call.view.result(value, status_text(value, call.view.width, colour=call.view.look.colour(sys.stdout)))
+    value = load_status()
+    call.view.result(value, status_text(value, call.view.width, colour=call.view.options.colour(sys.stdout)))
     if exit_code and value.troubles:
         raise typer.Exit(1)
 
@@ -274,8 +271,8 @@ def report(
     call: Call, open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False
 ) -> None:
     """Write the data quality and run report: one HTML file and its JSON."""
-    from cdc_lake.cli.render import report_text
-    from cdc_lake.pipeline.status.report import report as write
+    from cdc_lake.cli.text import report_text
+    from cdc_lake.ops.html_pages import report as write
 
     files = write(call.project())
     call.view.result(files, report_text(files))
@@ -296,17 +293,17 @@ def maintain(
     only: Annotated[str | None, typer.Option("--only", metavar="bronze|silver", help="One of the two.")] = None,
 ) -> None:
     """Keep tables up: let old transactions and versions leave, put small files together, remove what nobody needs."""
-    from cdc_lake.cli.render_maintain import maintenance_text
-    from cdc_lake.pipeline.maintain import maintain as keep_up
+    from cdc_lake.cli.commands.maintenance import maintenance_text
+    from cdc_lake.runtime.maintain import maintain as keep_up
 
     if only not in {None, "bronze", "silver"}:
         raise typer.BadParameter("expected `bronze` or `silver`", param_hint="--only")
-    done = keep_up(call.project(), dry_run=dry_run, force=force, only=only, tell=call.view.tell)
-    call.view.result(done, maintenance_text(done))
+    result = keep_up(call.project(), dry_run=dry_run, force=force, only=only, report=call.view.report)
+    call.view.result(result, maintenance_text(result))
 
 
 def _fields(value: object) -> dict[str, Any]:
-    from cdc_lake.cli.document import plain
+    from cdc_lake.cli.output import plain
 
     body = plain(value)
     return body if isinstance(body, dict) else {"value": body}

@@ -1,20 +1,27 @@
 """One command line as one process: what can end it, what is said then, and the exit code.
 
 The codes are a promise: `docs/reference/exit-codes.md`.
+
+Ctrl-C and SIGTERM: once asks for a clean stop, a second Ctrl-C stops now.
+
+Both are safe: bronze and silver move by whole commits, and nothing is confirmed to the server before it is durable.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from typing import Any
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 import typer
 
-from cdc_lake.cli import logs
-from cdc_lake.cli.traces import forget
-from cdc_lake.cli.verb import Interrupted, look, set_look
-from cdc_lake.cli.view import Look, View, stderr
+from cdc_lake.cli import output
+from cdc_lake.cli.command import Interrupted, current_options, set_options
+from cdc_lake.cli.output import CommandOutput, OutputOptions, forget_secrets, stderr
 from cdc_lake.errors import CdcLakeError
 
 EXIT_FAILED = 1
@@ -27,9 +34,9 @@ EXIT_INTERRUPTED = 130
 
 def run_command(app: typer.Typer, arguments: list[str]) -> int:
     """Run one command line and return its exit code; nothing escapes but the end of the interpreter."""
-    set_look(Look())
-    forget()
-    logs.forget()
+    set_options(OutputOptions())
+    forget_secrets()
+    output.forget_log()
     name = next((a for a in arguments if not a.startswith("-")), "")
     try:
         return _run(app, arguments, name)
@@ -45,21 +52,23 @@ def _run(app: typer.Typer, arguments: list[str], name: str) -> int:
     except typer.Exit as done:
         return done.exit_code
     except (typer.Abort, Interrupted, KeyboardInterrupt):
-        return _interrupted(name)
+        return _report_interrupt(name)
     except CdcLakeError as error:
-        View(look(), name).error(error)
+        CommandOutput(current_options(), name).error(error)
         return error.exit_status
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001  # the last place: what comes here is a bug, said as one
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a wrong command line
             return _usage(error)
-        View(look(), name).bug(error)
+        CommandOutput(current_options(), name).bug(error)
         return EXIT_BUG
 
 
-def _interrupted(name: str) -> int:
-    View(look(), name).note("interrupted: state is as the last commit left it, run the same command to go on")
+def _report_interrupt(name: str) -> int:
+    CommandOutput(current_options(), name).note(
+        "interrupted: state is as the last commit left it, run the same command to go on"
+    )
     return EXIT_INTERRUPTED
 
 
@@ -72,3 +81,48 @@ def _usage(error: Any) -> int:
     command = f"{context.command_path} --help" if context else "cdc-lake --help"
     stderr().write(f"error: {message}\n\nhint: `{command}` shows what is possible\n")
     return EXIT_USAGE
+
+
+FIRST = "stopping: the batch in flight is finished or dropped, nothing is lost; Ctrl-C again stops now"
+
+
+class StopOnSignal:
+    """While it is entered, signals set `event`. `by` is the signal that did, None where none came."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self.event = threading.Event()
+        self.by: signal.Signals | None = None
+        self._report = report
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self.event.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.by = self.by or signal.Signals(number)
+        self.event.set()
+        # A handler may run while the main thread holds the view's lock: speak from a thread of its own.
+        threading.Thread(target=self._report, args=(FIRST,), daemon=True).start()
+
+
+def stop_when_input_ends(event: threading.Event) -> None:
+    """Set `event` when standard input ends: the parent process that held its other end is gone."""
+
+    def watch() -> None:
+        # Not sys.stdin: a thread that waits inside it aborts the interpreter's end.
+        while os.read(0, 4096):
+            pass
+        event.set()
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

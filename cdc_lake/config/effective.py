@@ -1,4 +1,10 @@
-"""The settings in force: every value of a pipeline, and where it came from. Secrets are never shown."""
+"""The settings in force: every value of a pipeline, and where it came from. Secrets are never shown.
+
+A pipeline as it is read on another machine: what its files say, and what they leave to the place they are read at.
+
+Values behind `${env:NAME}` and `${secret:scope/key}` are not known here, and are not asked for: the same files give the
+same answer whoever reads them.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +15,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, SecretStr
 
-from cdc_lake.config.gaussdb_sent import effective_options
-from cdc_lake.config.project import Origin, Project
-from cdc_lake.config.quantity import BYTES, MILLISECONDS, format_bytes, format_milliseconds
+from cdc_lake.config.fields import BYTES, MILLISECONDS, format_bytes, format_milliseconds
+from cdc_lake.config.loader import References, bodies, display, project_root, read_tree, reading_order
+from cdc_lake.config.project import Origin, Project, effective_options
+from cdc_lake.config.schema import check
+from cdc_lake.config.secrets import is_secret
 from cdc_lake.config.source import FamilySource, PostgresSource
-from cdc_lake.config.yaml_nodes import join
+from cdc_lake.config.validation.source import cross_field
+from cdc_lake.config.yaml_tree import MappingNode, Mark, Node, ScalarNode, SequenceNode, join, node_at
+from cdc_lake.model.diagnostic import ConfigInvalid, Problem, Severity
 
 MASKED = "••••••"
 _CATALOG = "lake.iceberg.uri"
@@ -39,7 +49,7 @@ def effective(project: Project) -> tuple[Setting, ...]:
     return tuple(_section(project, project.pipeline, ""))
 
 
-def _derived(project: Project) -> dict[str, object]:
+def _derived_values(project: Project) -> dict[str, object]:
     """What an absent value stands for."""
     return {
         **_of_source(project),
@@ -63,20 +73,20 @@ def _of_source(project: Project) -> dict[str, object]:
 
 def _section(project: Project, section: BaseModel, path: str) -> Iterator[Setting]:
     for name, info in type(section).model_fields.items():
-        at = join(path, info.alias or name)
+        key_path = join(path, info.alias or name)
         value = getattr(section, name)
         if isinstance(section, FamilySource) and name == "decoding":
             value = effective_options(section)
         if value is None:
-            value = _derived(project).get(at)
-        if at == _CATALOG:
+            value = _derived_values(project).get(key_path)
+        if key_path == _CATALOG:
             value = re.sub(r"(://[^:/@]*):[^@]*@", rf"\1:{MASKED}@", str(value))
         if BYTES in info.metadata and isinstance(value, int):
-            yield Setting(at, value, format_bytes(value), project.origins.get(at))
+            yield Setting(key_path, value, format_bytes(value), project.origins.get(key_path))
         elif MILLISECONDS in info.metadata and isinstance(value, int):
-            yield Setting(at, value, format_milliseconds(value), project.origins.get(at))
+            yield Setting(key_path, value, format_milliseconds(value), project.origins.get(key_path))
         else:
-            yield from _value(project, value, at)
+            yield from _value(project, value, key_path)
 
 
 def _value(project: Project, value: object, path: str) -> Iterator[Setting]:
@@ -102,3 +112,97 @@ def _value(project: Project, value: object, path: str) -> Iterator[Setting]:
             yield Setting(path, value, "true" if value else "false", origin)
         case _:
             yield Setting(path, value, str(value), origin)
+
+
+_STAND_IN = "a secret that is not known here"
+_ONLY_THERE = frozenset({str(Problem.ENV_MISSING), str(Problem.SECRET)})
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """One reference of a value. `kind`: `env`, `file` or `secret`; `default`: None where it has none."""
+
+    kind: str
+    name: str
+    default: str | None
+    path: str
+    mark: Mark
+
+    @property
+    def secret(self) -> bool:
+        """Whether the value is a secret."""
+        return is_secret(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One value as it is written, references and all."""
+
+    path: str
+    text: str
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """A pipeline file with one environment laid over it."""
+
+    name: str
+    file: Path
+    root: Path
+    environment: str
+    values: tuple[Written, ...]
+    references: tuple[Reference, ...]
+
+    def value(self, path: str) -> Written | None:
+        """What is written at a path (`lake.path`), None where nothing is."""
+        return next((v for v in self.values if v.path == path), None)
+
+
+def read_deployment(file: Path, environment: str) -> Deployed:
+    """Read a pipeline file as it is read elsewhere. Raises ConfigInvalid with what is wrong wherever that is."""
+    tree, diagnostics = read_tree(file, environment)
+    if tree is None:
+        raise ConfigInvalid(diagnostics)
+    values = tuple(_values(tree, ""))
+    references = References(project_root(file), lambda _scope, _key: _STAND_IN, environ={})
+    references.resolve(tree)
+    _, problems = check(tree)
+    diagnostics += [d for d in references.diagnostics if d.code not in _ONLY_THERE] + problems
+    diagnostics += [d for d in cross_field(tree) if d.code not in _ONLY_THERE]
+    diagnostics.sort(key=reading_order(display(file)))
+    name = _name(tree)
+    if any(d.severity is Severity.ERROR for d in diagnostics) or not name:
+        raise ConfigInvalid(diagnostics or references.diagnostics)
+    return Deployed(
+        name=name,
+        file=file.resolve(),
+        root=project_root(file),
+        environment=environment,
+        values=values,
+        references=tuple(r for value in values for r in _references(value)),
+    )
+
+
+def _name(tree: MappingNode) -> str:
+    """Its name, empty where that is known elsewhere only."""
+    node = node_at(tree, "pipeline")
+    return node.text if isinstance(node, ScalarNode) and not node.broken else ""
+
+
+def _values(node: Node, path: str) -> Iterator[Written]:
+    if isinstance(node, ScalarNode):
+        yield Written(path, node.text, node.mark)
+    elif isinstance(node, SequenceNode):
+        for i, item in enumerate(node.items):
+            yield from _values(item, join(path, i))
+    else:
+        for key, value in node.entries.items():
+            yield from _values(value, join(path, key))
+
+
+def _references(value: Written) -> Iterator[Reference]:
+    for body in bodies(value.text):
+        kind, _, rest = body.partition(":")
+        name, has_default, default = rest.partition(":-") if kind == "env" else (rest, "", "")
+        yield Reference(kind, name, default if has_default else None, value.path, value.mark)

@@ -43,7 +43,8 @@ class Form(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: `low` and `high` bound a number, `default` is the server's, `ours` what is sent if nothing is given.
+    """One option: `low` and `high` bound a number, `default` is the server's, `sent_default` what is sent if nothing is
+    given.
 
     `since` is the first release of openGauss (and of MogDB, which follows its numbers) that knows it. `wide`: GaussDB
     from 505 on bounds the number in parallel mode by a share of its memory, which only the server knows.
@@ -58,7 +59,7 @@ class Option:
     products: frozenset[str] = EVERYWHERE
     since: tuple[int, ...] = ()
     modes: frozenset[Mode] = frozenset(Mode)
-    ours: str = ""
+    sent_default: str = ""
     wide: bool = False
     documented: bool = True
 
@@ -72,29 +73,29 @@ _UNDOCUMENTED = "Named by newer GaussDB documents only, its records by none."
 _TABLE = (
     Option(
         "parallel-decode-num", Form.NUMBER, "Decoder threads: 1 is serial decoding, 2 and more parallel.",
-        default="1, or logical_decode_options_default", low=1, high=20, modes=_STREAM, ours="4",
+        default="1, or logical_decode_options_default", low=1, high=20, modes=_STREAM, sent_default="4",
     ),
     Option(
         "decode-style", Form.STYLE, "Format of rows in parallel decoding: binary, text or JSON, by its first letter.",
-        default="b", modes=_PARALLEL, ours="b",
+        default="b", modes=_PARALLEL, sent_default="b",
     ),
     Option(
         "sending-batch", Form.NUMBER, "1: records are collected to 1 MiB a message, in CSN order inside a transaction.",
-        default="0", modes=_PARALLEL, ours="1",
+        default="0", modes=_PARALLEL, sent_default="1",
     ),
     Option(
         "parallel-queue-size", Form.NUMBER, "Length of the queues between decoder threads; a power of two.",
         default="128", low=2, high=1024, modes=_PARALLEL,
     ),
-    Option("include-xids", Form.BOOLEAN, "Transactions carry their xid.", default="on", ours="on"),
+    Option("include-xids", Form.BOOLEAN, "Transactions carry their xid.", default="on", sent_default="on"),
     Option(
         "include-timestamp", Form.BOOLEAN, "Transactions carry the time of their commit.",
-        default="serial on (from 3.0.0), parallel off", ours="on",
+        default="serial on (from 3.0.0), parallel off", sent_default="on",
     ),
     Option(
         "skip-empty-xacts", Form.BOOLEAN,
         "Transactions without captured changes are not sent. Off, they prove that no CSN is missing and move the slot.",
-        default="off", ours="off",
+        default="off", sent_default="off",
     ),
     Option("only-local", Form.BOOLEAN, "Changes that carry a replication origin are not sent.", default="on"),
     Option(

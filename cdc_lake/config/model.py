@@ -1,23 +1,132 @@
-"""The pipeline file as frozen values. Field descriptions are the editor's help and the reference page.
+"""When silver is judged by its rules as it stands, and what that keeps back.
+
+The section `observe`: what monitoring is shown of a run. Nothing, unless it is asked for.
+
+The object store that tables can live in: where it is, who we are there, and the addresses of tables in it.
+
+The pipeline file as frozen values. Field descriptions are the editor's help and the reference page.
 
 A section is the constructor argument of what it configures; nothing below `config` reads a file or the environment.
 """
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr, Strict
 
-from cdc_lake.config.observe import Observe
-from cdc_lake.config.quality import Quality
-from cdc_lake.config.quantity import Bytes, Milliseconds
-from cdc_lake.config.redact import Redact, RedactKey
+from cdc_lake.config.fields import MILLISECONDS, Bytes, Count, Milliseconds, Name, Section, Text
 from cdc_lake.config.rules import Rule
-from cdc_lake.config.section import Count, Name, Section, Text
-from cdc_lake.config.source import Source
-from cdc_lake.config.storage import Storage
-from cdc_lake.config.type_policy import DeclaredType, NumericType
+from cdc_lake.config.silver_tables import DeclaredType, NumericType, Redact, RedactKey
+from cdc_lake.config.source import Source, host_and_port
+
+
+class Quality(Section):
+    """When silver is judged as it stands. Every change is judged before it is merged, whatever is set here."""
+
+    every: Annotated[Milliseconds, Field(ge=60_000)] | None = None
+    """How often apply judges silver at its last cut, for example `1 d`; by default only a report does."""
+    promise_below: Literal["warn", "error", "critical"] | None = None
+    """A cut is promised only where silver at it was judged and every rule stays below this level."""
+    max_rows: Count = 500_000
+    """Rows up to which a table is judged: it is read into memory."""
+    sample_keys: Annotated[int, Field(ge=0, le=100)] = 0
+    """Keys that a report names of the rows that break a rule, a rule at most so many; by default none."""
+
+
+def _address(text: str) -> str:
+    host_and_port(text)
+    return text
+
+
+class OpenLineage(Section):
+    """Events of OpenLineage: which tables and columns a run of apply made silver from, and how it ended."""
+
+    to: Annotated[str, Field(pattern=r"^(https?://[^@/?#\s]+(/[^@?#\s]*)?|[^:]+\.jsonl)$")]
+    """Where events go: the address of a server, as `http://marquez:5000`, or a file, `*.jsonl`, a line an event,
+    relative to the project; its folder is there already."""
+    api_key: SecretStr | None = None
+    """What a server asks for, sent as a bearer token."""
+    namespace: Text = "cdc_lake"
+    """Namespace of the jobs, `<pipeline>.apply` within it."""
+    timeout: Annotated[int, MILLISECONDS, Field(ge=100, examples=["5 s"])] = 5000
+    """How long a server may take, and how long the end of a run waits for it. Apply waits for nothing else."""
+    every: Annotated[int, MILLISECONDS, Field(ge=1000, examples=["10 min"])] = 600_000
+    """How often a run without end says how far it is."""
+
+
+class Observe(Section):
+    """What monitoring is shown of a run; nothing by default."""
+
+    metrics: (
+        Annotated[
+            str,
+            Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"),
+            AfterValidator(_address),
+        ]
+        | None
+    ) = None
+    """Address, as `127.0.0.1:9187`, at which a receiver that runs without end serves `/metrics` and `/healthz`. It
+    asks nobody who they are: name one of this machine or of a network of your own."""
+    textfile: Annotated[str, Field(pattern=r"\.prom$")] | None = None
+    """File that apply writes its metrics into, `*.prom`, relative to the project; its folder is there already."""
+    log: Literal["text", "json"] = "text"
+    """What commands say on standard error where that is no terminal: `text`, lines for people, or `json`, one object a
+    line, an event with its fields."""
+    openlineage: OpenLineage | None = None
+    """Events of OpenLineage, of apply."""
+
+
+# Bucket naming rules of Amazon S3; keys of ours stay within characters that every client writes alike in a URL.
+_ADDRESS = re.compile(
+    r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(?P<key>[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*)/?"
+)
+
+
+class Storage(Section):
+    """An S3-compatible object store, for the tables whose address starts with `s3://`."""
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+/?$")] | None = None
+    """Address of the store, `https://host:port`; Amazon's own for the region by default."""
+    region: Text
+    """Region that requests are signed for; a store that knows none takes any, for example `us-east-1`."""
+    access_key_id: SecretStr
+    """Key that names us, by reference (`${env:NAME}`, `${file:path}`)."""
+    secret_access_key: SecretStr
+    """Secret of the key, by reference."""
+    session_token: SecretStr | None = None
+    """Token of temporary credentials, by reference."""
+    allow_http: Annotated[bool, Strict()] = False
+    """Whether an endpoint without TLS is taken: data can then be read and changed on the way."""
+    patience: Milliseconds = 60_000
+    """How long a request is repeated while the store fails or does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectAddress:
+    """A folder of a bucket."""
+
+    bucket: str
+    key: str
+
+    @classmethod
+    def parse(cls, text: str) -> ObjectAddress:
+        """From `s3://bucket/folder`. Raises ValueError."""
+        match = _ADDRESS.fullmatch(text)
+        if match is None or any(part in {".", ".."} for part in match["key"].split("/")):
+            msg = "an address in an object store is s3://bucket/folder"
+            raise ValueError(msg)
+        return cls(match["bucket"], match["key"])
+
+    @property
+    def path(self) -> str:
+        """As Arrow's file system has it."""
+        return f"{self.bucket}/{self.key}"
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
 
 
 class Snapshot(Section):

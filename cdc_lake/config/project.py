@@ -2,6 +2,8 @@
 
 Paths in a pipeline file are relative to the project: the folder above `pipelines/` if the file is in a folder of that
 name, otherwise the file's own folder. The working directory never matters.
+
+What is sent to a server of the GaussDB family: its options of logical decoding as text.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from cdc_lake.config.model import Pipeline, SilverTable, TableKind
+from cdc_lake.config.fields import white_list
+from cdc_lake.config.gaussdb_options import OPTIONS, Mode, OptionValue, as_number, as_sent
+from cdc_lake.config.model import ObjectAddress, Pipeline, SilverTable, TableKind
 from cdc_lake.config.rules import ROW_RULES, TABLE_RULES, RowRule, TableRule
+from cdc_lake.config.silver_tables import UNDECLARED, Declared, Transforms, TypePolicy
 from cdc_lake.config.source import FamilySource, PostgresSource
-from cdc_lake.config.storage import ObjectAddress
-from cdc_lake.config.transforms import Transforms
-from cdc_lake.config.type_policy import UNDECLARED, Declared, TypePolicy
 from cdc_lake.errors import BronzeNotWritten, ControlNotWritten, LakeError, NotForThisSource
 from cdc_lake.model.relation import TableName
 
@@ -141,14 +143,14 @@ class Project:
     @property
     def bronze(self) -> Path:
         """Folder of the bronze table, where it is a Delta table on this machine."""
-        given = self.pipeline.bronze.path
-        return self.root / given if given else self.lake / "bronze" / self.name
+        path = self.pipeline.bronze.path
+        return self.root / path if path else self.lake / "bronze" / self.name
 
     @property
     def bronze_address(self) -> ObjectAddress | None:
         """Address of the bronze table, where it is a Delta table in an object store."""
-        given = self.pipeline.bronze.path
-        return ObjectAddress.parse(given) if given and "://" in given else None
+        path = self.pipeline.bronze.path
+        return ObjectAddress.parse(path) if path and "://" in path else None
 
     @property
     def control(self) -> Path:
@@ -158,8 +160,8 @@ class Project:
     @property
     def control_address(self) -> ObjectAddress | None:
         """Folder of the control tables in an object store, where they are there."""
-        given = self.pipeline.lake.control
-        return None if given is None else ObjectAddress.parse(f"{given.rstrip('/')}/{self.name}")
+        path = self.pipeline.lake.control
+        return None if path is None else ObjectAddress.parse(f"{path.rstrip('/')}/{self.name}")
 
     def require_folders(self) -> None:
         """Raise BronzeNotWritten or ControlNotWritten where a file stands in the way of a folder on this machine."""
@@ -167,10 +169,10 @@ class Project:
         if self.bronze_address is None and self.pipeline.bronze.format == "delta":
             folders.append((self.bronze, BronzeNotWritten))
         for folder, error in folders:
-            there = next((one for one in (folder, *folder.parents) if one.exists()), None)
-            if there is not None and not there.is_dir():
+            existing = next((candidate for candidate in (folder, *folder.parents) if candidate.exists()), None)
+            if existing is not None and not existing.is_dir():
                 hint = "is that file yours? move it away; otherwise set `lake.path` to another folder; then run again"
-                raise error(f"a file stands where the lake has a folder, {folder}", where=str(there), hint=hint)
+                raise error(f"a file stands where the lake has a folder, {folder}", where=str(existing), hint=hint)
 
     @property
     def lease(self) -> Path:
@@ -193,8 +195,8 @@ class Project:
     @property
     def spool(self) -> Path:
         """Folder for transactions that are not committed yet."""
-        given = self.pipeline.bronze.spool.path
-        return self.root / given if given else self.scratch.with_name(f"{self.name}.spool")
+        path = self.pipeline.bronze.spool.path
+        return self.root / path if path else self.scratch.with_name(f"{self.name}.spool")
 
     @property
     def reports(self) -> Path:
@@ -204,8 +206,8 @@ class Project:
     @property
     def textfile(self) -> Path | None:
         """File that apply writes its metrics into."""
-        given = self.pipeline.observe.textfile
-        return None if given is None else self.root / given
+        path = self.pipeline.observe.textfile
+        return None if path is None else self.root / path
 
     @property
     def iceberg_uri(self) -> str:
@@ -215,12 +217,12 @@ class Project:
     @property
     def iceberg_warehouse(self) -> str | None:
         """Root of the Iceberg tables, a URI; of a REST catalog the warehouse's name there, None: its own choice."""
-        given = self.pipeline.lake.iceberg.warehouse
+        warehouse = self.pipeline.lake.iceberg.warehouse
         if self.pipeline.lake.iceberg.type == "rest":
-            return given
-        if given and "://" in given:
-            return given
-        return f"file://{self.root / given if given else self.lake / 'warehouse'}"
+            return warehouse
+        if warehouse and "://" in warehouse:
+            return warehouse
+        return f"file://{self.root / warehouse if warehouse else self.lake / 'warehouse'}"
 
     def silver_path(self, target: Target) -> Path:
         """Folder of a Delta silver table."""
@@ -230,7 +232,7 @@ class Project:
     def groups(self) -> tuple[Group, ...]:
         """The groups of tables that hold whole transactions."""
         groups = self.pipeline.silver.groups
-        return tuple(Group(one.name, tuple(map(TableName.parse, one.tables))) for one in groups)
+        return tuple(Group(group.name, tuple(map(TableName.parse, group.tables))) for group in groups)
 
     def group(self, table: TableName) -> Group | None:
         """The group of a table, None where it stands alone."""
@@ -239,41 +241,41 @@ class Project:
     def target(self, table: TableName) -> Target:
         """Where a source table goes."""
         defaults = self.pipeline.silver.defaults
-        given = next(
+        entry = next(
             (t for t in self.pipeline.silver.tables if TableName.parse(t.from_) == table), SilverTable(from_=str(table))
         )
         return Target(
             source=table,
             namespace=defaults.namespace,
-            name=given.to or default_name(table),
-            format=given.format or defaults.format,
-            keys=tuple(given.keys) if given.keys else None,
-            rules=tuple(given.rules),
-            kind=given.kind or defaults.kind,
-            deletes=given.deletes or defaults.deletes,
-            lineage=defaults.lineage if given.lineage is None else given.lineage,
+            name=entry.to or default_name(table),
+            format=entry.format or defaults.format,
+            keys=tuple(entry.keys) if entry.keys else None,
+            rules=tuple(entry.rules),
+            kind=entry.kind or defaults.kind,
+            deletes=entry.deletes or defaults.deletes,
+            lineage=defaults.lineage if entry.lineage is None else entry.lineage,
             types=TypePolicy(
-                Declared.parse(given.types.numeric or defaults.types.numeric),
-                tuple((name, Declared.parse(text)) for name, text in given.types.columns.items()),
-                given.types.misfit or defaults.types.misfit,
+                Declared.parse(entry.types.numeric or defaults.types.numeric),
+                tuple((name, Declared.parse(text)) for name, text in entry.types.columns.items()),
+                entry.types.misfit or defaults.types.misfit,
                 bare_points=isinstance(self.pipeline.source, FamilySource),
             ),
-            on_drop=given.on_drop or defaults.on_drop,
-            missing_row=given.missing_row or defaults.missing_row,
-            track=tuple(given.track) if given.track else None,
-            old_values=defaults.old_values if given.old_values is None else given.old_values,
+            on_drop=entry.on_drop or defaults.on_drop,
+            missing_row=entry.missing_row or defaults.missing_row,
+            track=tuple(entry.track) if entry.track else None,
+            old_values=defaults.old_values if entry.old_values is None else entry.old_values,
             transforms=Transforms(
-                columns=None if given.columns is None else tuple(given.columns),
-                exclude=tuple(given.exclude),
-                rename=tuple(given.rename.items()),
-                compute=tuple(given.compute.items()),
-                where=given.where,
+                columns=None if entry.columns is None else tuple(entry.columns),
+                exclude=tuple(entry.exclude),
+                rename=tuple(entry.rename.items()),
+                compute=tuple(entry.compute.items()),
+                where=entry.where,
             ),
-            partition_by=tuple(given.partition_by),
-            cluster_by=tuple(given.cluster_by),
+            partition_by=tuple(entry.partition_by),
+            cluster_by=tuple(entry.cluster_by),
         )
 
-    def written(self, target: Target, key: str) -> str:
+    def key_location(self, target: Target, key: str) -> str:
         """Where a key of a silver table is written: `pipelines/shop.yaml:14`, else what it is in the file."""
         return str(self.origin(target, key) or self._path(target, key))
 
@@ -288,9 +290,9 @@ class Project:
 
     def _path(self, target: Target, key: str) -> str:
         """What a key of a silver table is in the file."""
-        for at, table in enumerate(self.pipeline.silver.tables):
+        for index, table in enumerate(self.pipeline.silver.tables):
             if TableName.parse(table.from_) == target.source:
-                return f"silver.tables[{at}].{key}"
+                return f"silver.tables[{index}].{key}"
         return key
 
 
@@ -298,3 +300,32 @@ def default_name(table: TableName) -> str:
     """The silver name of a source table: its own, in lower case, with the schema before it outside `public`."""
     text = table.name if table.schema == "public" else f"{table.schema}_{table.name}"
     return "".join(c if c.isascii() and c.isalnum() else "_" for c in text.lower())
+
+
+def effective_options(source: FamilySource, mode: Mode | None = None) -> dict[str, str]:
+    """Options by name, as sent in `mode` (by default the one the source asks for). Takes a source that was judged.
+
+    What decides how the stream reads is always sent, since a server may have other defaults: the number of decoders,
+    style, batches, xids, times, empty transactions, and the order of a slot in CSN order. Given options that do not
+    exist in `mode` are left out.
+    """
+    mode = mode or source.decoding_mode
+    values: dict[str, OptionValue] = {
+        name: o.sent_default for name, o in OPTIONS.items() if o.sent_default and mode in o.modes
+    }
+    if mode is Mode.SERIAL:
+        values["parallel-decode-num"] = 1
+    if source.slot_order == "csn" and source.node != "coordinator" and mode is not Mode.SQL:
+        values["output-order"] = 1
+    if (listed := white_list(source.tables)) is not None:
+        values["white-table-list"] = listed
+    for name, value in source.decoding.items():
+        if name == "parallel-decode-num" and (as_number(value) == 1) != (mode is Mode.SERIAL):
+            continue  # of another mode
+        if name not in OPTIONS or mode in OPTIONS[name].modes:
+            values[name] = value
+    order = {name: i for i, name in enumerate(OPTIONS)}
+    return {
+        name: as_sent(OPTIONS.get(name), values[name])
+        for name in sorted(values, key=lambda name: order.get(name, len(order)))
+    }

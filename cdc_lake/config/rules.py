@@ -1,18 +1,27 @@
-"""The rules of silver tables as they are written: one section a kind, told apart by `rule`.
+r"""The rules of silver tables as they are written: one section a kind, told apart by `rule`.
 
 A row rule judges the row after each change, before it is merged. A table rule judges a silver table as it stands, when
 silver is judged: there is no change it could hold or stop.
+
+The expectations of Great Expectations that a rule `expectation` may name; a test sets them beside what is installed.
+
+Left out are those that need a database's query language, and those that compare with another table.
+
+Regular expressions that mean the same in Java, where the gate runs, and in Python, where a report is made.
+
+What one of the two lacks or reads differently is refused with its name and place. Both are told to take `\n` alone for
+the end of a line and ASCII for `\w`, `\d`, `\s`; for that each gets flags of its own in front (`java`, `python`).
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, TypeAlias
+import warnings
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, Strict, WithJsonSchema
 
-from cdc_lake.config.quantity import Milliseconds
-from cdc_lake.config.section import Section, Text
+from cdc_lake.config.fields import Milliseconds, Section, Text
 
 Bound = Annotated[int, Strict()] | Annotated[float, Strict()] | Annotated[str, Strict()]
 """Strict, so that `true` is no number and a quoted number stays text."""
@@ -27,8 +36,8 @@ _CASTABLE = re.compile(
 
 
 def _castable(value: str) -> str:
-    found = _CASTABLE.fullmatch(value)
-    if found is None or (found[1] is not None and not int(found[2]) <= int(found[1]) <= 38):
+    match = _CASTABLE.fullmatch(value)
+    if match is None or (match[1] is not None and not int(match[2]) <= int(match[1]) <= 38):
         msg = f"`{value}` is no type that text is cast to: write int, bigint, decimal(10,2), double, date, timestamp …"
         raise ValueError(msg)
     return value
@@ -247,3 +256,175 @@ def named_columns(rule: RowRule | TableRule) -> tuple[str, ...]:
             return ()
         case _:
             return (rule.column,)
+
+
+EXPECTATIONS: Final = (
+    "expect_column_distinct_values_to_be_in_set",
+    "expect_column_distinct_values_to_contain_set",
+    "expect_column_distinct_values_to_equal_set",
+    "expect_column_kl_divergence_to_be_less_than",
+    "expect_column_max_to_be_between",
+    "expect_column_mean_to_be_between",
+    "expect_column_median_to_be_between",
+    "expect_column_min_to_be_between",
+    "expect_column_most_common_value_to_be_in_set",
+    "expect_column_pair_values_a_to_be_greater_than_b",
+    "expect_column_pair_values_to_be_equal",
+    "expect_column_pair_values_to_be_in_set",
+    "expect_column_proportion_of_non_null_values_to_be_between",
+    "expect_column_proportion_of_unique_values_to_be_between",
+    "expect_column_quantile_values_to_be_between",
+    "expect_column_stdev_to_be_between",
+    "expect_column_sum_to_be_between",
+    "expect_column_to_exist",
+    "expect_column_type_to_be",
+    "expect_column_unique_value_count_to_be_between",
+    "expect_column_value_lengths_to_be_between",
+    "expect_column_value_lengths_to_equal",
+    "expect_column_value_z_scores_to_be_less_than",
+    "expect_column_values_to_be_between",
+    "expect_column_values_to_be_dateutil_parseable",
+    "expect_column_values_to_be_decreasing",
+    "expect_column_values_to_be_in_set",
+    "expect_column_values_to_be_in_type_list",
+    "expect_column_values_to_be_increasing",
+    "expect_column_values_to_be_json_parseable",
+    "expect_column_values_to_be_null",
+    "expect_column_values_to_be_of_type",
+    "expect_column_values_to_be_unique",
+    "expect_column_values_to_match_json_schema",
+    "expect_column_values_to_match_like_pattern",
+    "expect_column_values_to_match_like_pattern_list",
+    "expect_column_values_to_match_regex",
+    "expect_column_values_to_match_regex_list",
+    "expect_column_values_to_match_strftime_format",
+    "expect_column_values_to_not_be_in_set",
+    "expect_column_values_to_not_be_null",
+    "expect_column_values_to_not_be_outliers",
+    "expect_column_values_to_not_match_like_pattern",
+    "expect_column_values_to_not_match_like_pattern_list",
+    "expect_column_values_to_not_match_regex",
+    "expect_column_values_to_not_match_regex_list",
+    "expect_compound_columns_to_be_unique",
+    "expect_multicolumn_sum_to_equal",
+    "expect_multicolumn_values_to_be_equal",
+    "expect_select_column_values_to_be_unique_within_record",
+    "expect_table_column_count_to_be_between",
+    "expect_table_column_count_to_equal",
+    "expect_table_columns_to_match_ordered_list",
+    "expect_table_columns_to_match_set",
+    "expect_table_row_count_to_be_between",
+    "expect_table_row_count_to_equal",
+)
+
+COLUMN_ARGUMENTS: Final = ("column", "column_A", "column_B", "column_list")
+"""Arguments that name columns."""
+
+
+_LEADING_FLAGS = re.compile(r"\(\?([is]+)\)")
+_COUNT = re.compile(r"\{[0-9]{1,4}(,[0-9]{0,4})?\}")
+_ONE_SIDED_ESCAPES = {
+    "b": "a word ends elsewhere in each Java: write `(^|[^0-9A-Za-z_])`",
+    "B": "a word ends elsewhere in each Java",
+    "v": r"Java takes seven characters for it, Python one: write `\x0b`",
+    "Z": r"the end of the text is `$`",
+    "U": r"Java does not have it: write the character, or `\uXXXX`",
+    "N": r"write the character, or `\uXXXX`",
+    "0": r"Java reads digits behind it: write `\x00`",
+}
+_ONE_SIDED_GROUPS = {
+    "(?P": "Java names groups otherwise: leave the name out",
+    "(?(": "Java does not have it",
+    "(?#": "Java does not have it",
+}
+_FLAGS = re.compile(r"\(\?([a-zA-Z-]+)[:)]")
+
+
+class NotPortable(ValueError):
+    """Why a pattern cannot be used, to a person; `position` counts characters from 1, 0 where no place is known."""
+
+    def __init__(self, why: str, position: int = 0) -> None:
+        super().__init__(f"{why}, at character {position}" if position else why)
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise NotPortable for what is no regular expression, or not the same one in Java and in Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of sets that `_scan` refuses
+            re.compile(python(pattern))
+    except re.error as problem:
+        shift = len(python(pattern)) - len(pattern)
+        raise NotPortable(f"{problem.msg}", max(0, (problem.pos or 0) - shift) + 1) from problem
+    except (ValueError, OverflowError, RecursionError) as problem:
+        raise NotPortable(str(problem)) from problem
+    _scan(pattern)
+
+
+def python(pattern: str) -> str:
+    """The pattern as Python has to be given it."""
+    leading = _LEADING_FLAGS.match(pattern)
+    return f"(?a{leading[1]}){pattern[leading.end() :]}" if leading else f"(?a){pattern}"
+
+
+def java(pattern: str) -> str:
+    """The pattern as Java has to be given it."""
+    return f"(?d){pattern}"
+
+
+def _scan(pattern: str) -> None:
+    """Walk over a pattern that Python compiles, character by character."""
+    position, in_set = 0, False
+    while position < len(pattern):
+        sign = pattern[position]
+        if sign == "\\":
+            position += _escape(pattern, position)
+        elif in_set:
+            in_set = _in_set(pattern, position)
+            position += 1
+        elif sign == "[":
+            opened = position + 2 if pattern[position + 1 : position + 2] == "^" else position + 1
+            if pattern[opened : opened + 1] == "]":
+                raise NotPortable(r"write `\]` for a bracket in a set", opened + 1)
+            position, in_set = opened, True
+        elif sign == "{":
+            if (count_match := _COUNT.match(pattern, position)) is None:
+                raise NotPortable(
+                    r"Java takes `{` for a count: write `{2}`, `{2,}` or `{0,2}`, else `\{`", position + 1
+                )
+            position = count_match.end()
+        else:
+            _group(pattern, position)
+            position += 1
+
+
+def _escape(pattern: str, position: int) -> int:
+    """Judge a backslash; how many characters belong together."""
+    of = pattern[position + 1]
+    if of in _ONE_SIDED_ESCAPES:
+        raise NotPortable(
+            rf"`\{of}` does not mean the same in Java and in Python: {_ONE_SIDED_ESCAPES[of]}", position + 1
+        )
+    if of.isdigit() and pattern[position + 2 : position + 3].isdigit():
+        raise NotPortable(
+            r"Java and Python read two digits behind `\` differently: put `(?:)` between them", position + 1
+        )
+    return 2
+
+
+def _in_set(pattern: str, position: int) -> bool:
+    """Judge a character of a set; whether the set goes on."""
+    sign = pattern[position]
+    if sign == "[" or pattern[position : position + 2] in {"&&", "--", "~~", "||"}:
+        raise NotPortable(rf"`{sign}` in a set is not the same in Java and in Python: write `\{sign}`", position + 1)
+    return sign != "]"
+
+
+def _group(pattern: str, position: int) -> None:
+    """Judge a group that begins here, if one does."""
+    for start, why in _ONE_SIDED_GROUPS.items():
+        if pattern.startswith(start, position):
+            raise NotPortable(f"`{start}` is not the same in Java and in Python: {why}", position + 1)
+    flags = _FLAGS.match(pattern, position)
+    if flags is not None and set(flags[1]) - set("is-"):
+        raise NotPortable("only the flags `i` and `s` are the same in Java and in Python", position + 1)

@@ -1,4 +1,7 @@
-"""The tree against the models: pydantic's findings in the user's words, at the place where each value stands."""
+"""The tree against the models: pydantic's findings in the user's words, at the place where each value stands.
+
+The JSON Schema of pipeline files, made from the models: what editors complete and check with.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from cdc_lake.config.model import Pipeline
-from cdc_lake.config.node_values import fault
-from cdc_lake.config.problems import Problem
 from cdc_lake.config.source import FamilySource, PostgresSource
-from cdc_lake.config.yaml_nodes import MappingNode, Node, ScalarNode, SequenceNode, join
-from cdc_lake.model.diagnostic import Diagnostic, Severity
+from cdc_lake.config.yaml_tree import MappingNode, Node, ScalarNode, SequenceNode, fault, join
+from cdc_lake.model.diagnostic import Diagnostic, Problem, Severity
 
 VERSIONS = (1,)
 SOURCE_TYPES = ("postgres", "qhb", "gaussdb", "opengauss", "mogdb")
@@ -100,10 +101,10 @@ def _diagnostics(root: MappingNode, errors: list[ErrorDetails]) -> list[Diagnost
         node, path, rest = _walk(root, error["loc"])
         key = (path, str(rest[-1]) if error["type"] == "missing" and rest else "")
         grouped.setdefault(key, (node, path, []))[2].append(error)
-    return [d for node, path, same in grouped.values() if (d := _one(root, node, path, same)) is not None]
+    return [d for node, path, same in grouped.values() if (d := _diagnose(root, node, path, same)) is not None]
 
 
-def _one(  # noqa: PLR0911  # one return a kind of problem
+def _diagnose(  # noqa: PLR0911  # one return a kind of problem
     root: MappingNode, node: Node, path: str, errors: list[ErrorDetails]
 ) -> Diagnostic | None:
     error = errors[0]
@@ -138,7 +139,7 @@ def _choices(path: str) -> str:
 
 
 def _source_type(node: Node, path: str) -> Diagnostic:
-    written = f"source type `{node.text}`" if isinstance(node, ScalarNode) else f"{_found(node)} as source type"
+    written = f"source type `{node.text}`" if isinstance(node, ScalarNode) else f"{_node_kind(node)} as source type"
     later = "comes in a later version" if _text_of(node) in _PLANNED_SOURCES else "is not known"
     supported = ", ".join(f"`{t}`" for t in SOURCE_TYPES)
     return fault(Problem.SOURCE_TYPE, f"{written} {later}", node.mark, path, f"this version supports {supported}")
@@ -149,17 +150,17 @@ def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
     name = str(loc[-1])
     mark = parent.keys[name] if isinstance(parent, MappingNode) and name in parent.keys else parent.mark
     model = _model_at(loc[:-1])
-    known = list(_keys(model)) if model is not None else []
-    given = parent.keys if isinstance(parent, MappingNode) else {}
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    known_keys = list(_keys(model)) if model is not None else []
+    present_keys = parent.keys if isinstance(parent, MappingNode) else {}
+    close = difflib.get_close_matches(name, known_keys, n=1, cutoff=0.6)
     if parent_path == "source" and (elsewhere := _source_types_with(name)):
         hint = f"`{name}` is a key of `type: {elsewhere}`"
-    elif close and close[0] in given:
-        hint = f"`{close[0]}` stands in line {given[close[0]].line}: did you mean that one?"
+    elif close and close[0] in present_keys:
+        hint = f"`{close[0]}` stands in line {present_keys[close[0]].line}: did you mean that one?"
     elif close:
         hint = f"did you mean `{close[0]}`?"
     else:
-        hint = f"known here: {', '.join(known)}"
+        hint = f"known here: {', '.join(known_keys)}"
     place = f" in `{parent_path}`" if parent_path else ""
     word = _first_word(name)
     return fault(Problem.UNKNOWN_KEY, f"unknown key `{word}`{place}", mark, join(parent_path, word), hint)
@@ -201,7 +202,7 @@ def _value(errors: list[ErrorDetails], node: Node) -> tuple[str, str]:  # noqa: 
     if wanted:
         names = " or ".join(wanted)
         hint = "quote it to make it text" if "text" in wanted and isinstance(node, ScalarNode) else ""
-        return f"expected {names}, found {_found(node)}", hint
+        return f"expected {names}, found {_node_kind(node)}", hint
     match kind:
         case "literal_error" | "enum":
             return f"expected {context.get('expected', 'another word')}", _closest(
@@ -209,7 +210,7 @@ def _value(errors: list[ErrorDetails], node: Node) -> tuple[str, str]:  # noqa: 
             )
         case "union_tag_invalid":
             expected = str(context.get("expected_tags", ""))
-            return f"`{_written(node, 'rule')}` is not a kind of rule", _closest_tag(node, expected)
+            return f"`{_scalar_text(node, 'rule')}` is not a kind of rule", _closest_tag(node, expected)
         case "greater_than_equal":
             return f"expected at least {context['ge']}", ""
         case "less_than_equal":
@@ -233,7 +234,7 @@ def _value(errors: list[ErrorDetails], node: Node) -> tuple[str, str]:  # noqa: 
             return error["msg"][:1].lower() + error["msg"][1:], ""
 
 
-def _found(node: Node) -> str:
+def _node_kind(node: Node) -> str:
     if isinstance(node, MappingNode):
         return "a mapping"
     if isinstance(node, SequenceNode):
@@ -249,19 +250,19 @@ def _found(node: Node) -> str:
             return "text"
 
 
-def _written(node: Node, key: str) -> str:
+def _scalar_text(node: Node, key: str) -> str:
     inner = node.entries.get(key) if isinstance(node, MappingNode) else node
     return inner.text if isinstance(inner, ScalarNode) else ""
 
 
 def _closest(node: Node, expected: str) -> str:
     words = [w.strip(" '") for w in expected.replace(" or ", ",").split(",")]
-    close = difflib.get_close_matches(_written(node, "rule"), [w for w in words if w], n=1, cutoff=0.6)
+    close = difflib.get_close_matches(_scalar_text(node, "rule"), [w for w in words if w], n=1, cutoff=0.6)
     return f"did you mean `{close[0]}`?" if close else ""
 
 
 def _closest_tag(node: Node, expected: str) -> str:
-    if (now := _RENAMED_RULES.get(_written(node, "rule"))) is not None:
+    if (now := _RENAMED_RULES.get(_scalar_text(node, "rule"))) is not None:
         return f"it is called `{now}` now"
     return _closest(node, expected) or f"rules are {expected.replace(chr(39), '`')}"
 
@@ -292,8 +293,8 @@ def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel] | None:
             continue
         if model is None:
             return None
-        found = next((i.annotation for n, i in model.model_fields.items() if (i.alias or n) == part), None)
-        candidates = list(models_in(found))
+        annotation = next((i.annotation for n, i in model.model_fields.items() if (i.alias or n) == part), None)
+        candidates = list(models_in(annotation))
         model = candidates[0] if len(candidates) == 1 else None
     return model
 
@@ -312,3 +313,30 @@ def _tags(model: type[BaseModel]) -> tuple[object, ...]:
         if info is not None and get_origin(info.annotation) is Literal:
             return get_args(info.annotation)
     return ()
+
+
+SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_REFERENCE = {"type": "string", "pattern": r"^\$\{(env|file|secret):[^{}]+\}$", "description": "A reference."}
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema. Where a number, a choice or a form is wanted a reference is allowed too."""
+    schema = Pipeline.model_json_schema(by_alias=True, mode="validation")
+    return {"$schema": SCHEMA_DIALECT, **_open_to_references(schema)}
+
+
+def _open_to_references(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_open_to_references(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    inner = {key: _open_to_references(value) for key, value in node.items()}
+    kind = inner.get("type")
+    numeric = kind in ("integer", "number")  # a property may be called `type`: a dictionary
+    if "const" not in inner and (numeric or (kind == "string" and not inner.keys().isdisjoint({"enum", "pattern"}))):
+        outer = {k: inner.pop(k) for k in ("title", "description", "default", "examples") if k in inner}
+        return {**outer, "anyOf": [inner, _REFERENCE]}
+    if inner.get("format") == "password":
+        del inner["format"]
+        inner.pop("writeOnly", None)
+    return inner

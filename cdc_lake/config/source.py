@@ -1,21 +1,48 @@
-"""The section `source`: a PostgreSQL, a QHB, or a server of the GaussDB family. `type` says which.
+"""The section `source.wal_budget`: how much log the server may keep for the slot, and what is done about it.
+
+The section `source`: a PostgreSQL, a QHB, or a server of the GaussDB family. `type` says which.
 
 A section is the constructor argument of what it configures. What cannot be right between its fields is in
 `checks.py` and `gaussdb_rules.py`, so that it is told at its place in the file.
+
+Versions of pgoutput's protocol, and the first PostgreSQL that speaks each.
+
+PostgreSQL's documentation, "Logical Streaming Replication Parameters": version 2 streams transactions that are under
+way, version 3 knows two-phase, version 4 tells where a stream was rolled back, for those who apply in parallel.
+
+Releases of QHB, which is built on PostgreSQL: what one speaks, and which PostgreSQL it is read as.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
-from pydantic import ConfigDict, Field, SecretStr, Strict
+from pydantic import ConfigDict, Field, SecretStr, Strict, model_validator
 
+from cdc_lake.config.fields import MILLISECONDS, Bytes, Count, Milliseconds, Port, Release, Section, Text
 from cdc_lake.config.gaussdb_options import OPTIONS, Mode, as_boolean, as_number, decoding_schema, options_are_known
-from cdc_lake.config.quantity import MILLISECONDS, Milliseconds
-from cdc_lake.config.section import Count, Port, Section, Text
-from cdc_lake.config.wal_budget import WalBudget
+
+
+class WalBudget(Section):
+    """How much WAL the server may keep for the slot, and what the receiver does about it; at least one limit."""
+
+    max_bytes: Bytes | None = None
+    """WAL kept for the slot, for example `50 GiB`; set it below the server's `max_slot_wal_keep_size`."""
+    max_age: Annotated[int, MILLISECONDS, Field(ge=1000, examples=["2 h"])] | None = None
+    """How old log may get that is not in bronze yet."""
+    on_exceeded: Literal["alert", "bronze_only", "drop_slot"] = "bronze_only"
+    """How far the ladder goes. `alert`: it is told. `bronze_only`: before that batches get smaller, then apply pauses.
+    `drop_slot`: all of it, and when the budget stays exceeded the slot is dropped: the stream ends, the server goes
+    on."""
+
+    @model_validator(mode="after")
+    def _require_limit(self) -> Self:
+        if self.max_bytes is None and self.max_age is None:
+            msg = "a budget needs `max_bytes` or `max_age`"
+            raise ValueError(msg)
+        return self
 
 
 class Tls(Section):
@@ -271,7 +298,7 @@ class FamilySource(Section):
         if self.mode == "polling":
             return Mode.SQL
         name = "parallel-decode-num"
-        return Mode.SERIAL if as_number(self.decoding.get(name, OPTIONS[name].ours)) == 1 else Mode.PARALLEL
+        return Mode.SERIAL if as_number(self.decoding.get(name, OPTIONS[name].sent_default)) == 1 else Mode.PARALLEL
 
     @property
     def skips_generated(self) -> bool:
@@ -319,3 +346,36 @@ def host_and_port(text: str) -> tuple[str, int | None]:
 
 Source: TypeAlias = Annotated[PostgresSource | FamilySource, Field(discriminator="type")]
 """Every kind of source."""
+
+
+STREAMS: Final = 2
+TWO_PHASE: Final = 3
+PARALLEL: Final = 4
+ORIGINS: Final = 16
+"""First PostgreSQL that tells origins apart."""
+
+FIRST_WITH: Final = {STREAMS: 14, TWO_PHASE: 15, PARALLEL: 16}
+"""First PostgreSQL that speaks a version."""
+
+
+def newest_protocol(major: int) -> int:
+    """The highest version that a PostgreSQL speaks."""
+    return max((version for version, first in FIRST_WITH.items() if major >= first), default=1)
+
+
+OLDEST_QHB: Final = "1.5.0"
+"""First release that is read."""
+_PROTOCOLS: Final[tuple[tuple[Release, int], ...]] = (((1, 5, 3), 4), ((1, 5, 2), 3), ((1, 5, 0), 2))
+"""First releases that speak a version of pgoutput's protocol: QHB's manual (1.5.3), page of that protocol."""
+_BUILT_ON: Final = 12
+"""PostgreSQL that releases before them come from."""
+
+
+def protocol_of(release: Release) -> int:
+    """The highest version of pgoutput's protocol that a release speaks."""
+    return next((version for first, version in _PROTOCOLS if release >= first), 1)
+
+
+def read_as(release: Release) -> int:
+    """The major version of PostgreSQL that a release is read as: the first that speaks its protocol."""
+    return FIRST_WITH.get(protocol_of(release), _BUILT_ON)

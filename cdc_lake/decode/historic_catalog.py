@@ -13,7 +13,8 @@ times. What holds all the same:
   one that it had when its last layout was read, a column without it is NULL in the rows from before.
 
 Where several histories explain a change equally well, one of them is taken, and the columns it differs in are marked:
-silver then asks (`lake.evolution.AssumeColumn`). Both families use this, PostgreSQL with the numbers of transactions.
+silver then asks (`tables.schema_evolution.AssumeColumn`). Both families use this, PostgreSQL with the numbers of
+transactions.
 """
 
 from __future__ import annotations
@@ -120,86 +121,94 @@ def identify(
     `attributes`: all of the table by number, dropped ones too; `before`: the layout of the same table that landed last;
     `highest`: the greatest number that any layout of it had.
     """
-    known = _numbered(before)
-    found = sorted(
+    columns_before = _columns_by_number(before)
+    histories = sorted(
         (against, commands, numbers)
-        for numbers in _histories(announced, attributes, known, highest)
-        for against, commands in [_weighed(numbers, announced, attributes, known, xid)]
+        for numbers in _histories(announced, attributes, columns_before, highest)
+        for against, commands in [_weigh_history(numbers, announced, attributes, columns_before, xid)]
         if not math.isinf(against)
     )
-    if not found:
-        return identify(announced, attributes, None, xid) if known else None
-    least, commands, numbers = found[0]
-    rivals = [other for against, needed, other in found[1:] if against == least or needed <= commands]
-    places = {at for other in rivals for at, number in enumerate(other) if number != numbers[at]}
+    if not histories:
+        return identify(announced, attributes, None, xid) if columns_before else None
+    least, commands, numbers = histories[0]
+    rivals = [other for against, needed, other in histories[1:] if against == least or needed <= commands]
+    places = {position for other in rivals for position, number in enumerate(other) if number != numbers[position]}
     # what was in doubt stays so: what comes behind it may be the other one still
-    places |= {at for at, number in enumerate(numbers) if number in known and known[number].ambiguous}
+    places |= {
+        position
+        for position, number in enumerate(numbers)
+        if number in columns_before and columns_before[number].ambiguous
+    }
     return Identified(numbers, frozenset(places))
 
 
-def _numbered(before: Relation | None) -> dict[int, Column]:
+def _columns_by_number(before: Relation | None) -> dict[int, Column]:
     """The columns of a layout by number; nothing where one of them has none."""
     columns = {} if before is None else {c.number: c for c in before.columns if c.number is not None}
     return columns if before is not None and len(columns) == len(before.columns) else {}
 
 
 def _histories(
-    announced: Sequence[Named], attributes: Sequence[Attribute], known: Mapping[int, Column], highest: int
+    announced: Sequence[Named], attributes: Sequence[Attribute], columns_before: Mapping[int, Column], highest: int
 ) -> Iterator[tuple[int, ...]]:
     """The sets of numbers that the announced columns may have, in order: as few as the catalog allows."""
-    highest = max((highest, *known)) if known else 0
-    there = [one.number for one in attributes if one.name is not None]
-    later = [number for number in there if number > highest]
+    highest = max((highest, *columns_before)) if columns_before else 0
+    live_numbers = [attribute.number for attribute in attributes if attribute.name is not None]
+    later = [number for number in live_numbers if number > highest]
     # a column that the layout before leaves out was not published, or bronze takes none of it
-    hidden = [number for number in there if number <= highest and number not in known]
-    sure = [number for number in there if number in known]
-    dropped = [one.number for one in attributes if one.name is None and (one.number > highest or one.number in known)]
+    hidden = [number for number in live_numbers if number <= highest and number not in columns_before]
+    sure = [number for number in live_numbers if number in columns_before]
+    dropped = [
+        attribute.number
+        for attribute in attributes
+        if attribute.name is None and (attribute.number > highest or attribute.number in columns_before)
+    ]
     left = _HISTORIES
     for first in ([*sure, *hidden], sure) if hidden else (sure,):
-        for taken in range(len(later) + 1):
-            base = (*first, *later[:taken])
-            end = later[taken] if taken < len(later) else math.inf
+        for later_count in range(len(later) + 1):
+            base = (*first, *later[:later_count])
+            end = later[later_count] if later_count < len(later) else math.inf
             lacking, free = len(announced) - len(base), [number for number in dropped if number < end]
             if not 0 <= lacking <= len(free):
                 continue
             left -= math.comb(len(free), lacking)
             if left < 0:
                 return
-            for some in itertools.combinations(free, lacking):
-                yield tuple(sorted((*base, *some)))
+            for chosen in itertools.combinations(free, lacking):
+                yield tuple(sorted((*base, *chosen)))
 
 
-def _weighed(
+def _weigh_history(
     numbers: Sequence[int],
     announced: Sequence[Named],
     attributes: Sequence[Attribute],
-    known: Mapping[int, Column],
+    columns_before: Mapping[int, Column],
     xid: int | None,
 ) -> tuple[float, int]:
     """What speaks against a history, infinity where it cannot have been; and how many commands it takes."""
-    of = {one.number: one for one in attributes}
+    of = {attribute.number: attribute for attribute in attributes}
     had = set(numbers)
     against, commands = 0.0, 0
     for number, column in zip(numbers, announced, strict=True):
-        now, then = of[number], known.get(number)
+        now, then = of[number], columns_before.get(number)
         # who waits for a table's lock has its number already, so an older one may have altered it later
         differs = (now.name != column.name) + (not _is_of(column, now.type_oid, now.modifier))
         commands += 1 if now.name is None else differs
         against += _UNLIKELY * (precedes(now.changed, xid) and differs > 0)
         if then is None:
-            commands += bool(known)
+            commands += bool(columns_before)
         else:
             same = then.redacted is not None or _is_of(column, then.type_oid, then.modifier)
             commands += (then.name != column.name) + (not same)
-    commands += sum(number not in had for number in known)  # dropped before
-    for one in attributes:
-        if one.name is None and one.number not in had:
-            commands += 0 if one.number in known else 2  # added and dropped, before or since
-            against += _UNLIKELY * (one.number < max(had, default=0) and precedes(xid, one.changed))
-    for one in attributes:
-        if one.name is not None and one.number not in had and one.number not in known:
+    commands += sum(number not in had for number in columns_before)  # dropped before
+    for attribute in attributes:
+        if attribute.name is None and attribute.number not in had:
+            commands += 0 if attribute.number in columns_before else 2  # added and dropped, before or since
+            against += _UNLIKELY * (attribute.number < max(had, default=0) and precedes(xid, attribute.changed))
+    for attribute in attributes:
+        if attribute.name is not None and attribute.number not in had and attribute.number not in columns_before:
             commands += 1  # added since, or not published
-            against += _UNLIKELY * (precedes(one.changed, xid) and not one.generated)
+            against += _UNLIKELY * (precedes(attribute.changed, xid) and not attribute.generated)
     return against, commands
 
 
@@ -219,21 +228,21 @@ def missing_then(
 
     `rewritten`: the table may have been rewritten since `before`, the layout that landed last.
     """
-    known = _numbered(before)
-    now, then = attributes.get(number), known.get(number)
-    kept = None if now is None or not _is_of(column, now.type_oid, now.modifier) else now.missing
+    columns_before = _columns_by_number(before)
+    now, then = attributes.get(number), columns_before.get(number)
+    missing_now = None if now is None or not _is_of(column, now.type_oid, now.modifier) else now.missing
     if then is not None:
         hashed = then.redacted is not None and then.missing is not None and then.missing.text is not None
-        if kept is not None and (hashed or then.type_oid != column.type_oid):
-            return kept
+        if missing_now is not None and (hashed or then.type_oid != column.type_oid):
+            return missing_now
         return Missing(None) if hashed else then.missing
     if now is None or now.name is None:
         return Missing(None)
     if now.missing is not None:
-        return kept or Missing(None)
-    if not known:
+        return missing_now or Missing(None)
+    if not columns_before:
         return Missing(None) if now.filled else None
-    hidden = number < max(known)  # it was there and not published
+    hidden = number < max(columns_before)  # it was there and not published
     return Missing(None) if rewritten or hidden else None
 
 
@@ -241,7 +250,7 @@ def key_then(
     flagged: Sequence[int],
     now: Sequence[int],
     before: Sequence[int],
-    there: Collection[int],
+    all_numbers: Collection[int],
     *,
     logged: bool,
     settled: bool,
@@ -249,13 +258,13 @@ def key_then(
     """The numbers of the columns of the primary key at a change.
 
     `flagged`: columns that the change marks as its identity, `logged`: which is the primary key; `now`: the key of now;
-    `before`: that of the layout before; `there`: all columns; `settled`: the key of now was the key then.
+    `before`: that of the layout before; `all_numbers`: all columns; `settled`: the key of now was the key then.
     """
     if logged and flagged:
         return next((tuple(key) for key in (now, before) if set(key) == set(flagged)), tuple(flagged))
-    if not settled and before and now and set(before) <= set(there):
+    if not settled and before and now and set(before) <= set(all_numbers):
         return tuple(before)
-    return tuple(now) if set(now) <= set(there) else ()
+    return tuple(now) if set(now) <= set(all_numbers) else ()
 
 
 def identity_then(
@@ -263,40 +272,42 @@ def identity_then(
     changed: int,
     indexes: Collection[UniqueIndex],
     before: Relation | None,
-    there: Collection[int],
+    all_numbers: Collection[int],
     xid: int,
 ) -> IdentifiedBy | None:
     """By what a row of transaction `xid` that came without an old one was identified; None: by what rows are now. It
     was not by the whole row, which would have come along.
 
-    `now`: the kind of identity that the table's row of `pg_class` names, which transaction `changed` wrote; `there`:
-    the numbers of all columns; `before`: see `identify`.
+    `now`: the kind of identity that the table's row of `pg_class` names, which transaction `changed` wrote;
+    `all_numbers`: the numbers of all columns; `before`: see `identify`.
     """
     by_index = now is ReplicaIdentity.INDEX
-    primary = next((one for one in indexes if one.primary), None)
-    of_key, kept = (None, False) if primary is None else (primary.columns, precedes(primary.created, xid))
+    primary = next((index for index in indexes if index.primary), None)
+    of_key, primary_unchanged = (None, False) if primary is None else (primary.columns, precedes(primary.created, xid))
     if by_index:
-        settled = any(one.identity and precedes(one.changed, xid) for one in indexes)
+        settled = any(index.identity and precedes(index.changed, xid) for index in indexes)
     else:
-        settled = precedes(changed, xid) and (kept or now is not ReplicaIdentity.DEFAULT)
+        settled = precedes(changed, xid) and (primary_unchanged or now is not ReplicaIdentity.DEFAULT)
     if settled:
         return None
     keyed = None if before is None or before.identity is ReplicaIdentity.FULL else before
     former = frozenset(c.number for c in (keyed.columns if keyed else ()) if c.key and c.number is not None)
-    others = [one for one in indexes if not one.primary and not one.identity]
-    over = any(one.columns == former and precedes(one.changed, xid) for one in others)
-    over |= kept and former != of_key and keyed is not None and keyed.identity is ReplicaIdentity.DEFAULT
+    others = [index for index in indexes if not index.primary and not index.identity]
+    over = any(index.columns == former and precedes(index.changed, xid) for index in others)
+    over |= primary_unchanged and former != of_key and keyed is not None and keyed.identity is ReplicaIdentity.DEFAULT
     # What is newer may be the transaction's own: its subtransactions have greater numbers. Of an index that is only
     # made the row is written once.
-    rivals = {one.columns for one in others if not precedes(one.changed, xid) and one.changed != one.created}
-    rivals |= {one.columns for one in indexes if (one.identity if by_index else one.primary)}
-    if keyed and former and former <= set(there) and not over:
+    rivals = {index.columns for index in others if not precedes(index.changed, xid) and index.changed != index.created}
+    rivals |= {index.columns for index in indexes if (index.identity if by_index else index.primary)}
+    if keyed and former and former <= set(all_numbers) and not over:
         # An index that is gone leaves no trace: then nothing identified rows from a time on that nobody knows.
         by_other = keyed.identity is ReplicaIdentity.INDEX
-        gone = not any(one.columns == former and (one.primary or by_other) for one in indexes)
-        return IdentifiedBy(keyed.identity, former, gone or (former == of_key and not kept) or not rivals <= {former})
-    if of_key is not None and of_key <= set(there):
-        return IdentifiedBy(ReplicaIdentity.DEFAULT, of_key, not kept or not rivals <= {of_key})
+        gone = not any(index.columns == former and (index.primary or by_other) for index in indexes)
+        return IdentifiedBy(
+            keyed.identity, former, gone or (former == of_key and not primary_unchanged) or not rivals <= {former}
+        )
+    if of_key is not None and of_key <= set(all_numbers):
+        return IdentifiedBy(ReplicaIdentity.DEFAULT, of_key, not primary_unchanged or not rivals <= {of_key})
     return None
 
 
@@ -307,16 +318,16 @@ def storage_then(
     change does not have yet was rewritten with it. `now`: the storage of now.
     """
     highest = max((number for number in numbers if number is not None), default=0)
-    seen = all(one.name is None or one.number <= highest for one in attributes)
-    return now if seen or before is None else before.storage
+    all_covered = all(attribute.name is None or attribute.number <= highest for attribute in attributes)
+    return now if all_covered or before is None else before.storage
 
 
 def as_logged(relation: Relation, partitions: Iterable[Collection[str] | None]) -> Relation:
     """The layout of a partitioned table, by what its partitions log: `partitions` are the columns that each logs of old
     rows, None: all. The replica identity of the root itself decides nothing but what the stream calls an old row.
     """
-    whole = frozenset(relation.names)
-    logged = whole.intersection(*(whole if one is None else one for one in partitions))
+    all_names = frozenset(relation.names)
+    logged = all_names.intersection(*(all_names if names is None else names for names in partitions))
     if all(not column.key or column.name in logged for column in relation.columns):
         return relation
     full = relation.identity is ReplicaIdentity.FULL

@@ -19,10 +19,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.column_digests import digests_anew
-from cdc_lake.decode.plain import POSITIONS, TUPLES, Numbering, refuse_oversize
-from cdc_lake.decode.walk import lists
+from cdc_lake.decode.change_batch import ChangeColumns, Numbering
+from cdc_lake.decode.columnar_reader import lists
+from cdc_lake.decode.digests import digests_anew
+from cdc_lake.decode.pgoutput.columnar import POSITIONS, TUPLES, refuse_oversize
 from cdc_lake.errors import RedactionUnfit
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 
@@ -127,12 +127,12 @@ class Redaction:
         if not touched.any():
             return changes
         rows = np.flatnonzero((changes.relation >= 0) & touched[changes.relation])
-        redacted = _renumbered(
+        redacted = _renumber_relations(
             replace(
                 changes,
                 new=self._tuples(changes.new, changes.relation, rows, plans),
                 old=self._tuples(changes.old, changes.relation, rows, plans),
-                unchanged=_unchanged(changes.unchanged, changes.relation, plans),
+                unchanged=_unchanged_positions(changes.unchanged, changes.relation, plans),
             ),
             [plan.relation for plan in plans],
         )
@@ -171,26 +171,26 @@ class Redaction:
         plan = self._plans.get(relation)
         if plan is None:
             rules = self._rules or (lambda *_: None)
-            plan = self._plans[relation] = _planned(relation, rules, self._keys, self._hasher)
+            plan = self._plans[relation] = _plan_redaction(relation, rules, self._keys, self._hasher)
         return plan
 
-    def _tuples(self, given: Any, relation: Any, rows: Any, plans: Sequence[_Plan]) -> Any:
+    def _tuples(self, tuples: Any, relation: Any, rows: Any, plans: Sequence[_Plan]) -> Any:
         """The tuples with those at `rows` redacted."""
-        if given.null_count == len(given):
-            return given
-        if given.null_count and np.diff(given.offsets)[np.asarray(given.is_null())].any():
-            given = given.take(pa.array(np.arange(len(given))))  # Arrow allows a NULL to own values
-        offsets, valid = np.asarray(given.offsets).astype(np.int64), np.asarray(given.is_valid())
-        values, lengths = given.values, np.diff(offsets)
+        if tuples.null_count == len(tuples):
+            return tuples
+        if tuples.null_count and np.diff(tuples.offsets)[np.asarray(tuples.is_null())].any():
+            tuples = tuples.take(pa.array(np.arange(len(tuples))))  # Arrow allows a NULL to own values
+        offsets, valid = np.asarray(tuples.offsets).astype(np.int64), np.asarray(tuples.is_valid())
+        values, lengths = tuples.values, np.diff(offsets)
         rows = rows[valid[rows]]
         gone, empty, hashed = [], [], []
         for number in np.unique(relation[rows]).tolist():
-            plan, mine = plans[number], rows[relation[rows] == number]
-            first = offsets[mine][:, None]
+            plan, own_rows = plans[number], rows[relation[rows] == number]
+            first = offsets[own_rows][:, None]
             gone.append((first + np.array(plan.dropped, np.int64)).ravel())
             empty.append((first + np.array(plan.nulled, np.int64)).ravel())
             hashed.append((first + np.array(plan.hashed, np.int64)).ravel())
-            lengths[mine] -= len(plan.dropped)
+            lengths[own_rows] -= len(plan.dropped)
         values = self._values(values, offsets, *(np.concatenate([_NOTHING, *part]) for part in (gone, empty, hashed)))
         return lists(TUPLES, lengths, valid, values)
 
@@ -206,16 +206,16 @@ class Redaction:
             absent = np.zeros(end - first, bool)
             absent[empty - first] = True
         if len(gone):
-            kept = np.ones(end - first, bool)
-            kept[gone - first] = False
-            source, absent = source[kept], None if absent is None else absent[kept]
+            remaining = np.ones(end - first, bool)
+            remaining[gone - first] = False
+            source, absent = source[remaining], None if absent is None else absent[remaining]
         return values.take(pa.array(source, mask=absent))
 
 
 _NOTHING: Final = np.zeros(0, np.int64)
 
 
-def _planned(relation: Relation, rules: Rules, keys: Keys, hasher: Hasher | None) -> _Plan:
+def _plan_redaction(relation: Relation, rules: Rules, keys: Keys, hasher: Hasher | None) -> _Plan:
     strategies = [rules(relation.table, name) for name in relation.names]
     lost = (Strategy.DROP, Strategy.NULL)
     needed = {*relation.primary_key, *(keys(relation.table) or ())}
@@ -227,14 +227,14 @@ def _planned(relation: Relation, rules: Rules, keys: Keys, hasher: Hasher | None
                 f"column `{name}` of {relation.table} identifies its rows: it cannot be redacted by `{strategy.value}`",
                 hint="redact it by `sha256`, which keeps rows apart and keys joinable, or leave it as it is",
             )
-    at = {kind: tuple(i for i, one in enumerate(strategies) if one is kind) for kind in Strategy}
-    kept = [i for i, one in enumerate(strategies) if one is not Strategy.DROP]
+    positions = {kind: tuple(i for i, candidate in enumerate(strategies) if candidate is kind) for kind in Strategy}
+    remaining = [i for i, candidate in enumerate(strategies) if candidate is not Strategy.DROP]
     places = np.full(len(strategies), -1, np.int32)
-    places[kept] = np.arange(len(kept))
-    places[list(at[Strategy.NULL])] = -1
-    columns = tuple(_column(relation.columns[i], strategies[i], hasher) for i in kept)
+    places[remaining] = np.arange(len(remaining))
+    places[list(positions[Strategy.NULL])] = -1
+    columns = tuple(_column(relation.columns[i], strategies[i], hasher) for i in remaining)
     redacted = replace(relation, columns=columns) if columns != relation.columns else relation
-    return _Plan(redacted, at[Strategy.DROP], at[Strategy.NULL], at[Strategy.SHA256], places)
+    return _Plan(redacted, positions[Strategy.DROP], positions[Strategy.NULL], positions[Strategy.SHA256], places)
 
 
 def _column(column: Column, strategy: Strategy | None, hasher: Hasher | None) -> Column:
@@ -262,26 +262,28 @@ def _without_messages(changes: ChangeColumns) -> ChangeColumns:
     messages = changes.op == _MESSAGE
     if not messages.any():
         return changes
-    return changes.at(np.flatnonzero(~messages))
+    return changes.take(np.flatnonzero(~messages))
 
 
-def _unchanged(given: Any, relation: Any, plans: Sequence[_Plan]) -> Any:
+def _unchanged_positions(unchanged: Any, relation: Any, plans: Sequence[_Plan]) -> Any:
     """Positions that were not sent, by their new places; of a column that is NULL now, nothing is left to send."""
-    if given.null_count == len(given) or all((plan.places >= 0).all() for plan in plans):
-        return given
-    given = given.take(pa.array(np.arange(len(given))))  # so that the values are those of these lists, from the first
-    lengths = np.diff(np.asarray(given.offsets))
-    owner = np.repeat(np.arange(len(given)), lengths)
+    if unchanged.null_count == len(unchanged) or all((plan.places >= 0).all() for plan in plans):
+        return unchanged
+    unchanged = unchanged.take(
+        pa.array(np.arange(len(unchanged)))
+    )  # so that the values are those of these lists, from the first
+    lengths = np.diff(np.asarray(unchanged.offsets))
+    owner = np.repeat(np.arange(len(unchanged)), lengths)
     places = np.full((len(plans), max(len(plan.places) for plan in plans)), -1, np.int32)
     for number, plan in enumerate(plans):
         places[number, : len(plan.places)] = plan.places
-    moved = places[relation[owner], np.asarray(given.values)]
-    kept = moved >= 0
-    lengths = np.bincount(owner[kept], minlength=len(given))
-    return lists(POSITIONS, lengths, lengths > 0, pa.array(moved[kept], pa.int32()))
+    moved = places[relation[owner], np.asarray(unchanged.values)]
+    remaining = moved >= 0
+    lengths = np.bincount(owner[remaining], minlength=len(unchanged))
+    return lists(POSITIONS, lengths, lengths > 0, pa.array(moved[remaining], pa.int32()))
 
 
-def _renumbered(changes: ChangeColumns, relations: Sequence[Relation]) -> ChangeColumns:
+def _renumber_relations(changes: ChangeColumns, relations: Sequence[Relation]) -> ChangeColumns:
     """The changes with these relations in place of theirs; two that have become the same layout are one."""
     numbering = Numbering()
     numbers = np.array([numbering.number(relation) for relation in relations], np.int32)

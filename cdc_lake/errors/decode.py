@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_lake.errors.root import ANEW, CdcLakeError
+from cdc_lake.errors.base import ANEW, CdcLakeError
 
 
 class DecodeError(CdcLakeError):
@@ -25,8 +25,8 @@ class TruncatedMessage(DecodeError):
 
     code = "DEC301"
 
-    def __init__(self, *, need: int, left: int, at: int) -> None:
-        super().__init__(f"the message ends early: {need} bytes announced, {left} left", offset=at)
+    def __init__(self, *, need: int, left: int, offset: int) -> None:
+        super().__init__(f"the message ends early: {need} bytes announced, {left} left", offset=offset)
 
 
 class UnexpectedMessage(DecodeError):
@@ -51,8 +51,8 @@ class InvalidText(DecodeError):
         f"hexadecimal digits; or repair the row, and {ANEW}"
     )
 
-    def __init__(self, *, at: int) -> None:
-        super().__init__("the text is not valid UTF-8", offset=at)
+    def __init__(self, *, offset: int) -> None:
+        super().__init__("the text is not valid UTF-8", offset=offset)
 
 
 class OutOfSequence(DecodeError):
@@ -157,8 +157,8 @@ class StyleMismatch(DecodeError):
     code = "DEC310"
     hint = "amid an upgrade a server may fall back to serial decoding: wait for its end, then run again"
 
-    def __init__(self, *, asked: str, found: str, at: int = 0) -> None:
-        super().__init__(f"asked for {asked}, the payload looks like {found}", offset=at)
+    def __init__(self, *, asked: str, actual: str, offset: int = 0) -> None:
+        super().__init__(f"asked for {asked}, the payload looks like {actual}", offset=offset)
 
 
 class TextNotInEncoding(DecodeError):
@@ -170,10 +170,10 @@ class TextNotInEncoding(DecodeError):
         f"and {ANEW}"
     )
 
-    def __init__(self, encoding: str, *, at: int) -> None:
+    def __init__(self, encoding: str, *, offset: int) -> None:
         bare = encoding.upper() == "SQL_ASCII"
         what = "UTF-8, as which SQL_ASCII is read" if bare else f"in the encoding of the database, {encoding}"
-        super().__init__(f"the text is not valid {what}", offset=at)
+        super().__init__(f"the text is not valid {what}", offset=offset)
 
 
 class UnknownEncoding(DecodeError):

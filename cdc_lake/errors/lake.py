@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_lake.errors.root import ANEW, CdcLakeError, Retry, install
+from cdc_lake.errors.base import ANEW, CdcLakeError, Retry, install
 
 
 class LakeError(CdcLakeError):
@@ -174,11 +174,11 @@ class TooManyFollowed(LakeError):
     """More changes of one table must be followed one by one in a span than the driver's memory is for."""
 
     code = "LAK472"
-    given = (
+    identity_hint = (
         "one transaction moves so many keys, or breaks a rule so often, that it cannot be taken apart: give the rule "
         "`on_fail: warn` or `stop`"
     )
-    hint = f"{given}; or else `cdc-lake resync TABLE` copies the table again"
+    hint = f"{identity_hint}; or else `cdc-lake resync TABLE` copies the table again"
 
 
 class SilverPutBack(LakeError):
@@ -219,8 +219,8 @@ class SilverMissing(LakeError):
     hint = "run `cdc-lake run --once` to make the table; versions that VACUUM or expiry removed cannot be read again"
 
     def __init__(self, table: str, version: int | None = None) -> None:
-        at = "" if version is None else f" at version {version}"
-        super().__init__(f"the silver table {table} is not there{at}", where=table)
+        version_text = "" if version is None else f" at version {version}"
+        super().__init__(f"the silver table {table} is not there{version_text}", where=table)
 
 
 class BronzeNotWritten(LakeError):

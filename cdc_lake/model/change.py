@@ -3,13 +3,21 @@
 A tuple holds one value a column of its relation, by position: text as the server printed it, `None` for SQL NULL, or
 `UNCHANGED` for a value that was not sent because it did not change (TOAST). In an old key, columns outside the
 identity are `None`: which they are is known from the relation.
+
+Transactions: what committed together, with the boundaries the source gave.
+
+Truncates of one table, as what applies a span knows them.
+
+Undecoded: why a transaction stands in bronze as the bytes it came in.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, TypeAlias
 
 from cdc_lake.model.relation import Relation
 
@@ -90,3 +98,85 @@ class Message:
 
 
 Change: TypeAlias = Insert | Update | Delete | Truncate | Message
+
+
+@dataclass(frozen=True, slots=True)
+class Boundaries:
+    """The BEGIN and COMMIT of one transaction, each number as the source gave it, None where the source has none.
+
+    `position` orders it in the stream's domain (PostgreSQL: the end LSN of the commit record). `confirm` is the slot
+    position that may be confirmed once it is durable. `commit_ts` is microseconds since 1970-01-01 UTC. `empty_before`
+    counts the transactions without changes (of other databases, of tables that are not captured) that stand between it
+    and the last one with changes; always 0 where the source does not send such.
+    """
+
+    position: int
+    confirm: int
+    commit_lsn: int | None = None
+    first_lsn: int | None = None
+    csn: int | None = None
+    xid: int | None = None
+    commit_ts: int | None = None
+    user: str | None = None
+    origin: str | None = None
+    empty_before: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A committed transaction: its boundaries and its changes in order, each with the LSN the source gave it."""
+
+    bounds: Boundaries
+    changes: tuple[Change, ...]
+    lsns: tuple[int | None, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """A truncate of a table: its place, and what bronze's row says of its transaction."""
+
+    position: int
+    ordinal: int
+    csn: int | None
+    lsn: int | None
+    xid: int | None
+    commit_ts: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Undecoded:
+    """The error that decoding a transaction gave, and what is known of it all the same.
+
+    `frames`: how many rows `X` it has. `code`, `message`, `where`: of the error; no values. `tables`: those it changes,
+    as bronze writes them, as far as they could be read. `by`: the version of cdc_lake that could not decode it.
+    """
+
+    frames: int
+    code: str
+    message: str
+    where: str
+    tables: tuple[str, ...]
+    by: str
+
+    def describe(self) -> dict[str, object]:
+        """As the COMMIT row's `info` has it."""
+        return {
+            "frames": self.frames,
+            "code": self.code,
+            "message": self.message,
+            "where": self.where,
+            "tables": list(self.tables),
+            "by": self.by,
+        }
+
+    @classmethod
+    def from_description(cls, info: Mapping[str, Any]) -> Undecoded:
+        """The inverse; raises KeyError, TypeError or ValueError where `info` is not one."""
+        return cls(
+            frames=int(info["frames"]),
+            code=str(info["code"]),
+            message=str(info["message"]),
+            where=str(info["where"]),
+            tables=tuple(str(table) for table in info["tables"]),
+            by=str(info["by"]),
+        )

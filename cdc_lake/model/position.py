@@ -3,6 +3,13 @@
 An LSN is a byte position in the write-ahead log (PostgreSQL, type `pg_lsn`), a CSN the commit sequence number of the
 GaussDB family. A `Position` is what orders a pipeline: the epoch of its stream, then the commit position in that
 stream's order domain, held as the plain number that bronze stores.
+
+A span: the half-open range of positions `(after, upto]` within one epoch.
+
+As of: how people name the moment they want to read, as one closed union.
+
+A text is a position as it is printed (`0/16B3748` an LSN, `951909` a CSN), an integer one as the tables store it. Which
+cut that is, the cuts say (`control.cut_lookup`).
 """
 
 from __future__ import annotations
@@ -10,8 +17,10 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
 
-from cdc_lake.errors import MalformedPosition
+from cdc_lake.errors import CutUnknown, MalformedPosition
 
 _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 _CSN = re.compile(r"[0-9]{1,19}")
@@ -82,3 +91,104 @@ class Position:
 
     epoch: int
     value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """All transactions with `after < position <= upto` in `epoch`."""
+
+    epoch: int
+    after: int
+    upto: int
+
+    def __post_init__(self) -> None:
+        if not self.after <= self.upto:
+            msg = f"a span cannot end ({self.upto}) before it starts ({self.after})"
+            raise ValueError(msg)
+
+    @property
+    def empty(self) -> bool:
+        """True where no position lies inside."""
+        return self.after == self.upto
+
+    def __contains__(self, position: int) -> bool:
+        return self.after < position <= self.upto
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The newest cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A position as bronze and the cuts store it."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number as text: a CSN where the server has them, otherwise a stored position."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A time; it has its zone."""
+
+    time: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The cut that a promise of this name keeps."""
+
+    name: str
+
+
+AsOf: TypeAlias = Latest | Stored | Number | Position | Lsn | Csn | Moment | Named
+"""What a reader may ask for. `Lsn` and `Csn` are that number whatever orders the stream; `Position` has its epoch."""
+
+Given: TypeAlias = AsOf | str | int | datetime
+"""The same as people give it."""
+
+PROMISE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
+_NUMBER = re.compile(r"[0-9]{1,19}")
+_TIME = re.compile(r"[0-9]{4}-?[0-9]{2}.*")
+
+
+def as_of(value: Given) -> AsOf:
+    """Read what was given. Raises CutUnknown, MalformedPosition."""
+    if isinstance(value, str):
+        return _text(value.strip())
+    if isinstance(value, datetime):
+        return _moment(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Stored(value)
+    if isinstance(value, Latest | Stored | Number | Position | Lsn | Csn | Moment | Named):
+        return value
+    raise CutUnknown(f"`{value}` names no cut: it is of type {type(value).__name__}")
+
+
+def _text(text: str) -> AsOf:
+    if text == "latest":
+        return Latest()
+    if "/" in text:
+        return Lsn.parse(text)
+    if _NUMBER.fullmatch(text):
+        return Number(Csn.parse(text).value)
+    if PROMISE_NAME.fullmatch(text):
+        return Named(text)
+    try:
+        return _moment(datetime.fromisoformat(text))
+    except ValueError as bad:
+        what = "is not a time" if _TIME.fullmatch(text) else "is no position, time or name"
+        raise CutUnknown(f"`{text}` {what}") from bad
+
+
+def _moment(time: datetime) -> Moment:
+    if time.tzinfo is None:
+        raise CutUnknown(f"the time `{time.isoformat()}` has no zone")
+    return Moment(time)

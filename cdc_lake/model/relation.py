@@ -2,6 +2,12 @@
 
 A `Relation` is one version of a table's columns, in the order of the tuples that follow it. Its `layout` is a 63-bit
 hash of a canonical text, so that the same layout has the same number in every commit and on every machine.
+
+Succession: which column of a later layout is which column of an earlier one.
+
+A column is known by its number in the source's catalog where both layouts have it: then a renamed column is the same
+one, and one that was dropped and made again under its name is another. Where a layout came without numbers, a column is
+known by its name, and nobody can tell a rename from a drop and an add.
 """
 
 from __future__ import annotations
@@ -26,26 +32,26 @@ class ReplicaIdentity(enum.Enum):
     INDEX = "i"
 
 
-def escaped(part: str) -> str:
+def escape_part(part: str) -> str:
     """A part of a qualified name, so that only the dots between parts are bare."""
     return part.replace("\\", "\\\\").replace(".", "\\.")
 
 
 def parts_of(text: str) -> list[str]:
     """The parts of a qualified name, unescaped; raises ValueError where a backslash ends it or a part is empty."""
-    parts, part, behind = [], "", False
+    parts, part, after_backslash = [], "", False
     for char in text:
-        if behind:
-            part, behind = part + char, False
+        if after_backslash:
+            part, after_backslash = part + char, False
         elif char == "\\":
-            behind = True
+            after_backslash = True
         elif char == ".":
             parts.append(part)
             part = ""
         else:
             part += char
     parts.append(part)
-    if behind or not all(parts):
+    if after_backslash or not all(parts):
         msg = f"`{text}` is not a name: expected parts joined by dots"
         raise ValueError(msg)
     return parts
@@ -68,11 +74,11 @@ class TableName:
         return cls(parts[0], parts[1])
 
     def __str__(self) -> str:
-        return f"{escaped(self.schema)}.{escaped(self.name)}"
+        return f"{escape_part(self.schema)}.{escape_part(self.name)}"
 
     def column(self, name: str) -> str:
         """The full name of one of its columns: `schema.table.column`, escaped like the table's."""
-        return f"{self}.{escaped(name)}"
+        return f"{self}.{escape_part(name)}"
 
 
 def numeric_modifier(modifier: int) -> tuple[int, int] | None:
@@ -112,26 +118,26 @@ class Column:
 
     def describe(self) -> dict[str, object]:
         """Its part of a layout's canonical description."""
-        told: dict[str, object] = {"name": self.name, "type": self.type_name, "oid": self.type_oid}
-        told |= {"modifier": self.modifier, "key": self.key}
-        told |= {} if self.redacted is None else {"redacted": self.redacted}
-        told |= {} if self.number is None else {"number": self.number}
-        told |= {"ambiguous": True} if self.ambiguous else {}
-        return told if self.missing is None else told | {"missing": self.missing.text}
+        description: dict[str, object] = {"name": self.name, "type": self.type_name, "oid": self.type_oid}
+        description |= {"modifier": self.modifier, "key": self.key}
+        description |= {} if self.redacted is None else {"redacted": self.redacted}
+        description |= {} if self.number is None else {"number": self.number}
+        description |= {"ambiguous": True} if self.ambiguous else {}
+        return description if self.missing is None else description | {"missing": self.missing.text}
 
     @classmethod
-    def from_description(cls, told: dict[str, Any]) -> Column:
+    def from_description(cls, description: dict[str, Any]) -> Column:
         """The inverse of `describe`."""
         return cls(
-            told["name"],
-            told["type"],
-            int(told["oid"]),
-            int(told["modifier"]),
-            bool(told["key"]),
-            told.get("redacted"),
-            told.get("number"),
-            Missing(told["missing"]) if "missing" in told else None,
-            bool(told.get("ambiguous", False)),
+            description["name"],
+            description["type"],
+            int(description["oid"]),
+            int(description["modifier"]),
+            bool(description["key"]),
+            description.get("redacted"),
+            description.get("number"),
+            Missing(description["missing"]) if "missing" in description else None,
+            bool(description.get("ambiguous", False)),
         )
 
 
@@ -158,16 +164,16 @@ class Relation:
 
     def describe(self) -> dict[str, object]:
         """The canonical description, as stored in the `info` of an `R` row."""
-        told: dict[str, object] = {
+        description: dict[str, object] = {
             "relation": str(self.table),
             "identity": self.identity.value,
             "primary_key": list(self.primary_key),
             "columns": [c.describe() for c in self.columns],
         }
-        told |= {} if self.oid is None else {"oid": self.oid}
-        told |= {} if self.storage is None else {"storage": self.storage}
-        told |= {"mixed": True} if self.mixed else {}
-        return told | {"ambiguous": True} if self.ambiguous else told
+        description |= {} if self.oid is None else {"oid": self.oid}
+        description |= {} if self.storage is None else {"storage": self.storage}
+        description |= {"mixed": True} if self.mixed else {}
+        return description | {"ambiguous": True} if self.ambiguous else description
 
     @classmethod
     def from_description(cls, info: dict[str, object]) -> Relation:
@@ -198,3 +204,23 @@ class Relation:
     def names(self) -> tuple[str, ...]:
         """Column names by position."""
         return tuple(c.name for c in self.columns)
+
+
+def predecessors(before: Relation, after: Relation) -> tuple[int | None, ...]:
+    """For each column of `after` its position in `before`, None where it is new."""
+    if has_common_numbering(before, after):
+        places = {column.number: position for position, column in enumerate(before.columns)}
+        return tuple(places.get(column.number) for column in after.columns)
+    names = {name: position for position, name in enumerate(before.names)}
+    return tuple(names.get(name) for name in after.names)
+
+
+def has_common_numbering(before: Relation, after: Relation) -> bool:
+    """Whether the columns of both are known by number: of the same table, as numbers of two tables mean nothing."""
+    every = (*before.columns, *after.columns)
+    return before.oid == after.oid and before.oid is not None and all(c.number is not None for c in every)
+
+
+def made_again(before: Relation, after: Relation) -> bool:
+    """Whether the later layout is of another table of the same name: the first one was dropped."""
+    return before.oid is not None and after.oid is not None and before.oid != after.oid

@@ -1,7 +1,7 @@
 """The report as a value, and its two forms: one self-contained HTML file and JSON.
 
-Promises: those of every page (`cdc_lake.page.html`), no row value is shown that nobody asked for, and the JSON says all
-that the page says (`"schema": "cdc-lake/report/1"`).
+Promises: those of every page (`cdc_lake.observability.html`), no row value is shown that nobody asked for, and the JSON
+says all that the page says (`"schema": "cdc-lake/report/1"`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cdc_lake.config.rules import Thresholds
-from cdc_lake.page import wording
-from cdc_lake.page.html import Headline, State, environment
-from cdc_lake.quality.level import Level, level, worst
+from cdc_lake.observability import html
+from cdc_lake.observability.html import Headline, State, environment
+from cdc_lake.quality.table_rules import Level, level, worst
 
 SCHEMA = "cdc-lake/report/1"
 
@@ -201,23 +201,23 @@ class ReportData:
 
 def headline(data: ReportData) -> Headline:
     """The one sentence that a reader in a hurry takes away, from the last comparison with the source."""
-    found = data.verdict
-    if found is None:
+    verdict = data.verdict
+    if verdict is None:
         return Headline("unknown", "Not compared with the source yet", "cdc-lake compare proves silver row by row.")
-    at = f" at {found.position}" if found.position else ""
-    when = f", {wording.moment(found.at)}" if found.at else ""
-    proven = f"{wording.plural(found.tables, 'table')} compared row by row{at}{when}."
-    if found.verdict == "equal":
+    position_text = f" at {verdict.position}" if verdict.position else ""
+    when = f", {html.moment(verdict.at)}" if verdict.at else ""
+    proven = f"{html.plural(verdict.tables, 'table')} compared row by row{position_text}{when}."
+    if verdict.verdict == "equal":
         return Headline("good", "Silver equals the source", proven)
-    if found.verdict.startswith("equal"):
-        many = [(found.held_keys, "held key"), (found.discarded_keys, "discarded key")]
-        but = " and ".join(wording.plural(number, word) for number, word in many if number)
+    if verdict.verdict.startswith("equal"):
+        many = [(verdict.held_keys, "held key"), (verdict.discarded_keys, "discarded key")]
+        but = " and ".join(html.plural(number, word) for number, word in many if number)
         return Headline("attention", f"Silver equals the source, but for {but}", proven)
-    if found.verdict == "inconclusive":
+    if verdict.verdict == "inconclusive":
         return Headline(
-            "unknown", "The comparison could not judge every table", f"{proven} Open: {'; '.join(found.open)}."
+            "unknown", "The comparison could not judge every table", f"{proven} Open: {'; '.join(verdict.open)}."
         )
-    names = ", ".join(found.different) or "see the comparison"
+    names = ", ".join(verdict.different) or "see the comparison"
     return Headline("bad", "Silver differs from the source", f"{proven} Different: {names}.")
 
 
@@ -228,13 +228,13 @@ def render_html(data: ReportData) -> str:
 
 def render_json(data: ReportData) -> str:
     """The report as JSON: the dataclasses as objects, times in ISO 8601 with zone."""
-    said = headline(data)
-    rules = [{**asdict(rule), **_judged(rule)} for rule in data.rules]
-    document = {"schema": SCHEMA, "headline": asdict(said), **_plain(data), "rules": rules}
+    summary = headline(data)
+    rules = [{**asdict(rule), **_rule_outcome(rule)} for rule in data.rules]
+    document = {"schema": SCHEMA, "headline": asdict(summary), **_plain(data), "rules": rules}
     return json.dumps(document, indent=2, ensure_ascii=False, default=_iso, allow_nan=False) + "\n"
 
 
-def _judged(rule: RuleState) -> dict[str, object]:
+def _rule_outcome(rule: RuleState) -> dict[str, object]:
     """What follows from a rule's fields, and those that are no dataclasses."""
     thresholds = None if rule.thresholds is None else rule.thresholds.model_dump()
     return {"state": rule.state, "level": rule.level, "thresholds": thresholds}

@@ -1,18 +1,36 @@
-"""Rules as the gate runs them: a name, a check against the column's type, and a Spark predicate.
+"""A rule's constants in the type of the column it judges: what both compilations of a rule start from.
+
+Promises: a bound is exact. It is never rounded into the column's type but moved inwards to the next value the type can
+hold (`x >= 0.005` on two decimals is `x >= 0.01`), and a bound beyond the type's range decides for every value.
+So the Spark predicate and the Great Expectations expectation compare the same numbers, whatever text the file had.
+
+Types are named as Spark's `simpleString()` names them. Neither Spark nor Great Expectations is imported here.
+
+Rules as the gate runs them: a name, a check against the column's type, and a Spark predicate.
 
 Promises: `fails` is total over the closed union of rules, its column is never NULL, NULL passes every rule except
 `not_null`, and a rule that passed `check_rule` cannot raise inside Spark, also with ANSI on; an `expression` may.
 NaN counts as larger than every number, as PostgreSQL and Spark order it.
-The other compilation of the same rules is `cdc_lake.quality.suite`; a test asserts that both count the same.
+The other compilation of the same rules is `quality.great_expectations`; a test asserts that both count the same.
+
+The gate: what every change must satisfy before it is folded.
+
+A table's conditions are its rules and one more for each column whose text may have no silver value. Each is a predicate
+over one row after the change; what becomes of a failing change is decided by the condition's `on_fail`.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import enum
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, InvalidOperation
 from functools import reduce
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Literal, TypeAlias, assert_never
 
-from cdc_lake.config.patterns import NotPortable, check_pattern, java
 from cdc_lake.config.rules import (
     Between,
     ColumnRule,
@@ -20,18 +38,194 @@ from cdc_lake.config.rules import (
     InSet,
     Length,
     NotNull,
+    NotPortable,
     Regex,
     RowRule,
     TypeCastable,
+    check_pattern,
+    java,
     rule_name,
 )
 from cdc_lake.errors import RuleColumnMissing, RuleDoesNotFit
-from cdc_lake.lake.store import quoted
-from cdc_lake.quality.constants import Constant, Family, Unfit, bounds, family, member
+from cdc_lake.tables.types import quote_identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
+
+
+Constant: TypeAlias = bool | int | float | Decimal | dt.date | dt.datetime | str
+"""A value of a column's type: `datetime` with a zone for `timestamp`, without one for `timestamp_ntz`."""
+
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+_INTEGER_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?")
+_EXACT = Context(prec=500)  # far above the 38 digits of a decimal and the 309 of a double: nothing rounds by itself
+
+
+class Unfit(ValueError):
+    """A constant that is no value of the column's type. The text says why, to a person."""
+
+
+class Family(enum.Enum):
+    """What can be asked of a column."""
+
+    INTEGER = "integer"
+    DECIMAL = "decimal"
+    FLOAT = "float"
+    DATE = "date"
+    TIMESTAMP = "timestamp"
+    TIMESTAMP_NTZ = "timestamp_ntz"
+    TEXT = "text"
+    BOOLEAN = "boolean"
+    OTHER = "other"
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether `between` can judge it."""
+        return self not in {Family.TEXT, Family.BOOLEAN, Family.OTHER}
+
+
+_FAMILIES = {
+    **dict.fromkeys(_INTEGER_BITS, Family.INTEGER),
+    "float": Family.FLOAT,
+    "double": Family.FLOAT,
+    "date": Family.DATE,
+    "timestamp": Family.TIMESTAMP,
+    "timestamp_ntz": Family.TIMESTAMP_NTZ,
+    "string": Family.TEXT,
+    "boolean": Family.BOOLEAN,
+}
+
+
+def family(data_type: str) -> Family:
+    """The family of a Spark type, by its `simpleString()` name; `varchar(n)` and `char(n)` are text."""
+    if _DECIMAL.fullmatch(data_type):
+        return Family.DECIMAL
+    if data_type.startswith(("varchar(", "char(")):
+        return Family.TEXT
+    return _FAMILIES.get(data_type, Family.OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The closed range of values that pass, in the column's type. None is no bound; `nothing`: no value can pass."""
+
+    low: Constant | None
+    high: Constant | None
+    nothing: bool = False
+
+
+def bounds(low: float | str | None, high: float | str | None, data_type: str) -> Bounds:
+    """The bounds of a `between` rule in the column's type. Raises `Unfit`."""
+    kind = family(data_type)
+    if kind in {Family.INTEGER, Family.DECIMAL}:
+        return _grid_bounds(low, high, data_type)
+    return Bounds(
+        None if low is None else _ordered_constant(low, kind, "min"),
+        None if high is None else _ordered_constant(high, kind, "max"),
+    )
+
+
+def member(value: bool | float | str, data_type: str) -> Constant:
+    """One value of an `in_set` rule in the column's type. Raises `Unfit`."""
+    kind = family(data_type)
+    if kind is Family.TEXT:
+        if isinstance(value, str):
+            return value
+        raise Unfit(f"`{value}` is not text: put it in quotes")
+    if kind is Family.BOOLEAN:
+        if isinstance(value, bool):
+            return value
+        raise Unfit(f"`{value}` is neither `true` nor `false`")
+    if isinstance(value, bool) or kind is Family.OTHER:
+        raise Unfit(f"`{value}` cannot be compared with a column of type {data_type}")
+    if kind in {Family.INTEGER, Family.DECIMAL}:
+        return _grid_member(value, data_type)
+    return _ordered_constant(value, kind, "a value")
+
+
+def _grid_bounds(low: float | str | None, high: float | str | None, data_type: str) -> Bounds:
+    scale, least, most = _grid(data_type)
+    at_least = None if low is None else _snap(_number(low, "min"), scale, ROUND_CEILING)
+    at_most = None if high is None else _snap(_number(high, "max"), scale, ROUND_FLOOR)
+    if (at_least is not None and at_least > most) or (at_most is not None and at_most < least):
+        return Bounds(None, None, nothing=True)
+    return Bounds(
+        None if at_least is None or at_least <= least else _to_constant(at_least, data_type),
+        None if at_most is None or at_most >= most else _to_constant(at_most, data_type),
+    )
+
+
+def _grid_member(value: float | str, data_type: str) -> Constant:
+    scale, least, most = _grid(data_type)
+    number = _number(value, "a value")
+    if _snap(number, scale, ROUND_FLOOR) != number or not least <= number <= most:
+        raise Unfit(f"`{value}` can never be stored in a column of type {data_type}")
+    return _to_constant(_snap(number, scale, ROUND_FLOOR), data_type)
+
+
+def _grid(data_type: str) -> tuple[int, Decimal, Decimal]:
+    """Digits after the point, smallest and largest value of an integer or decimal type."""
+    if (match := _DECIMAL.fullmatch(data_type)) is not None:
+        precision, scale = int(match[1]), int(match[2])
+        most = Decimal(10**precision - 1).scaleb(-scale, _EXACT)
+        return scale, most.copy_negate(), most
+    half = 1 << (_INTEGER_BITS[data_type] - 1)
+    return 0, Decimal(-half), Decimal(half - 1)
+
+
+def _snap(number: Decimal, scale: int, rounding: str) -> Decimal:
+    try:
+        return number.quantize(Decimal(1).scaleb(-scale), rounding=rounding, context=_EXACT)
+    except InvalidOperation as problem:
+        raise Unfit("the number has too many digits") from problem
+
+
+def _to_constant(number: Decimal, data_type: str) -> Constant:
+    return int(number) if data_type in _INTEGER_BITS else number
+
+
+def _number(value: float | str, what: str) -> Decimal:
+    text = str(value).strip()
+    if not _NUMBER.fullmatch(text):
+        raise Unfit(f"{what} `{text}` is not a number")
+    return Decimal(text)
+
+
+def _ordered_constant(value: float | str, kind: Family, what: str) -> Constant:
+    match kind:
+        case Family.FLOAT:
+            number = float(_number(value, what))
+            if math.isinf(number):
+                raise Unfit(f"{what} `{value}` is too large")
+            return number
+        case Family.DATE:
+            return _date(value, what)
+        case Family.TIMESTAMP | Family.TIMESTAMP_NTZ:
+            return _timestamp(value, what, zoned=kind is Family.TIMESTAMP)
+        case _:
+            raise Unfit("only numbers, dates and timestamps have bounds")
+
+
+def _date(value: float | str, what: str) -> dt.date:
+    try:
+        return dt.date.fromisoformat(str(value).strip())
+    except ValueError as problem:
+        raise Unfit(f"{what} `{value}` is not a date like 2026-01-31") from problem
+
+
+def _timestamp(value: float | str, what: str, *, zoned: bool) -> dt.datetime:
+    """A point in time. Text without a zone is UTC for `timestamp`; a zone is refused for `timestamp_ntz`."""
+    try:
+        parsed = dt.datetime.fromisoformat(str(value).strip())
+    except ValueError as problem:
+        raise Unfit(f"{what} `{value}` is not a timestamp like 2026-01-31T18:00:00+00:00") from problem
+    if not zoned:
+        if parsed.tzinfo is not None:
+            raise Unfit(f"{what} `{value}` has a time zone and the column has none")
+        return parsed
+    return parsed.replace(tzinfo=dt.UTC) if parsed.tzinfo is None else parsed.astimezone(dt.UTC)
 
 
 def reason(rule: RowRule) -> str:  # noqa: PLR0911  # one return a kind of rule
@@ -40,13 +234,13 @@ def reason(rule: RowRule) -> str:  # noqa: PLR0911  # one return a kind of rule
         case NotNull():
             return f"{rule.column} is NULL"
         case Between(min=low, max=high):
-            return f"{rule.column} is {_outside(low, high)}"
+            return f"{rule.column} is {_outside_text(low, high)}"
         case InSet(values=values):
             return f"{rule.column} is none of {', '.join(map(str, values))}"
         case Regex(pattern=pattern):
             return f"{rule.column} does not match {pattern}"
         case Length(min=low, max=high):
-            return f"the length of {rule.column} is {_outside(low, high)}"
+            return f"the length of {rule.column} is {_outside_text(low, high)}"
         case TypeCastable(type=wanted):
             return f"{rule.column} is no {wanted}"
         case Expression(expression=sql):
@@ -67,7 +261,7 @@ def fails(  # noqa: PLR0911  # one return a kind of rule
 
     type_name = data_type if isinstance(data_type, str) else data_type.simpleString()
     check_rule(rule, type_name)
-    value = F.col(quoted(rule.column)) if column is None else column
+    value = F.col(quote_identifier(rule.column)) if column is None else column
     match rule:
         case NotNull():
             return value.isNull()
@@ -94,15 +288,15 @@ def fails(  # noqa: PLR0911  # one return a kind of rule
             assert_never(rule)
 
 
-def holds_not(sql: str, given: Column | None = None) -> Column:
-    """True where an expression of a rule is false, and `given`, where one is named, is true; NULL counts as true.
+def holds_not(sql: str, condition: Column | None = None) -> Column:
+    """True where an expression of a rule is false, and `condition`, where one is named, is true; NULL counts as true.
 
-    Of what `given` leaves out the expression is not worked out: it might raise.
+    Of what `condition` leaves out the expression is not worked out: it might raise.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     broken = ~F.expr(f"({sql})")
-    return F.coalesce(broken if given is None else F.when(given, broken), F.lit(False))
+    return F.coalesce(broken if condition is None else F.when(condition, broken), F.lit(False))
 
 
 def check_rule(rule: ColumnRule, data_type: str | None) -> None:
@@ -128,7 +322,7 @@ def _fit(rule: ColumnRule, data_type: str) -> None:
         case NotNull():
             return
         case Between(min=low, max=high):
-            if not kind.ordered:
+            if not kind.is_ordered:
                 raise Unfit("only numbers, dates and timestamps have bounds")
             _some_range(low, high)
             limits = bounds(low, high, data_type)
@@ -154,7 +348,7 @@ def _fit(rule: ColumnRule, data_type: str) -> None:
             assert_never(rule)
 
 
-def _outside(low: object, high: object) -> str:
+def _outside_text(low: object, high: object) -> str:
     if low is None:
         return f"above {high}"
     return f"below {low}" if high is None else f"not between {low} and {high}"
@@ -189,3 +383,35 @@ def _literal(value: Constant, type_name: str) -> Column:
         return F.expr(f"DATE '{value.isoformat()}'")
     # A float column is compared as double: the bound keeps its digits, as PostgreSQL compares real with a number.
     return F.lit(value) if isinstance(value, str | bool | float) else F.lit(value).cast(type_name)
+
+
+OnFail = Literal["warn", "quarantine", "stop"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One thing a change must satisfy: `fails` is true where it does not, never NULL; `columns` are what it reads."""
+
+    name: str
+    on_fail: OnFail
+    fails: Column
+    columns: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleCount:
+    """How a condition fared in a span: changes it judged, and changes that failed it."""
+
+    table: str
+    rule: str
+    on_fail: OnFail
+    evaluated: int
+    failed: int
+
+
+def failed_names(conditions: Sequence[Condition]) -> Column:
+    """The names of the `quarantine` conditions a change fails, as an array; empty where it passes."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - counts and names need no Spark
+
+    names = [F.when(c.fails, F.lit(c.name)) for c in conditions if c.on_fail == "quarantine"]
+    return F.array_compact(F.array(*names)) if names else F.expr("CAST(array() AS array<string>)")

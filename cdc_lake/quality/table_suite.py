@@ -26,64 +26,68 @@ from cdc_lake.config.rules import (
     rule_name,
 )
 from cdc_lake.errors import QualityEngineMissing, QualityError, RuleDoesNotFit
-from cdc_lake.quality.engine import engine, quiet, raised, validate
-from cdc_lake.quality.frame import exact_series, pandas_frame
-from cdc_lake.quality.order_rules import in_order
-from cdc_lake.quality.suite import RuleResult, SuiteResult
-from cdc_lake.quality.table_facts import Tally
-from cdc_lake.quality.tally import Referenced, tally
-from cdc_lake.quality.whole_rules import instants
+from cdc_lake.quality.great_expectations import (
+    RuleResult,
+    SuiteResult,
+    engine,
+    evaluation_error,
+    exact_series,
+    pandas_frame,
+    quiet,
+    validate,
+)
+from cdc_lake.quality.table_rules import Referenced, Tally, in_order, instants, tally
 
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """A silver table as rules of tables see it. `at`: the time that ages are reckoned to; `referenced`: the rows that a
-    `foreign_key` refers to.
+    """A silver table as rules of tables see it. `current_time`: the time that ages are reckoned to; `referenced`: the
+    rows that a `foreign_key` refers to.
     """
 
     rows: pa.Table
-    at: dt.datetime
+    current_time: dt.datetime
     referenced: Callable[[ForeignKey], Referenced]
 
 
 def judge_table(
-    view: TableView, rules: Sequence[TableRule], name: str, *, beside: bool = True, examples: int = 0
+    view: TableView, rules: Sequence[TableRule], name: str, *, with_engine: bool = True, examples: int = 0
 ) -> SuiteResult:
     """Judge a table by every rule; one that does not fit is reported as broken, the others still are judged.
 
-    `beside`: whether Great Expectations judges too what an aggregate does; `examples`: how many rows are told of each
-    rule that fails.
+    `with_engine`: whether Great Expectations judges too what an aggregate does; `examples`: how many rows are told of
+    each rule that fails.
     """
     results, raws = [], []
     for rule in rules:
         try:
-            found, raw = _judge(view, rule, name, beside=beside, examples=examples)
+            result, raw = _judge(view, rule, name, with_engine=with_engine, examples=examples)
         except QualityError as problem:
-            found, raw = _told(rule, Tally(0, 0), broken=problem.message), {}
-        results.append(found)
+            result, raw = _rule_result(rule, Tally(0, 0), broken=problem.message), {}
+        results.append(result)
         raws += [raw] if raw else []
-    return SuiteResult(name, tuple(results), _together(raws))
+    return SuiteResult(name, tuple(results), _combine_results(raws))
 
 
 def _judge(
-    view: TableView, rule: TableRule, name: str, *, beside: bool, examples: int
+    view: TableView, rule: TableRule, name: str, *, with_engine: bool, examples: int
 ) -> tuple[RuleResult, dict[str, Any]]:
     if isinstance(rule, Expectation):
         raw = run_expectation(view.rows, rule, name)
         (result,) = raw["results"]
-        return _told(rule, _met(result), broken=raised(result)), raw
+        return _rule_result(rule, _met(result), broken=evaluation_error(result)), raw
     referenced = view.referenced(rule) if isinstance(rule, ForeignKey) else None
-    found = tally(rule, view.rows, view.at, referenced, examples)
-    if not beside:
-        return _told(rule, found), {}
+    outcome = tally(rule, view.rows, view.current_time, referenced, examples)
+    if not with_engine:
+        return _rule_result(rule, outcome), {}
     try:
-        raw = expected(view, rule, name)
+        raw = evaluate_with_engine(view, rule, name)
     except QualityEngineMissing:
         raw = {}  # what is judged here needs no Great Expectations
-    return _told(rule, found), raw
+    return _rule_result(rule, outcome), raw
 
 
-def expected(
+def evaluate_with_engine(
     view: TableView, rule: Unique | ForeignKey | RowCount | Freshness | Monotonic, name: str
 ) -> dict[str, Any]:
     """The rule as Great Expectations judges it: its JSON, empty where it has no such expectation, or nothing to judge.
@@ -97,25 +101,25 @@ def expected(
         match rule:
             case Unique(columns=columns):
                 data = pd.DataFrame({c: exact_series(view.rows.column(c)) for c in columns})
-                one = _unique(gxe, columns, meta)
+                expectation = _unique(gxe, columns, meta)
             case ForeignKey():
                 return {}
             case RowCount(min=low, max=high):
                 data = pd.DataFrame(index=range(view.rows.num_rows))
-                one = gxe.ExpectTableRowCountToBeBetween(min_value=low, max_value=high, **meta)
+                expectation = gxe.ExpectTableRowCountToBeBetween(min_value=low, max_value=high, **meta)
             case Freshness(column=column, max_age=age):
                 values = instants(view.rows.column(column)).drop_null()
                 if not len(values):
                     return {}  # of no value it says neither
                 data = pd.DataFrame({column: values.to_pandas()})
-                oldest = view.at - dt.timedelta(milliseconds=age)
-                one = gxe.ExpectColumnMaxToBeBetween(column=column, min_value=oldest, **meta)
+                oldest = view.current_time - dt.timedelta(milliseconds=age)
+                expectation = gxe.ExpectColumnMaxToBeBetween(column=column, min_value=oldest, **meta)
             case Monotonic(column=column, by=by, strict=strict):
                 data = pd.DataFrame({column: exact_series(pa.chunked_array([in_order(view.rows, column, by)]))})
-                one = gxe.ExpectColumnValuesToBeIncreasing(column=column, strictly=strict, **meta)
+                expectation = gxe.ExpectColumnValuesToBeIncreasing(column=column, strictly=strict, **meta)
             case _:
                 assert_never(rule)
-        return validate(data, [one], name, arrow=True)
+        return validate(data, [expectation], name, arrow=True)
 
 
 def _unique(gxe: Any, columns: Sequence[str], meta: Mapping[str, Any]) -> Any:
@@ -129,12 +133,12 @@ def run_expectation(rows: pa.Table, rule: Expectation, name: str) -> dict[str, A
 
     Raises RuleDoesNotFit, QualityEngineMissing.
     """
-    one = made(rule)
+    expectation = build_expectation(rule)
     with quiet():
-        return validate(pandas_frame(rows, set(rows.column_names)), [one], name, arrow=True)
+        return validate(pandas_frame(rows, set(rows.column_names)), [expectation], name, arrow=True)
 
 
-def made(rule: Expectation) -> Any:
+def build_expectation(rule: Expectation) -> Any:
     """The expectation that a rule names, with its arguments.
 
     Raises RuleDoesNotFit where there is none of that name, or with such arguments; QualityEngineMissing.
@@ -156,35 +160,35 @@ def _complaints(cause: Exception) -> str:
     errors = getattr(cause, "errors", None)
     if not callable(errors):
         return ""
-    return ": " + "; ".join(f"`{'.'.join(map(str, one['loc']))}` {one['msg']}" for one in errors())
+    return ": " + "; ".join(f"`{'.'.join(map(str, error['loc']))}` {error['msg']}" for error in errors())
 
 
 def _met(result: Mapping[str, Any]) -> Tally:
     """An expectation is met or not; where it counted values, how many were not as expected."""
     counts = result["result"]
-    seen = ""
+    observed = ""
     if counts.get("element_count") is not None and counts.get("unexpected_count") is not None:
-        seen = f"{counts['unexpected_count']} of {counts['element_count']} values"
-    return Tally(1, 0 if result["success"] else 1, seen)
+        observed = f"{counts['unexpected_count']} of {counts['element_count']} values"
+    return Tally(1, 0 if result["success"] else 1, observed)
 
 
-def _told(rule: TableRule, found: Tally, *, broken: str = "") -> RuleResult:
+def _rule_result(rule: TableRule, outcome: Tally, *, broken: str = "") -> RuleResult:
     if broken:
-        found = Tally(0, 0)
+        outcome = Tally(0, 0)
     return RuleResult(
         rule=rule_name(rule),
         kind=rule.rule,
         column=", ".join(named_columns(rule)),
         on_fail=rule.on_fail,
-        evaluated=found.evaluated,
-        failed=found.failed,
+        evaluated=outcome.evaluated,
+        failed=outcome.failed,
         broken=broken,
-        observed=found.observed,
-        examples=found.examples,
+        observed=outcome.observed,
+        examples=outcome.examples,
     )
 
 
-def _together(raws: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _combine_results(raws: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Runs of one expectation each as one result, in the form of Great Expectations."""
     if not raws:
         return {}

@@ -13,15 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from cdc_lake.model.change import Truncated
+from cdc_lake.model.position import Span
+from cdc_lake.model.quarantine import RefetchedRows
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.reread import Reread
-from cdc_lake.model.span import Span
-from cdc_lake.model.truncated import Truncated
-from cdc_lake.silver.shape import Shape
+from cdc_lake.silver.layout_mapping import RelationMapping
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
+
 
 POSITION = "_cdc_position"
 ORDINAL = "_cdc_ordinal"
@@ -38,27 +39,27 @@ _BRONZE = (
 )
 
 
-def known(at: int) -> str:
-    """The name of the column that says whether column `at` is known in a row."""
-    return f"_cdc_known_{at}"
+def known_column(column_index: int) -> str:
+    """The name of the column that says whether column `column_index` is known in a row."""
+    return f"_cdc_known_{column_index}"
 
 
-def fits(at: int) -> str:
-    """The name of the column that says whether the text of column `at` has a silver value."""
-    return f"_cdc_fits_{at}"
+def fits(column_index: int) -> str:
+    """The name of the column that says whether the text of column `column_index` has a silver value."""
+    return f"_cdc_fits_{column_index}"
 
 
-def fits_old(at: int) -> str:
-    """The name of the column that says whether the text of column `at` in the old tuple has a silver value."""
-    return f"_cdc_fits_old_{at}"
+def fits_old(column_index: int) -> str:
+    """Name of the column that says whether the old tuple's text of a column has a silver value."""
+    return f"_cdc_fits_old_{column_index}"
 
 
-def behind(position: int, ordinal: int) -> Column:
+def is_after(position: int, ordinal: int) -> Column:
     """Whether a change comes after the place `(position, ordinal)`."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - bronze's readers run without Spark
 
-    at = F.col(POSITION)
-    return (at > position) | ((at == position) & (F.col(ORDINAL) > ordinal))
+    position_column = F.col(POSITION)
+    return (position_column > position) | ((position_column == position) & (F.col(ORDINAL) > ordinal))
 
 
 def segment(truncated: Sequence[Truncated]) -> Column:
@@ -66,8 +67,8 @@ def segment(truncated: Sequence[Truncated]) -> Column:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     passed: Column = F.lit(0)
-    for one in truncated:
-        passed = passed + F.when(behind(one.position, one.ordinal), 1).otherwise(0)
+    for truncate in truncated:
+        passed = passed + F.when(is_after(truncate.position, truncate.ordinal), 1).otherwise(0)
     return passed
 
 
@@ -80,7 +81,7 @@ def read_changes(
     snapshot: bool,
     inside: bool = False,
     truncates: bool = False,
-    rereads: Sequence[Reread] = (),
+    rereads: Sequence[RefetchedRows] = (),
     released: pa.Table | None = None,
 ) -> DataFrame:
     """The bronze rows of a table's changes in a span; with `snapshot` its snapshot rows at `span.upto`.
@@ -94,25 +95,27 @@ def read_changes(
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - bronze's readers run without Spark
 
     rows = spark.read.schema(_BRONZE).parquet(*files) if files else spark.createDataFrame([], _BRONZE)
-    at = F.col("position")
+    position = F.col("position")
     where = (F.col("epoch") == span.epoch) & (F.col("relation") == str(table))
     if snapshot:
-        return rows.where(where & (at == span.upto) & (F.col("op") == "S"))
+        return rows.where(where & (position == span.upto) & (F.col("op") == "S"))
     op = F.col("op")
     wanted = op.isin("I", "U", "D", *("T" * truncates))
-    for one in rereads:
-        wanted |= (op == "S") & F.col("ordinal").between(one.first, one.last)
+    for reread in rereads:
+        wanted |= (op == "S") & F.col("ordinal").between(reread.first, reread.last)
     # A number stands in the code that Spark compiles, so with the bounds of a span each span has a code of its own.
-    bounded = F.lit(True) if inside else (at > span.after) & (at <= span.upto)
-    found = rows.where(where & bounded & wanted)
+    bounded = F.lit(True) if inside else (position > span.after) & (position <= span.upto)
+    changes = rows.where(where & bounded & wanted)
     if released is None:
-        return found
-    told = spark.createDataFrame(released.select([name for name in found.columns if name in released.column_names]))
-    return found.unionByName(told)
+        return changes
+    released_changes = spark.createDataFrame(
+        released.select([name for name in changes.columns if name in released.column_names])
+    )
+    return changes.unionByName(released_changes)
 
 
-def typed(
-    rows: DataFrame, shape: Shape, unsent: Iterable[int] = (), extra: Mapping[str, str] | None = None
+def cast_rows(
+    rows: DataFrame, shape: RelationMapping, unsent: Iterable[int] = (), extra: Mapping[str, str] | None = None
 ) -> DataFrame:
     """Bronze rows with the silver columns; `unsent` are the columns that some change did not send, `extra` further
     columns by SQL over bronze's row.
@@ -132,54 +135,54 @@ def typed(
     ]
     columns += [F.expr(text).alias(column.name) for column, text in shape.carried.items()]
     columns += [F.expr(text).alias(name) for name, text in (extra or {}).items()]
-    for at, column in enumerate(shape.columns):
-        columns.append(F.expr(shape.value(at, f"({value_text(shape, at, unsent)})")).alias(column.name))
-        if at in unsent:
-            columns.append(F.expr(_known_sql(shape, at)).alias(known(at)))
-        if shape.may_misfit(at):
-            columns.append(F.expr(shape.fits(at, f"({value_text(shape, at, unsent)})")).alias(fits(at)))
+    for index, column in enumerate(shape.columns):
+        columns.append(F.expr(shape.value(index, f"({value_text(shape, index, unsent)})")).alias(column.name))
+        if index in unsent:
+            columns.append(F.expr(_known_sql(shape, index)).alias(known_column(index)))
+        if shape.may_misfit(index):
+            columns.append(F.expr(shape.fits(index, f"({value_text(shape, index, unsent)})")).alias(fits(index)))
             if shape.old_values:
-                columns.append(F.expr(shape.fits(at, f"({shape.text(at, 'old')})")).alias(fits_old(at)))
+                columns.append(F.expr(shape.fits(index, f"({shape.text(index, 'old')})")).alias(fits_old(index)))
     return rows.select(F.col("position").alias(POSITION), F.col("ordinal").alias(ORDINAL), *columns)
 
 
 def after_truncates(changes: DataFrame, truncated: Sequence[Truncated]) -> DataFrame:
     """The changes behind the last truncate: what was before it is gone."""
-    return changes.where(behind(truncated[-1].position, truncated[-1].ordinal)) if truncated else changes
+    return changes.where(is_after(truncated[-1].position, truncated[-1].ordinal)) if truncated else changes
 
 
-def value_text(shape: Shape, at: int, unsent: frozenset[int]) -> str:
-    """The text of column `at` in a bronze row, from whichever tuple has it."""
-    new, old = shape.text(at, "new"), shape.text(at, "old")
-    if at not in unsent:
+def value_text(shape: RelationMapping, column_index: int, unsent: frozenset[int]) -> str:
+    """The text of column `column_index` in a bronze row, from whichever tuple has it."""
+    new, old = shape.text(column_index, "new"), shape.text(column_index, "old")
+    if column_index not in unsent:
         return f"CASE WHEN new IS NULL THEN {old} ELSE {new} END"
-    return f"CASE WHEN new IS NULL OR NOT {shape.sent(at)} THEN {old} ELSE {new} END"
+    return f"CASE WHEN new IS NULL OR NOT {shape.sent_sql(column_index)} THEN {old} ELSE {new} END"
 
 
-def digests(shape: Shape) -> tuple[str, str]:
+def digests(shape: RelationMapping) -> tuple[str, str]:
     """SQL over a bronze row: of all values of the row before the change and after it; NULL where it does not tell all.
 
     Texts of one value are one text, as in keys (`Shape.key_texts`).
     """
     old, new = [], []
-    for at, one in enumerate(shape.made):
-        if not one.companion:
-            before, after = shape.text(at, "old"), shape.text(at, "new")
-            old.append(shape.key_part(at, f"({before})"))
-            new.append(shape.key_part(at, f"(CASE WHEN {shape.sent(at)} THEN {after} ELSE {before} END)"))
-    told = f"new IS NOT NULL AND ({shape.whole_old} OR coalesce(size(unchanged), 0) <= 0)"
+    for index, column in enumerate(shape.typed_columns):
+        if not column.companion:
+            before, after = shape.text(index, "old"), shape.text(index, "new")
+            old.append(shape.key_part(index, f"({before})"))
+            new.append(shape.key_part(index, f"(CASE WHEN {shape.sent_sql(index)} THEN {after} ELSE {before} END)"))
+    is_complete = f"new IS NOT NULL AND ({shape.whole_old} OR coalesce(size(unchanged), 0) <= 0)"
     # As JSON: a hash of columns passes over those that are NULL.
     of_old, of_new = (f"xxhash64(to_json(array({', '.join(texts)})))" for texts in (old, new))
-    return f"CASE WHEN {shape.whole_old} THEN {of_old} END", f"CASE WHEN {told} THEN {of_new} END"
+    return f"CASE WHEN {shape.whole_old} THEN {of_old} END", f"CASE WHEN {is_complete} THEN {of_new} END"
 
 
-def _known_sql(shape: Shape, at: int) -> str:
+def _known_sql(shape: RelationMapping, column_index: int) -> str:
     """A key part that was not sent stands in the old tuple too: the server logs a long key with every update."""
-    whole = shape.whole_old if at not in shape.keys else "old IS NOT NULL"
-    return f"({shape.sent(at)} OR {whole})"
+    old_has_value = shape.whole_old if column_index not in shape.keys else "old IS NOT NULL"
+    return f"({shape.sent_sql(column_index)} OR {old_has_value})"
 
 
-def _from_sql(shape: Shape) -> str:
+def _from_sql(shape: RelationMapping) -> str:
     return (
         f"CASE WHEN op = 'I' OR (op = 'S' AND new IS NOT NULL) THEN NULL "
         f"WHEN old IS NOT NULL THEN {shape.key_texts('old')} ELSE {shape.key_texts('new')} END"

@@ -1,31 +1,43 @@
-"""Which kind a silver table is of: the one its pipeline says, and the one its columns say."""
+"""Which kind a silver table is of: the one its pipeline says, and the one its columns say.
+
+A silver table as of a position, from a version that may hold more: what `history` and `append` keep, they can say.
+
+A version of a row holds where it began at or before the position and ends behind it; a change is there where its place
+is at or before it. So these kinds answer for every position of their content, whatever became of older versions. Of
+`current` rows only the version itself is the answer.
+
+The difference between two contents of a silver table, in rows and in columns.
+
+Rows are known by what identifies them in their kind: the key, in a history with the beginning of the version, among
+changes their place. Where a column has another type in the two contents its values are compared as text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Final, assert_never
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_lake.config.project import Target
 from cdc_lake.errors import KindChanged
-from cdc_lake.lake.store import SilverColumn, quoted
+from cdc_lake.model.position import Position
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.silver.append import Append
-from cdc_lake.silver.copies import Copies
-from cdc_lake.silver.current import Current
-from cdc_lake.silver.history import History
-from cdc_lake.silver.kind import Kind
-from cdc_lake.silver.own_columns import LINEAGE, old_column
-from cdc_lake.silver.shape import without_key
-from cdc_lake.silver.soft import Soft
+from cdc_lake.silver.current import AppendKind, Scd1Kind
+from cdc_lake.silver.kind import CHANGE, COPY, IS_CURRENT, LINEAGE, VALID_FROM, VALID_TO, Kind, RowIdentity, old_column
+from cdc_lake.silver.layout_mapping import RelationMapping, without_key
+from cdc_lake.silver.scd2 import Scd2Kind
+from cdc_lake.silver.soft_delete import KeylessKind, SoftDeleteKind
+from cdc_lake.tables.types import SilverColumn, quote_identifier
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
-_PLAIN: Final = Current()
-_KNOWN: Final[tuple[Kind, ...]] = (History(), Append(), Soft(), Copies())
+
+_PLAIN: Final = Scd1Kind()
+_KNOWN: Final[tuple[Kind, ...]] = (Scd2Kind(), AppendKind(), SoftDeleteKind(), KeylessKind())
 """The kinds that a table's columns tell."""
 
 
@@ -34,12 +46,12 @@ def kind_of(target: Target, relation: Relation) -> Kind:
     match target.kind:
         case "current":
             if target.deletes == "soft":
-                return Soft()
-            return Copies() if not target.keys and without_key(relation) else _PLAIN
+                return SoftDeleteKind()
+            return KeylessKind() if not target.keys and without_key(relation) else _PLAIN
         case "history":
-            return History(target.track)
+            return Scd2Kind(target.track)
         case "append":
-            return Append(old_values=target.old_values)
+            return AppendKind(old_values=target.old_values)
         case other:
             assert_never(other)
 
@@ -49,21 +61,21 @@ def check_kind(have: Collection[str], wanted: Collection[str], label: str, sourc
 
     The two kinds of current rows differ by whether there is a key: that is the source's to change.
     """
-    made, said = kind_by_columns(have), kind_by_columns(wanted)
-    if made.words != said.words:
+    current_kind, wanted_kind = kind_by_columns(have), kind_by_columns(wanted)
+    if current_kind.words != wanted_kind.words:
         hint = None
-        if {made.words, said.words} == {_PLAIN.words, Copies.words}:
+        if {current_kind.words, wanted_kind.words} == {_PLAIN.words, KeylessKind.words}:
             hint = (
                 f"if a primary key of {source} came or went, `cdc-lake resync {source}` copies the table again while "
                 f"the others go on; if `keys` of the pipeline did, put them back, or run `cdc-lake rebuild {source}`"
             )
-        raise KindChanged(f"{label} was made as {made.words}, and now is {said.words}", hint=hint)
+        raise KindChanged(f"{label} was made as {current_kind.words}, and now is {wanted_kind.words}", hint=hint)
 
 
 def kind_by_columns(have: Collection[str]) -> Kind:
     """The kind that a silver table with these columns was made as."""
-    there = set(have)
-    return next((kind for kind in _KNOWN if {column.name for column in kind.own} <= there), _PLAIN)
+    names = set(have)
+    return next((kind for kind in _KNOWN if {column.name for column in kind.own} <= names), _PLAIN)
 
 
 def own_names(target: Target, relation: Relation, have: Collection[str]) -> frozenset[str]:
@@ -76,7 +88,7 @@ def own_names(target: Target, relation: Relation, have: Collection[str]) -> froz
 def live_rows(kind: Kind, rows: DataFrame) -> DataFrame:
     """The rows of a silver table that changes may refer to: one a key."""
     flag = kind.flag
-    return rows if flag is None else rows.where(f"{'' if flag.value else 'NOT '}{quoted(flag.column.name)}")
+    return rows if flag is None else rows.where(f"{'' if flag.value else 'NOT '}{quote_identifier(flag.column.name)}")
 
 
 def source_rows(rows: pa.Table, target: Target, relation: Relation) -> pa.Table:
@@ -85,3 +97,183 @@ def source_rows(rows: pa.Table, target: Target, relation: Relation) -> pa.Table:
         rows = rows.filter(pc.field(flag.column.name) == flag.value)
     own = own_names(target, relation, rows.column_names)
     return rows.select([name for name in rows.column_names if name not in own])
+
+
+_HISTORY = frozenset(column.name for column in Scd2Kind().own)
+_APPEND = frozenset(column.name for column in AppendKind().own)
+
+
+def answers_alone(columns: Collection[str]) -> bool:
+    """Whether a table with these columns says of any position what it was."""
+    return _HISTORY.issubset(columns) or _APPEND.issubset(columns)
+
+
+def rows_as_of(rows: pa.Table, as_of: Position, *, versions: bool) -> pa.Table:
+    """The rows of a silver table as of a position; of a history those that held, as the source had them.
+
+    `versions`: of a history every version up to then instead, with the columns that say from when until when.
+    """
+    names = rows.column_names
+    if _HISTORY.issubset(names):
+        began = rows.filter(_is_reached(pc.field, VALID_FROM[0].name, VALID_FROM[1].name, as_of))
+        ended = _is_reached(pc.field, VALID_TO[0].name, VALID_TO[1].name, as_of)
+        if versions:
+            return _reopen_versions(began, as_of)
+        holds = pc.field(VALID_TO[1].name).is_null() | ~ended
+        return began.filter(holds).select([name for name in names if name not in _HISTORY])
+    if _APPEND.issubset(names):
+        return rows.filter(_is_reached(pc.field, "_epoch", "_position", as_of))
+    return rows
+
+
+def _reopen_versions(rows: pa.Table, as_of: Position) -> pa.Table:
+    """Versions that ended behind the position, as they were before."""
+    epoch, position = (rows[VALID_TO[place].name] for place in (0, 1))
+    same = pc.and_(pc.equal(epoch, as_of.epoch), pc.less_equal(position, as_of.value))
+    ended = pc.fill_null(pc.or_(pc.less(epoch, as_of.epoch), same), False)
+    for column in VALID_TO:
+        at_column = rows.column_names.index(column.name)
+        field = rows.schema.field(column.name)
+        none = pa.scalar(None, field.type)
+        rows = rows.set_column(at_column, field, pc.if_else(ended, rows[column.name], none))
+    current = rows.column_names.index(IS_CURRENT.name)
+    return rows.set_column(current, rows.schema.field(IS_CURRENT.name), pc.invert(ended))
+
+
+def frame_as_of(rows: DataFrame, as_of: Position, *, versions: bool) -> DataFrame:
+    """The same of a DataFrame."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
+
+    names = rows.columns
+    if _HISTORY.issubset(names):
+        began = rows.where(_is_reached(F.col, VALID_FROM[0].name, VALID_FROM[1].name, as_of))
+        ended = F.coalesce(_is_reached(F.col, VALID_TO[0].name, VALID_TO[1].name, as_of), F.lit(False))
+        if not versions:
+            return began.where(~ended).select([quote_identifier(name) for name in names if name not in _HISTORY])
+        own = {column.name: F.when(ended, F.col(column.name)) for column in VALID_TO}
+        return began.withColumns({**own, IS_CURRENT.name: ~ended})
+    if _APPEND.issubset(names):
+        return rows.where(_is_reached(F.col, "_epoch", "_position", as_of))
+    return rows
+
+
+def _is_reached(column: Any, epoch: str, position: str, as_of: Position) -> Any:
+    """The condition that a place is at or before the position; `column` makes an expression of a name."""
+    return (column(epoch) < as_of.epoch) | ((column(epoch) == as_of.epoch) & (column(position) <= as_of.value))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Columns, by name, that a content has and the one before it had not, the other way round, and of another type."""
+
+    added: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a content has beside the one before it. `before`, `after`: rows of each; before is None where there was no
+    table. `added`, `removed`, `changed`: None where rows of the two cannot be matched. `keys`: what identifies some of
+    the rows that differ, where it was asked for.
+    """
+
+    before: int | None
+    after: int
+    added: int | None = None
+    removed: int | None = None
+    changed: int | None = None
+    columns: Columns = Columns()
+    keys: Mapping[str, Sequence[tuple[str | None, ...]]] = field(default_factory=dict)
+
+
+def difference(
+    before: DataFrame | None, after: DataFrame, target: Target, shape: RelationMapping, keys: int = 0
+) -> Difference:
+    """Compare the content of a table before with the one after, which has `shape`. Reads both."""
+    if before is None:
+        return Difference(None, after.count())
+    was, now = dict(before.dtypes), dict(after.dtypes)
+    both = [name for name in after.columns if name in was]
+    columns = Columns(
+        added=tuple(name for name in after.columns if name not in was),
+        gone=tuple(name for name in before.columns if name not in now),
+        changed=tuple(name for name in both if was[name] != now[name]),
+    )
+    kind = kind_of(target, shape.relation)
+    identity = _identity(kind, target, shape)
+    if not identity or kind_by_columns(was).words != kind.words or not set(identity) <= set(both):
+        return Difference(before.count(), after.count(), columns=columns)
+    compared = [name for name in both if name not in identity]
+    joined = _join_rows(before, after, identity, compared)
+    counts = {row["what"]: row["count"] for row in joined.groupBy("what").count().collect()}
+    added, removed, changed = (counts.get(what, 0) for what in ("added", "removed", "changed"))
+    same = counts.get("same", 0)
+    return Difference(
+        before=same + changed + removed,
+        after=same + changed + added,
+        added=added,
+        removed=removed,
+        changed=changed,
+        columns=columns,
+        # Of rows without a key that would be all of their values.
+        keys=_sample_keys(joined, identity, keys) if keys and kind.identity is not RowIdentity.CONTENT else {},
+    )
+
+
+def _identity(kind: Kind, target: Target, shape: RelationMapping) -> tuple[str, ...]:
+    """The columns that identify a row; none where nothing does."""
+    match kind.identity:
+        case RowIdentity.PLACE:
+            return tuple(c.name for c in CHANGE if c.name in {"_epoch", "_position", "_ordinal"})
+        case RowIdentity.CONTENT:
+            return (*(c.name for c in shape.key_columns), COPY.name)
+        case RowIdentity.KEY:
+            begins = tuple(c.name for c in VALID_FROM[:2]) if target.kind == "history" else ()
+            return (*(c.name for c in shape.key_columns), *begins) if shape.keys else ()
+        case other:
+            assert_never(other)
+
+
+def _join_rows(before: DataFrame, after: DataFrame, identity: Sequence[str], compared: Sequence[str]) -> DataFrame:
+    """A row for each that either has: `what` became of it, and what identifies it."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
+
+    was, now = dict(before.dtypes), dict(after.dtypes)
+
+    def side(rows: DataFrame, name: str) -> DataFrame:
+        values: list[Column] = []
+        for column in (*identity, *compared):
+            value = F.col(quote_identifier(column))
+            values.append((value if was[column] == now[column] else value.cast("string")).alias(column))
+        return rows.select(F.struct(*values).alias(name))
+
+    left, right = side(before, "was"), side(after, "now")
+    on = F.lit(True)
+    for column in identity:
+        on = on & F.col(f"was.{quote_identifier(column)}").eqNullSafe(F.col(f"now.{quote_identifier(column)}"))
+    differs = F.lit(False)
+    for column in compared:
+        differs = differs | ~F.col(f"was.{quote_identifier(column)}").eqNullSafe(
+            F.col(f"now.{quote_identifier(column)}")
+        )
+    what = F.when(F.col("was").isNull(), "added").when(F.col("now").isNull(), "removed")
+    what = what.when(differs, "changed").otherwise("same")
+    identity_columns = [
+        F.coalesce(F.col(f"now.{quote_identifier(column)}"), F.col(f"was.{quote_identifier(column)}"))
+        .cast("string")
+        .alias(f"id_{n}")
+        for n, column in enumerate(identity)
+    ]
+    return left.join(right, on, "full_outer").select(what.alias("what"), *identity_columns)
+
+
+def _sample_keys(joined: DataFrame, identity: Sequence[str], number: int) -> dict[str, list[tuple[str | None, ...]]]:
+    """What identifies a few rows of each that differ, in order."""
+    names = [f"id_{n}" for n in range(len(identity))]
+    samples = {}
+    for what in ("added", "removed", "changed"):
+        rows = joined.where(joined["what"] == what).select(*names).orderBy(*names).limit(number).collect()
+        if rows:
+            samples[what] = [tuple(row) for row in rows]
+    return samples

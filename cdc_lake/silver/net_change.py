@@ -1,41 +1,48 @@
 """Net change: what a span amounts to, one row a key.
 
 Each column keeps its last known value in the span; only what is unknown in the whole span is left to the target. Where
-keys move, rows are folded by the row they belong to (`silver.lineage`), and the key a row came from is deleted unless
-another row ends there.
+keys move, rows are folded by the row they belong to (`silver.row_tracing`), and the key a row came from is deleted
+unless another row ends there.
 
 Every function is from DataFrame to DataFrame, without an action. The result has the silver columns and
 `_cdc_op` (`U`: this is the row now; `D`: there is none) and, for each column that may be unknown, `_cdc_unknown_<n>`.
+
+Completion: values that were not sent, taken from the row they stand in.
+
+Two callers need them before the MERGE can supply them: rules, which judge whole rows, and rows that move to another
+key, which are inserted there. Only the rows concerned are joined with the target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from cdc_lake.lake.store import quoted
-from cdc_lake.silver.changes import FROM, OP, ORDER, TO, known
-from cdc_lake.silver.shape import Shape
+from cdc_lake.silver.changes import FROM, OP, ORDER, TO, known_column
+from cdc_lake.silver.layout_mapping import RelationMapping
+from cdc_lake.tables.types import quote_identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.window import WindowSpec
+
 
 ROW = "_cdc_row"
 ORIGIN = "_cdc_origin"
 
 
-def unknown(at: int) -> str:
-    """The name of the column that says whether column `at` is left to the target."""
-    return f"_cdc_unknown_{at}"
+def unknown(column_index: int) -> str:
+    """The name of the column that says whether column `column_index` is left to the target."""
+    return f"_cdc_unknown_{column_index}"
 
 
-def net_change(changes: DataFrame, shape: Shape, unsent: frozenset[int], *, traced: bool) -> DataFrame:
+def net_change(changes: DataFrame, shape: RelationMapping, unsent: frozenset[int], *, traced: bool) -> DataFrame:
     """Fold typed changes. With `traced` they carry `_cdc_row` and `_cdc_origin` where keys moved, and the result is
     what `settle` takes; otherwise it is the net change.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
-    keys = [F.col(quoted(c.name)) for c in shape.key_columns]
+    keys = [F.col(quote_identifier(c.name)) for c in shape.key_columns]
     if not traced:
         return _fold(changes, keys, shape, unsent).drop(FROM, TO)
     here = F.coalesce(TO, FROM)
@@ -43,7 +50,7 @@ def net_change(changes: DataFrame, shape: Shape, unsent: frozenset[int], *, trac
     return _fold(changes, by_row, shape, unsent, (ROW, ORIGIN))
 
 
-def settle(folded: DataFrame, shape: Shape, unsent: frozenset[int]) -> DataFrame:
+def settle(folded: DataFrame, shape: RelationMapping, unsent: frozenset[int]) -> DataFrame:
     """Turn rows folded with `traced` into one row a key: where rows ended, and the keys they left.
 
     A key where a row ended is not left. Two rows that ended at one key fail the job: no server allows that.
@@ -55,7 +62,7 @@ def settle(folded: DataFrame, shape: Shape, unsent: frozenset[int]) -> DataFrame
 def last_and_known(
     changes: DataFrame,
     by: Sequence[Column],
-    shape: Shape,
+    shape: RelationMapping,
     unsent: frozenset[int],
     extra: Sequence[str] = (),
     also: Sequence[Column] = (),
@@ -66,19 +73,25 @@ def last_and_known(
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    certain = [*(c.name for at, c in enumerate(shape.columns) if at not in unsent), *(c.name for c in shape.carried)]
-    last = F.max_by(F.struct(OP, FROM, TO, *extra, *(F.col(quoted(n)) for n in certain)), ORDER).alias("_cdc_last")
-    kept = [
-        F.max_by(
-            F.struct(F.col(quoted(shape.columns[at].name)).alias("v")), F.when(F.col(known(at)), F.col(ORDER))
-        ).alias(f"_cdc_kept_{at}")
-        for at in sorted(unsent)
+    certain = [
+        *(c.name for index, c in enumerate(shape.columns) if index not in unsent),
+        *(c.name for c in shape.carried),
     ]
-    return changes.groupBy(*by).agg(last, *kept, *also)
+    last = F.max_by(F.struct(OP, FROM, TO, *extra, *(F.col(quote_identifier(n)) for n in certain)), ORDER).alias(
+        "_cdc_last"
+    )
+    known_values = [
+        F.max_by(
+            F.struct(F.col(quote_identifier(shape.columns[index].name)).alias("v")),
+            F.when(F.col(known_column(index)), F.col(ORDER)),
+        ).alias(f"_cdc_kept_{index}")
+        for index in sorted(unsent)
+    ]
+    return changes.groupBy(*by).agg(last, *known_values, *also)
 
 
 def _fold(
-    changes: DataFrame, by: Sequence[Column], shape: Shape, unsent: frozenset[int], extra: Sequence[str] = ()
+    changes: DataFrame, by: Sequence[Column], shape: RelationMapping, unsent: frozenset[int], extra: Sequence[str] = ()
 ) -> DataFrame:
     """The last state of each group: certain columns of the last change, others by their last known value."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
@@ -86,16 +99,18 @@ def _fold(
     named = [column.alias(f"_cdc_by_{n}") for n, column in enumerate(by)]
     folded = last_and_known(changes, named, shape, unsent, extra)
     columns = [
-        F.col(f"_cdc_kept_{at}.v").alias(c.name) if at in unsent else F.col(f"_cdc_last.{quoted(c.name)}")
-        for at, c in enumerate(shape.columns)
+        F.col(f"_cdc_kept_{index}.v").alias(c.name)
+        if index in unsent
+        else F.col(f"_cdc_last.{quote_identifier(c.name)}")
+        for index, c in enumerate(shape.columns)
     ]
-    columns += [F.col(f"_cdc_last.{quoted(c.name)}") for c in shape.carried]
-    flags = [F.col(f"_cdc_kept_{at}").isNull().alias(unknown(at)) for at in sorted(unsent)]
+    columns += [F.col(f"_cdc_last.{quote_identifier(c.name)}") for c in shape.carried]
+    flags = [F.col(f"_cdc_kept_{index}").isNull().alias(unknown(index)) for index in sorted(unsent)]
     state = [F.when(F.col(f"_cdc_last.{OP}") == "D", F.lit("D")).otherwise(F.lit("U")).alias(OP)]
     return folded.select(*columns, *flags, *state, *(f"_cdc_last.{name}" for name in (FROM, TO, *extra)))
 
 
-def _ended_and_gone(folded: DataFrame, shape: Shape, unsent: frozenset[int]) -> tuple[DataFrame, DataFrame]:
+def _ended_and_gone(folded: DataFrame, shape: RelationMapping, unsent: frozenset[int]) -> tuple[DataFrame, DataFrame]:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     # A row without a number was folded by its key: that key is what it leaves.
@@ -104,26 +119,161 @@ def _ended_and_gone(folded: DataFrame, shape: Shape, unsent: frozenset[int]) -> 
         F.col("_cdc_left").isNotNull() & ((F.col(OP) == "D") | (F.col("_cdc_left") != F.col(TO)))
     )
     values = {c.name: F.lit(None).cast(c.type) for c in shape.columns}
-    for index, at in enumerate(shape.keys):
-        values[shape.columns[at].name] = F.expr(shape.typed(at, f"_cdc_left[{index}]"))
-    values |= {c.name: F.col(quoted(c.name)) for c in shape.carried}
+    for index, column_index in enumerate(shape.keys):
+        values[shape.columns[column_index].name] = F.expr(shape.typed_sql(column_index, f"_cdc_left[{index}]"))
+    values |= {c.name: F.col(quote_identifier(c.name)) for c in shape.carried}
     deletes = gone.select(
         *(value.alias(name) for name, value in values.items()),
-        *(F.lit(False).alias(unknown(at)) for at in sorted(unsent)),
+        *(F.lit(False).alias(unknown(column_index)) for column_index in sorted(unsent)),
         F.lit("D").alias(OP),
     )
-    return folded.where(F.col(OP) == "U").select(*(F.col(quoted(c)) for c in deletes.columns)), deletes
+    return folded.where(F.col(OP) == "U").select(*(F.col(quote_identifier(c)) for c in deletes.columns)), deletes
 
 
-def _one_row_a_key(rows: DataFrame, shape: Shape) -> DataFrame:
+def _one_row_a_key(rows: DataFrame, shape: RelationMapping) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     stays = F.col(OP) == "U"
-    keys = [F.col(quoted(c.name)).alias(f"_cdc_by_{n}") for n, c in enumerate(shape.key_columns)]
-    one = rows.groupBy(*keys).agg(
-        F.max_by(F.struct(*(F.col(quoted(c)) for c in rows.columns)), stays).alias("_cdc_net"),
+    keys = [F.col(quote_identifier(c.name)).alias(f"_cdc_by_{n}") for n, c in enumerate(shape.key_columns)]
+    groups = rows.groupBy(*keys).agg(
+        F.max_by(F.struct(*(F.col(quote_identifier(c)) for c in rows.columns)), stays).alias("_cdc_net"),
         F.sum(F.when(stays, 1).otherwise(0)).alias("_cdc_rows"),
     )
     clash = F.raise_error(F.lit("two rows ended at one key"))
     state = F.when(F.col("_cdc_rows") > 1, clash).otherwise(F.col(f"_cdc_net.{OP}")).cast("string").alias(OP)
-    return one.select(*(F.col(f"_cdc_net.{quoted(c)}").alias(c) for c in rows.columns if c != OP), state)
+    return groups.select(*(F.col(f"_cdc_net.{quote_identifier(c)}").alias(c) for c in rows.columns if c != OP), state)
+
+
+FOUND = "_cdc_found"
+MISSING_BASE = "cdc_lake: a change refers to a row that silver does not have"
+
+
+def judged_column(column_index: int) -> str:
+    """The name of the column that holds what a rule judges: the value of column `column_index` after the change."""
+    return f"_cdc_judged_{column_index}"
+
+
+def value_known_column(column_index: int) -> str:
+    """The name of the column that says whether `_cdc_judged_<n>` is the value, and not the want of one."""
+    return f"_cdc_told_{column_index}"
+
+
+def row_window(order: Column) -> WindowSpec:
+    """The changes of one row between two truncates."""
+    from pyspark.sql import Window  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
+
+    here = F.coalesce(TO, FROM)
+    return Window.partitionBy("_cdc_segment", ROW, F.when(F.col(ROW).isNull(), here)).orderBy(order)
+
+
+def complete_for_rules(
+    changes: DataFrame, target: DataFrame | None, shape: RelationMapping, needed: Collection[int]
+) -> DataFrame:
+    """Add `_cdc_judged_<n>` for the columns in `needed`: the last value sent before, else the target's.
+
+    `changes` carry `_cdc_row`, `_cdc_origin` (NULL where rows are followed by key) and `_cdc_segment`, the number of
+    truncates before them: behind a truncate the target has nothing to say. Added too: `_cdc_told_<n>`, and
+    `_cdc_found` for changes that lacked a value: whether the target has the row.
+    """
+    from pyspark.sql import Window  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    so_far = row_window(F.col(ORDER)).rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    sent_values = {
+        index: F.when(
+            F.col(known_column(index)), F.struct(F.col(quote_identifier(shape.columns[index].name)).alias("v"))
+        )
+        for index in sorted(needed)
+    }
+    changes = changes.withColumns(
+        {judged_column(index): F.last(value, ignorenulls=True).over(so_far) for index, value in sent_values.items()}
+    )
+    has = [] if target is None else [index for index in sorted(needed) if shape.columns[index].name in target.columns]
+    if target is None:
+        changes = changes.withColumn(FOUND, F.lit(False))
+    else:
+        # The key silver has the row under; a row born in the span has none and every value of it is known.
+        key = F.when(F.col(ROW).isNull(), F.coalesce(TO, FROM)).otherwise(F.col(ORIGIN))
+        lacking = [F.col(judged_column(index)).isNull() for index in sorted(needed)]
+        changes = changes.withColumn("_cdc_base", F.when((F.col("_cdc_segment") == 0) & any_of(lacking), key))
+        bases = base_rows(changes.select("_cdc_base").distinct(), target, shape, has)
+        changes = changes.join(F.broadcast(bases), "_cdc_base", "left").drop("_cdc_base")
+        changes = changes.withColumn(FOUND, F.coalesce(F.col(FOUND), F.lit(False)))
+    values: dict[str, Column] = {}  # at once: each step of its own would be a layer of the plan
+    for index in sorted(needed):
+        sent, base = F.col(judged_column(index)), F.col(f"_cdc_base_{index}") if index in has else F.lit(None)
+        known_ = sent.isNotNull() | (F.col(FOUND) if index in has else F.lit(False))
+        value = F.when(sent.isNull(), base).otherwise(sent["v"])
+        values |= {judged_column(index): value, value_known_column(index): known_}
+    return changes.withColumns(values).drop(*(f"_cdc_base_{index}" for index in has))
+
+
+def complete_moved(folded: DataFrame, target: DataFrame, shape: RelationMapping, unsent: frozenset[int]) -> DataFrame:
+    """Fill what is unknown in rows that moved to another key, from the row at the key they had.
+
+    A row that is not there fails the job: silver is not what the stream changes.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    lacking = any_of([F.col(unknown(index)) for index in sorted(unsent)])
+    moved = F.col(ORIGIN).isNotNull() & (F.col(ORIGIN) != F.col(TO)) & lacking
+    folded = folded.withColumn("_cdc_base", F.when(moved, F.col(ORIGIN)))
+    bases = base_rows(folded.select("_cdc_base").distinct(), target, shape, unsent)
+    joined = folded.join(F.broadcast(bases), "_cdc_base", "left")
+    fill = F.col("_cdc_base").isNotNull()
+    values = {}  # at once: each step of its own would be a layer of the plan
+    for index in sorted(unsent):
+        name = shape.columns[index].name
+        from_base = F.when(F.col(FOUND), F.col(f"_cdc_base_{index}")).otherwise(F.raise_error(F.lit(MISSING_BASE)))
+        takes = fill & F.col(unknown(index))
+        values[name] = F.when(takes, from_base).otherwise(F.col(quote_identifier(name)))
+        values[unknown(index)] = F.col(unknown(index)) & ~fill
+    return joined.withColumns(values).select(*(F.col(quote_identifier(c)) for c in folded.columns if c != "_cdc_base"))
+
+
+def base_rows(bases: DataFrame, target: DataFrame, shape: RelationMapping, columns: Collection[int]) -> DataFrame:
+    """For each key as texts in `_cdc_base`: `_cdc_found` and `_cdc_base_<n>`, the target's values of its row."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    keys = [
+        F.expr(shape.typed_sql(number, f"_cdc_base[{index}]")).alias(f"_cdc_key_{index}")
+        for index, number in enumerate(shape.keys)
+    ]
+    wanted = bases.where(F.col("_cdc_base").isNotNull()).select("_cdc_base", *keys)
+    rows = target.select(
+        *(
+            F.expr(shape.row_key(n, quote_identifier(c.name))).alias(f"_cdc_of_{n}")
+            for n, c in enumerate(shape.key_columns)
+        ),
+        *(
+            F.col(quote_identifier(shape.columns[number].name)).alias(f"_cdc_base_{number}")
+            for number in sorted(columns)
+        ),
+        F.lit(True).alias(FOUND),
+    )
+    pairs = [(F.col(f"_cdc_of_{index}"), F.col(f"_cdc_key_{index}")) for index in range(len(shape.keys))]
+    same = [of.eqNullSafe(key) if number in shape.nullable else of == key for number, (of, key) in enumerate(pairs)]
+    joined = rows.join(F.broadcast(wanted), all_of(same))
+    return joined.select("_cdc_base", FOUND, *(f"_cdc_base_{number}" for number in sorted(columns)))
+
+
+def any_of(conditions: Sequence[Column]) -> Column:
+    """Whether one of the conditions is true; false of none."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    if not conditions:
+        return F.lit(False)
+    if len(conditions) == 1:
+        return conditions[0]
+    # In halves: Spark walks an expression by recursion, and Java's stack ends at a thousand of them in a row.
+    half = len(conditions) // 2
+    return any_of(conditions[:half]) | any_of(conditions[half:])
+
+
+def all_of(conditions: Sequence[Column]) -> Column:
+    """Whether all of the conditions are true, of one at least; in halves, as `any_of`."""
+    if len(conditions) == 1:
+        return conditions[0]
+    half = len(conditions) // 2
+    return all_of(conditions[:half]) & all_of(conditions[half:])

@@ -44,7 +44,7 @@ class SlotFunctions(Protocol):
         """Let the server forget everything up to a position."""
         ...
 
-    def confirmed(self) -> int:
+    def load_flush_lsn(self) -> int:
         """How far the slot is confirmed now."""
         ...
 
@@ -54,7 +54,7 @@ class SlotFunctions(Protocol):
 
 
 class PollingStream:
-    """A slot behind SQL functions (implements `source.stream.FrameSource`).
+    """A slot behind SQL functions (implements `source.base.FrameSource`).
 
     Nothing more is asked for until everything that was sent is confirmed. But one that `looks` reads on, each time from
     the slot's position, until something is confirmed: what is behind `start` has to be seen before.
@@ -87,7 +87,7 @@ class PollingStream:
         self._clock = clock
         self._pause = pause
         self._max_changes = max_changes
-        self._seen: int | None = 0 if looks else None
+        self._peeked_count: int | None = 0 if looks else None
         """Changes behind the slot's position that were looked at; None where there is nothing to be looked at first."""
         self._next = self._read_at = clock()
         self._answer: Iterator[Sequence[tuple[int, bytes]]] = iter(())
@@ -101,20 +101,20 @@ class PollingStream:
 
     @property
     def keepalive_end(self) -> int:
-        """See FrameSource."""
+        """The newest WAL position the server announced: everything committed before it has been sent."""
         return self._keepalive_end
 
     @property
-    def asked(self) -> bool:
+    def reply_requested(self) -> bool:
         """See FrameSource: true while an answer was sent whole and is not confirmed: nothing follows until it is."""
         return self._piece is None and self._sent > self._confirmed
 
     def poll(self, timeout: float) -> list[tuple[int, bytes]]:
-        """See FrameSource."""
+        """Frames as `(lsn, payload)`, waiting up to `timeout` seconds for the first; also answers keepalives."""
         if self._piece is not None:
             return self._frames(self._piece)
         due = self._next - self._clock()
-        if self._seen is None and self._sent > self._confirmed:
+        if self._peeked_count is None and self._sent > self._confirmed:
             self._pause(min(timeout, _LOOK))
             return []
         if due > 0:
@@ -122,9 +122,9 @@ class PollingStream:
             if due > timeout:
                 return []
         before = self._functions.end()
-        seen = self._seen or 0
-        peeked = self._functions.peek(seen + self._max_changes)
-        self._answer = iter(()) if peeked is None else _behind(peeked, seen)
+        peeked_count = self._peeked_count or 0
+        peeked = self._functions.peek(peeked_count + self._max_changes)
+        self._answer = iter(()) if peeked is None else _skip_changes(peeked, peeked_count)
         self._piece = next(self._answer, None)
         self._check_unmoved()
         if self._piece is not None:
@@ -137,11 +137,11 @@ class PollingStream:
         return []
 
     def confirm(self, position: int) -> None:
-        """See FrameSource."""
+        """Everything up to the slot position `position` is durable: tell the server so now."""
         if position > self._confirmed:
             self._check_unmoved()
             self._advance(position)
-            self._confirmed, self._seen = position, None
+            self._confirmed, self._peeked_count = position, None
 
     def tick(self, *, ping: bool = False) -> None:
         """See FrameSource: nobody waits for a status here; with `ping` the server is asked at once."""
@@ -152,7 +152,7 @@ class PollingStream:
             self._next = self._clock()
 
     def close(self) -> None:
-        """See FrameSource."""
+        """Close the connection; the slot stays."""
         self._functions.close()
 
     def _frames(self, frames: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
@@ -160,8 +160,8 @@ class PollingStream:
         self._piece = next(self._answer, None)
         self._read_at = self._clock()
         self._sent = max(self._sent, frames[-1][0])
-        if self._seen is not None:
-            self._seen += len(frames)
+        if self._peeked_count is not None:
+            self._peeked_count += len(frames)
         elif self._piece is None:
             self._keepalive_end = max(self._keepalive_end, self._sent)
         return list(frames)
@@ -174,15 +174,15 @@ class PollingStream:
         """Raise SlotAhead where the slot is further than what was advanced here, or read."""
         if self._advanced is None:
             return
-        there, here = self._functions.confirmed(), max(self._advanced, self._keepalive_end)
-        if there > here:
-            text = f"the slot is confirmed up to {Lsn(there)}, and was read up to {Lsn(here)}"
-            raise SlotAhead(f"{there - here} bytes are missing: {text}")
+        flush_lsn, here = self._functions.load_flush_lsn(), max(self._advanced, self._keepalive_end)
+        if flush_lsn > here:
+            text = f"the slot is confirmed up to {Lsn(flush_lsn)}, and was read up to {Lsn(here)}"
+            raise SlotAhead(f"{flush_lsn - here} bytes are missing: {text}")
 
 
-def _behind(pieces: Iterator[Sequence[tuple[int, bytes]]], seen: int) -> Iterator[Sequence[tuple[int, bytes]]]:
-    """The pieces of an answer without its first `seen` changes."""
+def _skip_changes(pieces: Iterator[Sequence[tuple[int, bytes]]], count: int) -> Iterator[Sequence[tuple[int, bytes]]]:
+    """The pieces of an answer without its first `count` changes."""
     for piece in pieces:
-        if seen < len(piece):
-            yield piece[seen:] if seen else piece
-        seen = max(0, seen - len(piece))
+        if count < len(piece):
+            yield piece[count:] if count else piece
+        count = max(0, count - len(piece))

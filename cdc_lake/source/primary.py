@@ -1,12 +1,29 @@
-"""The primary, or a standby, among several hosts of one cluster, whatever the server and its driver."""
+"""The primary, or a standby, among several hosts of one cluster, whatever the server and its driver.
+
+Timelines: which history of its log a server is on, and up to where two histories are one.
+
+Each promotion of a standby begins a timeline: a log that shares everything before the switch with the one it branched
+off, and nothing behind it (PostgreSQL documentation, chapter "Timelines"). A position is a place in one history only.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from cdc_lake.errors import NoPrimary, Retry, SeveralPrimaries, SourceError, StandbyNeeded
+from cdc_lake.errors import (
+    MalformedPosition,
+    NoPrimary,
+    Retry,
+    SeveralPrimaries,
+    SourceError,
+    StandbyNeeded,
+    StreamProtocol,
+)
+from cdc_lake.model.position import Lsn
 
 
 class Closable(Protocol):
@@ -42,7 +59,7 @@ def find_primary(
 
 
 def _is_another(
-    dial: Callable[[], T], in_recovery: Callable[[T], bool], who: Callable[[T], object], known: object
+    dial: Callable[[], T], in_recovery: Callable[[T], bool], who: Callable[[T], object], primary_id: object
 ) -> bool:
     """Whether a host is a primary too; one that cannot be asked is none that applications write to from here."""
     try:
@@ -50,7 +67,7 @@ def _is_another(
     except SourceError:
         return False
     try:
-        return not in_recovery(session) and who(session) != known
+        return not in_recovery(session) and who(session) != primary_id
     except SourceError:
         return False
     finally:
@@ -85,5 +102,72 @@ def _none_of(failed: list[tuple[str, SourceError]], other: SourceError, wanted: 
     errors = [error for _, error in failed]
     worst = next((error for error in errors if error.retry is Retry.NEVER and error is not other), None)
     worst = worst or next((error for error in errors if error is other), errors[0])
-    said = "; ".join(f"{place}: {error.message}" for place, error in failed)
-    return type(worst)(f"no {wanted} found among {len(failed)} hosts: {said}", hint=worst.remedy)
+    reasons = "; ".join(f"{place}: {error.message}" for place, error in failed)
+    return type(worst)(f"no {wanted} found among {len(failed)} hosts: {reasons}", hint=worst.remedy)
+
+
+_BRANCH = re.compile(r"(\d{1,10})@(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Where a history left the timeline `parent`: everything up to `switch` is in it, nothing of `parent` behind."""
+
+    parent: int
+    switch: Lsn
+
+    def __str__(self) -> str:
+        return f"{self.parent}@{self.switch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A server's timeline and the branches that led to it, oldest first; None where the server does not tell them."""
+
+    number: int
+    branches: tuple[Branch, ...] | None = ()
+
+    @property
+    def history(self) -> str | None:
+        """The branches as one text, `1@0/3000148 2@0/5000060`; None where they are not known."""
+        return None if self.branches is None else " ".join(map(str, self.branches))
+
+    @classmethod
+    def from_history(cls, number: int, history: str | None) -> Timeline:
+        """Read `history` back. Raises MalformedPosition."""
+        return cls(number, None if history is None else tuple(map(_branch, history.split())))
+
+    def common_with(self, other: Timeline) -> Lsn | None:
+        """The position up to which both are one history; None where that has no end. Both must tell their branches."""
+        position = Lsn(0)
+        for (own_number, my_end), (theirs, their_end) in zip(self._parts(), other._parts(), strict=False):
+            if own_number != theirs:
+                return position
+            if my_end != their_end:
+                return min(end for end in (my_end, their_end) if end is not None)
+            position = my_end or position
+        return None
+
+    def _parts(self) -> list[tuple[int, Lsn | None]]:
+        """The timelines in order, each with its end; None for the last, which has none yet."""
+        return [*((branch.parent, branch.switch) for branch in self.branches or ()), (self.number, None)]
+
+
+def parse_history(number: int, content: str) -> Timeline:
+    """The timeline of a history file as `TIMELINE_HISTORY` sends it. Raises StreamProtocol."""
+    branches = []
+    for line in content.split("\n"):  # the reason in a line is anybody's text
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        try:
+            branches.append(Branch(int(words[0]), Lsn.parse(words[1])))
+        except (ValueError, IndexError, MalformedPosition) as bad:
+            raise StreamProtocol(f"the history of timeline {number} has a line that is none") from bad
+    return Timeline(number, tuple(branches))
+
+
+def _branch(text: str) -> Branch:
+    if (match := _BRANCH.fullmatch(text)) is None:
+        raise MalformedPosition(text)
+    return Branch(int(match[1]), Lsn.parse(match[2]))

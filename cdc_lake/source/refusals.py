@@ -28,7 +28,7 @@ from cdc_lake.errors import (
     TlsRefused,
     WalGone,
 )
-from cdc_lake.source.quoting import identifier
+from cdc_lake.source.sql_text import identifier
 
 # libpq takes the family's code 10 for SASL; PostgreSQL itself always offers a mechanism that libpq knows
 _OF_FAMILY = ("none of the server's SASL authentication mechanisms are supported", "HA port in thread_pool")
@@ -78,25 +78,25 @@ _WANTING: dict[str, tuple[tuple[str, type[SourceError]], ...]] = {
 """What is missing at the server, by SQLSTATE and words; why a slot was given up, only its detail says."""
 
 
-def connection_kind(said: str, database: str) -> type[SourceError]:
+def connection_kind(message: str, database: str) -> type[SourceError]:
     """The error for a refused connection, from what the server or the driver said."""
     kinds = ((f'database "{database}" does not exist', DatabaseUnknown), *_CONNECTING)
-    return next((error for words, error in kinds if words in said), ServerUnreachable)
+    return next((error for words, error in kinds if words in message), ServerUnreachable)
 
 
-def connection_error(said: str, *, user: str, database: str, place: str) -> SourceError:
+def connection_error(message: str, *, user: str, database: str, place: str) -> SourceError:
     """The error for a refused connection, with its message and remedy."""
-    kind = connection_kind(said, database)
+    kind = connection_kind(message, database)
     hint = f"a superuser runs: ALTER ROLE {identifier(user)} REPLICATION" if kind is RoleLacksReplication else None
-    if "too many connections for role" in said:
+    if "too many connections for role" in message:
         limit = f"ALTER ROLE {identifier(user)} CONNECTION LIMIT -1"
         hint = f"end other sessions of this role, or a superuser runs: {limit}"
-    if "too many connections for database" in said:
+    if "too many connections for database" in message:
         limit = f"ALTER DATABASE {identifier(database)} CONNECTION LIMIT -1"
         hint = f"end other sessions of this database, or a superuser runs: {limit}"
-    if any(words in said for words in _OF_FAMILY):
+    if any(words in message for words in _OF_FAMILY):
         hint = "the server is of the GaussDB family: `source.type: gaussdb`, `opengauss` or `mogdb`"
-    words = first_line(said).removeprefix("connection failed: ")
+    words = first_line(message).removeprefix("connection failed: ")
     return kind(f"no connection as `{user}`: {words}", where=place, hint=hint)
 
 
@@ -113,7 +113,7 @@ _DECODING = ("reading the stream", "reading slot")
 """What statements are for in which the server decodes its log."""
 
 
-def statement_kind(sqlstate: str | None, said: str, doing: str) -> type[SourceError]:
+def statement_kind(sqlstate: str | None, message: str, doing: str) -> type[SourceError]:
     """The error for a statement the server refused (PostgreSQL docs, appendix A: error codes)."""
     kind: type[SourceError]
     match sqlstate:
@@ -121,33 +121,33 @@ def statement_kind(sqlstate: str | None, said: str, doing: str) -> type[SourceEr
             kind = LogUndecodable
         case None | "57P01" | "57P02" | "57P03" | "08006" | "08003" | "08001":
             kind = ServerUnreachable
-        case "42501" if "replication" in said.lower() and not said.startswith("permission denied for "):
+        case "42501" if "replication" in message.lower() and not message.startswith("permission denied for "):
             kind = RoleLacksReplication
-        case "42501" if "row-level security policy" in said:
+        case "42501" if "row-level security policy" in message:
             kind = RowsHidden
         case "42501":  # also of an object that is called something with `replication`
             kind = SourcePermission
-        case "42710" if "replication slot" in said:  # another receiver is just making it, or its end goes unnoticed
+        case "42710" if "replication slot" in message:  # another receiver is just making it, or its end goes unnoticed
             kind = SlotActive
         case "42704" | "55000" | "58P01":
-            kind = next((error for words, error in _WANTING[sqlstate] if words in said), QueryRefused)
+            kind = next((error for words, error in _WANTING[sqlstate] if words in message), QueryRefused)
         case _:
             kind = _BY_STATE.get(sqlstate, QueryRefused)
     return kind
 
 
-def statement_error(sqlstate: str | None, said: str, doing: str) -> SourceError:
+def statement_error(sqlstate: str | None, message: str, doing: str) -> SourceError:
     """The error for a statement the server refused; `doing` says what it was for."""
-    return statement_kind(sqlstate, said, doing)(statement_words(sqlstate, said, doing))
+    return statement_kind(sqlstate, message, doing)(statement_words(sqlstate, message, doing))
 
 
-def statement_words(sqlstate: str | None, said: str, doing: str) -> str:
+def statement_words(sqlstate: str | None, message: str, doing: str) -> str:
     """How such an error is put: what it was for, the server's first line, the SQLSTATE."""
     state = f" ({sqlstate})" if sqlstate else ""
-    return f"{doing}: {first_line(said)}{state}"
+    return f"{doing}: {first_line(message)}{state}"
 
 
-def first_line(said: str) -> str:
+def first_line(message: str) -> str:
     """The first line of what was said."""
-    lines = said.strip().splitlines()
+    lines = message.strip().splitlines()
     return lines[0] if lines else ""

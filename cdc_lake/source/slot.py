@@ -1,254 +1,65 @@
-"""The slot: the server's promise to keep the log from a position on.
+"""Whether a slot is one that a pipeline can read at all: its kind, its output plugin, its database.
 
-A slot is made in two steps, so that a crash never leaves one that nobody can account for. First a *temporary* slot,
-which exports the snapshot of its consistent point and goes by itself when the connection does; then, when the stream
-was begun in bronze, a lasting copy of it under its real name. A slot of that name that bronze knows nothing of was
-therefore not made by a receiver that got lost, and is never taken over.
+Dropping a slot by attempts, where the server cannot be asked to wait for who reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from typing import Final
 
-from cdc_lake.errors import SlotActive, SlotAhead, SlotMissing, SlotNotTwoPhase, SlotTwoPhase
-from cdc_lake.model.position import Lsn
-from cdc_lake.model.slot_counters import SlotCounters
-from cdc_lake.source.connection import Session, command, finished_within, for_replication, named
-from cdc_lake.source.plugins import PGOUTPUT, TEST_DECODING
-from cdc_lake.source.quoting import identifier
-from cdc_lake.source.slot_fit import Wanted, check_fits, useless
-from cdc_lake.source.slot_wait import dropped_when_free
+from cdc_lake.errors import SlotActive, SlotForeign, SlotInvalidated, SlotOfOtherDatabase, SlotOfOtherPlugin, WalGone
+from cdc_lake.errors.base import ANEW
 
-
-@dataclass(frozen=True, slots=True)
-class SlotFacts:
-    """A slot as `pg_replication_slots` shows it. `retained` is the log it holds back, in bytes.
-
-    `safe`: bytes that may still be written before it is in danger, None where nothing bounds what is kept; `failover`:
-    standbys may keep a copy of it, None before PostgreSQL 17, which does not tell; `two_phase`: transactions are sent
-    when they are prepared.
-    """
-
-    name: str
-    kind: str
-    plugin: str | None
-    database: str | None
-    temporary: bool
-    active_pid: int | None
-    restart: Lsn | None
-    confirmed: Lsn | None
-    wal_status: str | None
-    invalidation: str | None
-    retained: int | None
-    safe: int | None = None
-    failover: bool | None = None
-    two_phase: bool = False
-
-    @property
-    def lost(self) -> bool:
-        """True where the server dropped log that the slot needed."""
-        return self.wal_status == "lost" or self.invalidation is not None
+_WAL_GONE = frozenset({"wal_removed", "lost"})
+_REMEDIES = {
+    "idle_timeout": "raise idle_replication_slot_timeout on the server",
+    "rows_removed": "set hot_standby_feedback = on at the standby that decodes",
+    "wal_level_insufficient": "set wal_level = logical on the server again",
+}
+"""What to do first, by `pg_replication_slots.invalidation_reason` (PostgreSQL 17 and newer)."""
 
 
 @dataclass(frozen=True, slots=True)
-class ExportedSlot:
-    """A new temporary slot: its consistent point, and the snapshot exported there.
+class RequiredSlot:
+    """What a pipeline's slot must be."""
 
-    The snapshot can be taken over by other sessions until the next command on the connection that made it.
-    """
-
-    name: str
-    consistent: Lsn
-    snapshot: str
+    plugin: str
+    database: str
 
 
-# invalidation_reason and failover came with PostgreSQL 17: what is there is read
-_SLOTS = (
-    "SELECT s.slot_name::text, s.slot_type, s.plugin, s.database, s.temporary, s.active_pid, s.restart_lsn::text, "
-    "s.confirmed_flush_lsn::text, s.wal_status, to_jsonb(s) ->> 'invalidation_reason', "
-    "CASE WHEN pg_is_in_recovery() THEN NULL "
-    "ELSE pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint END, s.safe_wal_size, "
-    "to_jsonb(s) ->> 'failover', s.two_phase FROM pg_replication_slots AS s "
-)
+def check_fits(name: str, kind: str, plugin: str | None, database: str | None, wanted: RequiredSlot) -> None:
+    """Raise SlotForeign, SlotOfOtherPlugin or SlotOfOtherDatabase where a slot is none of the pipeline's."""
+    if kind != "logical":
+        raise SlotForeign(f"slot `{name}` is {kind}; expected a logical one")
+    if plugin != wanted.plugin:
+        raise SlotOfOtherPlugin(f"slot `{name}` writes by plugin {plugin}; the pipeline reads {wanted.plugin}")
+    if database != wanted.database:
+        raise SlotOfOtherDatabase(f"slot `{name}` is of database {database}; the pipeline reads {wanted.database}")
 
 
-def find_slot(session: Session, name: str) -> SlotFacts | None:
-    """Look a slot up by name."""
-    with named(f"looking up slot `{name}`"):
-        row = session.execute(f"{_SLOTS} WHERE s.slot_name = %s".encode(), [name]).fetchone()
-    return None if row is None else _facts(row)
+def useless(name: str, reason: str, held: str) -> SlotInvalidated:
+    """The error for a slot that the server gave up, by its reason; `held`: how far bronze is."""
+    words = f"slot `{name}` can no longer be used: {reason}; bronze holds changes up to {held}"
+    if reason in _WAL_GONE:
+        return WalGone(words)
+    first = _REMEDIES.get(reason)
+    hint = None if first is None else f"{first}; then {ANEW}"
+    return SlotInvalidated(words, hint=hint)
 
 
-def all_slots(session: Session) -> list[SlotFacts]:
-    """Every slot of the server, of all databases and physical ones too, by name."""
-    with named("listing the slots"):
-        rows = session.execute(f"{_SLOTS} ORDER BY s.slot_name".encode()).fetchall()
-    return [_facts(row) for row in rows]
+_LOOK: Final = 0.2  # seconds between two attempts
 
 
-def _facts(row: Sequence[object]) -> SlotFacts:
-    name, kind, plugin, database, temporary, pid, restart, confirmed, status, *others = row
-    invalidation, retained, safe, failover, two_phase = others
-    return SlotFacts(
-        name=str(name),
-        kind=str(kind),
-        plugin=_text(plugin),
-        database=_text(database),
-        temporary=bool(temporary),
-        active_pid=_number(pid),
-        restart=None if restart is None else Lsn.parse(str(restart)),
-        confirmed=None if confirmed is None else Lsn.parse(str(confirmed)),
-        wal_status=_text(status),
-        invalidation=_text(invalidation),
-        retained=_number(retained),
-        safe=_number(safe),
-        failover=None if failover is None else failover == "true",
-        two_phase=bool(two_phase),
-    )
-
-
-def slot_counters(session: Session, name: str) -> SlotCounters | None:
-    """What decoding a slot took the server; None where it has no such slot."""
-    with named(f"reading the statistics of slot `{name}`"):
-        row = session.execute(
-            "SELECT spill_txns, spill_bytes, stream_txns, stream_bytes, total_txns, total_bytes, stats_reset "
-            "FROM pg_stat_replication_slots WHERE slot_name = %s",
-            [name],
-        ).fetchone()
-    if row is None:
-        return None
-    spills, spilled, streams, streamed, total, decoded = (int(str(number)) for number in row[:6])
-    since = row[6].astimezone(UTC) if isinstance(row[6], datetime) else None
-    return SlotCounters(spills, spilled, streams, streamed, total, decoded, since)
-
-
-def temporary_name(slot: str) -> str:
-    """What a slot is called until it is kept."""
-    return f"{slot[:59]}_new"
-
-
-def export_slot(replication: Session, slot: str, plugin: str = PGOUTPUT) -> ExportedSlot:
-    """Make the temporary slot `<slot>_new` on a replication connection and export its snapshot."""
-    name = temporary_name(slot)
-    row = command(
-        replication.pgconn,
-        f"CREATE_REPLICATION_SLOT {identifier(name)} TEMPORARY LOGICAL {identifier(plugin)} EXPORT_SNAPSHOT",
-        f"creating slot `{name}`",
-    )[0]
-    return ExportedSlot(name, Lsn.parse(row["consistent_point"] or ""), row["snapshot_name"] or "")
-
-
-def slots_in_use(session: Session) -> tuple[int, int]:
-    """How many lasting slots the server has, and how many it may have. Raises SourceError."""
-    with named("counting replication slots"):
-        row = session.execute(
-            "SELECT (SELECT count(*) FROM pg_replication_slots WHERE NOT temporary), "
-            "current_setting('max_replication_slots')::int"
-        ).fetchone()
-    assert row is not None
-    used, most = row
-    return int(str(used)), int(str(most))
-
-
-def keep_slot(session: Session, exported: ExportedSlot, slot: str) -> None:
-    """Make the lasting copy `slot` of a temporary slot, at the same position."""
-    with named(f"creating slot `{slot}`"):
-        session.execute("SELECT pg_copy_logical_replication_slot(%s, %s, false)", [exported.name, slot])
-
-
-def make_two_phase(session: Session, slot: str, plugin: str) -> Lsn:
-    """Make a lasting slot with two-phase decoding; where it begins.
-
-    By the function, which has it from PostgreSQL 14 on, the command from 15. The server waits for every transaction
-    that runs, prepared ones too.
-    """
-    with named(f"creating slot `{slot}`"):
-        row = session.execute(
-            "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, %s, false, true)", [slot, plugin]
-        ).fetchone()
-    assert row is not None
-    return Lsn.parse(str(row[0]))
-
-
-@contextmanager
-def whole_copy(session: Session, slot: str) -> Iterator[str]:
-    """The name of a copy of `slot` that goes at the end, also of one that is read by others just now.
-
-    It has no two-phase decoding: prepared transactions come whole at their end, also where `slot` is behind their
-    PREPARE. Raises SourceError.
-    """
-    copy = f"{slot[:51]}_{session.info.backend_pid}"
-    with named(f"copying slot `{slot}`"):
-        session.execute("SELECT pg_copy_logical_replication_slot(%s, %s, true)", [slot, copy])
-    yield copy
-    drop_slot(session, copy)  # after an error the session is of no more use, and the slot goes with it
-
-
-def keep_on_standbys(replication: Session, name: str) -> None:
-    """Let standbys keep a copy of a slot that nobody reads (PostgreSQL 17 and newer)."""
-    command(replication.pgconn, f"ALTER_REPLICATION_SLOT {identifier(name)} (FAILOVER true)", f"altering slot `{name}`")
-
-
-def drop_slot(session: Session, name: str) -> None:
-    """Drop a slot that nobody reads."""
-    with named(f"dropping slot `{name}`"):
-        session.execute("SELECT pg_drop_replication_slot(%s)", [name])
-
-
-def drop_slot_when_free(session: Session, name: str, patience: float) -> None:
-    """Drop a slot, waiting up to `patience` seconds for who reads it to leave: on a replication connection at the
-    server, on another one by attempts.
-
-    Raises SlotActive where it is read until then, and what else the server says.
-    """
-    doing = f"dropping slot `{name}`"
-    if for_replication(session):
-        text = f"DROP_REPLICATION_SLOT {identifier(name)}{' WAIT' if patience > 0 else ''}"
-        if not finished_within(session.pgconn, text, patience, doing):
-            raise SlotActive(f"{doing}: it was still read after {patience:g} s")
-        return
-    dropped_when_free(lambda: drop_slot(session, name), patience)
-
-
-def advance_slot(session: Session, name: str, upto: Lsn) -> Lsn:
-    """Let a slot that nobody reads forget everything up to a position; how far it then is."""
-    with named(f"advancing slot `{name}`"):
-        row = session.execute("SELECT end_lsn::text FROM pg_replication_slot_advance(%s, %s)", [name, str(upto)])
-        return Lsn.parse(str((row.fetchone() or ("",))[0]))
-
-
-def check_slot(
-    facts: SlotFacts | None, name: str, database: str, held: int, plugin: str = PGOUTPUT, *, two_phase: bool = False
-) -> SlotFacts:
-    """The slot, if a stream that bronze holds up to `held` can go on from it; raises what fits otherwise.
-
-    Whether somebody else reads it just now is not asked here: that is for the attempt to start. Where `two_phase` is
-    asked for and the slot does not have it yet, pgoutput gives it to the slot when the stream is started.
-    """
-    if facts is None:
-        raise SlotMissing(f"slot `{name}` is not there; bronze holds changes up to {Lsn(held)}")
-    check_fits(name, facts.kind, facts.plugin, facts.database, Wanted(plugin, database))
-    if facts.lost or facts.confirmed is None:
-        raise useless(name, facts.invalidation or facts.wal_status or "no confirmed position", str(Lsn(held)))
-    if facts.confirmed.value > held:
-        # The server would move our start forward without a word.
-        raise SlotAhead(
-            f"{facts.confirmed.value - held} bytes are missing: slot `{name}` is confirmed up to {facts.confirmed}, "
-            f"bronze ends at {Lsn(held)}"
-        )
-    if facts.two_phase and not two_phase:
-        raise SlotTwoPhase(f"slot `{name}` sends transactions at their PREPARE, which the pipeline does not ask for")
-    if two_phase and not facts.two_phase and plugin == TEST_DECODING:
-        raise SlotNotTwoPhase(f"slot `{name}` was made without two-phase decoding, which the pipeline asks for")
-    return facts
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
-
-
-def _number(value: object) -> int | None:
-    return None if value is None else int(str(value))
+def dropped_when_free(drop: Callable[[], None], patience: float) -> None:
+    """Call `drop` until nobody reads the slot, for up to `patience` seconds. Raises what it does, SlotActive too."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return drop()
+        except SlotActive:
+            if time.monotonic() + _LOOK > until:
+                raise
+        time.sleep(_LOOK)

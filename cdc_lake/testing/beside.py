@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from cdc_lake.observe.progress import Progress
+from cdc_lake.observability.events import ProgressEvent
 
 Value = TypeVar("Value")
 
@@ -37,6 +37,6 @@ def until(condition: Callable[[], Value], what: str = "it did not happen in time
     return found
 
 
-def streams(told: Iterable[Progress]) -> int:
+def streams(told: Iterable[ProgressEvent]) -> int:
     """How many times the receiver has begun to stream, by what it told."""
     return sum(one.stage == "connect" and "streams" in one.text for one in told)

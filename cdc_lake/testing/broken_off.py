@@ -10,8 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cdc_lake.observe.failpoint import arm
-from cdc_lake.pipeline.applying.sessions import MERGING
+from cdc_lake.observability.failpoints import arm
+from cdc_lake.runtime.apply.spark_sessions import MERGING
 
 
 class BrokenOff(BaseException):

@@ -9,22 +9,21 @@ from typing import Any, TypeAlias
 
 import pyarrow.compute as pc
 
-from cdc_lake.bronze.fold import folded
-from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.row_history import replay_rows
 from cdc_lake.config.project import Project, Target
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.digest import content_of
+from cdc_lake.control.cuts import IN, last_cut
+from cdc_lake.decode.hashing import content_of
+from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.errors import BronzeDamaged
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.marker import read_marker
-from cdc_lake.lake.read import read_silver
-from cdc_lake.model.change import Message
+from cdc_lake.model.change import Message, Transaction
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.state.cuts import IN, last_cut
-from cdc_lake.source.stream import shown
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.silver_table import read_marker
 from cdc_lake.testing.expected import AppendRows, of_table
 from cdc_lake.testing.messages import raw_transaction
 from cdc_lake.testing.oracle import Oracle, Row
@@ -55,7 +54,7 @@ class Committed:
 
     # ── bronze ──
 
-    def lost_or_other(self, reader: BronzeReader, state: BronzeState, told: Collection[int]) -> Iterator[str]:
+    def lost_or_other(self, reader: BronzeReader, state: StreamCheckpoint, told: Collection[int]) -> Iterator[str]:
         """Which of them bronze does not have as they were committed; of those at `told` a run said so."""
         landed = {one.position: one.content for one in reader.commits(Span(state.epoch, -1, state.upto))}
         for one in self.transactions:
@@ -63,22 +62,31 @@ class Committed:
             if not one.changes or position > state.upto or position in told:
                 continue
             if position not in landed:
-                yield f"the transaction at {shown(state.stream, position)} is not in bronze, which is at {state.upto}"
+                yield (
+                    f"the transaction at {format_stream_position(state.stream, position)} is not in "
+                    f"bronze, which is at {state.upto}"
+                )
             elif landed[position] != content_of(tabulate([raw_transaction(one)]).digests):
-                yield f"the transaction at {shown(state.stream, position)} is in bronze with other changes"
+                yield (
+                    f"the transaction at {format_stream_position(state.stream, position)} is in "
+                    "bronze with other changes"
+                )
 
-    def not_committed(self, reader: BronzeReader, state: BronzeState) -> Iterator[str]:
+    def not_committed(self, reader: BronzeReader, state: StreamCheckpoint) -> Iterator[str]:
         """What bronze has that nobody committed."""
         mine = {one.bounds.position for one in self.transactions}
         for one in reader.commits(Span(state.epoch, -1, state.upto)):
             if one.position not in mine:
-                yield f"bronze has a transaction at {shown(state.stream, one.position)} that nobody committed"
+                yield (
+                    "bronze has a transaction at "
+                    f"{format_stream_position(state.stream, one.position)} that nobody committed"
+                )
 
-    def not_folded(self, reader: BronzeReader, state: BronzeState) -> Iterator[str]:
+    def not_folded(self, reader: BronzeReader, state: StreamCheckpoint) -> Iterator[str]:
         """Of which tables bronze does not amount to what they are."""
         keys = {str(name): one.primary_key for name, one in self.relations.items() if one.primary_key}
         try:
-            found = folded(reader, state.epoch, keys, {})
+            found = replay_rows(reader, state.epoch, keys, {})
         except BronzeDamaged as damaged:
             yield f"bronze cannot be folded: {damaged.message}"
             return
@@ -88,7 +96,7 @@ class Committed:
 
     # ── silver ──
 
-    def not_in_silver(self, project: Project, state: BronzeState) -> Iterator[str]:
+    def not_in_silver(self, project: Project, state: StreamCheckpoint) -> Iterator[str]:
         """Which silver tables do not have what they are to have where they stand, nor hold what they are to hold."""
         control = control_tables(project)
         cut = last_cut(control, state.stream)
@@ -113,16 +121,22 @@ class Committed:
             if sorted(held) != sorted(should):
                 yield f"{len(held)} changes of {target.label} are held, and {len(should)} should be"
 
-    def not_applied(self, project: Project, state: BronzeState) -> Iterator[str]:
+    def not_applied(self, project: Project, state: StreamCheckpoint) -> Iterator[str]:
         """What the last cut has not come to, where a run applied all there is."""
         cut = last_cut(control_tables(project), state.stream)
         if cut is None or cut.position < self.last:
-            at = "there is none" if cut is None else f"it is at {shown(state.stream, cut.position)}"
-            yield f"the run ended well, and the last cut is not at {shown(state.stream, self.last)}: {at}"
+            at = "there is none" if cut is None else f"it is at {format_stream_position(state.stream, cut.position)}"
+            yield (
+                "the run ended well, and the last cut is not at "
+                f"{format_stream_position(state.stream, self.last)}: {at}"
+            )
             return
         for relation, table in cut.tables.items():
             if table.state != IN:
-                yield f"the run ended well, and {relation} stayed behind at {shown(state.stream, table.position)}"
+                yield (
+                    f"the run ended well, and {relation} stayed behind at "
+                    f"{format_stream_position(state.stream, table.position)}"
+                )
 
     def _expected(self, target: Target, upto: int) -> Iterable[Row]:
         """A silver table at a position."""

@@ -12,26 +12,26 @@ from dataclasses import replace
 from typing import TypeAlias
 from unittest import mock
 
-from cdc_lake.bronze.port import ClosedBatch, Landed, Tabulate
+from cdc_lake.bronze.contract import BronzeCommit, Tabulate, TransactionBatch
 from cdc_lake.bronze.writer import TableBronze
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.large import LargeTransaction
-from cdc_lake.decode.raw import Raw, RawTransaction
+from cdc_lake.connectors.gaussdb.csn_order import CsnOrdering
+from cdc_lake.connectors.open_stream import OrderedTransaction
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.pgoutput.spooled import SpooledTransaction
+from cdc_lake.decode.transaction import BufferedTransaction, ReceivedTransaction
 from cdc_lake.errors import DecodeError
-from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
-from cdc_lake.pipeline.stream.order import Closed
 
-Transactions: TypeAlias = tuple[RawTransaction | LargeTransaction, ...]
+Transactions: TypeAlias = tuple[BufferedTransaction | SpooledTransaction, ...]
 
 
 @contextmanager
 def acknowledge_before_commit() -> Iterator[None]:
     """Of each batch the loop is told that it landed; it lands with the next one."""
-    append, waiting = TableBronze.append, dict[TableBronze, tuple[ClosedBatch, Tabulate]]()
+    append, waiting = TableBronze.append, dict[TableBronze, tuple[TransactionBatch, Tabulate]]()
 
-    def boasting(bronze: TableBronze, batch: ClosedBatch, tabulate: Tabulate = tabulate) -> Landed:
-        before = waiting.get(bronze, (ClosedBatch((), 0, 0), tabulate))
+    def boasting(bronze: TableBronze, batch: TransactionBatch, tabulate: Tabulate = tabulate) -> BronzeCommit:
+        before = waiting.get(bronze, (TransactionBatch((), 0, 0), tabulate))
         waiting[bronze] = (batch, tabulate)
         landed = append(bronze, *before)
         return replace(landed, upto=batch.upto, confirm=batch.confirm, transactions=len(batch.transactions))
@@ -52,8 +52,8 @@ def lsn_as_identity() -> Iterator[None]:
         yield
 
 
-def _once_each(one: RawTransaction | LargeTransaction) -> RawTransaction | LargeTransaction:
-    if not isinstance(one, RawTransaction):
+def _once_each(one: BufferedTransaction | SpooledTransaction) -> BufferedTransaction | SpooledTransaction:
+    if not isinstance(one, BufferedTransaction):
         return one
     kept = [at for at, lsn in enumerate(one.lsns) if lsn not in one.lsns[:at]]
     frames = [one.frames[at] for at in kept]
@@ -91,10 +91,10 @@ def no_fsync() -> Iterator[None]:
 def late_csn_dropped() -> Iterator[None]:
     """A transaction whose number was passed over is taken for one that came again."""
 
-    def dropping(order: CsnOrder, transaction: Raw, csn: int) -> Sequence[Closed]:
+    def dropping(order: CsnOrdering, transaction: ReceivedTransaction, csn: int) -> Sequence[OrderedTransaction]:
         del transaction, csn
         order.repeats += 1
         return ()
 
-    with mock.patch.object(CsnOrder, "_again", dropping):
+    with mock.patch.object(CsnOrdering, "_handle_repeat", dropping):
         yield

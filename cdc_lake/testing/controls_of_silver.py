@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from cdc_lake.config.project import Project
-from cdc_lake.lake.delta import DeltaSilver
-from cdc_lake.lake.iceberg import IcebergSilver
-from cdc_lake.lake.marker import Marker, app_id
-from cdc_lake.lake.store import Work
-from cdc_lake.observe.failpoint import TABLE_MERGED, failpoint
-from cdc_lake.pipeline.applying import table_span
+from cdc_lake.observability.failpoints import TABLE_MERGED, failpoint
+from cdc_lake.runtime.apply import table_span
 from cdc_lake.silver import net_change
-from cdc_lake.silver.changes import FROM, ORDER, TO, known, typed
-from cdc_lake.silver.shape import Shape
+from cdc_lake.silver.changes import FROM, ORDER, TO, cast_rows, known_column
+from cdc_lake.silver.layout_mapping import RelationMapping
+from cdc_lake.tables.delta_silver import DeltaSilver
+from cdc_lake.tables.iceberg_silver import IcebergSilver
+from cdc_lake.tables.silver_table import Marker, Work, app_id
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -48,7 +47,7 @@ def batch_id_as_version() -> Iterator[None]:
         assert version is not None
         return int(version)
 
-    with mock.patch.object(DeltaSilver, "_marked", marked):
+    with mock.patch.object(DeltaSilver, "_run_marked", marked):
         yield
 
 
@@ -65,14 +64,14 @@ def last_row_wins() -> Iterator[None]:
     def last(
         changes: DataFrame,
         by: Sequence[Column],
-        shape: Shape,
+        shape: RelationMapping,
         unsent: frozenset[int],
         extra: Sequence[str] = (),
         also: Sequence[Column] = (),
     ) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
-        told = changes.withColumns({known(at): F.lit(True) for at in unsent})
+        told = changes.withColumns({known_column(at): F.lit(True) for at in unsent})
         return folding(told, by, shape, unsent, extra, also)
 
     folding = net_change.last_and_known
@@ -97,7 +96,7 @@ def marker_in_a_commit_of_its_own() -> Iterator[None]:
         assert version is not None
         return int(version)
 
-    with mock.patch.object(DeltaSilver, "_marked", marked):
+    with mock.patch.object(DeltaSilver, "_run_marked", marked):
         yield
 
 
@@ -110,10 +109,10 @@ def rules_judged_after_folding() -> Iterator[None]:
         from pyspark.sql import functions as F  # noqa: N812, PLC0415 - the same
 
         of_key = Window.partitionBy(F.coalesce(TO, FROM)).orderBy(F.col(ORDER).desc())
-        numbered = typed(*given).withColumn("_last", F.row_number().over(of_key))
+        numbered = cast_rows(*given).withColumn("_last", F.row_number().over(of_key))
         return numbered.where("_last = 1").drop("_last")
 
-    with mock.patch.object(table_span, "typed", folded):
+    with mock.patch.object(table_span, "cast_rows", folded):
         yield
 
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Tuple, Update
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Transaction, Truncate, Tuple, Update
 from cdc_lake.model.relation import Relation
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import transaction_at
 
 Row: TypeAlias = tuple[str | None, ...]

@@ -10,9 +10,8 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from cdc_lake.bronze.files import Files
+from cdc_lake.bronze.data_files import BronzeTable, Files
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.table import BronzeTable
 
 
 class CountedReader(BronzeReader):

@@ -10,10 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
-from cdc_lake.lake.names import silver_names
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Tuple, Update
+from cdc_lake.model.change import (
+    UNCHANGED,
+    Change,
+    Delete,
+    Insert,
+    Message,
+    OldKind,
+    Transaction,
+    Truncate,
+    Tuple,
+    Update,
+)
 from cdc_lake.model.relation import Column, Relation, TableName
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.tables.types import silver_names
 from cdc_lake.testing.copies import CopiesOracle, Place
 from cdc_lake.testing.oracle import Key, Oracle, Row, Versions
 

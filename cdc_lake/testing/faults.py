@@ -22,14 +22,14 @@ import psutil
 import pyarrow.compute as pc
 
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.config.load import load_project
+from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
+from cdc_lake.control.cuts import kept_versions
 from cdc_lake.errors import SilverMissing
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.marker import FIRST, read_marker
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.span import Span
-from cdc_lake.pipeline.state.promises import kept_versions
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.silver_table import FIRST, read_marker
 
 KILLED = -signal.SIGKILL
 

@@ -13,28 +13,32 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias, cast
 
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.bronze.outline import Outline, outline
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.span_index import SpanSummary, outline
 from cdc_lake.config.project import Project, Target
+from cdc_lake.control.snapshots import TableTimeline, courses
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.lake.casts import key_text
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.conversion import rewriting
-from cdc_lake.lake.evolution import AddColumn, ChangeType, DropColumn, RenameColumn, SchemaChange, columns_after
-from cdc_lake.lake.marker import Marker
-from cdc_lake.lake.store import SilverColumn, SilverStore
-from cdc_lake.lake.types import column_type
-from cdc_lake.model.relation import Column, Relation, TableName
-from cdc_lake.model.span import Span
-from cdc_lake.model.succession import made_again, predecessors
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.evolve import by_source_key, evolve, next_layout
-from cdc_lake.pipeline.applying.span_shape import check_key, check_named, shape_of
-from cdc_lake.pipeline.state.copies import Course, courses
-from cdc_lake.silver.holding import NOTHING_WAITS
+from cdc_lake.model.position import Span
+from cdc_lake.model.relation import Column, Relation, TableName, made_again, predecessors
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.schema_changes import by_source_key, evolve, next_layout
+from cdc_lake.runtime.apply.table_span import check_key, check_named, shape_of
 from cdc_lake.silver.kind import RowIdentity
 from cdc_lake.silver.kinds import kind_of
-from cdc_lake.silver.shape import Shape
+from cdc_lake.silver.layout_mapping import RelationMapping
+from cdc_lake.silver.row_tracing import NOTHING_WAITS
+from cdc_lake.tables.casts import key_text, rewriting
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.schema_evolution import (
+    AddColumn,
+    ChangeType,
+    DropColumn,
+    RenameColumn,
+    SchemaChange,
+    columns_after,
+)
+from cdc_lake.tables.silver_table import Marker, SilverStore
+from cdc_lake.tables.types import SilverColumn, column_type
 
 Row: TypeAlias = dict[str, str | None]
 Convert: TypeAlias = Callable[[str, Column, Column], str]
@@ -119,7 +123,7 @@ class Folded:
         state = reader.state()
         assert state is not None
         known = courses(control_tables(self._project).snapshots(), state.stream)
-        stretches = known.get(str(self.target.source), Course()).stretches
+        stretches = known.get(str(self.target.source), TableTimeline()).stretches
         failed: CdcLakeError | None = None
         for number, stretch in enumerate(stretches):
             if number < self._stretch:
@@ -142,12 +146,12 @@ class Folded:
         if copy is None:
             return
         layouts = reader.layouts([self.target.source])
-        seen = outline(reader.applied(), self.target.source, Span(epoch, -1, copy.position), snapshot=True)
+        seen = outline(reader.applied_files(), self.target.source, Span(epoch, -1, copy.position), snapshot=True)
         numbers = seen.layouts or (copy.layout,)
         kind = kind_of(self.target, layouts[numbers[-1]])
         shape = shape_of(numbers, layouts, self.target, kind)
         self._store.create(kind.columns(shape), stream)
-        files = reader.applied()
+        files = reader.applied_files()
         names = ["position", "op", "relation", "layout", "new", "epoch"]
         for row in files.read(files.select(relations=[str(self.target.source)]), names).to_pylist():
             at = (row["epoch"], row["op"], row["position"], row["relation"])
@@ -165,15 +169,19 @@ class Folded:
                 return
             upto = positions[self._dice.randrange(len(positions))]
             layouts = reader.layouts([self.target.source])
-            seen = outline(reader.applied(), self.target.source, Span(whole.epoch, self._at, upto), snapshot=False)
+            seen = outline(
+                reader.applied_files(), self.target.source, Span(whole.epoch, self._at, upto), snapshot=False
+            )
             while (at := next_layout(seen, layouts, self.target)) is not None:
                 upto = at - 1
-                seen = outline(reader.applied(), self.target.source, Span(whole.epoch, self._at, upto), snapshot=False)
+                seen = outline(
+                    reader.applied_files(), self.target.source, Span(whole.epoch, self._at, upto), snapshot=False
+                )
             self._piece(reader, stream, seen, layouts, Span(whole.epoch, self._at, upto))
             self._at = upto
 
     def _piece(
-        self, reader: BronzeReader, stream: str, seen: Outline, layouts: dict[int, Relation], span: Span
+        self, reader: BronzeReader, stream: str, seen: SpanSummary, layouts: dict[int, Relation], span: Span
     ) -> None:
         if not seen.runs:
             return
@@ -192,8 +200,8 @@ class Folded:
             position=seen.runs[0].position,
             follows=self._follows,
             allowed=self.allowed,
-            known=lambda: reader.layouts([self.target.source]).values(),
-            tell=silent,
+            all_relations=lambda: reader.layouts([self.target.source]).values(),
+            report=silent,
         )
         if self._follows is not None and made_again(self._follows, shape.relation):
             self.rows.clear()
@@ -204,7 +212,7 @@ class Folded:
             self._change(shape, row, keyed=keyed)
         self._follows = shape.relation
 
-    def _change(self, shape: Shape, row: dict[str, Any], *, keyed: bool) -> None:
+    def _change(self, shape: RelationMapping, row: dict[str, Any], *, keyed: bool) -> None:
         if row["op"] == "T":
             self.rows.clear()
             return
@@ -212,7 +220,7 @@ class Folded:
         if row["op"] in "UD":
             given = row["old"] if row["old"] is not None else row["new"]
             sought = self._values(shape, {**row, "new": given, "unchanged": None}, {}, None)
-            by = [shape.made[at].name for at in (shape.keys if keyed else range(len(shape.made)))]
+            by = [shape.typed_columns[at].name for at in (shape.keys if keyed else range(len(shape.typed_columns)))]
             key = self._key(shape, sought, by)
             found = [n for n, one in enumerate(self.rows) if self._key(shape, one, by) == key]
             assert found, f"{self.target.source}: no row {key} for {row['op']} at {row['position']}"
@@ -220,15 +228,17 @@ class Folded:
         if row["op"] in "IU":
             self.rows.append(self._values(shape, row, before or {}, row["old"]))
 
-    def _key(self, shape: Shape, row: Row, names: Sequence[str]) -> list[str | None]:
-        kinds = {one.name: one.type for one in shape.made}
+    def _key(self, shape: RelationMapping, row: Row, names: Sequence[str]) -> list[str | None]:
+        kinds = {one.name: one.type for one in shape.typed_columns}
         return [key_text(row.get(name), kinds[name]) for name in names]
 
-    def _values(self, shape: Shape, row: dict[str, Any], before: Row, old: Sequence[str | None] | None) -> Row:
+    def _values(
+        self, shape: RelationMapping, row: dict[str, Any], before: Row, old: Sequence[str | None] | None
+    ) -> Row:
         layout = shape.layouts[row["layout"]]
         whole = row.get("old_kind") == "full" and not layout.mixed
         out: Row = {}
-        for at, (place, one) in enumerate(zip(shape.places[row["layout"]], shape.made, strict=True)):
+        for at, (place, one) in enumerate(zip(shape.places[row["layout"]], shape.typed_columns, strict=True)):
             if place is None:
                 out[one.name] = None if one.source.missing is None else one.source.missing.text
                 continue

@@ -19,20 +19,19 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.data_files import BronzeTable
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.table import BronzeTable
 from cdc_lake.bronze.writer import TableBronze
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import CatalogUnreachable, CdcLakeError
-from cdc_lake.lake.catalog import CatalogAddress
-from cdc_lake.model.change import Insert
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.receiving.outlasting import OutlastingBronze
-from cdc_lake.pipeline.state.receiver_note import ReceiverNote
+from cdc_lake.model.change import Insert, Transaction
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.receive.commit_pipeline import RetryingBronzeWriter
+from cdc_lake.tables.catalog import CatalogAddress
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.whole import assert_whole_transactions
 
@@ -42,7 +41,7 @@ _DISK = 8 << 20
 _START = 10
 
 
-def transaction(position: int) -> RawTransaction:
+def transaction(position: int) -> BufferedTransaction:
     """Twenty rows whose texts do not compress to nothing."""
     rows = [Insert(_ORDERS, (f"{position}{n}", os.urandom(60).hex())) for n in range(20)]
     return raw_transaction(Transaction(boundaries(position), tuple(rows)))
@@ -87,7 +86,7 @@ def _one(folder: Path, fmt: str, budget: int, ballast: Path) -> tuple[int, str]:
     except CatalogUnreachable:
         assert acknowledged == 0, "a catalog that was there answers"
     if acknowledged:
-        _outlast(OutlastingBronze(writer, threading.Event(), silent, note, (0.1, 0.1)), note, ballast)
+        _outlast(RetryingBronzeWriter(writer, threading.Event(), silent, note, (0.1, 0.1)), note, ballast)
     else:
         ballast.unlink()
     for again in (writer, TableBronze(table_of(folder, fmt))):
@@ -99,7 +98,7 @@ def _one(folder: Path, fmt: str, budget: int, ballast: Path) -> tuple[int, str]:
     return acknowledged, error
 
 
-def _outlast(writer: OutlastingBronze, note: ReceiverNote, ballast: Path) -> None:
+def _outlast(writer: RetryingBronzeWriter, note: ReceiverNote, ballast: Path) -> None:
     """A commit on a full disk waits, says so on it, and is made when there is space."""
     if os.statvfs(ballast.parent).f_bavail:
         _fill(ballast.with_suffix(".more"), leave=0)

@@ -12,9 +12,19 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Tuple, Update, Value
+from cdc_lake.model.change import (
+    UNCHANGED,
+    Change,
+    Delete,
+    Insert,
+    OldKind,
+    Transaction,
+    Truncate,
+    Tuple,
+    Update,
+    Value,
+)
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import transaction_at
 
 _Row = dict[str, str | None]

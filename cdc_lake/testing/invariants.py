@@ -12,19 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from cdc_lake.bronze.chain import ChainVerdict, verify
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.hash_chain_verify import ChainVerdict, verify
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.comparison.bronze_vs_source import against_source
+from cdc_lake.comparison.compare import compare
 from cdc_lake.config.project import Project
+from cdc_lake.control.table_pauses import read_epoch_facts
+from cdc_lake.control.verdicts import Verdict as Compared
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.lake.control import control_tables
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.compare.against_source import against_source
-from cdc_lake.pipeline.compare.prove import compare
-from cdc_lake.pipeline.state.comparison import Verdict as Compared
-from cdc_lake.pipeline.state.proof import known_beside
-from cdc_lake.source.stream import shown
+from cdc_lake.observability.events import silent
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.testing.committed import Committed
 from cdc_lake.testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
 from cdc_lake.testing.ledger import Inserts
@@ -93,7 +93,7 @@ def invariants(project: Project, known: Known) -> Verdict:
     return verdict
 
 
-def _bronze(verdict: Verdict, project: Project, known: Known, reader: BronzeReader, state: BronzeState) -> None:
+def _bronze(verdict: Verdict, project: Project, known: Known, reader: BronzeReader, state: StreamCheckpoint) -> None:
     if known.source:
         proof = against_source(project)
         others = [table for table in proof.tables if table.verdict != "equal"]  # also what could not be judged
@@ -102,7 +102,7 @@ def _bronze(verdict: Verdict, project: Project, known: Known, reader: BronzeRead
         past = [f"the slot was told to forget up to {proof.confirmed}, bronze holds {proof.held}"]
         verdict.look("I5", past if proof.forgotten else ())
     else:
-        chain = verify(reader, beside=lambda: known_beside(project, reader, control_tables(project)))
+        chain = verify(reader, load_epoch_facts=lambda: read_epoch_facts(project, reader, control_tables(project)))
         verdict.look("I1", _broken(chain))
     with verdict.looking("I3"):
         assert_whole_transactions(reader)
@@ -122,14 +122,14 @@ def _broken(chain: ChainVerdict) -> Iterator[str]:
         yield f"the chain is broken at {chain.broken_at}: {chain.reason}"
 
 
-def _told(project: Project, state: BronzeState) -> frozenset[int]:
+def _told(project: Project, state: StreamCheckpoint) -> frozenset[int]:
     """The CSNs that are recorded as missing: what ended a run by an error may be one of them."""
     rows = control_tables(project).read("gaps").to_pylist()
     mine = (row for row in rows if (row["epoch"], row["stream"]) == (state.epoch, state.stream))
     return frozenset(csn for row in mine for csn in range(row["first"], row["last"] + 1))
 
 
-def _silver(verdict: Verdict, project: Project, known: Known, state: BronzeState) -> None:
+def _silver(verdict: Verdict, project: Project, known: Known, state: StreamCheckpoint) -> None:
     with verdict.looking("I3"):
         assert_cuts_are_true(project, upkept=known.upkept)
     with verdict.looking("I4"):
@@ -145,7 +145,7 @@ def _silver(verdict: Verdict, project: Project, known: Known, state: BronzeState
                 verdict.look("I4", [f"{table.silver} is not shown to be its source: {table}"])
 
 
-def _watermarks(verdict: Verdict, project: Project, known: Known, state: BronzeState | None) -> None:
+def _watermarks(verdict: Verdict, project: Project, known: Known, state: StreamCheckpoint | None) -> None:
     committed = known.committed
     if committed is not None and committed.confirmed is not None:
         held = -1 if state is None else state.confirm
@@ -158,7 +158,7 @@ def _watermarks(verdict: Verdict, project: Project, known: Known, state: BronzeS
             verdict.look("I5", gone_back(project, state.stream))
 
 
-def _ending(known: Known, state: BronzeState | None) -> Iterator[str]:
+def _ending(known: Known, state: StreamCheckpoint | None) -> Iterator[str]:
     """An error that says what it is, or the source's state: what is in silver is looked at elsewhere."""
     if known.ended is not None:
         if not isinstance(known.ended, CdcLakeError) or known.ended.exit_status == BUG:
@@ -166,5 +166,5 @@ def _ending(known: Known, state: BronzeState | None) -> Iterator[str]:
         return
     last = -1 if known.committed is None else known.committed.last
     if state is None or state.upto < last:
-        reached = "has no stream" if state is None else f"is at {shown(state.stream, state.upto)}"
+        reached = "has no stream" if state is None else f"is at {format_stream_position(state.stream, state.upto)}"
         yield f"nothing ended the run, and bronze {reached}, not at {last}"

@@ -19,18 +19,18 @@ from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
 
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.comparison.compare import compare
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.large import LargeTransaction
-from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.lake.control import control_tables
-from cdc_lake.observe import failpoint as at
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.compare.prove import compare
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.pipeline.run import run
-from cdc_lake.pipeline.state.copies import copies_in_force
+from cdc_lake.control.snapshots import copies_in_force
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.pgoutput.spooled import SpooledTransaction
+from cdc_lake.decode.transaction import BufferedTransaction
+from cdc_lake.observability import failpoints as at
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.runtime.run import run
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.testing.controls import acknowledge_before_commit
 from cdc_lake.testing.whole import assert_whole_transactions
 
@@ -73,7 +73,7 @@ def receive_until_killed(document: str, root: Path, setting: str) -> None:
     """What the process does: `run --once --only receive`, with a failpoint set."""
     at.arm(setting)
     project = Project(Pipeline.model_validate_json(document), root / "pipeline.yaml", root)
-    run(project, once=True, only="receive", stop=threading.Event(), tell=silent)
+    run(project, once=True, only="receive", stop=threading.Event(), report=silent)
 
 
 def receive_boasting(document: str, root: Path, setting: str) -> None:
@@ -81,14 +81,14 @@ def receive_boasting(document: str, root: Path, setting: str) -> None:
     at.arm(setting)
     project = Project(Pipeline.model_validate_json(document), root / "pipeline.yaml", root)
     with acknowledge_before_commit():
-        receive(project, bronze_writer(project), once=True, stop=threading.Event(), tell=silent)
+        receive(project, bronze_writer(project), once=True, stop=threading.Event(), report=silent)
 
 
 def receive_on(document: str, root: Path, setting: str) -> None:
     """What a process does that is killed from outside: `run --only receive`, without end."""
     at.arm(setting)
     project = Project(Pipeline.model_validate_json(document), root / "pipeline.yaml", root)
-    receive(project, bronze_writer(project), once=False, stop=threading.Event(), tell=silent, slot_patience=120)
+    receive(project, bronze_writer(project), once=False, stop=threading.Event(), report=silent, slot_patience=120)
 
 
 def receive_unanswered(document: str, root: Path, setting: str) -> None:
@@ -112,7 +112,7 @@ def receive_until_message(document: str, root: Path, setting: str) -> None:
     """As `receive_until_killed`, dead before it takes message number `setting` of the stream."""
     left, taken = itertools.count(1 - int(setting)), Assembler.feed
 
-    def feed(assembler: Assembler, payload: bytes, lsn: int) -> tuple[RawTransaction | LargeTransaction, ...]:
+    def feed(assembler: Assembler, payload: bytes, lsn: int) -> tuple[BufferedTransaction | SpooledTransaction, ...]:
         if next(left) == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return taken(assembler, payload, lsn)
@@ -135,7 +135,7 @@ class Receivers:
         self._project = project
         self._document = json.dumps(project.pipeline.model_dump(mode="json", by_alias=True) | dict(secrets or {}))
         self._processes = multiprocessing.get_context("forkserver")
-        self._processes.set_forkserver_preload(["cdc_lake.testing.kills", "cdc_lake.pipeline.receiving.receive"])
+        self._processes.set_forkserver_preload(["cdc_lake.testing.kills", "cdc_lake.runtime.receive.receiver"])
 
     def run(self, setting: str = "", seconds: float = 240, target: Dying = receive_until_killed) -> int:
         """Run one to its end or its failpoint; its exit code."""

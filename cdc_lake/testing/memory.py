@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-from cdc_lake.pipeline.stream.hashing_process import HashingProcess
+from cdc_lake.connectors.hashing_process import HashingProcess
 
 
 def peak_mib(process: int | str = "self") -> float:

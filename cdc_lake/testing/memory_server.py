@@ -14,31 +14,27 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from unittest import mock
 
+from cdc_lake.bronze.contract import BronzeWriter
 from cdc_lake.bronze.open import bronze_table
-from cdc_lake.bronze.port import BronzeWriter
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.project import Project
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.kept import PgoutputFormat
-from cdc_lake.decode.large import LargeTransaction
-from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.decode.undecodable import Keeping, Stopping
+from cdc_lake.connectors.gaussdb.csn_order import CsnOrdering, recorded_gaps
+from cdc_lake.connectors.open_stream import CommitLsnOrdering, OpenStream, TransactionOrdering
+from cdc_lake.control.streams import begin_stream
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.pgoutput.spooled import SpooledTransaction
+from cdc_lake.decode.transaction import BufferedTransaction
+from cdc_lake.decode.undecodable import PgoutputFormat, StopAtUndecodable, StoreUndecodable
 from cdc_lake.errors import ServerUnreachable
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.model.change import Change
+from cdc_lake.model.change import Change, Transaction
 from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
-from cdc_lake.pipeline.gaussdb.gaps import recorded_gaps
-from cdc_lake.pipeline.receiving import receive as loop
-from cdc_lake.pipeline.state.streams import begin_stream
-from cdc_lake.pipeline.stream.open_stream import OpenStream
-from cdc_lake.pipeline.stream.order import ArrivalOrder, Order
-from cdc_lake.source.stream import Kind, StreamIdentity
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.receive import receiver as loop
+from cdc_lake.source.base import Kind, StreamIdentity
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.committed import Committed
 from cdc_lake.testing.messages import boundaries, catalog_of, encode_transaction
@@ -100,7 +96,7 @@ class MemoryServer:
                 with broken_off(failpoint):
                     bronze = TableBronze(bronze_table(project))
                     stop = threading.Event()
-                    loop.receive(project, bronze, once=True, stop=stop, tell=silent, pauses=(0.01, 0.01))
+                    loop.receive(project, bronze, once=True, stop=stop, report=silent, pauses=(0.01, 0.01))
             except Exception as error:  # noqa: BLE001 - how it ended is what was asked
                 return error
         return None
@@ -131,10 +127,10 @@ class MemoryServer:
             if self.csns:
                 identity = replace(identity, csn=Csn(_FIRST_CSN), kind=Kind.GAUSS)
             state = begin_stream(identity, START, bronze, control, dense=self.csns)
-        order: Order = ArrivalOrder()
+        order: TransactionOrdering = CommitLsnOrdering()
         if self.csns:
             gaps = recorded_gaps(control, BronzeReader(project.bronze), state)
-            order = CsnOrder(
+            order = CsnOrdering(
                 state.upto,
                 state.confirm,
                 bound=_LATE,
@@ -147,7 +143,7 @@ class MemoryServer:
         numbers = {one.end: one.transaction.bounds.position for one in self._sent} if self.csns else {}
         assembler = _Numbering(self.relations, numbers, keeps=self.keeps)
         decoded = PgoutputFormat(tabulate)
-        columns = Keeping(decoded) if self.keeps else Stopping(decoded)
+        columns = StoreUndecodable(decoded) if self.keeps else StopAtUndecodable(decoded)
         yield OpenStream(_Connection(self), assembler, order, columns, columns, domain, state, goal, 0)
 
     def frames(self, one: _Sent, announced: dict[TableName, Relation]) -> list[tuple[int, bytes]]:
@@ -170,18 +166,18 @@ class _Numbering(Assembler):
         super().__init__(catalog_of(*relations), keeps=keeps)
         self._numbers = numbers
 
-    def feed(self, payload: bytes, lsn: int) -> tuple[RawTransaction | LargeTransaction, ...]:
+    def feed(self, payload: bytes, lsn: int) -> tuple[BufferedTransaction | SpooledTransaction, ...]:
         return tuple(self._numbered(one) for one in super().feed(payload, lsn))
 
-    def _numbered(self, one: RawTransaction | LargeTransaction) -> RawTransaction | LargeTransaction:
+    def _numbered(self, one: BufferedTransaction | SpooledTransaction) -> BufferedTransaction | SpooledTransaction:
         csn = self._numbers.get(one.bounds.position)
         return one if csn is None else replace(one, bounds=replace(one.bounds, position=csn, csn=csn))
 
 
 class _Connection:
-    """One connection (`source.stream.FrameSource`)."""
+    """One connection (`source.base.FrameSource`)."""
 
-    asked = False
+    reply_requested = False
 
     def __init__(self, server: MemoryServer) -> None:
         self._server = server

@@ -1,6 +1,6 @@
 """Builders of pgoutput messages: what a PostgreSQL server would send, made from values of the model.
 
-The inverse of `decode.pgoutput`, for tests and fake sources. `encode_transaction` gives the messages of a whole
+The inverse of `decode.pgoutput.parser`, for tests and fake sources. `encode_transaction` gives the messages of a whole
 transaction, `raw_transaction` what the assembler makes of them; single builders exist for every message of protocol
 version 1.
 
@@ -17,12 +17,23 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Final, assert_never
 
-from cdc_lake.decode.assembler import TableFacts
-from cdc_lake.decode.pgoutput import POSTGRES_EPOCH
-from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.model.change import Change, Delete, Insert, Message, OldKind, Truncate, Tuple, Unchanged, Update
+from cdc_lake.decode.pgoutput.assembler import TableFacts
+from cdc_lake.decode.pgoutput.parser import POSTGRES_EPOCH
+from cdc_lake.decode.transaction import BufferedTransaction
+from cdc_lake.model.change import (
+    Boundaries,
+    Change,
+    Delete,
+    Insert,
+    Message,
+    OldKind,
+    Transaction,
+    Truncate,
+    Tuple,
+    Unchanged,
+    Update,
+)
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Boundaries, Transaction
 
 TYPE_OIDS: Final = {
     "bool": 16,
@@ -235,10 +246,10 @@ def change_lsns(transaction: Transaction) -> list[int]:
     return [fallback if lsn is None else lsn for lsn in lsns]
 
 
-def raw_transaction(transaction: Transaction) -> RawTransaction:
+def raw_transaction(transaction: Transaction) -> BufferedTransaction:
     """What the assembler makes of the messages of a transaction."""
     frames = [encode_change(change) for change in transaction.changes]
-    return RawTransaction(
+    return BufferedTransaction(
         bounds=transaction.bounds,
         frames=frames,
         lsns=change_lsns(transaction),

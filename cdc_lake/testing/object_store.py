@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import SecretStr
 
-from cdc_lake.config.storage import Storage
+from cdc_lake.config.model import Storage
 
 _SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=kit/20260101/us-east-1/s3/aws4_request"}
 """What moto needs to tell a request of S3 from others; it checks no signature."""

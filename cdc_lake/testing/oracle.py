@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, assert_never
 
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, Truncate, Tuple, Update
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, Transaction, Truncate, Tuple, Update
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import transaction_at
 
 Key: TypeAlias = tuple[str | None, ...]

@@ -12,9 +12,19 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Tuple, Update
+from cdc_lake.model.change import (
+    UNCHANGED,
+    Change,
+    Delete,
+    Insert,
+    Message,
+    OldKind,
+    Transaction,
+    Truncate,
+    Tuple,
+    Update,
+)
 from cdc_lake.model.relation import Relation
-from cdc_lake.model.transaction import Transaction
 
 Key: TypeAlias = tuple[str | None, ...]
 Row: TypeAlias = dict[str, str | None]

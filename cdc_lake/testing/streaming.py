@@ -12,10 +12,9 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from cdc_lake.decode.pgoutput import POSTGRES_EPOCH
-from cdc_lake.model.change import Change, Message
+from cdc_lake.decode.pgoutput.parser import POSTGRES_EPOCH
+from cdc_lake.model.change import Change, Message, Transaction
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import DEFAULT_COMMIT_TS, begin, commit, encode_change, origin, relation
 
 

@@ -24,21 +24,21 @@ from typing import Self
 
 import psutil
 
-from cdc_lake.bronze.port import ClosedBatch, Landed, Tabulate
+from cdc_lake.bronze.contract import BronzeCommit, Tabulate, TransactionBatch
 from cdc_lake.bronze.writer import TableBronze
-from cdc_lake.cli import lean_arrow
+from cdc_lake.cli import arrow_memory
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.raw import Raw
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.run import run
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.transaction import ReceivedTransaction
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.runtime.run import run
 
 _SLOW = 0.5  # seconds
 _AS_SHIPPED = """
 import sys
 from pathlib import Path
-from cdc_lake.cli import lean_arrow
+from cdc_lake.cli import arrow_memory as lean_arrow
 lean_arrow.load()
 from cdc_lake.testing.supervised_receiver import main
 main(Path(sys.argv[1]))
@@ -186,12 +186,14 @@ def main(folder: Path) -> None:
         for line in sys.stdin:
             slow_until[0] = time.monotonic() + float(line)
 
-    def slowly(bronze: TableBronze, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = tabulate) -> Landed:
+    def slowly(
+        bronze: TableBronze, batch: TransactionBatch | Sequence[ReceivedTransaction], tabulate: Tabulate = tabulate
+    ) -> BronzeCommit:
         if time.monotonic() < slow_until[0]:
             time.sleep(_SLOW)
         return append(bronze, batch, tabulate)
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: ProgressEvent) -> None:
         if progress.stage == "landed":
             print("landed", progress.facts["transactions"], progress.facts["changes"], flush=True)
         elif progress.stage in {"retry", "connect"}:
@@ -199,5 +201,5 @@ def main(folder: Path) -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     TableBronze.append = slowly  # type: ignore[assignment, method-assign]  # the process is for nothing else
-    run(project, once=False, only="receive", stop=stop, tell=lean_arrow.giving_back(tell))
+    run(project, once=False, only="receive", stop=stop, report=arrow_memory.giving_back(tell))
     os._exit(0)  # the listener waits for input that may never come

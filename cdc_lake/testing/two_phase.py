@@ -13,10 +13,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from cdc_lake.decode.pgoutput import POSTGRES_EPOCH
-from cdc_lake.model.change import Change, Message
+from cdc_lake.decode.pgoutput.parser import POSTGRES_EPOCH
+from cdc_lake.model.change import Boundaries, Change, Message, Transaction
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.model.transaction import Boundaries, Transaction
 from cdc_lake.testing.messages import DEFAULT_COMMIT_TS, begin, commit, encode_change, relation
 from cdc_lake.testing.streaming import inside, stream_commit, stream_start, stream_stop
 
@@ -141,7 +140,7 @@ class TwoPhaseLog:
             self.committed.append(Transaction(bounds, tuple(change for change, _ in one.changes), lsns))
 
     def changed(self, xid: int, end_lsn: int) -> bool:
-        """What the server says of a transaction (`decode.parking.Parking`)."""
+        """What the server says of a transaction (`decode.pgoutput.spooled.PreparedStorage`)."""
         [found] = [one for one in self.committed if one.bounds.xid == xid]
         assert found.bounds.confirm == end_lsn
         return bool(found.changes)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.model.change import Change, Delete, Insert, Message, Truncate, Update
-from cdc_lake.model.transaction import Boundaries, Transaction
+from cdc_lake.decode.gaussdb.batches import RecordTransaction
+from cdc_lake.decode.gaussdb.records import Style
+from cdc_lake.model.change import Boundaries, Change, Delete, Insert, Message, Transaction, Truncate, Update
 from cdc_lake.testing.messages import DEFAULT_COMMIT_TS
 from cdc_lake.testing.two_phase import RECORD, Logged, TwoPhaseLog
 

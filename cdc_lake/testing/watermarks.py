@@ -11,10 +11,10 @@ from deltalake import DeltaTable
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import SilverMissing
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.marker import Marker, iceberg_table, read_marker
 from cdc_lake.model.relation import TableName
-from cdc_lake.source.stream import shown
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.silver_table import Marker, iceberg_table, read_marker
 
 
 def targets(project: Project) -> list[Target]:
@@ -28,8 +28,8 @@ def gone_back(project: Project, stream: str) -> Iterator[str]:
     for target in targets(project):
         for before, after in pairwise(_markers(project, target, stream)):
             if _place(after) < _place(before):
-                at = shown(stream, after.position or 0)
-                yield f"{target.label} went back from {shown(stream, before.position or 0)} to {at}"
+                at = format_stream_position(stream, after.position or 0)
+                yield f"{target.label} went back from {format_stream_position(stream, before.position or 0)} to {at}"
     cuts = control_tables(project).read("cuts").sort_by("recorded_at").to_pylist()
     positions = [cut["position"] for cut in cuts if cut["stream"] == stream]
     yield from (f"a cut at {b} was written after one at {a}" for a, b in pairwise(positions) if b < a)

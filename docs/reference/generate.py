@@ -17,17 +17,15 @@ import pyarrow as pa
 from cdc_lake.bronze.contract import COLUMNS, CONTRACT_VERSION
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.expectations import EXPECTATIONS
-from cdc_lake.decode import digest
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.kept import PgoutputFormat
-from cdc_lake.decode.undecodable import Keeping
-from cdc_lake.lake.control_columns import TABLES
-from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.events import EVENTS, FIELDS, Event
-from cdc_lake.observe.metric_names import METRICS
-from cdc_lake.quality.catalogue import CATALOGUE, Kind
+from cdc_lake.cli.docs_generator import CATALOGUE, Kind
+from cdc_lake.config.rules import EXPECTATIONS
+from cdc_lake.decode import hashing
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.undecodable import PgoutputFormat, StoreUndecodable
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
+from cdc_lake.observability.events import EVENTS, FIELDS, Event
+from cdc_lake.observability.metrics import METRICS
+from cdc_lake.tables.control_schema import TABLES
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 REFERENCE = Path(__file__).resolve().parent
@@ -406,7 +404,7 @@ def bronze_page() -> str:
         layout=", ".join(f"`{name}`" for name in _BOOKS.names),
         rows="\n".join(map(_row, rows)),
         examples="\n\n".join(f"{_WORDS[op].capitalize()}:\n\n```json\n{_document(by_op[op])}\n```" for op in _WORDS),
-        digests=_block(digest.__doc__ or ""),
+        digests=_block(hashing.__doc__ or ""),
     )
 
 
@@ -427,7 +425,7 @@ def example() -> list[dict[str, Any]]:
         bronze.begin_stream(STREAM, 1000)
         bronze.append_snapshot("initial-1", 0, _BOOKS, pa.array([["1", "Dune", None]]), 0, 1000)
         bronze.append([raw_transaction(Transaction(boundaries(2000, origin="branch"), changes))])
-        bronze.append([odd], Keeping(PgoutputFormat(tabulate)))
+        bronze.append([odd], StoreUndecodable(PgoutputFormat(tabulate)))
         reader = BronzeReader(Path(folder) / "bronze")
         return [row for position in (1000, 2000, 3000) for row in reader.rows(position).to_pylist()]
 

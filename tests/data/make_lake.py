@@ -18,16 +18,15 @@ from typing import Any
 
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import StreamRow, now
-from cdc_lake.lake.session import start
-from cdc_lake.model.as_of import Latest
-from cdc_lake.model.change import Change, Delete, Insert, OldKind, Truncate, Update
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.judging.promising import promise_cut
-from cdc_lake.pipeline.state.pauses import pause
+from cdc_lake.control.table_pauses import pause
+from cdc_lake.model.change import Change, Delete, Insert, OldKind, Transaction, Truncate, Update
+from cdc_lake.model.position import Latest
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.runtime.cut_retention import promise_cut
+from cdc_lake.tables.control_schema import StreamRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.spark_session import start
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.spark.conftest import make_project
 
@@ -57,13 +56,13 @@ def make(one: Project, spark: Any) -> None:
     """Fill bronze and silver of a pipeline in two runs, the second of which finds a table paused."""
     bronze, control = bronze_writer(one), ControlTables(one.control)
     bronze.begin_stream(STREAM, 100)
-    control.record(StreamRow(1, STREAM, 100, "cdc", "7", "shop", "lsn", now()))
+    control.record(StreamRow(1, STREAM, 100, "cdc", "7", "shop", "lsn", utc_now()))
 
     def run(position: int, changes: Sequence[Change]) -> None:
         bronze.append([raw_transaction(Transaction(boundaries(position), tuple(changes)))])
-        with Advance(one, spark, silent) as advance:
+        with SpanLoop(one, spark, silent) as advance:
             advance.run(None, threading.Event())
-            assert advance.done.broken == {}
+            assert advance.totals.broken == {}
             advance.record(1.0, "done")
 
     run(200, [Insert(t, (str(i), str(i), "é")) for t in TABLES.values() for i in (1, 2, 3)])

@@ -9,24 +9,21 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from unittest import mock
 
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.mppdb import columnar, literal_walk, runs, shapes
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.codec import Codec, Policy
-from cdc_lake.decode.mppdb.columnar import tabulate
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.payload import records
-from cdc_lake.decode.mppdb.plain import changes, tabulate_plain
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Operation, Record, Row, Style, Truncated
-from cdc_lake.decode.not_text import PREFIX
-from cdc_lake.decode.test_decoding.assembler import LineAssembler
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.encoding import PREFIX, Codec, Policy
+from cdc_lake.decode.gaussdb import columnar, framing, literal_columnar, row_templates
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.batches import RecordTransaction, changes, tabulate_plain
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.columnar import tabulate
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Operation, Record, Row, Style, Truncated
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.gaussdb.serial import records
+from cdc_lake.decode.test_decoding import LineAssembler
 from cdc_lake.errors import CdcLakeError, DecodeError
-from cdc_lake.model.change import UNCHANGED
+from cdc_lake.model.change import UNCHANGED, Boundaries
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Boundaries
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, binary_record, encode_payload, statement
 from tests.columns import assert_same
 from tests.fuzz.parking import InMemory
@@ -113,15 +110,15 @@ BINARY_WORDS = (
 )
 
 
-def facts(table: TableName) -> FamilyTableFacts | None:
+def facts(table: TableName) -> GaussDbTableMetadata | None:
     columns = TABLES.get(table)
     if columns is None:
         return None
-    found = tuple(FamilyColumn(name, SHORT.get(kind, kind), OIDS[kind]) for name, kind in columns.items())
+    found = tuple(GaussDbColumn(name, SHORT.get(kind, kind), OIDS[kind]) for name, kind in columns.items())
     key = tuple(columns)[:1]
     if table == WHOLE:
-        return FamilyTableFacts(found, identity=ReplicaIdentity.FULL)
-    return FamilyTableFacts(found, key, identity_columns=key)
+        return GaussDbTableMetadata(found, identity=ReplicaIdentity.FULL)
+    return GaussDbTableMetadata(found, key, identity_columns=key)
 
 
 def some_row(dice: random.Random) -> Row:
@@ -183,8 +180,8 @@ class FamilyRecords:
         words = BINARY_WORDS if self.how.style is Style.BINARY else WORDS
         return Target(self.name, lambda data: self._alike([self._raw(data)]), self.seeds, words)
 
-    def _layouts(self) -> Layouts:
-        return Layouts(facts, tables=frozenset(TABLES), takes_back=not self.lines)
+    def _layouts(self) -> RelationResolver:
+        return RelationResolver(facts, tables=frozenset(TABLES), takes_back=not self.lines)
 
     def _raw(self, record: bytes) -> RecordTransaction:
         return RecordTransaction(Boundaries(1, 1, commit_lsn=1), self.how.style, [record], [7], len(record))
@@ -223,7 +220,7 @@ class FamilyRecords:
                 good.append(raw)
             except DecodeError as error:
                 if mark is not None:
-                    layouts.back(mark)
+                    layouts.restore(mark)
                 refused(error, frame)
                 bad.append(raw)
         return good, bad
@@ -255,12 +252,15 @@ class FamilyRecords:
 @contextmanager
 def any_number_of_shapes() -> Iterator[None]:
     """Damage makes many, and a batch of many is left to the plain decoder."""
-    with mock.patch.object(shapes, "SOME", 1 << 30), mock.patch.object(literal_walk, "_SOME", 1 << 30):
+    with mock.patch.object(row_templates, "SOME", 1 << 30), mock.patch.object(literal_columnar, "_SOME", 1 << 30):
         yield
 
 
 def alike(
-    raws: Sequence[RecordTransaction], first: Layouts, second: Layouts, known: ChangeColumns | None = None
+    raws: Sequence[RecordTransaction],
+    first: RelationResolver,
+    second: RelationResolver,
+    known: ChangeColumns | None = None,
 ) -> bool:
     """Whether both decoders take the transactions; they do the same, and learn the same. `known`: what the plain one
     gives, where it was asked already.
@@ -336,7 +336,7 @@ def a_family_stream(data: bytes) -> bool:
         raise Finding(f"rows one by one: {fed[0]!r}, in runs: {fed[1]!r}")
     for slow, fast in zip(fed[0][0], fed[1][0], strict=True):
         storable(slow.bounds)
-        first, second = (Layouts(facts, codec, tables=frozenset(TABLES)) for _ in "12")
+        first, second = (RelationResolver(facts, codec, tables=frozenset(TABLES)) for _ in "12")
         whole = alike([slow], first, second) and whole
         alike([fast], first, second)
     return whole and fed[0][1] is None
@@ -357,15 +357,15 @@ def _as_plain(payload: bytes, style: Style, *, batch: bool, codec: Codec) -> boo
 
 def _fed(payloads: Sequence[bytes], style: Style, batch: bool, codec: Codec, keeps: bool, least: int):
     """What the assembler makes of them: transactions with rows, the error that ended it, what is open."""
-    one = FamilyAssembler(style, batch=batch, domain=OrderDomain.CSN, codec=codec, keeps=keeps)
+    one = GaussDbAssembler(style, batch=batch, domain=OrderDomain.CSN, codec=codec, keeps=keeps)
     raws, error = [], None
-    with mock.patch.object(runs, "SMALL", least), mock.patch.object(runs, "LONG", 2):
+    with mock.patch.object(framing, "SMALL", least), mock.patch.object(framing, "LONG", 2):
         for number, payload in enumerate(payloads, 1):
             try:
                 raws += one.feed(payload, number)
             except CdcLakeError as wrong:
                 refused(wrong, payload)
-                raws += one.completed
+                raws += one.completed_transactions
                 error = type(wrong), str(wrong)
                 break
     return [raw for raw in raws if raw.count], error, one.open_bytes, one.open_csn
@@ -422,7 +422,7 @@ def a_line_stream(data: bytes) -> bool:
         raise Finding("something is open behind a reset")
     for raw in raws:
         storable(raw.bounds)
-    first, second = (Layouts(facts, takes_back=False) for _ in "12")
+    first, second = (RelationResolver(facts, takes_back=False) for _ in "12")
     return all(alike([raw], first, second) for raw in raws if raw.count) and whole
 
 

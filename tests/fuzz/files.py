@@ -9,23 +9,22 @@ from functools import cache
 from pathlib import Path
 from unittest import mock
 
-from cdc_lake.bronze.port import BronzeState
-from cdc_lake.decode.frames import MemoryFrames
-from cdc_lake.decode.parked_form import read_back, written
-from cdc_lake.decode.parking import Announcement, Parked
-from cdc_lake.decode.pgoutput_prepared import Prepared
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.connectors.prepared_transactions import LocalPreparedFiles, PreparedTransactions, file_name
+from cdc_lake.connectors.spool import Spool
+from cdc_lake.connectors.wal_budget import WalNote
+from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.decode.pgoutput.parser import Prepared
+from cdc_lake.decode.pgoutput.spooled import Announcement, PreparedContent
+from cdc_lake.decode.pgoutput.two_phase import encode_prepared, read_back
+from cdc_lake.decode.transaction import MemoryFrames
+from cdc_lake.devtools.recording import RecordingHeader, RecordingReader, is_recording
 from cdc_lake.errors import CdcLakeError, MalformedMessage
-from cdc_lake.lake.parked_place import LocalParked
-from cdc_lake.pipeline.state.receiver_note import ReceiverNote
-from cdc_lake.pipeline.stream.parked import ParkedTransactions, file_name
-from cdc_lake.pipeline.stream.spool import Spool
-from cdc_lake.pipeline.wal.note import WalNote
-from cdc_lake.source.gaussdb.messages import data as data_message
-from cdc_lake.source.recording_file import RecordingHeader, RecordingReader, is_recording
+from cdc_lake.source.gaussdb.stream import data as data_message
 from cdc_lake.testing import messages
 from tests.fuzz.target import Finding, Target, refused
 
-STATE = BronzeState("pg:1:d:s:0/0", 3, 100, 100, b"")
+STATE = StreamCheckpoint("pg:1:d:s:0/0", 3, 100, 100, b"")
 
 
 @cache
@@ -74,14 +73,14 @@ def some_parked() -> list[bytes]:
         frames.extend([dice.randbytes(dice.randrange(9)) for _ in range(nth)], list(range(nth)))
         announced = [Announcement(0, messages.relation(messages.table("public.a", id="int8")), 5)]
         fault = MalformedMessage("wrong", offset=3) if nth % 4 == 0 else None
-        parked = Parked(frames, announced, [b"{}"], dice.choice((None, "o")), fault)
-        found.append(bytes([nth % 2]) + b"".join(written(Prepared(7, "gid", 10, 20, 30), parked)))
+        parked = PreparedContent(frames, announced, [b"{}"], dice.choice((None, "o")), fault)
+        found.append(bytes([nth % 2]) + b"".join(encode_prepared(Prepared(7, "gid", 10, 20, 30), parked)))
     return found
 
 
 def a_parked_file(data: bytes) -> bool:
     """The file of a transaction as a receiver finds it at its start; the first byte: whether an end is noted."""
-    place = LocalParked(folder() / "parked", durable=False)
+    place = LocalPreparedFiles(folder() / "parked", durable=False)
     for name in place.sizes():
         place.remove(name)
     name, size = file_name(STATE.epoch, 7, "gid"), len(data) // 2
@@ -90,7 +89,7 @@ def a_parked_file(data: bytes) -> bool:
         place.put(f"{name}.end", lambda: [data[size : size + 20]])
     try:
         with Spool(folder() / "spool", 1 << 30, 1 << 20) as spool:
-            found = ParkedTransactions(place, spool, STATE, highest=lambda: 1000, changed=lambda *_: False)
+            found = PreparedTransactions(place, spool, STATE, highest=lambda: 1000, changed=lambda *_: False)
             _ = found.waiting
         _, content = read_back(lambda at, size: place.read(name, at, size) or b"", 64, name)
         sizes = [len(frame) for frames, _ in content.frames.parts() for frame in frames]

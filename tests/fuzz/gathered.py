@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.model.position import OrderDomain
 from tests.decoded_both import read, recorded
 from tests.fuzz import kept
@@ -41,7 +41,7 @@ def some(found: Iterable[tuple[Hashable, bytes]]) -> list[bytes]:
 
 
 def rows_of(sent: Stream) -> Iterator[tuple[Hashable, bytes]]:
-    one = FamilyAssembler(sent.style, batch=sent.batch, domain=OrderDomain.LSN)
+    one = GaussDbAssembler(sent.style, batch=sent.batch, domain=OrderDomain.LSN)
     for lsn, payload in sent.messages():
         for raw in one.feed(payload, lsn):
             for record in raw.records:

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cdc_lake.decode.frames import MemoryFrames
-from cdc_lake.decode.parking import Parked
-from cdc_lake.decode.pgoutput_prepared import Prepared
+from cdc_lake.decode.pgoutput.parser import Prepared
+from cdc_lake.decode.pgoutput.spooled import PreparedContent
+from cdc_lake.decode.transaction import MemoryFrames
 
 
 class InMemory:
-    """Parks in a dictionary (`decode.parking.Parking`)."""
+    """Parks in a dictionary (`decode.pgoutput.spooled.Parking`)."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, Parked] = {}
+        self._kept: dict[int, PreparedContent] = {}
 
-    def park(self, prepared: Prepared, content: Parked) -> None:
+    def park(self, prepared: Prepared, content: PreparedContent) -> None:
         frames = MemoryFrames()  # those that came are closed once they are parked
         for part in content.frames.parts():
             frames.extend(*part)
         self._kept[prepared.xid] = replace(content, frames=frames)
 
-    def committed(self, xid: int, gid: str, end_lsn: int) -> Parked | None:
+    def commit_prepared(self, xid: int, gid: str, end_lsn: int) -> PreparedContent | None:
         return self._kept.pop(xid, None)
 
-    def changed(self, xid: int, end_lsn: int) -> bool:
+    def has_changes(self, xid: int, end_lsn: int) -> bool:
         return xid % 2 == 0
 
     def rolled_back(self, xid: int, gid: str, end_lsn: int) -> None:

@@ -8,20 +8,18 @@ from collections.abc import Sequence
 from functools import cache, cached_property
 from unittest import mock
 
-from cdc_lake.decode import columnar
-from cdc_lake.decode.assembler import Assembler, TableFacts
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.large import LargeTransaction
-from cdc_lake.decode.not_text import PREFIX, InHex
-from cdc_lake.decode.pgoutput import changes
-from cdc_lake.decode.plain import columns_of, tabulate_plain
-from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.decode.told import Told
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.encoding import PREFIX, InHex
+from cdc_lake.decode.pgoutput import columnar
+from cdc_lake.decode.pgoutput.assembler import Assembler, TableFacts
+from cdc_lake.decode.pgoutput.columnar import columns_of, tabulate, tabulate_plain
+from cdc_lake.decode.pgoutput.parser import changes
+from cdc_lake.decode.pgoutput.relations import DdlMessages
+from cdc_lake.decode.pgoutput.spooled import SpooledTransaction
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import CdcLakeError, DecodeError
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing import messages
 from cdc_lake.testing.messages import boundaries, catalog_of, encode_change, encode_stream, table
 from cdc_lake.testing.streaming import StreamingServer
@@ -108,7 +106,7 @@ class PgoutputFrames:
         assembler.feed(messages.commit(1, 1), 0)
         return assembler
 
-    def _raw(self, frame: bytes) -> RawTransaction | None:
+    def _raw(self, frame: bytes) -> BufferedTransaction | None:
         """The transaction of this frame alone; None where it begins or ends something."""
         if frame[:1] in (b"B", b"C", b"R", b"Y", b"S", b"c", b"A", b"E", b"b", b"P", b"p", b"K", b"r"):
             return None
@@ -118,7 +116,7 @@ class PgoutputFrames:
             assembler.feed(frame, 7)
         finally:
             done = assembler.feed(messages.commit(1, 1), 0)
-        assert isinstance(done[-1], RawTransaction)
+        assert isinstance(done[-1], BufferedTransaction)
         return done[-1]
 
     def _one(self, data: bytes) -> bool:
@@ -129,7 +127,7 @@ class PgoutputFrames:
         return raw is not None and alike([raw])
 
     def many(self, frames: Sequence[bytes]) -> Judged:
-        good, bad = list[RawTransaction](), list[RawTransaction]()
+        good, bad = list[BufferedTransaction](), list[BufferedTransaction]()
         found = []
         for frame in frames:
             raw = None
@@ -150,13 +148,13 @@ class PgoutputFrames:
         return Judged(len(good), 0 if vouched.called else len(good))
 
 
-def alike(raws: Sequence[RawTransaction]) -> bool:
+def alike(raws: Sequence[BufferedTransaction]) -> bool:
     """Whether both decoders take the transactions; they do the same, also where text may be bytes of any kind."""
     lenient = _alike(raws, lambda _table, _column: True)
     return _alike(raws, None) and lenient
 
 
-def _alike(raws: Sequence[RawTransaction], in_hex: InHex | None) -> bool:
+def _alike(raws: Sequence[BufferedTransaction], in_hex: InHex | None) -> bool:
     results: list[object] = []
     with mock.patch.object(columnar, "SMALL", 1):
         for decode in (tabulate_plain, tabulate):
@@ -209,7 +207,9 @@ def some_streams() -> list[bytes]:
 def a_stream(data: bytes) -> bool:
     told, records = data[:1] or b"\0", records_of(data[1:])
     keeps, outside, parks = (bool(told[0] & bit) for bit in (1, 2, 16))
-    assembler = Assembler(catalog, keeps=keeps, messages=outside, told=Told(), parking=InMemory() if parks else None)
+    assembler = Assembler(
+        catalog, keeps=keeps, messages=outside, ddl_messages=DdlMessages(), parking=InMemory() if parks else None
+    )
     raws, whole = [], True
     for number, payload in enumerate(records, 1):
         try:
@@ -225,7 +225,7 @@ def a_stream(data: bytes) -> bool:
         raise Finding("something is open behind a reset")
     for one in raws:
         storable(one.bounds)
-    of_rows = [one.whole() if isinstance(one, LargeTransaction) else one for one in raws]
+    of_rows = [one.to_raw_transaction() if isinstance(one, SpooledTransaction) else one for one in raws]
     decodable = [one for one in of_rows if one.count and one.fault is None]
     return all(itertools.starmap(alike, [([one],) for one in decodable])) and whole
 

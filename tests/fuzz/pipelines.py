@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from cdc_lake.config.load import load_project, validate
-from cdc_lake.config.problems import ConfigInvalid, Problem
-from cdc_lake.model.diagnostic import Diagnostic, Severity
+from cdc_lake.config.loader import load_project, validate
+from cdc_lake.model.diagnostic import ConfigInvalid, Diagnostic, Problem, Severity
 from tests.fuzz.files import folder
 from tests.fuzz.target import Finding, Target
 

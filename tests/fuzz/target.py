@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cdc_lake.errors import CdcLakeError, DecodeError
-from cdc_lake.model.transaction import Boundaries
+from cdc_lake.model.change import Boundaries
 
 
 class Finding(AssertionError):

@@ -9,17 +9,16 @@ import struct
 from collections.abc import Sequence
 from functools import cache
 
-from cdc_lake.decode.binary import READERS
-from cdc_lake.decode.mppdb.codec import Codec, Policy
-from cdc_lake.decode.mppdb.timestamps import micros
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.encoding import Codec, Policy
+from cdc_lake.decode.gaussdb.serial import micros
+from cdc_lake.decode.pgoutput.binary_values import READERS
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import CdcLakeError, MalformedPosition, UnreadableTime
-from cdc_lake.lake.array_text import elements_of
 from cdc_lake.model.position import Csn, Lsn
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.source.copy_csv import csv_chunks
-from cdc_lake.source.copy_text import chunks_of, fields_of, parse_line
-from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.source.base import StreamIdentity
+from cdc_lake.source.copy_format import chunks_of, csv_chunks, fields_of, parse_line
+from cdc_lake.tables.canonical_values import elements_of
 from cdc_lake.testing.messages import boundaries, oid_of, table
 from tests.fuzz.pgoutput import alike
 from tests.fuzz.target import Finding, Target, refused
@@ -255,7 +254,7 @@ def a_binary(data: bytes) -> bool:
         b"U" + head + b"O" + row + b"N" + row,
         b"D" + head + b"O" + row,
     ]
-    raw = RawTransaction(boundaries(500), list(frames), [7] * 3, [layout] * 3, {}, sum(map(len, frames)))
+    raw = BufferedTransaction(boundaries(500), list(frames), [7] * 3, [layout] * 3, {}, sum(map(len, frames)))
     return alike([raw])
 
 

@@ -10,11 +10,10 @@ from functools import cache
 from unittest import mock
 
 from cdc_lake.errors import SourceError
-from cdc_lake.source.gaussdb.stream import GaussStream
-from cdc_lake.source.wire import authentication
-from cdc_lake.source.wire.channel import Channel
-from cdc_lake.source.wire.session import WireSession
-from cdc_lake.source.wire.target import WireTarget
+from cdc_lake.source.gaussdb.stream import GaussDbStream
+from cdc_lake.source.gaussdb.wire import auth
+from cdc_lake.source.gaussdb.wire.protocol import Channel, WireTarget
+from cdc_lake.source.gaussdb.wire.session import WireSession
 from tests.fuzz.target import Finding, Target, refused
 from tests.scripted import complete, error, frame, keepalive, row_description, status, table
 
@@ -66,7 +65,7 @@ def some_answers() -> list[bytes]:
 def a_server(data: bytes) -> bool:
     """Everything the server will ever say is there when the client begins; then the server hangs up."""
     ours, theirs = socket.socketpair()
-    with ours, theirs, mock.patch.object(authentication, "_MOST_ITERATIONS", SOME_ITERATIONS):
+    with ours, theirs, mock.patch.object(auth, "_MOST_ITERATIONS", SOME_ITERATIONS):
         theirs.setblocking(False)
         sent = theirs.send(data) if data else 0
         if sent != len(data):
@@ -90,14 +89,14 @@ def _session(channel: Channel, frames: list[tuple[int, bytes]]) -> None:
     except SourceError as wrong:
         refused(wrong)
     list(session.copy_out("COPY t TO STDOUT"))
-    stream = GaussStream(session, "s", 0, {}, keepalives_confirm=True, status_interval=1e9)
+    stream = GaussDbStream(session, "s", 0, {}, keepalives_confirm=True, status_interval=1e9)
     try:
         while True:
             for position, payload in stream.poll(0.0):
                 if not isinstance(payload, bytes) or not 0 <= position < 1 << 64:
                     raise Finding(f"a frame at {position}")
                 frames.append((position, payload))
-            _ = stream.asked, stream.keepalive_end
+            _ = stream.reply_requested, stream.keepalive_end
     finally:
         stream.close()
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.observe import failpoint as at
+from cdc_lake.decode.gaussdb.records import Style
+from cdc_lake.observability import failpoints as at
 from cdc_lake.testing.gaussdb.faults import Faults
 from cdc_lake.testing.invariants import Known, invariants
 from cdc_lake.testing.kills import COPYING, RECEIVING, Receivers

@@ -8,13 +8,12 @@ import numpy as np
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.lake.evolution import operations
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Missing, Relation, TableName
-from cdc_lake.model.span import Span
 from cdc_lake.source.gaussdb.catalog import facts_of
-from cdc_lake.source.printing import PRINTING
-from cdc_lake.source.quoting import quoted
-from cdc_lake.source.wire.session import WireSession
+from cdc_lake.source.gaussdb.wire.session import WireSession
+from cdc_lake.source.sql_text import PRINTING, quote_table
+from cdc_lake.tables.schema_evolution import operations
 
 KEPT = {
     "bool": ["true", "false"],
@@ -56,7 +55,7 @@ def check_old_rows(session: WireSession, table: TableName) -> None:
     """Add columns to a table with a row, and compare."""
     for name, value in PRINTING.items():
         session.query(f"SET {name} TO '{value}'")
-    name = quoted(table)
+    name = quote_table(table)
     session.query(f"CREATE TABLE {name} (id int PRIMARY KEY, n int)")
     session.query(f"INSERT INTO {name} VALUES (1)")
     given = [(kind, default) for kind, defaults in KEPT.items() for default in defaults]

@@ -6,13 +6,13 @@ import json
 import threading
 from typing import Any
 
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
-from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.tables.control_tables import ControlTables
 from tests.conftest import Database
 
 T = TableName("public", "t")
@@ -35,10 +35,10 @@ class Shop:
                 conn.execute(statement)
 
     def receive(self) -> None:
-        receive(self.project, bronze_writer(self.project), once=True, stop=threading.Event(), tell=silent)
+        receive(self.project, bronze_writer(self.project), once=True, stop=threading.Event(), report=silent)
 
     @property
-    def state(self) -> BronzeState:
+    def state(self) -> StreamCheckpoint:
         state = self.bronze.state()
         assert state is not None
         return state

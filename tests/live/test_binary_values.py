@@ -12,16 +12,15 @@ import pytest
 from psycopg import Connection
 
 from cdc_lake.config.source import PostgresSource
-from cdc_lake.decode import binary, columnar
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.plain import tabulate_plain
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.pgoutput import binary_values, columnar
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.pgoutput.columnar import tabulate, tabulate_plain
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import UnreadBinary
 from cdc_lake.model.position import Lsn
-from cdc_lake.source.catalog import SourceCatalog
-from cdc_lake.source.connection import connect
+from cdc_lake.source.postgres.catalog import SourceCatalog
+from cdc_lake.source.postgres.connection import connect
 from cdc_lake.testing.histories import AT_LIMITS, LINE_BREAKS
 from cdc_lake.testing.workload import Workload
 from tests import type_cases
@@ -258,7 +257,7 @@ class Slot:
     def __init__(self, database: Database) -> None:
         self.source = PostgresSource.model_validate(database.source)
 
-    def transactions(self, **options: str) -> list[RawTransaction]:
+    def transactions(self, **options: str) -> list[BufferedTransaction]:
         """What the slot has."""
         given = {"proto_version": "1", "publication_names": "tables", **options}
         words = [word for pair in given.items() for word in pair]
@@ -270,7 +269,7 @@ class Slot:
                 raw
                 for lsn, data in rows
                 for raw in assembler.feed(bytes(data), Lsn.parse(str(lsn)).value)  # type: ignore[call-overload]
-                if raw.count and isinstance(raw, RawTransaction)
+                if raw.count and isinstance(raw, BufferedTransaction)
             ]
 
 
@@ -332,9 +331,9 @@ def test_types_are_numbered_as_the_server_numbers_them(database: Database) -> No
         delimiters = conn.execute(
             "SELECT oid::int FROM pg_type WHERE typdelim <> ',' AND typcategory <> 'A'"
         ).fetchall()
-    assert binary.ARRAYS.items() <= arrays.items()
-    assert (ranges, multiranges) == (binary.RANGES, binary.MULTIRANGES)
-    assert delimiters == [(binary.BOX,)]
+    assert binary_values.ARRAYS.items() <= arrays.items()
+    assert (ranges, multiranges) == (binary_values.RANGES, binary_values.MULTIRANGES)
+    assert delimiters == [(binary_values.BOX,)]
 
 
 @pytest.mark.parametrize("kind", [*REFUSED, "mood[]", "regclass"])

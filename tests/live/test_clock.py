@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.config.load import load_project
+from cdc_lake.config.loader import load_project
 from cdc_lake.testing.faults import Pipeline
 from cdc_lake.testing.invariants import Known, invariants
 from cdc_lake.testing.workload import Workload

@@ -18,14 +18,14 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.comparison.compare import compare
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.lake.marker import FIRST, app_id
+from cdc_lake.control.verdicts import TableComparison, Verdict
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.compare.prove import compare
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.pipeline.state.comparison import TableComparison, Verdict
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.tables.silver_table import FIRST, app_id
 from tests.conftest import Database
 from tests.live.test_compare_tables import Lake
 from tests.live.test_gaussdb_receive import project_of
@@ -99,7 +99,7 @@ def writes(database: Database, seed: int) -> Iterator[list[int]]:
 @contextmanager
 def receiver(project: Project) -> Iterator[None]:
     stop = threading.Event()
-    given = {"once": False, "stop": stop, "tell": silent}
+    given = {"once": False, "stop": stop, "report": silent}
     running = threading.Thread(target=receive, args=(project, bronze_writer(project)), kwargs=given)
     running.start()
     try:

@@ -23,10 +23,10 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 from pyarrow import csv
 
 from cdc_lake.config.model import Silver
-from cdc_lake.lake.marker import FIRST, app_id
+from cdc_lake.control.verdicts import Verdict
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.state.comparison import Verdict
-from cdc_lake.source.printing import PRINTING
+from cdc_lake.source.sql_text import PRINTING
+from cdc_lake.tables.silver_table import FIRST, app_id
 from tests.conftest import Database
 from tests.live.test_compare_tables import Lake
 from tests.seeds import one_seed, seeds

@@ -19,24 +19,23 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.cli.render_compare import comparison_text
+from cdc_lake.cli.commands.compare import comparison_text
+from cdc_lake.comparison.columns import Sample
+from cdc_lake.comparison.compare import compare
 from cdc_lake.config.model import Pipeline, Silver
 from cdc_lake.config.project import Project
+from cdc_lake.control.cuts import BROKEN, IN, Cut, TableState, write_cut
+from cdc_lake.control.verdicts import Verdict
 from cdc_lake.errors import NoTableMatches, SlotMissing
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_columns import schema_of
-from cdc_lake.lake.marker import APP_PROPERTY, FIRST, POSITION_PROPERTY, app_id, iceberg_catalog
-from cdc_lake.model.as_of import as_of
-from cdc_lake.model.decision import FIRST_ORDINAL, ON
-from cdc_lake.model.position import Lsn
+from cdc_lake.model.position import Lsn, as_of
+from cdc_lake.model.quarantine import FIRST_ORDINAL, ON
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.compare.prove import compare
-from cdc_lake.pipeline.compare.sample import Sample
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.pipeline.state.comparison import Verdict
-from cdc_lake.pipeline.state.cuts import BROKEN, IN, Cut, TableState, write_cut
-from cdc_lake.source.visible import visible
+from cdc_lake.observability.events import ProgressEvent, silent
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.source.postgres.snapshot_visibility import visible
+from cdc_lake.tables.control_schema import schema_of
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.silver_table import APP_PROPERTY, FIRST, POSITION_PROPERTY, app_id, iceberg_catalog
 from tests.conftest import Database
 
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings("ignore:The 'without_files' parameter:DeprecationWarning")]
@@ -103,7 +102,7 @@ class Lake:
 
     def receive(self) -> None:
         bronze = DeltaBronze(self.project.bronze, "os")
-        receive(self.project, bronze, once=True, stop=threading.Event(), tell=silent, slot_patience=60)
+        receive(self.project, bronze, once=True, stop=threading.Event(), report=silent, slot_patience=60)
 
     @property
     def state(self) -> Any:
@@ -434,7 +433,7 @@ def test_a_receiver_that_reads_the_slot_is_waited_for(lake):
     stop = threading.Event()
     bronze = DeltaBronze(lake.project.bronze, "os")
     running = threading.Thread(
-        target=receive, args=(lake.project, bronze), kwargs={"once": False, "stop": stop, "tell": silent}
+        target=receive, args=(lake.project, bronze), kwargs={"once": False, "stop": stop, "report": silent}
     )
     running.start()
     try:
@@ -509,7 +508,7 @@ def test_tables_can_be_left_out_of_a_comparison(lake):
 
 def test_with_the_slot_gone_it_shows_what_was_lost(lake):
     """Just then one wants to know: what bronze does not have, nobody will bring any more."""
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     lake.sql.execute("UPDATE orders SET note = 'never received' WHERE id = 3")
     with lake.database.admin() as admin:
         admin.execute("SELECT pg_drop_replication_slot(%s)", [lake.project.slot])
@@ -585,7 +584,7 @@ def test_an_older_cut_is_proven_by_rolling_it_forward(lake):
 
     def compared(at: int | None) -> Any:
         given = None if at is None else as_of(at)
-        return {t.table: t for t in compare(lake.project, (), silent, at=given).tables}
+        return {t.table: t for t in compare(lake.project, (), silent, as_of=given).tables}
 
     now, then = compared(None)["public.orders"], compared(first)
     assert (now.verdict, now.missing, now.rolled_forward) == (Verdict.DIFFERENT, 1, 0)
@@ -593,4 +592,4 @@ def test_an_older_cut_is_proven_by_rolling_it_forward(lake):
     assert then["public.orders"].watermark == str(Lsn(first))
     assert "the cut does not have it" in then["public.notes"].reason
     with pytest.raises(ValueError, match="not repaired"):
-        compare(lake.project, (), silent, at=as_of(first), repair=True)
+        compare(lake.project, (), silent, as_of=as_of(first), repair=True)

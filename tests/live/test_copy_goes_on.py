@@ -12,22 +12,22 @@ import psycopg
 import pytest
 
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.comparison.bronze_vs_source import against_source
 from cdc_lake.config.project import Project
+from cdc_lake.control.snapshots import copies_in_force
 from cdc_lake.errors import SlotForeign
-from cdc_lake.lake.control import control_tables
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.span import Span
-from cdc_lake.observe import failpoint as at
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.compare.against_source import against_source
-from cdc_lake.pipeline.inspect.bronze import inspect_row
-from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.pipeline.state.copies import copies_in_force
-from cdc_lake.source.connection import connect
-from cdc_lake.source.slot import export_slot
-from cdc_lake.source.snapshot import exported
-from cdc_lake.source.visible import Visible
+from cdc_lake.observability import failpoints as at
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.ops.inspect import inspect_row
+from cdc_lake.ops.plan import plan
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.source.postgres.connection import connect
+from cdc_lake.source.postgres.slot import export_slot
+from cdc_lake.source.postgres.snapshot import import_snapshot
+from cdc_lake.source.postgres.snapshot_visibility import SnapshotPredicate
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.testing.beside import beside
 from cdc_lake.testing.kills import COPYING, KILLED
 from tests.conftest import Database
@@ -49,12 +49,12 @@ def stopped(project: Project, when: str) -> list[str]:
     """Copy until something is told that begins so; all that was told."""
     stop, told = threading.Event(), []
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: ProgressEvent) -> None:
         told.append(progress.text)
         if progress.text.startswith(when):
             stop.set()
 
-    receive(project, bronze_writer(project), once=True, stop=stop, tell=tell)
+    receive(project, bronze_writer(project), once=True, stop=stop, report=tell)
     return told
 
 
@@ -176,17 +176,17 @@ def test_a_slots_snapshot_shows_exactly_the_transactions_that_end_at_or_below_it
     del bank
     project = project_of(database, tmp_path, snapshot={"mode": "none"})
     once(project)
-    shown: list[tuple[int, Visible]] = []
+    shown: list[tuple[int, SnapshotPredicate]] = []
 
     with beside(lambda stop: transfers(database, 1, stop, 0)), beside(lambda stop: transfers(database, 2, stop, 0)):
         for n in range(12):
             replication = connect(settings(database), ROOT, replication=True)
             session = connect(settings(database), ROOT)
             made = export_slot(replication, f"seen{n}")  # the one before goes when its server process does
-            with exported(session, made.snapshot) as inside:
+            with import_snapshot(session, made.snapshot) as inside:
                 row = inside.execute("SELECT pg_current_snapshot()::text").fetchone()
             assert row is not None
-            shown.append((made.consistent.value, Visible.parse(str(row[0]), made.consistent.value)))
+            shown.append((made.consistent.value, SnapshotPredicate.parse(str(row[0]), made.consistent.value)))
             session.close()
             replication.close()
     once(project)

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from cdc_lake.errors import TableLocked
-from cdc_lake.lake.control import control_tables
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import Progress
-from cdc_lake.source.catalog import relation_of
-from cdc_lake.source.connection import Session, connect
-from cdc_lake.source.ranges import Range, ranges_of
-from cdc_lake.source.snapshot import read_chunks
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.source.postgres.catalog import relation_of
+from cdc_lake.source.postgres.connection import Session, connect
+from cdc_lake.source.postgres.snapshot import Range, ranges_of, read_chunks
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.testing.beside import beside
 from tests.conftest import Database
 from tests.live.bank import ACCOUNTS, BANKS, SPLIT, assert_sums_right, make_bank, transfers
@@ -38,7 +37,7 @@ def test_coins_are_right_at_every_transaction_while_tables_are_copied_in_parts(
     with database.connect() as connection:
         make_bank(connection)
 
-        def look(progress: Progress) -> None:
+        def look(progress: ProgressEvent) -> None:
             if progress.text.startswith("copying"):
                 found = connection.execute(
                     "SELECT pid FROM pg_stat_activity WHERE application_name LIKE %s AND query LIKE 'COPY%%'",
@@ -128,12 +127,12 @@ def test_a_part_that_nobody_may_lock_ends_the_copy_instead_of_waiting_for_itself
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An ALTER TABLE waits for the first reader, and the second one would wait for the ALTER TABLE."""
-    monkeypatch.setattr("cdc_lake.source.snapshot.LOCK_WAIT", "100ms")
+    monkeypatch.setattr("cdc_lake.source.postgres.snapshot.LOCK_WAIT", "100ms")
     project = project_of(database, tmp_path, snapshot=SPLIT)
     with database.connect() as connection, database.connect(autocommit=False) as other:
         make_bank(connection)
 
-        def lock(progress: Progress) -> None:
+        def lock(progress: ProgressEvent) -> None:
             if progress.text.startswith("initial copy"):
                 other.execute("LOCK TABLE accounts IN ACCESS EXCLUSIVE MODE")
 

@@ -9,10 +9,10 @@ import pytest
 
 from cdc_lake.errors import TableRewritten
 from cdc_lake.model.relation import TableName
-from cdc_lake.source import slot, snapshot
-from cdc_lake.source.catalog import relation_of
-from cdc_lake.source.connection import connect
-from cdc_lake.source.ranges import Range
+from cdc_lake.source.postgres import slot, snapshot
+from cdc_lake.source.postgres.catalog import relation_of
+from cdc_lake.source.postgres.connection import connect
+from cdc_lake.source.postgres.snapshot import Range
 from tests.conftest import Database
 from tests.live.test_source_stream import settings
 
@@ -47,7 +47,7 @@ def test_what_is_no_more_the_table_of_the_snapshot_is_not_copied(database: Datab
         with (
             closing(connect(settings(database), Path("/"), replication=True)) as holder,
             closing(connect(settings(database), Path("/"))) as reader,
-            snapshot.exported(reader, slot.export_slot(holder, "swapped").snapshot),
+            snapshot.import_snapshot(reader, slot.export_slot(holder, "swapped").snapshot),
         ):
             relation = relation_of(reader, name, None)
             within = Range(TableName("public", "parts_1")) if name.name == "parts" else None

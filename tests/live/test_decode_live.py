@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_lake.decode import columnar
-from cdc_lake.decode.assembler import Assembler, TableFacts
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.pgoutput import transaction
-from cdc_lake.decode.plain import tabulate_plain
+from cdc_lake.decode.pgoutput import columnar
+from cdc_lake.decode.pgoutput.assembler import Assembler, TableFacts
+from cdc_lake.decode.pgoutput.columnar import tabulate, tabulate_plain
+from cdc_lake.decode.pgoutput.parser import transaction
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.position import Lsn
 from tests.conftest import Database

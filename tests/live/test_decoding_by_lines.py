@@ -12,15 +12,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import PostgresSource
-from cdc_lake.decode.mppdb import layouts as layouts_module
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.columnar import tabulate
-from cdc_lake.decode.mppdb.plain import tabulate_plain
-from cdc_lake.decode.test_decoding.assembler import LineAssembler
+from cdc_lake.connectors.factory import source_view
+from cdc_lake.connectors.postgres.comparison import postgres_side
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb import relations as layouts_module
+from cdc_lake.decode.gaussdb.batches import tabulate_plain
+from cdc_lake.decode.gaussdb.columnar import tabulate
+from cdc_lake.decode.test_decoding import LineAssembler
 from cdc_lake.errors import (
     DecodeError,
     MalformedMessage,
@@ -33,15 +35,13 @@ from cdc_lake.errors import (
     StreamedBlock,
 )
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.observe import failpoint as at
-from cdc_lake.pipeline.check.doctor import ddl_sql
-from cdc_lake.pipeline.check.postgres import dba_sql, findings
-from cdc_lake.pipeline.held.redecode import retry
-from cdc_lake.pipeline.postgres.side import postgres_side
-from cdc_lake.pipeline.server import source_view
-from cdc_lake.source.connection import connect
-from cdc_lake.source.plugins import LINE_OPTIONS
-from cdc_lake.source.slot import export_slot
+from cdc_lake.observability import failpoints as at
+from cdc_lake.ops.check.postgres import dba_sql, findings
+from cdc_lake.ops.check.runner import ddl_sql
+from cdc_lake.runtime.redecode import retry
+from cdc_lake.source.postgres.connection import connect
+from cdc_lake.source.postgres.plugins import LINE_OPTIONS
+from cdc_lake.source.postgres.slot import export_slot
 from cdc_lake.testing.kills import KILLED
 from cdc_lake.testing.workload import Workload
 from tests import decoded_both
@@ -249,7 +249,7 @@ def test_what_is_not_landed_yet_is_seen_by_a_comparison(database: Database, tmp_
     assert state is not None
     with postgres_side(project, state) as side, side.snapshot([]) as shown:
         ahead = side.ahead(shown, state.upto)
-        assert [one.table for one in side.captured()] == [TableName("public", "Notes")]
+        assert [one.table for one in side.captured_tables()] == [TableName("public", "Notes")]
     assert ahead is not None
     assert [one.tables for one in ahead] == [{TableName("public", "Notes")}] * 2
     assert ahead[0].position < ahead[1].position
@@ -323,14 +323,14 @@ def test_a_table_without_a_key_and_a_slot_of_another_plugin_are_refused(database
 
 def refuse(patched: pytest.MonkeyPatch, wrong: Callable[[Any], object]) -> None:
     """No row that is `wrong` can be decoded while this holds."""
-    plan = layouts_module.Layouts.plan
+    plan = layouts_module.RelationResolver.plan
 
     def refusing(self: Any, row: Any, xid: int | None = None) -> Any:
         if wrong(row):
             raise MalformedMessage("refused by the test")
         return plan(self, row, xid)
 
-    patched.setattr(layouts_module.Layouts, "plan", refusing)
+    patched.setattr(layouts_module.RelationResolver, "plan", refusing)
 
 
 def test_what_cannot_be_decoded_is_kept_and_decoded_once_it_is_mended(
@@ -346,7 +346,7 @@ def test_what_cannot_be_decoded_is_kept_and_decoded_once_it_is_mended(
                 conn.execute("INSERT INTO notes VALUES (%s, 'it''s')", [at])
             once(project)
             assert [r["op"] for r in bronze_rows(project) if r["op"] in "IX"] == ["I", "X", "I"]
-            assert retry(project, None, lambda _: None).failed == 1
+            assert retry(project, None, lambda _: None).failed_count == 1
         conn.execute("DROP TABLE notes")
     done = retry(project, None, lambda _: None)
     assert [(one.changes, one.tables) for one in done.tried] == [(1, ("public.notes",))]

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import pytest
 
-from cdc_lake.decode.announced import Announced
+from cdc_lake.connectors.table_sync import Member
 from cdc_lake.decode.historic_catalog import Attribute, Identified, Named
-from cdc_lake.pipeline.state.memberships import Member
+from cdc_lake.decode.pgoutput.relations import RelationCache
 from cdc_lake.testing.altered import MADE
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
@@ -24,7 +24,7 @@ from tests.live.test_receive_loop import once, project_of
 
 pytestmark = pytest.mark.live
 
-AS_PARTITIONS_LOG: Final = Announced._as_partitions_log
+AS_PARTITIONS_LOG: Final = RelationCache._as_partitions_log
 
 
 def by_name(announced: Sequence[Named], attributes: Sequence[Attribute], *_: object) -> Identified | None:
@@ -44,7 +44,7 @@ def by_entry(known: Member, entry: int | str | None, _: object) -> bool:
     return isinstance(entry, str) or entry == known.entry
 
 
-def with_partitions_of_now(self: Announced, message: Any, relation: Any, now: Any, _: object) -> Any:
+def with_partitions_of_now(self: RelationCache, message: Any, relation: Any, now: Any, _: object) -> Any:
     """What the catalog of now does not call a partition is none."""
     return AS_PARTITIONS_LOG(self, message, relation, now, None)
 
@@ -78,7 +78,7 @@ class Cause:
 CAUSES = [
     Cause(
         "columns by the names of now",
-        {"decode.announced.identify": by_name},
+        {"decode.pgoutput.relations.identify": by_name},
         f"""{ROWS}
         ALTER TABLE t ADD c text
         -- received
@@ -90,7 +90,7 @@ CAUSES = [
     ),
     Cause(
         "nothing in old rows of an added column",
-        {"decode.announced.missing_then": nothing},
+        {"decode.pgoutput.relations.missing_then": nothing},
         f"""{ROWS}
         -- received
         ALTER TABLE t ADD c int DEFAULT 5
@@ -98,7 +98,7 @@ CAUSES = [
     ),
     Cause(
         "columns of silver by name",
-        {"model.succession.numbered": lambda *_: False},
+        {"model.relation.has_common_numbering": lambda *_: False},
         f"""{ROWS}
         ALTER TABLE t ADD c text
         UPDATE t SET c = 'c'
@@ -109,7 +109,7 @@ CAUSES = [
     ),
     Cause(
         "the key of now under identity FULL",
-        {"decode.announced.key_then": key_of_now},
+        {"decode.pgoutput.relations.key_then": key_of_now},
         f"""{ROWS}
         {FULL}
         -- received
@@ -120,7 +120,7 @@ CAUSES = [
     ),
     Cause(
         "the key of now under identity DEFAULT",
-        {"decode.announced.key_then": key_of_now},
+        {"decode.pgoutput.relations.key_then": key_of_now},
         f"""{ROWS}
         -- received
         {KEY} (id, k)
@@ -131,7 +131,7 @@ CAUSES = [
     ),
     Cause(
         "the identity of now for rows without an old one",
-        {"decode.mppdb.row_relation.identity_then": nothing},
+        {"decode.gaussdb.relations.identity_then": nothing},
         f"""{ROWS}
         -- received
         UPDATE t SET k = 7 WHERE id = 12
@@ -142,7 +142,7 @@ CAUSES = [
     ),
     Cause(
         "old rows of each partition as the root logs them",
-        {"decode.announced.as_logged": unchanged, "source.catalog.as_logged": unchanged},
+        {"decode.pgoutput.relations.as_logged": unchanged, "source.postgres.catalog.as_logged": unchanged},
         f"""{ROWS}
         -- received
         {FULL}
@@ -152,7 +152,7 @@ CAUSES = [
     ),
     Cause(
         "partitions by the catalog of now",
-        {"decode.announced.Announced._as_partitions_log": with_partitions_of_now},
+        {"decode.pgoutput.relations.RelationCache._as_partitions_log": with_partitions_of_now},
         f"""{ROWS}
         {FULL}
         {FULL.replace(" t ", " t_1_0 ")}
@@ -168,7 +168,7 @@ CAUSES = [
     ),
     Cause(
         "tables by name",
-        {"pipeline.state.memberships._same": by_entry},
+        {"connectors.table_sync._is_same_member": by_entry},
         f"""{ROWS}
         -- received
         ALTER TABLE t RENAME TO away
@@ -177,7 +177,7 @@ CAUSES = [
     ),
     Cause(
         "a type that rewrites values is the same one",
-        {"lake.evolution.rewriting": nothing, "testing.folded.rewriting": nothing},
+        {"tables.schema_evolution.rewriting": nothing, "testing.folded.rewriting": nothing},
         f"""{ROWS}
         ALTER TABLE t ADD c char(5)
         UPDATE t SET c = 'x'

@@ -13,16 +13,16 @@ import pytest
 from deltalake import write_deltalake
 
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.config.load import load_project
+from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.connectors.base import ActionKind
+from cdc_lake.connectors.factory import source_view
+from cdc_lake.control.cuts import IN, Cut, TableState, write_cut
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Missing, TableName
-from cdc_lake.model.span import Span
-from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.ports.action import ActionKind
-from cdc_lake.pipeline.run import run
-from cdc_lake.pipeline.server import source_view
-from cdc_lake.pipeline.state.cuts import IN, Cut, TableState, write_cut
+from cdc_lake.ops.plan import plan
+from cdc_lake.runtime.run import run
+from cdc_lake.tables.control_tables import ControlTables
 from tests.conftest import TESTED, Database
 from tests.live.old_rows import altered, layouts, words
 from tests.pipeline_file import pipeline_file
@@ -36,7 +36,7 @@ def project_of(database: Database, folder: Path, more: str = "") -> Project:
 
 
 def receive(project: Project) -> None:
-    run(project, once=True, only="receive", stop=threading.Event(), tell=lambda _: None)
+    run(project, once=True, only="receive", stop=threading.Event(), report=lambda _: None)
 
 
 def test_a_layout_says_what_the_stream_leaves_out(database: Database, tmp_path: Path) -> None:

@@ -12,20 +12,19 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.errors import BronzeAhead, OtherTimeline, ServerSettings, SeveralPrimaries, SlotMissing
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.model.position import Lsn
-from cdc_lake.model.span import Span
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.check.line import CheckLine
-from cdc_lake.pipeline.check.postgres import findings
-from cdc_lake.pipeline.inspect.parked import inspect_parked
-from cdc_lake.pipeline.slots import inspect_slot
-from cdc_lake.source.server import FAILOVER_SLOTS, TWO_PHASE_ON_STANDBYS
+from cdc_lake.model.position import Lsn, Span
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.ops.check.findings import CheckLine
+from cdc_lake.ops.check.postgres import findings
+from cdc_lake.ops.slots import inspect_slot
+from cdc_lake.runtime.receive.lag import inspect_parked
+from cdc_lake.source.postgres.server import FAILOVER_SLOTS, TWO_PHASE_ON_STANDBYS
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.testing.beside import until
 from cdc_lake.testing.server import EmbeddedServer
 from cdc_lake.testing.standby import promote, standby_of
@@ -162,7 +161,7 @@ def test_a_standby_that_has_all_of_bronze_goes_on_with_the_stream(cluster: Clust
     cluster.write("INSERT INTO t VALUES (3)", standby)
     assert line(project, "history").text == "all that bronze holds is in the server's log (timeline 2)"
 
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     once(project, told.append)
 
     assert inserted(project) == ["1", "2", "3"]
@@ -199,7 +198,7 @@ def test_where_only_a_keepalive_is_ahead_the_stream_goes_on_behind_the_switch(cl
         )
     assert line(project, "history").ok
 
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     once(project, told.append)
 
     assert inserted(project) == [str(number) for number in range(1, 12)]

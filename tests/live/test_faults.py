@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.observe import failpoint as at
+from cdc_lake.observability import failpoints as at
 from cdc_lake.testing.beside import beside
 from cdc_lake.testing.faults import Pipeline
 from cdc_lake.testing.workload import Workload

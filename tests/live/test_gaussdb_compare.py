@@ -9,12 +9,12 @@ import pytest
 
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.connectors.gaussdb.comparison import family_side
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.applying.point import point
-from cdc_lake.pipeline.gaussdb.side import family_side
+from cdc_lake.runtime.apply.snapshot_alignment import point
 from cdc_lake.source.gaussdb.slot import find_slot
-from cdc_lake.source.wire.connect import connect
+from cdc_lake.source.gaussdb.wire.session import connect
 from cdc_lake.testing.workload import Workload
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
@@ -54,7 +54,7 @@ def test_what_bronze_lacks_is_found_in_the_slot_and_left_there(stand_in: StandIn
         with family_side(project, state) as side, side.snapshot([ITEMS, PAIRS]) as shown:
             conn.execute("UPDATE w_items SET name = 'later' WHERE id = 77")
             near = point(bronze, shown, state.upto, lambda after: side.ahead(shown, after))
-            published = {one.table: one for one in side.captured()}
+            published = {one.table: one for one in side.captured_tables()}
             rows = side.rows(side.relation_of(published[ITEMS]), published[ITEMS]).to_pylist()
         assert near.complete
         waiting = near.gap(ITEMS, state.upto)

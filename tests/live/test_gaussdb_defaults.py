@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.model.relation import TableName
-from cdc_lake.source.wire.connect import connect
+from cdc_lake.source.gaussdb.wire.session import connect
 from tests.live.old_rows import CHANGES, WORDS, altered, check_old_rows, layouts, words
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in

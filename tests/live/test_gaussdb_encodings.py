@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb import kept
-from cdc_lake.decode.mppdb.columnar import tabulate
+from cdc_lake.connectors.gaussdb import adapter as family_stream
+from cdc_lake.connectors.gaussdb.comparison import family_side
+from cdc_lake.decode.gaussdb import undecodable as kept
+from cdc_lake.decode.gaussdb.columnar import tabulate
 from cdc_lake.errors import MalformedMessage, SlotUndecodable, TextNotInEncoding
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.gaussdb import stream as family_stream
-from cdc_lake.pipeline.gaussdb.side import family_side
-from cdc_lake.pipeline.held.listing import held_list
-from cdc_lake.pipeline.held.redecode import retry
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.quarantine import held_list
+from cdc_lake.runtime.redecode import retry
 from cdc_lake.testing.gaussdb.answers import LiveAnswers
 from cdc_lake.testing.gaussdb.answers_settings import SessionSettings
 from cdc_lake.testing.gaussdb.authentication import Credentials, Method
@@ -90,7 +90,7 @@ def in_source(project: Project) -> dict[str, tuple[str | None, ...]]:
     state = bronze_reader(project).state()
     assert state is not None
     with family_side(project, state) as side, side.snapshot([NOTES]) as shown:
-        (one,) = side.captured()
+        (one,) = side.captured_tables()
         rows = side.rows(side.relation_of(one), one).to_pylist()
         for unlanded in side.ahead(shown, state.upto) or ():
             assert unlanded.tables <= {NOTES}
@@ -200,12 +200,12 @@ def test_what_a_fault_made_undecodable_is_decoded_once_it_is_mended(
         project = project_of(database, server, tmp_path, undecodable="land")
         once(project)
         monkeypatch.setattr(
-            family_stream, "FamilyFormat", lambda layouts, plugin, _: kept.FamilyFormat(layouts, plugin, faulty)
+            family_stream, "GaussDbFormat", lambda layouts, plugin, _: kept.GaussDbFormat(layouts, plugin, faulty)
         )
         insert(database, (1, "a", "x"), (2, "MARK", "x"), (3, "b", "MARK"), (4, "c", "x"))
         assert once(project).transactions == 4
         assert [one.tables for one in held_list(project).undecodable] == [("public.notes",), ("public.notes",)]
         assert verify(bronze_reader(project)).holds
         wanted = in_source(project)
-    assert retry(project, None, silent).failed == 0  # the server is not asked
+    assert retry(project, None, silent).failed_count == 0  # the server is not asked
     assert folded(project) == wanted

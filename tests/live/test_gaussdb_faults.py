@@ -20,11 +20,11 @@ import pytest
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.connectors.gaussdb.adapter import check_resume
+from cdc_lake.connectors.gaussdb.decoding import session_of
+from cdc_lake.connectors.gaussdb.introspection import identify_server
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.errors import CsnMissing, SlotActive, SlotAhead
-from cdc_lake.pipeline.gaussdb.facts import session_of
-from cdc_lake.pipeline.gaussdb.stream import check_resume
-from cdc_lake.pipeline.gaussdb.view import who
 from cdc_lake.source.gaussdb.slot import find_slot
 from cdc_lake.testing.gaussdb.faults import Faults
 from cdc_lake.testing.invariants import Known, invariants
@@ -50,12 +50,12 @@ from pathlib import Path
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.runtime.receive.receiver import receive
 root = Path(sys.argv[1])
 project = Project(Pipeline.model_validate_json((root / "pipeline.json").read_text()), root / "p.yaml", root)
 def tell(p):
     print(p.stage, flush=True)
-receive(project, bronze_writer(project), once=False, stop=threading.Event(), tell=tell)
+receive(project, bronze_writer(project), once=False, stop=threading.Event(), report=tell)
 """
 
 
@@ -166,7 +166,7 @@ def test_a_slot_that_another_receiver_moves_while_it_is_looked_at_is_one_that_is
     once(project)
     assert before is not None
     with session_of(project) as session, pytest.raises(SlotActive, match="read by another receiver"):
-        check_resume(project, session, who(project, session), before, find_slot(session, project.slot))
+        check_resume(project, session, identify_server(project, session), before, find_slot(session, project.slot))
     project.bronze.rename(project.bronze.with_name("away"))
     with session_of(project) as session, pytest.raises(SlotAhead):
-        check_resume(project, session, who(project, session), before, find_slot(session, project.slot))
+        check_resume(project, session, identify_server(project, session), before, find_slot(session, project.slot))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.model.relation import TableName
 from tests.conftest import TESTED
 from tests.live.test_gaussdb_receive import decoding, project_of

@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.connectors.hashing_process import HashingProcess
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.decode.hashing import Canonical
-from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.pipeline.stream.hashing_process import HashingProcess
 from tests.live.test_gaussdb_receive import assert_equal_to_source, project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc_lake.decode.mppdb.records import Ddl, Field, Operation, Row, Truncated
+from cdc_lake.decode.gaussdb.records import Ddl, Field, Operation, Row, Truncated
 from cdc_lake.model.change import UNCHANGED
 from cdc_lake.model.relation import TableName
 from cdc_lake.testing.gaussdb.ledger import LedgerTransaction

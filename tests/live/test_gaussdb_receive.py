@@ -11,13 +11,13 @@ import pytest
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.connectors.gaussdb import adapter as family_start
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.errors import OptionRefused, ServerSettings, SlotAhead
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.gaussdb import start as family_start
-from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.status import source_looks
-from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.ops.plan import plan
+from cdc_lake.runtime.receive import metrics as source_looks
+from cdc_lake.source.base import StreamIdentity
 from cdc_lake.testing.beside import streams, until
 from cdc_lake.testing.gaussdb.answers import LiveAnswers
 from cdc_lake.testing.gaussdb.live import LivePostgres
@@ -140,7 +140,7 @@ def test_a_slot_behind_sql_functions_gives_the_same(stand_in: StandIn, tmp_path:
 
 def test_a_slot_that_others_advance_between_two_looks_ends_the_run(stand_in: StandIn, tmp_path: Path) -> None:
     project = project_of(stand_in, Kind(Style.SERIAL), tmp_path, source=POLLING)
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with pytest.raises(SlotAhead), running(project, told) as receiver:  # noqa: PT012 - what it lives through
         until(lambda: streams(told))
         state = stand_in.servers[False].state

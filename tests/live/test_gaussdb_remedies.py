@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cdc_lake.decode.mppdb.records import Field, Operation, Row
+from cdc_lake.decode.gaussdb.records import Field, Operation, Row
 from cdc_lake.model.relation import TableName
 from cdc_lake.testing.gaussdb import replication
 from cdc_lake.testing.gaussdb.answers import LiveAnswers

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.errors import CopyUnplaced
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.pipeline.resync import resync
+from cdc_lake.observability.events import silent
+from cdc_lake.ops.plan import plan
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.runtime.resync import resync
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.workload import Workload
 from tests.live.bank import ACCOUNTS, make_bank, transfers
@@ -40,7 +40,7 @@ def test_tables_are_copied_again_where_their_csn_says_while_they_are_received(
         workload.run(40)
         once(project)
         full = [table for table, rows in tables_at_source(stand_in.database).items() if rows]
-        with beside(lambda stop: receive(project, bronze_writer(project), once=False, stop=stop, tell=silent)):
+        with beside(lambda stop: receive(project, bronze_writer(project), once=False, stop=stop, report=silent)):
             workload.run(20)
             state = bronze_reader(project).state()
             done = resync(project, [str(table) for table in full])
@@ -95,7 +95,7 @@ def test_a_table_that_comes_is_copied_one_that_goes_is_left_and_copied_anew_when
 
         told.clear()
         with beside(
-            lambda stop: receive(both, bronze_writer(both), once=False, stop=stop, tell=lambda p: told.append(p.text))
+            lambda stop: receive(both, bronze_writer(both), once=False, stop=stop, report=lambda p: told.append(p.text))
         ):
             until(lambda: course_of(both, "vault") == [(False, True), (True, True), (True, False)])
             bank.execute("UPDATE vault SET coins = 1 WHERE id = 60")

@@ -10,23 +10,22 @@ import pytest
 
 import cdc_lake
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.cli.render_slot import details_text
-from cdc_lake.cli.render_slots import advanced_text, list_text
+from cdc_lake.cli.commands.slots import advanced_text, details_text, list_text
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.connectors.wal_budget import ApplyYield, WalNote
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.errors import AdvancePastBronze, NoStream, NotForThisSource, SlotActive, SlotGivenUp, SlotMissing
-from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.check.doctor import check
-from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.pipeline.restart import restart
-from cdc_lake.pipeline.slots import advance_slot, create_slot, drop_slot, inspect_slot, list_slots
-from cdc_lake.pipeline.status.standing import status
-from cdc_lake.pipeline.wal.note import GivesWay, WalNote
+from cdc_lake.observability.events import ProgressEvent, silent
+from cdc_lake.ops.check.runner import check
+from cdc_lake.ops.plan import plan
+from cdc_lake.ops.slots import advance_slot, create_slot, drop_slot, inspect_slot, list_slots
+from cdc_lake.ops.status import status
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.runtime.restart import restart
 from cdc_lake.source.gaussdb import slot
-from cdc_lake.source.gaussdb.connection import target_of
+from cdc_lake.source.gaussdb.server import target_of
 from cdc_lake.source.gaussdb.slot import find_slot
-from cdc_lake.source.wire.connect import connect
+from cdc_lake.source.gaussdb.wire.session import connect
 from cdc_lake.testing.beside import beside, streams, until
 from cdc_lake.testing.workload import Workload
 from tests.live.test_gaussdb_receive import SEED, assert_equal_to_source, project_of
@@ -182,9 +181,9 @@ def test_a_slot_in_csn_order_is_moved_by_its_receiver_alone(stand_in: StandIn, t
 @pytest.mark.usefixtures("quick")
 def test_where_bronze_is_away_the_ladder_is_climbed_and_left_again(stand_in: StandIn, tmp_path: Path) -> None:
     project = with_big(stand_in, ORDINARY, tmp_path, {"max_bytes": MIB})
-    bronze, told = Stuck(project.bronze, "os"), list[Progress]()
-    gives_way = GivesWay(project, silent)
-    with beside(lambda stop: receive(project, bronze, once=False, stop=stop, tell=told.append)):
+    bronze, told = Stuck(project.bronze, "os"), list[ProgressEvent]()
+    gives_way = ApplyYield(project, silent)
+    with beside(lambda stop: receive(project, bronze, once=False, stop=stop, report=told.append)):
         fill(stand_in, project, bronze, told)
         try:
             until(gives_way)
@@ -201,11 +200,11 @@ def test_where_bronze_is_away_the_ladder_is_climbed_and_left_again(stand_in: Sta
 @pytest.mark.usefixtures("quick")
 def test_a_slot_is_dropped_where_the_pipeline_says_so_also_one_in_csn_order(stand_in: StandIn, tmp_path: Path) -> None:
     project = with_big(stand_in, BY_CSN, tmp_path, {"max_age": 1000, "on_exceeded": "drop_slot"})
-    bronze, told = Stuck(project.bronze, "os"), list[Progress]()
+    bronze, told = Stuck(project.bronze, "os"), list[ProgressEvent]()
     before = bronze.state()
 
     def receive_until_it_is_gone() -> None:
-        with beside(lambda stop: receive(project, bronze, once=False, stop=stop, tell=told.append)):
+        with beside(lambda stop: receive(project, bronze, once=False, stop=stop, report=told.append)):
             fill(stand_in, project, bronze, told)
             until(lambda: confirmed(project) is None, "it is gone")
 
@@ -228,7 +227,7 @@ def with_big(stand_in: StandIn, kind: Kind, root: Path, budget: dict[str, Any]) 
     return project
 
 
-def fill(stand_in: StandIn, project: Project, bronze: Stuck, told: list[Progress]) -> None:
+def fill(stand_in: StandIn, project: Project, bronze: Stuck, told: list[ProgressEvent]) -> None:
     """Write more than the budget while bronze is away, until it is told."""
     until(lambda: streams(told))
     until(lambda: WalNote(project.lake, project.name).read(), "it is looked at")

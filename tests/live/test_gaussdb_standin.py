@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.source.gaussdb.slot import create_slot_by_function, find_slot
-from cdc_lake.source.gaussdb.stream import GaussStream
-from cdc_lake.source.wire.connect import connect
-from cdc_lake.source.wire.target import WireTarget, WireTls
+from cdc_lake.source.gaussdb.stream import GaussDbStream
+from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
+from cdc_lake.source.gaussdb.wire.session import connect
 from cdc_lake.testing.gaussdb.live import LivePostgres
 from cdc_lake.testing.gaussdb.standin import Settings, StandIn
 from tests.conftest import Database
@@ -42,8 +42,10 @@ def target(database: Database, settings: Settings) -> WireTarget:
 
 def received(where: WireTarget, count: int) -> list[tuple[int | None, int]]:
     """CSN and rows of the next transactions of slot `s`, which are then confirmed."""
-    stream = GaussStream(connect(where, replication=True), "s", 0, OPTIONS, keepalives_confirm=False, status_interval=5)
-    assembler = FamilyAssembler(Style.BINARY, batch=False, domain=OrderDomain.CSN)
+    stream = GaussDbStream(
+        connect(where, replication=True), "s", 0, OPTIONS, keepalives_confirm=False, status_interval=5
+    )
+    assembler = GaussDbAssembler(Style.BINARY, batch=False, domain=OrderDomain.CSN)
     done = []
     while len(done) < count:
         frames = stream.poll(60)

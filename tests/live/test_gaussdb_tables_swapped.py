@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.errors import CopyUnplaced
-from cdc_lake.observe.progress import Progress
+from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.testing.beside import streams, until
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
@@ -43,7 +43,7 @@ def test_a_swap_of_names_is_followed_where_a_csn_orders_the_stream(
 
 
 def test_where_an_lsn_orders_the_stream_a_swapped_table_is_left_and_said(stand_in: StandIn, tmp_path: Path) -> None:
-    project, told = project_of(stand_in, Kind(Style.SERIAL), tmp_path), list[Progress]()
+    project, told = project_of(stand_in, Kind(Style.SERIAL), tmp_path), list[ProgressEvent]()
     with stand_in.database.connect() as conn:
         for name in ("orders", "orders_new"):
             conn.execute(
@@ -57,7 +57,7 @@ def test_where_an_lsn_orders_the_stream_a_swapped_table_is_left_and_said(stand_i
 
 
 def test_a_receiver_that_runs_follows_a_swap_by_itself(stand_in: StandIn, tmp_path: Path) -> None:
-    project, told = project_of(stand_in, Kind(Style.BINARY, batch=True, by_csn=True), tmp_path), list[Progress]()
+    project, told = project_of(stand_in, Kind(Style.BINARY, batch=True, by_csn=True), tmp_path), list[ProgressEvent]()
     with stand_in.database.connect() as conn:
         for name in ("orders", "orders_new"):
             conn.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, note text)")

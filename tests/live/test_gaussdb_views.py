@@ -12,24 +12,23 @@ from typing import Any
 import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.cli.document import document, dumps
+from cdc_lake.cli.output import document, dumps
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.connectors.base import ActionKind
+from cdc_lake.connectors.gaussdb import adapter as family_start
+from cdc_lake.connectors.gaussdb import introspection as source_view_family
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.errors import NoReplicaIdentity, ServerSettings, ServerUnreachable, SlotAhead, SlotForeign, SlotMissing
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.pipeline.check import family as check_family
-from cdc_lake.pipeline.check.doctor import check, dba_sql, examine
-from cdc_lake.pipeline.check.identity import KEY_ONLY
-from cdc_lake.pipeline.check.line import CheckLine
-from cdc_lake.pipeline.gaussdb import start as family_start
-from cdc_lake.pipeline.gaussdb import view as source_view_family
-from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.ports.action import ActionKind
-from cdc_lake.pipeline.receiving.connect import open_stream
-from cdc_lake.pipeline.status.standing import status
+from cdc_lake.ops.check import gaussdb as check_family
+from cdc_lake.ops.check.findings import CheckLine
+from cdc_lake.ops.check.runner import check, dba_sql, examine
+from cdc_lake.ops.plan import KEY_ONLY, plan
+from cdc_lake.ops.status import status
+from cdc_lake.runtime.receive.stream_setup import open_stream
+from cdc_lake.source.base import StreamIdentity
 from cdc_lake.source.gaussdb.slot import create_slot_by_function, drop_slot
-from cdc_lake.source.stream import StreamIdentity
-from cdc_lake.source.wire.connect import connect
+from cdc_lake.source.gaussdb.wire.session import connect
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.testing.gaussdb.answers import LiveAnswers
 from cdc_lake.testing.gaussdb.authentication import Method
 from cdc_lake.testing.gaussdb.dialect import Product, Version
@@ -51,7 +50,7 @@ BY_CSN = Kind(Style.BINARY, batch=True, by_csn=True)
 @pytest.fixture(autouse=True)
 def source_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what `check` says of the source: it starts Java otherwise."""
-    monkeypatch.setattr("cdc_lake.pipeline.check.doctor.machine", lambda _, **_more: ())
+    monkeypatch.setattr("cdc_lake.ops.check.runner.machine", lambda _, **_more: ())
 
 
 def settled(stand_in: StandIn, kind: Kind, root: Path, **changes: Any) -> Project:

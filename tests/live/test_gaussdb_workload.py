@@ -13,20 +13,19 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.plain import transaction
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.batches import RecordTransaction, transaction
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.records import Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
-from cdc_lake.source.catalog import relation_of
 from cdc_lake.source.gaussdb.server import current_lsn, identify, snapshot_and_csn
 from cdc_lake.source.gaussdb.slot import create_slot, drop_slot, find_slot
-from cdc_lake.source.gaussdb.stream import GaussStream
-from cdc_lake.source.wire.connect import connect
-from cdc_lake.source.wire.target import WireTarget, WireTls
+from cdc_lake.source.gaussdb.stream import GaussDbStream
+from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
+from cdc_lake.source.gaussdb.wire.session import connect
+from cdc_lake.source.postgres.catalog import relation_of
 from cdc_lake.testing.gaussdb.answers import LiveAnswers
 from cdc_lake.testing.gaussdb.authentication import Credentials, Method
 from cdc_lake.testing.gaussdb.live import LivePostgres
@@ -105,9 +104,9 @@ class StandIn:
 
     def received(self, kind: Kind, wanted: int) -> list[RecordTransaction]:
         """The next transactions of the slot, at least so many; all of them are confirmed."""
-        assembler = FamilyAssembler(kind.style, batch=kind.batch, domain=OrderDomain.CSN, confirms_csn=kind.by_csn)
+        assembler = GaussDbAssembler(kind.style, batch=kind.batch, domain=OrderDomain.CSN, confirms_csn=kind.by_csn)
         replication = connect(self.target(by_csn=kind.by_csn), replication=True)
-        stream = GaussStream(
+        stream = GaussDbStream(
             replication, kind.slot, 0, kind.options, keepalives_confirm=kind.style is Style.SERIAL, status_interval=5
         )
         done: list[RecordTransaction] = []
@@ -122,14 +121,14 @@ class StandIn:
             stream.close()
         return done
 
-    def facts(self) -> dict[TableName, FamilyTableFacts]:
+    def facts(self) -> dict[TableName, GaussDbTableMetadata]:
         out = {}
         with self.database.connect() as session:
             for shape in SHAPES:
                 table = TableName("public", shape.name)
                 relation = relation_of(session, table, tuple(shape.columns))
-                out[table] = FamilyTableFacts(
-                    tuple(FamilyColumn(c.name, c.type_name, c.type_oid, c.modifier) for c in relation.columns),
+                out[table] = GaussDbTableMetadata(
+                    tuple(GaussDbColumn(c.name, c.type_name, c.type_oid, c.modifier) for c in relation.columns),
                     relation.primary_key,
                     relation.identity,
                     tuple(c.name for c in relation.columns if c.key),
@@ -175,7 +174,7 @@ def test_every_way_to_read_ends_equal_to_the_tables(stand_in: StandIn, seed: int
         if kind.style is not Style.SERIAL:
             assert sent == list(range(2000, 2000 + len(csns))), kind.slot
         ordered = sorted(raws, key=lambda raw: raw.bounds.position)
-        layouts = Layouts(facts.get, tables=frozenset(facts))
+        layouts = RelationResolver(facts.get, tables=frozenset(facts))
         oracle = Oracle(KEYS, {table: {} for table in KEYS})
         assert oracle.run([transaction(raw, layouts) for raw in ordered]) == state, kind.slot
 
@@ -189,7 +188,7 @@ def test_serial_decoding_sends_truncates(stand_in: StandIn, seed: int) -> None:
         while not workload.done["truncate"]:
             workload.run(20)
         state = {table: read(conn, table, key) for table, key in KEYS.items()}
-    layouts = Layouts(stand_in.facts().get)
+    layouts = RelationResolver(stand_in.facts().get)
     raws = stand_in.received(kind, len(stand_in.sent(kind)))
     ordered = sorted(raws, key=lambda raw: raw.bounds.position)
     oracle = Oracle(KEYS, {table: {} for table in KEYS})

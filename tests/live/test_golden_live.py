@@ -13,31 +13,31 @@ from tests.conftest import TESTED, Database
 from tests.golden_story import Step, play, project
 
 LIVE = {
-    "check-wrong": Step(["check"], "check.doctor.examine", 1, ["CREATE TABLE bare (a int)"]),
-    "check": Step(["check"], "check.doctor.examine", 0, ["DROP TABLE bare"]),
-    "plan-first": Step(["plan"], "plan.plan"),
-    "slot-create": Step(["slot", "create", "-q"], "slots.create_slot"),
-    "slot-list": Step(["slot", "list"], "slots.list_slots"),
-    "slot-inspect": Step(["slot", "inspect"], "slots.inspect_slot"),
-    "compare-too-early": Step(["compare", "-q"], "compare.prove.compare", 1),
-    "plan-paused": Step(["plan"], "plan.plan", first=["pause", "customers"]),
+    "check-wrong": Step(["check"], "ops.check.runner.examine", 1, ["CREATE TABLE bare (a int)"]),
+    "check": Step(["check"], "ops.check.runner.examine", 0, ["DROP TABLE bare"]),
+    "plan-first": Step(["plan"], "ops.plan.plan"),
+    "slot-create": Step(["slot", "create", "-q"], "ops.slots.create_slot"),
+    "slot-list": Step(["slot", "list"], "ops.slots.list_slots"),
+    "slot-inspect": Step(["slot", "inspect"], "ops.slots.inspect_slot"),
+    "compare-too-early": Step(["compare", "-q"], "comparison.compare.compare", 1),
+    "plan-paused": Step(["plan"], "ops.plan.plan", first=["pause", "customers"]),
     "run-receive": Step(
-        ["run", "--once", "--only", "receive", "-q"], "run.run", 0, ["INSERT INTO customers VALUES (3, 'Cyd')"]
+        ["run", "--once", "--only", "receive", "-q"], "runtime.run.run", 0, ["INSERT INTO customers VALUES (3, 'Cyd')"]
     ),
-    "status-live": Step(["status"], "status.standing.status"),
-    "resync-dry": Step(["resync", "orders", "--dry-run", "-q"], "resync.resync"),
-    "resync": Step(["resync", "orders", "customers", "-q"], "resync.resync"),
-    "slot-advance": Step(["slot", "advance"], "slots.advance_slot", first=["slot", "advance"]),
+    "status-live": Step(["status"], "ops.status.status"),
+    "resync-dry": Step(["resync", "orders", "--dry-run", "-q"], "runtime.resync.resync"),
+    "resync": Step(["resync", "orders", "customers", "-q"], "runtime.resync.resync"),
+    "slot-advance": Step(["slot", "advance"], "ops.slots.advance_slot", first=["slot", "advance"]),
     "inspect-chain-source": Step(
-        ["inspect", "chain", "--against", "source", "-q"], "compare.against_source.against_source"
+        ["inspect", "chain", "--against", "source", "-q"], "comparison.bronze_vs_source.against_source"
     ),
     "record": Step(
         ["record", "shop.yaml", "shop.rec", "--transactions", "2", "--redact"],
-        "inspect.record.record",
+        "devtools.replay.record",
         meanwhile="UPDATE customers SET name = name || '.' WHERE id = 1",
     ),
-    "restart": Step(["restart"], "restart.restart"),
-    "slot-drop": Step(["slot", "drop"], "slots.drop_slot"),
+    "restart": Step(["restart"], "runtime.restart.restart"),
+    "slot-drop": Step(["slot", "drop"], "ops.slots.drop_slot"),
 }
 
 SAY_MORE = 17

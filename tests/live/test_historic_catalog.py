@@ -11,11 +11,10 @@ import pytest
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
+from cdc_lake.connectors.factory import source_view
 from cdc_lake.errors import NoReplicaIdentity
-from cdc_lake.model.relation import Missing, Relation, TableName
-from cdc_lake.model.span import Span
-from cdc_lake.model.succession import predecessors
-from cdc_lake.pipeline.server import source_view
+from cdc_lake.model.position import Span
+from cdc_lake.model.relation import Missing, Relation, TableName, predecessors
 from cdc_lake.testing.beside import until
 from tests.conftest import Database
 from tests.live.old_rows import layouts, words
@@ -426,6 +425,6 @@ def test_changes_that_land_under_a_partitions_name_are_found(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cause that was mended, planted again."""
-    monkeypatch.setattr("cdc_lake.decode.announced._of_root", lambda relation, _: relation)
+    monkeypatch.setattr("cdc_lake.decode.pgoutput.relations._of_root", lambda relation, _: relation)
     with pytest.raises(AssertionError, match="'D'"):
         test_changes_that_came_under_a_partitions_name_for_a_while_are_its_roots(database, tmp_path, streamed=False)

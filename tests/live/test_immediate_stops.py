@@ -17,7 +17,7 @@ import pytest
 
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.model.position import Lsn
-from cdc_lake.observe.progress import Progress
+from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.testing.beside import beside, streams, until
 from cdc_lake.testing.invariants import Known, invariants
 from cdc_lake.testing.ledger import at_source
@@ -67,7 +67,7 @@ def test_a_server_that_is_stopped_at_once_under_load_loses_nothing(tmp_path: Pat
         database = make_database(server)
         make_table(database)
         project = project_of(database, tmp_path, source={"mode": mode, "polling": {"interval": "50 ms"}})
-        told: list[Progress] = []
+        told: list[ProgressEvent] = []
         watch, rewound = Watch(project), 0
         with running(project, told) as receiver, beside(lambda stop: write_until(stop, database)):
             for round_ in range(STOPS):

@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc_lake.pipeline.check.doctor import check
-from cdc_lake.pipeline.check.postgres import dba_sql
+from cdc_lake.ops.check.postgres import dba_sql
+from cdc_lake.ops.check.runner import check
 from tests.conftest import Database
 from tests.live.test_receive_loop import bronze_rows, once, project_of
 

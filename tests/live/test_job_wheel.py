@@ -26,9 +26,9 @@ import yaml
 from cdc_lake.api import load_pipeline, open_bronze, read
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.deploy.secret_names import variable
-from cdc_lake.lake.control import control_tables
-from cdc_lake.pipeline.state.streams import is_complete
+from cdc_lake.control.streams import is_complete
+from cdc_lake.deploy.databricks_bundle import variable
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.testing.object_store import LocalStore
 from tests.conftest import Database
 
@@ -73,7 +73,7 @@ assert entry.load()() is None
 RUNTIME = """
 import shlex, sys
 from pyspark.sql import SparkSession
-from cdc_lake.lake.session import EXCLUDES, PACKAGES
+from cdc_lake.tables.spark_session import EXCLUDES, PACKAGES
 spark = (
     SparkSession.builder.appName("runtime").master("local[2]")
     .config("spark.jars.packages", ",".join(PACKAGES)).config("spark.jars.excludes", ",".join(EXCLUDES))

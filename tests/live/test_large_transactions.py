@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import SpoolFull, SpoolNotWritten
-from cdc_lake.observe import failpoint as at
-from cdc_lake.observe.progress import Progress
+from cdc_lake.observability import failpoints as at
+from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.testing.beside import streams, until
 from cdc_lake.testing.kills import KILLED
 from cdc_lake.testing.whole import assert_whole_transactions
@@ -160,7 +160,7 @@ def test_a_large_transaction_is_one_commit_of_many_files_seen_when_it_commits(
 ) -> None:
     project = pipeline(streaming, tmp_path, "large")
     once(project)
-    reader, told = bronze_reader(project), list[Progress]()
+    reader, told = bronze_reader(project), list[ProgressEvent]()
     with running(project, told), streaming.connect(autocommit=False) as conn:
         until(lambda: streams(told), "it streams")
         version = reader.version()

@@ -11,7 +11,7 @@ import pytest
 
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.model.relation import Missing, TableName
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture

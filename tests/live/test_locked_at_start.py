@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.errors import TableLocked
-from cdc_lake.pipeline.check.doctor import check
-from cdc_lake.source.connection import connect
-from cdc_lake.source.locks import holders
-from cdc_lake.source.tables import chooses
+from cdc_lake.ops.check.runner import check
+from cdc_lake.source.base import chooses
+from cdc_lake.source.postgres.connection import connect
+from cdc_lake.source.postgres.server import holders
 from tests.conftest import TESTED, Database
 from tests.live.test_large_transactions import landed, pipeline, streaming
 from tests.live.test_receive_loop import once
@@ -24,8 +24,8 @@ LOCKS = pytest.mark.skipif(TESTED < 16, reason="before 16 what a publication car
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc_lake.source.locks.LOCK_WAIT", "300ms")
-    monkeypatch.setattr("cdc_lake.source.locks.LOOK_WAIT", "100ms")
+    monkeypatch.setattr("cdc_lake.source.postgres.server.LOCK_WAIT", "300ms")
+    monkeypatch.setattr("cdc_lake.source.postgres.server.LOOK_WAIT", "100ms")
 
 
 @LOCKS

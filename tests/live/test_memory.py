@@ -21,8 +21,8 @@ import pytest
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.model.span import Span
+from cdc_lake.decode.gaussdb.records import Style
+from cdc_lake.model.position import Span
 from tests.conftest import Database, drop_database, make_database
 from tests.live import test_gaussdb_receive, test_receive_loop
 from tests.live.kill_grounds import decoding_server
@@ -40,21 +40,21 @@ SMALLER = SIZES[:3] if BUDGET >= 10 else (10, 30)
 ROW = 400  # bytes of a row as it is sent
 GROWTH, MOST = 1.2, 400  # times that of the smallest; MiB
 CHILD = """
-from cdc_lake.cli import lean_arrow
+from cdc_lake.cli import arrow_memory as lean_arrow
 lean_arrow.load()
 import sys, threading
 from pathlib import Path
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.testing.memory import hashing_beside, peak_mib
 root = Path(sys.argv[1])
 project = Project(Pipeline.model_validate_json((root / "pipeline.json").read_text()), root / "p.yaml", root)
 with hashing_beside() as beside:
     done = receive(
-        project, bronze_writer(project), once=True, stop=threading.Event(), tell=lean_arrow.giving_back(silent)
+        project, bronze_writer(project), once=True, stop=threading.Event(), report=lean_arrow.giving_back(silent)
     )
 print(done.changes, done.bytes, round(peak_mib()), round(max(beside, default=0)))
 """

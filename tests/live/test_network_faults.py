@@ -26,17 +26,16 @@ import pytest
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.connectors import snapshot_copy
+from cdc_lake.decode.gaussdb.records import Style
+from cdc_lake.devtools.replay import Limits, Recorded, record
 from cdc_lake.errors import ServerUnreachable
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.inspect.record import Limits, Recorded, record
-from cdc_lake.pipeline.receiving.attempts import SOURCE_PAUSES
-from cdc_lake.pipeline.receiving.loop import ReceiveSummary
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.pipeline.stream import copies_beside
-from cdc_lake.source.connection import connect, named
-from cdc_lake.source.gaussdb.connection import target_of
-from cdc_lake.source.wire import connect as wire
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.runtime.receive.loop import ReceiveSummary
+from cdc_lake.runtime.receive.receiver import SOURCE_PAUSES, receive
+from cdc_lake.source.gaussdb.server import target_of
+from cdc_lake.source.gaussdb.wire import session as wire
+from cdc_lake.source.postgres.connection import connect, translate_errors
 from cdc_lake.testing.beside import beside, streams, until
 from cdc_lake.testing.faulty_relay import FaultyRelay
 from cdc_lake.testing.gaussdb.faults import Faults
@@ -155,12 +154,14 @@ def opened(request: pytest.FixtureRequest, root: Path) -> Iterator[Opened]:
 
 
 def receiving(
-    project: Project, told: list[Progress], pauses: tuple[float, float] = AT_ONCE
+    project: Project, told: list[ProgressEvent], pauses: tuple[float, float] = AT_ONCE
 ) -> AbstractContextManager[Future[ReceiveSummary]]:
     """One receiver, as a service runs it."""
     bronze = bronze_writer(project)
     return beside(
-        lambda stop: receive(project, bronze, once=False, stop=stop, tell=told.append, pauses=pauses, slot_patience=60)
+        lambda stop: receive(
+            project, bronze, once=False, stop=stop, report=told.append, pauses=pauses, slot_patience=60
+        )
     )
 
 
@@ -199,7 +200,7 @@ def measured(line: Line, project: Project, receiver: Future[Any], session: psyco
 def test_a_connection_cut_at_any_byte_of_three_transactions_loses_and_repeats_nothing(
     line: Line, dice: random.Random
 ) -> None:
-    project, told = line.make_project(), list[Progress]()
+    project, told = line.make_project(), list[ProgressEvent]()
     with line.database.connect() as session, receiving(project, told) as receiver:
         until(lambda: streams(told) or receiver.done(), "it streams")
         size = measured(line, project, receiver, session)
@@ -225,7 +226,7 @@ def test_a_connection_cut_at_any_byte_of_three_transactions_loses_and_repeats_no
 
 
 def test_bytes_one_by_one_stalls_and_late_acknowledgements_are_lived_through(line: Line, dice: random.Random) -> None:
-    project, told = line.make_project(), list[Progress]()
+    project, told = line.make_project(), list[ProgressEvent]()
     line.relay.ack_delay = 0.5
     stall = 0.5 if BUDGET == 1 else 5.0
     line.relay.inject(Faults(single_bytes=10_000, stall_after=dice.randint(1, 500), stall_seconds=stall))
@@ -243,7 +244,7 @@ def test_a_peer_that_is_silent_for_ever_is_given_up_and_connected_to_again(line:
     """TCP acknowledges all the while, so only the silence tells."""
     more = {"decoding": {**test_gaussdb_receive.decoding(FAMILY), "sender-timeout": 1000}}
     project = line.make_project(silence_timeout="1 s", **(more if line.name == "mppdb_decoding" else {}))
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with line.database.admin() as admin:
         line.hasten(admin)
     numbers = itertools.count()
@@ -287,7 +288,7 @@ def asked(project: Project, statement: str) -> str:
     if isinstance(project.pipeline.source, FamilySource):
         with closing(wire.connect(target_of(project.family, project.root))) as wired:
             return str(wired.query(statement).rows[0][0])
-    with closing(connect(project.postgres, project.root)) as session, named("asking"):
+    with closing(connect(project.postgres, project.root)) as session, translate_errors("asking"):
         return str((session.execute(statement.encode()).fetchone() or ("",))[0])
 
 
@@ -297,7 +298,7 @@ def asked(project: Project, statement: str) -> str:
 def test_a_copy_that_the_server_does_not_answer_holds_up_no_stream(
     line: Line, gone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies_beside, "AGAIN", 0.5)
+    monkeypatch.setattr(snapshot_copy, "AGAIN", 0.5)
     more = {"decoding": {**test_gaussdb_receive.decoding(FAMILY), "sender-timeout": 1000}}
     given = {"silence_timeout": "2 s", **(more if line.name == "mppdb_decoding" else {})}
     with line.database.admin() as admin, line.database.connect() as session:
@@ -305,9 +306,9 @@ def test_a_copy_that_the_server_does_not_answer_holds_up_no_stream(
         session.execute("CREATE TABLE u (id int PRIMARY KEY); INSERT INTO u VALUES (1), (2)")
         test_receive_loop.once(line.make_project(tables=["public.t"], **given))
         line.write_three(session, 0)
-        project, told = line.make_project(tables=["public.t", "public.u"], **given), list[Progress]()
+        project, told = line.make_project(tables=["public.t", "public.u"], **given), list[ProgressEvent]()
 
-        def tell(one: Progress) -> None:
+        def tell(one: ProgressEvent) -> None:
             told.append(one)
             if one.stage == "snapshot" and one.text.startswith("copy ") and not severed:
                 if gone == "hush":  # TCP tells nothing of it, and so only a stream is given up
@@ -319,7 +320,7 @@ def test_a_copy_that_the_server_does_not_answer_holds_up_no_stream(
         severed: list[float] = []
         bronze = bronze_writer(project)
         with beside(
-            lambda stop: receive(project, bronze, once=False, stop=stop, tell=tell, pauses=AT_ONCE, slot_patience=60)
+            lambda stop: receive(project, bronze, once=False, stop=stop, report=tell, pauses=AT_ONCE, slot_patience=60)
         ) as receiver:
             until(lambda: severed or receiver.done(), "it copies")
             line.write_three(session, 1)
@@ -338,14 +339,14 @@ def test_a_copy_that_the_server_does_not_answer_holds_up_no_stream(
 def test_a_recording_of_a_peer_that_is_silent_for_ever_ends(line: Line, tmp_path: Path) -> None:
     more = {"decoding": {**test_gaussdb_receive.decoding(FAMILY), "sender-timeout": 4000}}
     project = line.make_project(silence_timeout="2 s", **(more if line.name == "mppdb_decoding" else {}))
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with line.database.admin() as admin, line.database.connect() as session:
         line.hasten(admin)
         if line.name == "pgoutput":
             session.execute(f"CREATE PUBLICATION {project.publication} FOR TABLE t".encode())
 
     def recorded(stop: threading.Event) -> Recorded:
-        return record(project, tmp_path / "a.rec", Limits(seconds=60), stop=stop, tell=told.append)
+        return record(project, tmp_path / "a.rec", Limits(seconds=60), stop=stop, report=told.append)
 
     with pytest.raises(ServerUnreachable, match="not even the answer"), beside(recorded) as recording:  # noqa: PT012 - what it lives through
         until(lambda: line.relay.streams or recording.done(), "it records")
@@ -382,7 +383,7 @@ def test_a_source_that_is_away_is_tried_once_a_second_and_read_again_when_it_is_
     if BUDGET == 1 and line.name == "test_decoding":
         pytest.skip("with a greater budget: what reconnects does not see the plugin")
     """The attempt behind its return is the one that reads, so what it takes is the pause and one connection."""
-    project, told = line.make_project(), list[Progress]()
+    project, told = line.make_project(), list[ProgressEvent]()
     attempts, took = 0, list[float]()
     with line.database.connect() as session, receiving(project, told, SOURCE_PAUSES) as receiver:
         for times, seconds in enumerate(OUTAGES):

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import OptionRefused
 from cdc_lake.model.change import DDL_MESSAGES
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.check.doctor import ddl_sql
-from cdc_lake.pipeline.check.postgres import findings
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.ops.check.postgres import findings
+from cdc_lake.ops.check.runner import ddl_sql
 from cdc_lake.testing.beside import streams, until
 from tests.conftest import Database
 from tests.live.old_rows import layouts, words
@@ -111,7 +111,7 @@ def test_a_transaction_whose_commit_follows_a_landed_message_in_the_log_is_not_p
         if conn.info.server_version < 170_000:
             pytest.skip("before PostgreSQL 17 a message is sent only once something else is flushed behind it")
         conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        told: list[Progress] = []
+        told: list[ProgressEvent] = []
         with running(project, told):
             until(lambda: streams(told))
             open_.execute("INSERT INTO t VALUES (1)")
@@ -246,7 +246,7 @@ def test_without_the_trigger_a_receiver_that_is_behind_takes_the_shortest_histor
 
 
 def test_a_forged_message_is_said_and_changes_nothing(database: Database, tmp_path: Path) -> None:
-    project, said = pipeline_of(database, tmp_path, messages=True), list[Progress]()
+    project, said = pipeline_of(database, tmp_path, messages=True), list[ProgressEvent]()
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
         once(project)

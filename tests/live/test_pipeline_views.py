@@ -15,18 +15,17 @@ import pytest
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
-from cdc_lake.config.load import load_project
+from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
+from cdc_lake.control.cuts import table_facts
 from cdc_lake.errors import AuthenticationRefused, NoReplicaIdentity, SlotMissing, SparkNotStarted
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.control_rows import CutRow
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.check.doctor import check, dba_sql
-from cdc_lake.pipeline.plan import ActionKind, plan
-from cdc_lake.pipeline.receiving.process import ReceiverProcess
-from cdc_lake.pipeline.run import run
-from cdc_lake.pipeline.state.cuts import table_facts
-from cdc_lake.pipeline.status.standing import status
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.ops.check.runner import check, dba_sql
+from cdc_lake.ops.plan import ActionKind, plan
+from cdc_lake.ops.status import status
+from cdc_lake.runtime.run import ReceiverProcess, run
+from cdc_lake.tables.control_schema import CutRow
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.testing.beside import until
 from tests.conftest import Database
 from tests.mistakes import kept
@@ -41,7 +40,7 @@ def project(database: Database, tmp_path: Path) -> Project:
 
 
 def receive(project: Project) -> None:
-    run(project, once=True, only="receive", stop=threading.Event(), tell=lambda _: None)
+    run(project, once=True, only="receive", stop=threading.Event(), report=lambda _: None)
 
 
 def drop_slot(database: Database, project: Project) -> None:
@@ -137,8 +136,8 @@ def test_a_run_says_that_spark_starts_if_it_has_to_wait_for_it_and_starts_none_w
         until(lambda: "starting Spark" in told, "it was not said", 60)
         raise SparkNotStarted("it was not to")
 
-    monkeypatch.setattr("cdc_lake.lake.session.require_java", lambda: None)
-    monkeypatch.setattr("cdc_lake.lake.session.start", slow)
+    monkeypatch.setattr("cdc_lake.tables.spark_session.require_java", lambda: None)
+    monkeypatch.setattr("cdc_lake.tables.spark_session.start", slow)
     receive(project)
     if not needed:
         state = bronze_reader(project).state()
@@ -147,7 +146,7 @@ def test_a_run_says_that_spark_starts_if_it_has_to_wait_for_it_and_starts_none_w
         control_tables(project).record(cut)  # as if silver had it
     ends = pytest.raises(SparkNotStarted) if needed else nullcontext()
     with ends:
-        run(project, once=True, only=None, stop=threading.Event(), tell=lambda one: told.append(one.text))
+        run(project, once=True, only=None, stop=threading.Event(), report=lambda one: told.append(one.text))
     assert told.count("starting Spark") == needed
 
 
@@ -163,7 +162,7 @@ def test_the_receiver_comes_back_when_it_is_killed_and_goes_when_asked(database:
         until(lambda: (now := reader_of(database, project)) is not None and now != first)
         stop.set()
     assert not [p for p in Path("/proc").iterdir() if p.name.isdigit() and is_receiver(p, project)]
-    assert any(isinstance(p, Progress) and p.stage == "retry" for p in told)
+    assert any(isinstance(p, ProgressEvent) and p.stage == "retry" for p in told)
     drop_slot(database, project)
 
 

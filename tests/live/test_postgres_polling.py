@@ -14,31 +14,31 @@ from unittest import mock
 import psycopg
 import pytest
 
+from cdc_lake.bronze.contract import BronzeCommit, StreamCheckpoint, Tabulate, TransactionBatch
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.bronze.port import BronzeState, ClosedBatch, Landed, Tabulate
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import PostgresSource
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.raw import Raw
+from cdc_lake.connectors.factory import kept_wal
+from cdc_lake.connectors.postgres.comparison import postgres_side
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.transaction import ReceivedTransaction
 from cdc_lake.errors import BronzeNotWritten, ServerBusy, SlotActive
-from cdc_lake.model.span import Span
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.check.postgres import findings
-from cdc_lake.pipeline.postgres.side import postgres_side
-from cdc_lake.pipeline.receiving import attempts
-from cdc_lake.pipeline.receiving import loop as receiving
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.pipeline.server import kept_wal
-from cdc_lake.pipeline.slots import advance_slot, drop_slot, list_slots
-from cdc_lake.pipeline.status.standing import status
-from cdc_lake.source import polling, postgres_polling
-from cdc_lake.source import settled as settled_module
-from cdc_lake.source.connection import connect
-from cdc_lake.source.plugins import message_options
-from cdc_lake.source.postgres import PostgresStream
-from cdc_lake.source.postgres_polling import PostgresFunctions
-from cdc_lake.source.server import identify
+from cdc_lake.model.position import Span
+from cdc_lake.observability.events import silent
+from cdc_lake.ops.check.postgres import findings
+from cdc_lake.ops.slots import advance_slot, drop_slot, list_slots
+from cdc_lake.ops.status import status
+from cdc_lake.runtime.receive import loop as receiving
+from cdc_lake.runtime.receive import receiver as attempts
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.source import polling
+from cdc_lake.source.postgres import snapshot as settled_module
+from cdc_lake.source.postgres import stream as postgres_polling
+from cdc_lake.source.postgres.connection import connect
+from cdc_lake.source.postgres.plugins import message_options
+from cdc_lake.source.postgres.server import identify
+from cdc_lake.source.postgres.stream import PostgresSlotFunctions, PostgresStream
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.kills import receive_until_killed
 from cdc_lake.testing.memory import peak_mib
@@ -216,7 +216,7 @@ def test_the_copy_under_writers_ends_exactly_where_the_slot_begins(
 def test_another_snapshot_is_taken_where_the_log_has_another_order(database: Database, tmp_path: Path) -> None:
     """A transaction that the snapshot does not show stands before one that it shows: brought about by force."""
     project = polled(database, tmp_path, "pgoutput")
-    shows, turns = settled_module.Visible.shows, []
+    shows, turns = settled_module.SnapshotPredicate.shows, []
 
     def at_first_otherwise(self: Any, xid: int, position: int) -> bool:
         turns.append(xid)
@@ -228,12 +228,12 @@ def test_another_snapshot_is_taken_where_the_log_has_another_order(database: Dat
             conn.execute("INSERT INTO notes VALUES (3)")
         return ended(*given, **named)
 
-    ended = settled_module._ended
+    ended = settled_module._wait_for_running
     with database.connect() as conn:
         conn.execute("CREATE TABLE notes (id int PRIMARY KEY); INSERT INTO notes VALUES (1)")
         with (
-            mock.patch.object(settled_module.Visible, "shows", at_first_otherwise),
-            mock.patch.object(settled_module, "_ended", between),
+            mock.patch.object(settled_module.SnapshotPredicate, "shows", at_first_otherwise),
+            mock.patch.object(settled_module, "_wait_for_running", between),
         ):
             assert once(project).snapshot_rows == 3
     assert turns.count(turns[0]) == 2
@@ -243,7 +243,7 @@ def test_another_snapshot_is_taken_where_the_log_has_another_order(database: Dat
 def test_a_transaction_that_runs_is_waited_for(database: Database, tmp_path: Path) -> None:
     """One that begins behind the slot's making: its commit record may be in the log long before it can be seen."""
     project = polled(database, tmp_path, "pgoutput")
-    ended, looks = settled_module._ended, []
+    ended, looks = settled_module._wait_for_running, []
     with database.connect() as conn, database.connect(autocommit=False) as other:
         conn.execute("CREATE TABLE notes (id int PRIMARY KEY)")
 
@@ -258,7 +258,7 @@ def test_a_transaction_that_runs_is_waited_for(database: Database, tmp_path: Pat
 
             ended(session, look)
 
-        with mock.patch.object(settled_module, "_ended", with_another):
+        with mock.patch.object(settled_module, "_wait_for_running", with_another):
             assert once(project).snapshot_rows == 1
     assert len(looks) >= 3
 
@@ -295,7 +295,7 @@ def test_somebody_who_looks_into_the_slot_is_waited_for(database: Database, tmp_
         holder = PostgresStream(
             connect(source, Path("/"), replication=True), "polled", options, state.confirm, status_interval=10
         )
-        functions = PostgresFunctions(
+        functions = PostgresSlotFunctions(
             session, session, "polled", "pgoutput", options, clock=lambda: now[0], pause=lambda _: holder.close()
         )
         assert functions.peek(1) is None
@@ -324,13 +324,15 @@ class Outage(DeltaBronze):
     over = False
     tried = 0
 
-    def append(self, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = tabulate) -> Landed:
+    def append(
+        self, batch: TransactionBatch | Sequence[ReceivedTransaction], tabulate: Tabulate = tabulate
+    ) -> BronzeCommit:
         """See BronzeWriter."""
         self.tried += 1
         self._reach()
         return super().append(batch, tabulate)
 
-    def state(self) -> BronzeState | None:
+    def state(self) -> StreamCheckpoint | None:
         """See BronzeWriter."""
         self._reach()
         return super().state()
@@ -354,7 +356,7 @@ def test_while_the_lake_is_away_the_server_holds_no_snapshot_for_what_is_not_rea
             rows = "INSERT INTO notes SELECT %s + n, repeat('x', 6000) FROM generate_series(1, 100) AS n"
             conn.execute(rows, [100 * n])
     bronze = Outage(project.bronze, "os")
-    with beside(lambda stop: receive(project, bronze, once=False, stop=stop, tell=silent)) as receiver:
+    with beside(lambda stop: receive(project, bronze, once=False, stop=stop, report=silent)) as receiver:
         until(lambda: bronze.tried >= 3 or receiver.done(), "the lake goes away")
         assert snapshots_held(database) == 1
         until(lambda: not snapshots_held(database) or receiver.done(), "the server's snapshot goes")
@@ -370,7 +372,9 @@ class Slow(DeltaBronze):
 
     commits = 0
 
-    def append(self, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = tabulate) -> Landed:
+    def append(
+        self, batch: TransactionBatch | Sequence[ReceivedTransaction], tabulate: Tabulate = tabulate
+    ) -> BronzeCommit:
         """See BronzeWriter."""
         self.commits += 1
         time.sleep(1)
@@ -393,7 +397,7 @@ def test_commits_that_take_longer_than_an_answer_may_wait_cost_reconnects_and_no
             rows = "INSERT INTO notes SELECT %s + n, repeat('x', 6000) FROM generate_series(1, 100) AS n"
             conn.execute(rows, [100 * n])
     bronze = Slow(project.bronze, "os")
-    with beside(lambda stop: receive(project, bronze, once=goal, stop=stop, tell=silent)) as receiver:
+    with beside(lambda stop: receive(project, bronze, once=goal, stop=stop, report=silent)) as receiver:
         until(lambda: receiver.done() or tables_from_bronze(project) == tables_at_source(database), "all of it lands")
     assert 1 <= receiver.result().reconnects <= bronze.commits, "each of them got further"
     assert bronze.commits <= 2 * 12, "nor is anything landed again and again"

@@ -17,7 +17,7 @@ import pytest
 
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.pipeline.inspect.parked import inspect_parked
+from cdc_lake.runtime.receive.lag import inspect_parked
 from cdc_lake.testing.server import EmbeddedServer
 from cdc_lake.testing.workload import Workload
 from tests.conftest import Database

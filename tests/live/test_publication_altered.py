@@ -12,12 +12,12 @@ import pytest
 
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.project import Project
+from cdc_lake.connectors.base import ActionKind
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.check.doctor import check
-from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.ports.action import ActionKind
-from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.ops.check.runner import check
+from cdc_lake.ops.plan import plan
+from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.testing.beside import beside, streams, until
 from tests.conftest import TESTED, Database
 from tests.live.test_receive_loop import bronze_rows, once, project_of, tables_at_source
@@ -41,7 +41,7 @@ def assert_as_at_source(project: Project, database: Database) -> None:
 
 def again(project: Project) -> list[str]:
     """Receives, and gives the tables that were copied again for it."""
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     once(project, told.append)
     return [one.text for one in told if one.text.endswith("is copied again")]
 
@@ -68,11 +68,11 @@ def test_a_table_that_was_out_of_the_publication_for_a_while_is_copied_again(
 def test_a_receiver_that_runs_notices_it_at_the_next_change_and_goes_on(
     database: Database, tmp_path: Path, shop: psycopg.Connection[Any]
 ) -> None:
-    project, told = project_of(database, tmp_path), list[Progress]()
+    project, told = project_of(database, tmp_path), list[ProgressEvent]()
     name = project.publication
 
     def run(stop: threading.Event) -> None:
-        receive(project, bronze_writer(project), once=False, stop=stop, tell=told.append, pauses=(0.01, 0.01))
+        receive(project, bronze_writer(project), once=False, stop=stop, report=told.append, pauses=(0.01, 0.01))
 
     with beside(run):
         until(lambda: streams(told))
@@ -139,7 +139,7 @@ def test_a_pipeline_that_copies_nothing_says_what_is_missing_and_goes_on(
 ) -> None:
     project = project_of(database, tmp_path, snapshot={"mode": "none"})
     once(project)
-    name, told = project.publication, list[Progress]()
+    name, told = project.publication, list[ProgressEvent]()
     shop.execute(f"ALTER PUBLICATION {name} DROP TABLE t; ALTER PUBLICATION {name} ADD TABLE t")
     shop.execute("INSERT INTO t VALUES (3, 'seen')")
     once(project, told.append)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cdc_lake.errors import AuthenticationRefused, OptionRefused, ServerSettings
-from cdc_lake.pipeline.check.doctor import check
-from cdc_lake.pipeline.plan import plan
+from cdc_lake.ops.check.runner import check
+from cdc_lake.ops.plan import plan
 from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture

@@ -15,28 +15,28 @@ import pytest
 import yaml
 from psycopg import sql
 
-from cdc_lake.config.load import load_project
+from cdc_lake.config.loader import load_project
 from cdc_lake.config.source import PostgresSource
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.connectors.gaussdb import decoding as family_facts
+from cdc_lake.connectors.postgres.server_checks import tables as table_facts
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.pgoutput.assembler import Assembler
 from cdc_lake.errors import NoReplicaIdentity, PublicationUnfit
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.pipeline.check.postgres import dba_sql
-from cdc_lake.pipeline.gaussdb import facts as family_facts
-from cdc_lake.pipeline.postgres.facts import tables as table_facts
-from cdc_lake.source import publication, quoting, slot, snapshot
-from cdc_lake.source.catalog import SourceCatalog, check_identities, relation_of
-from cdc_lake.source.connection import Session, connect
+from cdc_lake.ops.check.postgres import dba_sql
+from cdc_lake.source import sql_text
 from cdc_lake.source.gaussdb import catalog
-from cdc_lake.source.gaussdb.catalog import FamilyTables
-from cdc_lake.source.gaussdb.snapshot import FamilyReader
-from cdc_lake.source.plugins import message_options
-from cdc_lake.source.postgres import PostgresStream
-from cdc_lake.source.rows import read_blocks
-from cdc_lake.source.visible import visible
-from cdc_lake.source.wire.connect import connect as wire_connect
-from cdc_lake.source.wire.target import WireTarget, WireTls
+from cdc_lake.source.gaussdb.catalog import GaussDbCatalog
+from cdc_lake.source.gaussdb.snapshot import GaussDbReader
+from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
+from cdc_lake.source.gaussdb.wire.session import connect as wire_connect
+from cdc_lake.source.postgres import publication, slot, snapshot
+from cdc_lake.source.postgres.catalog import SourceCatalog, check_identities, relation_of
+from cdc_lake.source.postgres.connection import Session, connect
+from cdc_lake.source.postgres.plugins import message_options
+from cdc_lake.source.postgres.snapshot_visibility import read_blocks, visible
+from cdc_lake.source.postgres.stream import PostgresStream
 from cdc_lake.testing.gaussdb.standin import Settings, StandIn
 from tests.conftest import Database
 from tests.odd_names import odd_names, odd_text
@@ -134,7 +134,7 @@ def test_the_stream_brings_the_rows(database: Database, odd: list[Odd]) -> None:
     with opened(database) as session, opened(database, replication=True) as making:
         keyed = [one for one in odd if one.keyed]
         publication.create_publication(session, name, [one.name for one in keyed])
-        carried = publication.published(session, name)
+        carried = publication.load_published_tables(session, name)
         assert [(p.table, p.columns) for p in carried] == sorted((one.name, one.columns) for one in keyed), SEED
         made = slot.export_slot(making, "odd")
         slot.keep_slot(session, made, "odd")
@@ -169,7 +169,7 @@ def test_statements_that_errors_name_do_what_they_say(database: Database, odd: l
         with pytest.raises(PublicationUnfit) as unfit:
             publication.check_published("pub", names[:1], names)
         admin.execute(unfit.value.remedy.encode())
-        assert {p.table for p in publication.published(session, "pub")} == set(names), SEED
+        assert {p.table for p in publication.load_published_tables(session, "pub")} == set(names), SEED
 
 
 def test_what_check_tells_the_superuser_lets_an_odd_role_work(
@@ -189,10 +189,12 @@ def test_what_check_tells_the_superuser_lets_an_odd_role_work(
         with database.admin() as admin:
             admin.execute(said.encode())
         with opened(database) as session:
-            assert {p.table for p in publication.published(session, project.publication)} >= {o.name for o in odd}, SEED
+            assert {p.table for p in publication.load_published_tables(session, project.publication)} >= {
+                o.name for o in odd
+            }, SEED
         own = connect(project.postgres, ROOT)
         for one in odd:
-            statement = f"SELECT count(*) FROM {quoting.quoted(one.name)}"
+            statement = f"SELECT count(*) FROM {sql_text.quote_table(one.name)}"
             assert own.execute(statement.encode()).fetchone() == (2,), SEED
         own.close()
         connect(project.postgres, ROOT, replication=True).close()
@@ -216,8 +218,8 @@ def test_a_server_of_the_gaussdb_family_is_asked_the_same(database: Database, od
         assert [tuple(c.name for c in found[one.name].columns) for one in odd] == [one.columns for one in odd], SEED
         assert [found[one.name].primary_key for one in odd] == [one.columns[: one.keyed] for one in odd], SEED
         assert [f.table for f in family_facts.tables(session, names)] == names, SEED
-        reader = FamilyReader(session, 10, Codec())
-        layouts = Layouts(FamilyTables(session), Codec())
+        reader = GaussDbReader(session, 10, Codec())
+        layouts = RelationResolver(GaussDbCatalog(session), Codec())
         for one in odd:
             chunks = list(reader.read(layouts.relation_of(one.name)))
             assert sorted(tuple(row) for chunk in chunks for row in chunk.to_pylist()) == sorted(one.rows), SEED
@@ -226,7 +228,7 @@ def test_a_server_of_the_gaussdb_family_is_asked_the_same(database: Database, od
         session.close()
     finally:
         process.stop()
-    wanted = [quoting.quoted(one.name) for one in odd if not one.keyed]
+    wanted = [sql_text.quote_table(one.name) for one in odd if not one.keyed]
     for name in wanted:
         assert f"ALTER TABLE {name} REPLICA IDENTITY FULL" in bare.value.remedy, SEED
 
@@ -238,7 +240,7 @@ def test_a_text_arrives_as_it_is_whatever_the_server_takes_backslashes_for(datab
     with database.connect() as session:
         session.execute(f"SET standard_conforming_strings = {conforming}".encode())
         session.execute("SET escape_string_warning = off")
-        listed = ", ".join(f"({number}, {quoting.literal(text)})" for number, text in enumerate(texts))
+        listed = ", ".join(f"({number}, {sql_text.literal(text)})" for number, text in enumerate(texts))
         rows = session.execute(f"SELECT t FROM (VALUES {listed}) AS v(n, t) ORDER BY n".encode()).fetchall()
     assert [text for (text,) in rows] == texts, SEED
 

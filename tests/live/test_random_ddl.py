@@ -17,8 +17,8 @@ import pytest
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.span import Span
 from tests.conftest import Database
 from tests.live.test_evolution_live import project_of, receive
 from tests.seeds import seeds

@@ -35,9 +35,9 @@ from cdc_lake.errors import (
     Unconvertible,
 )
 from cdc_lake.model.relation import Column, TableName
-from cdc_lake.pipeline.restart import restart
-from cdc_lake.pipeline.resync import resync
-from cdc_lake.source.printing import PRINTING
+from cdc_lake.runtime.restart import restart
+from cdc_lake.runtime.resync import resync
+from cdc_lake.source.sql_text import PRINTING
 from cdc_lake.testing.altered import SETUP, Altered
 from cdc_lake.testing.folded import Folded, Row
 from tests.conftest import Database

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.testing.altered import MADE
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture

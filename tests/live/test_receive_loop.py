@@ -16,13 +16,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from cdc_lake.bronze.contract import BronzeCommit, Tabulate, TransactionBatch
 from cdc_lake.bronze.open import bronze_writer
-from cdc_lake.bronze.port import ClosedBatch, Landed, Tabulate
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.raw import Raw
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.transaction import ReceivedTransaction
 from cdc_lake.errors import (
     BronzeAhead,
     CdcLakeError,
@@ -34,14 +34,13 @@ from cdc_lake.errors import (
     SlotForeign,
     SlotMissing,
 )
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.lease import lease
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.receiving.loop import ReceiveSummary
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.source.printing import PRINTING
-from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.observability.events import ProgressEvent, silent
+from cdc_lake.runtime.receive.loop import ReceiveSummary
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.source.base import StreamIdentity
+from cdc_lake.source.sql_text import PRINTING
+from cdc_lake.tables.control_tables import ControlTables, lease
 from cdc_lake.testing.beside import beside, streams, until
 from cdc_lake.testing.workload import SHAPES, Workload
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
@@ -66,14 +65,14 @@ def project_of(database: Database, root: Path, **changes: Any) -> Project:
 
 
 def once(
-    project: Project, tell: Callable[[Progress], None] = silent, slot_patience: float = 60, **given: Any
+    project: Project, tell: Callable[[ProgressEvent], None] = silent, slot_patience: float = 60, **given: Any
 ) -> ReceiveSummary:
     return receive(
         project,
         bronze_writer(project),
         once=True,
         stop=threading.Event(),
-        tell=tell,
+        report=tell,
         slot_patience=slot_patience,
         **given,
     )
@@ -205,10 +204,10 @@ def test_the_slot_goes_on_while_apply_stands_in_a_merge(database: Database, tmp_
     assert all(first is not None and then is not None and then - first > 100_000 for first, then in pairwise(seen))
 
 
-def running(project: Project, told: list[Progress]) -> AbstractContextManager[Future[ReceiveSummary]]:
+def running(project: Project, told: list[ProgressEvent]) -> AbstractContextManager[Future[ReceiveSummary]]:
     """The loop in a thread, as a long-running receiver."""
     bronze = DeltaBronze(project.bronze, "os")
-    return beside(lambda stop: receive(project, bronze, once=False, stop=stop, tell=told.append))
+    return beside(lambda stop: receive(project, bronze, once=False, stop=stop, report=told.append))
 
 
 def test_a_server_that_restarts_and_one_that_dies_under_load_are_met_again(tmp_path: Path) -> None:
@@ -219,7 +218,7 @@ def test_a_server_that_restarts_and_one_that_dies_under_load_are_met_again(tmp_p
         project = project_of(database, tmp_path)
         with database.connect() as conn:
             Workload(conn, seed=1).create_tables()
-        told: list[Progress] = []
+        told: list[ProgressEvent] = []
 
         with running(project, told) as receiver:
             until(lambda: streams(told), "it streams")
@@ -276,7 +275,9 @@ def test_changes_of_a_table_altered_and_dropped_before_they_are_read_still_land(
 class Slow(DeltaBronze):
     """A bronze table on a very slow disk."""
 
-    def append(self, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = tabulate) -> Landed:
+    def append(
+        self, batch: TransactionBatch | Sequence[ReceivedTransaction], tabulate: Tabulate = tabulate
+    ) -> BronzeCommit:
         time.sleep(1.5)
         return super().append(batch, tabulate)
 
@@ -293,7 +294,7 @@ def test_a_commit_longer_than_the_servers_patience_does_not_break_the_connection
         )
         for n in range(60):  # three batches: one in the commit, one full, one that has to wait in the server
             conn.execute("INSERT INTO t VALUES (%s, repeat('x', 2000))", [n])
-        done = receive(project, Slow(project.bronze, "os"), once=True, stop=threading.Event(), tell=silent)
+        done = receive(project, Slow(project.bronze, "os"), once=True, stop=threading.Event(), report=silent)
         assert done.reconnects == 0
         assert done.transactions == 60
         assert_equal_to_source(project, database)
@@ -305,7 +306,9 @@ class Chased(DeltaBronze):
     def chased_by(self, conn: psycopg.Connection[Any], times: int) -> None:
         self._conn, self.left = conn, times
 
-    def append(self, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = tabulate) -> Landed:
+    def append(
+        self, batch: TransactionBatch | Sequence[ReceivedTransaction], tabulate: Tabulate = tabulate
+    ) -> BronzeCommit:
         if self.left:
             self.left -= 1
             self._conn.execute("INSERT INTO t DEFAULT VALUES")
@@ -321,7 +324,7 @@ def test_a_server_that_is_never_idle_does_not_keep_a_run_from_ending(database: D
         conn.execute("INSERT INTO t DEFAULT VALUES")
         bronze = Chased(project.bronze, "os")
         bronze.chased_by(other, 40)
-        done = receive(project, bronze, once=True, stop=threading.Event(), tell=silent)
+        done = receive(project, bronze, once=True, stop=threading.Event(), report=silent)
         assert 1 <= done.transactions < 10, "what was committed at the start, and the little that was under way"
         assert bronze.left > 30
         once(project)
@@ -332,7 +335,7 @@ def test_stopping_confirms_what_landed_and_nothing_more(database: Database, tmp_
     project = project_of(database, tmp_path)
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        told: list[Progress] = []
+        told: list[ProgressEvent] = []
         with running(project, told) as receiver:
             until(lambda: streams(told))
             for n in range(50):
@@ -397,7 +400,7 @@ def test_a_slot_that_others_advanced_or_recreated_says_how_much_is_missing(lande
 
 def test_a_slot_that_somebody_reads_is_waited_for_and_then_named(landed: tuple[Database, Project]) -> None:
     database, project = landed
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with running(project, told):
         until(lambda: streams(told))
         with pytest.raises(SlotActive) as caught:
@@ -450,7 +453,7 @@ def test_a_table_rewritten_before_its_copy_is_not_copied_as_empty(database: Data
             "CREATE TABLE t (id int PRIMARY KEY, x int); INSERT INTO t SELECT n, n FROM generate_series(1, 9) n"
         )
 
-        def rewrite(progress: Progress) -> None:
+        def rewrite(progress: ProgressEvent) -> None:
             if progress.text.startswith("initial copy"):
                 conn.execute("ALTER TABLE t ALTER COLUMN x TYPE bigint")
 

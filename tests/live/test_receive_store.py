@@ -13,17 +13,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
-from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
+from cdc_lake.control.status_files import ReceiverNote
 from cdc_lake.errors import CdcLakeError, Retry, StoreBehind, StoreUnavailable
 from cdc_lake.model.position import Lsn
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.pipeline.state.receiver_note import ReceiverNote
-from cdc_lake.pipeline.status.receiver_metrics import ReceiverMetrics
-from cdc_lake.pipeline.status.standing import status
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.ops.status import status
+from cdc_lake.runtime.receive.metrics import ReceiverMetrics
+from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.faults import Pipeline
 from cdc_lake.testing.faulty_store import Chance, Fault, FaultyStore, honest
@@ -37,7 +37,7 @@ from tests.seeds import one_seed
 from tests.unit.test_metrics import get
 
 pytestmark = pytest.mark.live
-NOTHING = BronzeState("", 0, -1, -1, b"")
+NOTHING = StreamCheckpoint("", 0, -1, -1, b"")
 
 
 @pytest.fixture(scope="module")
@@ -158,17 +158,17 @@ def receiving(
     project: Project,
     workload: Workload,
     conn: psycopg.Connection[Any],
-    told: list[Progress],
+    told: list[ProgressEvent],
     *,
     slot_patience: int,
     watched: ReceiverMetrics | None = None,
 ) -> Iterator[Future[Any]]:
     """A receiver that has landed something; it is asked to stop at the end and waited for."""
-    writer, heard = bronze_writer(project), told.append if watched is None else watched.heard
+    writer, heard = bronze_writer(project), told.append if watched is None else watched.on_progress
     pulse = None if watched is None else watched.pulse
 
     def loop(stop: threading.Event) -> Any:
-        return receive(project, writer, once=False, stop=stop, tell=heard, slot_patience=slot_patience, pulse=pulse)
+        return receive(project, writer, once=False, stop=stop, report=heard, slot_patience=slot_patience, pulse=pulse)
 
     with beside(loop) as run:
         until(lambda: _read_by(conn) or run.done())
@@ -181,7 +181,7 @@ def receiving(
 def test_a_receiver_outlasts_a_store_that_is_away_and_keeps_its_connection(
     database: Database, tmp_path: Path, store: LocalStore, kind: str
 ) -> None:
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with FaultyStore(store) as proxy, database.connect() as conn:
         conn.execute(f"ALTER DATABASE {database.name} SET wal_sender_timeout = '2s'")
         project = stored(database, tmp_path, kind, proxy.endpoint)
@@ -227,7 +227,7 @@ def test_a_receiver_outlasts_a_store_that_is_away_and_keeps_its_connection(
 def test_a_receiver_that_waits_for_its_store_can_be_stopped_and_cut_off(
     database: Database, tmp_path: Path, store: LocalStore, end: str
 ) -> None:
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with FaultyStore(store) as proxy, database.connect() as conn:
         project = stored(database, tmp_path, "delta", proxy.endpoint)
         workload = Workload(conn, seed=6)

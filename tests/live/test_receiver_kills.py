@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.observe import failpoint as at
-from cdc_lake.pipeline.compare.against_source import against_source
+from cdc_lake.comparison.bronze_vs_source import against_source
+from cdc_lake.observability import failpoints as at
 from cdc_lake.testing.kills import (
     KILLED,
     RECEIVING,

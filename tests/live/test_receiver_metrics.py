@@ -15,15 +15,15 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cdc_lake.config.load import load_project
-from cdc_lake.config.observe import Observe
+from cdc_lake.config.loader import load_project
+from cdc_lake.config.model import Observe
 from cdc_lake.config.project import Project
 from cdc_lake.errors import MetricsNotServed
-from cdc_lake.observe.metric_names import METRICS, Loop
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.receiving.process import ReceiverProcess
-from cdc_lake.pipeline.run import run
-from cdc_lake.pipeline.status import health, source_looks
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.observability.metrics import METRICS, Loop
+from cdc_lake.runtime.receive import metrics as health
+from cdc_lake.runtime.receive import metrics as source_looks
+from cdc_lake.runtime.run import ReceiverProcess, run
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.ports import free_port
 from tests.conftest import CDC_PASSWORD, Database
@@ -43,9 +43,9 @@ def project(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @contextmanager
-def receiving(project: Project, told: list[Progress]) -> Iterator[None]:
+def receiving(project: Project, told: list[ProgressEvent]) -> Iterator[None]:
     """A receiver without end, in a thread; what it raises is raised at the end."""
-    with beside(lambda stop: run(project, once=False, only="receive", stop=stop, tell=told.append)):
+    with beside(lambda stop: run(project, once=False, only="receive", stop=stop, report=told.append)):
         yield
     logged(told)
 
@@ -72,7 +72,7 @@ def metrics(address: str) -> dict[str, float]:
 def test_a_receiver_says_what_it_does_and_whether_it_does_it(database: Database, project: Project) -> None:
     address = project.pipeline.observe.metrics
     assert address is not None
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with receiving(project, told):
         until(lambda: healthz(address)[1].get("state") == "streaming", "it streams")
         status, said = healthz(address)
@@ -110,7 +110,7 @@ def test_a_receiver_says_what_it_does_and_whether_it_does_it(database: Database,
         assert {v for key, v in seen.items() if key.startswith("cdc_lake_errors_total")} == {0}
         assert "cdc_lake_errors_total code=SRC201 loop=receive" in seen, "the first one is an increase"
         with pytest.raises(MetricsNotServed, match="Address already in use"):
-            run(project, once=False, only="receive", stop=threading.Event(), tell=told.append)
+            run(project, once=False, only="receive", stop=threading.Event(), report=told.append)
         assert healthz(address)[0] == 200, "the other one never touched the slot"
     assert healthz(address) == (0, {}), "nothing answers for a receiver that ended"
 
@@ -185,7 +185,9 @@ def test_a_run_with_an_end_serves_nothing(project: Project) -> None:
     address = project.pipeline.observe.metrics
     assert address is not None
     answers: list[int] = []
-    run(project, once=True, only="receive", stop=threading.Event(), tell=lambda _: answers.append(healthz(address)[0]))
+    run(
+        project, once=True, only="receive", stop=threading.Event(), report=lambda _: answers.append(healthz(address)[0])
+    )
     assert set(answers) == {0}
 
 
@@ -199,7 +201,7 @@ def test_a_port_in_use_ends_a_run_with_its_receiver_in_a_process_by_the_same_err
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with made.file.open("a") as file:
             file.write(f"observe: {{metrics: {address}}}\n")
-        told: list[Progress] = []
+        told: list[ProgressEvent] = []
         with (
             pytest.raises(MetricsNotServed, match=address) as refused,
             ReceiverProcess(load_project(made.file), threading.Event(), told.append) as receiver,

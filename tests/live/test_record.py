@@ -10,12 +10,12 @@ import pytest
 
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
-from cdc_lake.config.load import load_project
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.pipeline.inspect.record import Limits, record
-from cdc_lake.source.catalog import SourceCatalog
-from cdc_lake.source.connection import connect
-from cdc_lake.source.recording import RecordingSource
+from cdc_lake.config.loader import load_project
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.devtools.recording import RecordingSource
+from cdc_lake.devtools.replay import Limits, record
+from cdc_lake.source.postgres.catalog import SourceCatalog
+from cdc_lake.source.postgres.connection import connect
 from tests.conftest import Database
 from tests.pipeline_file import pipeline_file
 
@@ -44,7 +44,7 @@ def recorded(database: Database, project, file: Path, limits: Limits, **more):
     writer = threading.Thread(target=write_until, args=(database, done))
     writer.start()
     try:
-        return record(project, file, limits, stop=threading.Event(), tell=lambda _: None, **more)
+        return record(project, file, limits, stop=threading.Event(), report=lambda _: None, **more)
     finally:
         done.set()
         writer.join()
@@ -120,7 +120,7 @@ def test_a_slot_that_is_given_is_read_and_not_moved(database, pipeline, tmp_path
     found = recorded(database, load_project(pipeline), tmp_path / "a.rec", limits, slot="mine")
     assert (found.slot, found.transactions) == ("mine", 3)
     again = record(
-        load_project(pipeline), tmp_path / "b.rec", limits, slot="mine", stop=threading.Event(), tell=lambda _: None
+        load_project(pipeline), tmp_path / "b.rec", limits, slot="mine", stop=threading.Event(), report=lambda _: None
     )
     assert again.transactions == 3
     assert slots(database) == before

@@ -14,18 +14,18 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.connectors.factory import compare_source
+from cdc_lake.connectors.redaction import RedactedComparison, redaction_of
+from cdc_lake.control.snapshots import courses
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.errors import RedactionUnfit
-from cdc_lake.lake.control import ControlTables, control_tables
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.check.doctor import check
-from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.server import compare_source
-from cdc_lake.pipeline.state.copies import courses
-from cdc_lake.pipeline.stream.redaction import RedactedSource, redaction_of
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.ops.check.runner import check
+from cdc_lake.ops.plan import plan
+from cdc_lake.tables.control_tables import ControlTables, control_tables
 from tests.canary import leaks
 from tests.conftest import Database
 from tests.live.test_gaussdb_receive import project_of as family_project
@@ -93,7 +93,7 @@ def values(project: Project, table: str) -> list[tuple[str, list[str | None] | N
 
 def test_no_file_holds_what_is_redacted(database: Database, tmp_path: Path) -> None:
     project = project_of(database, tmp_path, bronze=BRONZE)
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with database.connect() as conn:
         begin(conn)
         once(project, told.append)
@@ -172,7 +172,7 @@ def test_another_configuration_has_the_next_number(database: Database, tmp_path:
         project = project_of(database, tmp_path, bronze=bronze)
         with database.connect() as conn:
             conn.execute("UPDATE users SET note = note || '.'")
-        told: list[Progress] = []
+        told: list[ProgressEvent] = []
         once(project, told.append)
         rows = DeltaTable(str(project.bronze)).to_pyarrow_table(columns=["op", "position", "info"])
         commits = rows.filter(pc.equal(rows["op"], "C")).sort_by("position")["info"].to_pylist()
@@ -207,7 +207,7 @@ def test_the_plan_says_which_columns_change_by_a_new_rule(database: Database, tm
 @pytest.mark.parametrize("kind", [Kind(Style.BINARY, batch=True), Kind(Style.SERIAL)], ids=lambda kind: kind.slot)
 def test_no_file_of_a_family_stream_holds_what_is_redacted(stand_in: StandIn, kind: Kind, tmp_path: Path) -> None:
     project = family_project(stand_in, kind, tmp_path, bronze=BRONZE)
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with stand_in.database.connect() as conn:
         begin(conn)
         once(project, told.append)
@@ -228,8 +228,8 @@ def test_no_file_of_a_family_stream_holds_what_is_redacted(stand_in: StandIn, ki
     state = bronze_reader(project).state()
     assert state is not None
     with compare_source(project, state) as opened:
-        side = RedactedSource(opened, redaction_of(project))
-        (codes,) = (one for one in side.captured() if one.table.name == "codes")
+        side = RedactedComparison(opened, redaction_of(project))
+        (codes,) = (one for one in side.captured_tables() if one.table.name == "codes")
         with side.snapshot([codes.table]):
             rows = side.rows(side.relation_of(codes), codes)
     assert rows.to_pylist() == [{"code": hashed("14142135"), "at": "1"}]

@@ -27,25 +27,25 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog.rest import RestCatalog
 
-from cdc_lake.bronze import upkeep
+from cdc_lake.bronze import compaction
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.cli.pages import page
-from cdc_lake.config.load import load_project
+from cdc_lake.cli.text import page
+from cdc_lake.config.loader import load_project
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.control.streams import last_epoch
 from cdc_lake.errors import StoreUnavailable
-from cdc_lake.lake import control, control_upgrade, delta_log
-from cdc_lake.lake.catalog import open_catalog
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.control_upgrade import CONTROL_PROPERTY
-from cdc_lake.lake.lease import copy_lease, lease
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline import upgrade
-from cdc_lake.pipeline.receiving.process import ReceiverProcess
-from cdc_lake.pipeline.state.receiver_note import ReceiverNote
-from cdc_lake.pipeline.state.streams import last_epoch
-from cdc_lake.source import postgres
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.runtime import maintain
+from cdc_lake.runtime.run import ReceiverProcess
+from cdc_lake.source.postgres import stream
+from cdc_lake.tables import control_schema, delta_log
+from cdc_lake.tables import control_tables as control
+from cdc_lake.tables.catalog import open_catalog
+from cdc_lake.tables.control_schema import CONTROL_PROPERTY
+from cdc_lake.tables.control_tables import control_tables, copy_lease, lease
 from cdc_lake.testing.beside import streams, until
 from cdc_lake.testing.relay import Connection, Relay
 from cdc_lake.testing.rest_catalog import RestCatalogServer
@@ -398,7 +398,7 @@ CASES: dict[str, Case] = {
         patched(delta_log, "sync", disk_fails), "LAK426", anew=False, mend=both(left, command("inspect", "chain"))
     ),
     "maintenance finds no room": Case(
-        both(patched(upkeep, "_TURNS", lambda *_: 2), patched(DeltaBronzeTable, "exchange", received_first)),
+        both(patched(compaction, "_TURNS", lambda *_: 2), patched(DeltaBronzeTable, "exchange", received_first)),
         "LAK445",
         anew=False,
         mend=both(left, command("maintain")),
@@ -649,7 +649,7 @@ def test_a_slot_that_was_given_two_phase_decoding_under_the_receiver_loses_it_as
 
             return late
 
-        patched(postgres, "command", made_again_first)(library)
+        patched(stream, "command", made_again_first)(library)
         said = library.shell(*RECEIVE)
         left(library)
         assert "error[DEC321]" in said.err, said.err
@@ -672,7 +672,7 @@ def test_a_receiver_that_was_killed_is_run_again_and_everything_lands(
 ) -> None:
     for name, value in library.shell.env.items():
         monkeypatch.setenv(name, value)
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     stop = threading.Event()
     with ReceiverProcess(load_project(library.shell.folder / FILE), stop, told.append):
         until(lambda: streams(told))
@@ -725,13 +725,13 @@ def test_a_lake_that_a_newer_version_upgraded_goes_on_with_a_newer_version(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
-        for module in (control, control_upgrade, upgrade):
+        for module in (control, control_schema, maintain):
             newer.setattr(module, "CONTROL_VERSION", 2)
         library.shell.fine("upgrade", "--yes")
     library.change("INSERT INTO loans VALUES (41, 41, 'behind')")
     said = library.shell(*RECEIVE)
     assert "error[LAK490]" in said.err, said.err
-    for module in (control, control_upgrade, upgrade):
+    for module in (control, control_schema, maintain):
         monkeypatch.setattr(module, "CONTROL_VERSION", 2)
     library.receive()
     assert "behind" in library.shell.fine("inspect", "row", "loans", "41")

@@ -12,26 +12,26 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
+from cdc_lake.comparison import repair
+from cdc_lake.comparison.columns import CompareOptions, CompareTask, pin
+from cdc_lake.comparison.compare import compare
+from cdc_lake.comparison.repair import DifferingKeys
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.connectors.factory import compare_source
+from cdc_lake.control.cuts import BROKEN, IN, Cut, TableState, write_cut
+from cdc_lake.control.verdicts import DifferingKey, Repair, TableComparison, Verdict
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.errors import AnotherApply
-from cdc_lake.lake.lease import lease
-from cdc_lake.lake.marker import FIRST, app_id
 from cdc_lake.model.position import parse_position
-from cdc_lake.observe.failpoint import COMMIT_WRITTEN, REREAD_LANDED
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.point import Point
-from cdc_lake.pipeline.applying.reread import REPAIR
-from cdc_lake.pipeline.compare import repair
-from cdc_lake.pipeline.compare.job import Asked, Job, pin
-from cdc_lake.pipeline.compare.prove import compare
-from cdc_lake.pipeline.compare.repair import Differing
-from cdc_lake.pipeline.server import compare_source
-from cdc_lake.pipeline.state.comparison import DifferingKey, Repair, TableComparison, Verdict
-from cdc_lake.pipeline.state.cuts import BROKEN, IN, Cut, TableState, write_cut
-from cdc_lake.source.captured import Published
+from cdc_lake.observability.events import silent
+from cdc_lake.observability.failpoints import COMMIT_WRITTEN, REREAD_LANDED
+from cdc_lake.runtime.apply.row_refetch import REPAIR
+from cdc_lake.runtime.apply.snapshot_alignment import AlignmentPoint
+from cdc_lake.source.base import PublishedTable
+from cdc_lake.tables.control_tables import lease
+from cdc_lake.tables.silver_table import FIRST, app_id
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.invariants import Known, invariants
 from cdc_lake.testing.kills import KILLED, Receivers, repair_until_killed
@@ -228,7 +228,7 @@ def test_keys_that_other_transactions_change_are_left(shop: Compared, monkeypatc
     shop.sql("UPDATE t SET n = 0 WHERE a = 1")
     shop.receive()
     monkeypatch.setattr(
-        "cdc_lake.pipeline.applying.point.Point.behind", lambda *_: []
+        "cdc_lake.runtime.apply.snapshot_alignment.AlignmentPoint.find_unapplied", lambda *_: []
     )  # what is folded would be as the source
     found = shop.repair().repair
     assert found is not None
@@ -240,7 +240,7 @@ def test_keys_that_other_transactions_change_are_left(shop: Compared, monkeypatc
 def test_what_bronze_does_not_have_is_not_guessed_at(shop: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.silver(*WRONG)
     shop.sql("UPDATE t SET n = 0 WHERE a = 1")
-    monkeypatch.setattr("cdc_lake.pipeline.applying.point.Point.unknown", lambda *_: None)
+    monkeypatch.setattr("cdc_lake.runtime.apply.snapshot_alignment.AlignmentPoint.unknown", lambda *_: None)
     found = shop.repair().repair
     assert found is not None
     assert (found.keys, found.left) == (0, 4)
@@ -305,12 +305,22 @@ def test_rows_that_the_source_cannot_be_asked_for_by_key_are_refused(
 def test_a_table_that_a_filter_takes_rows_of_is_refused(database: Database, tmp_path: Path) -> None:
     shop = Compared(database, project(database, tmp_path, silver={"tables": [{"from": "public.t", "where": "a > 0"}]}))
     shop.silver(*WRONG)
-    one = Published(T, tuple(SCHEMA.names), None)
+    one = PublishedTable(T, tuple(SCHEMA.names), None)
     with compare_source(shop.project, shop.state) as source, source.snapshot([T]) as seen:
         pinned = pin(shop.project, shop.control, shop.state, [one])
-        job = Job(shop.project, shop.bronze, shop.control, shop.state, source, *pinned, Asked(repairs=True, lands=True))
+        job = CompareTask(
+            shop.project,
+            shop.bronze,
+            shop.control,
+            shop.state,
+            source,
+            *pinned,
+            CompareOptions(repairs=True, lands=True),
+        )
         found = repair.repair(
-            job, Point(seen, (), complete=True), Differing(("a", "b"), {}, frozenset({("1", "k")}), frozenset())
+            job,
+            AlignmentPoint(seen, (), complete=True),
+            DifferingKeys(("a", "b"), {}, frozenset({("1", "k")}), frozenset()),
         )
     assert (found.keys, found.left) == (0, 1)
     assert "filter" in found.reason

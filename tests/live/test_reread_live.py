@@ -13,15 +13,15 @@ import pytest
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.model.span import Span
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying import reread
-from cdc_lake.pipeline.applying.reread import Rereader
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.pipeline.state.cuts import IN, TableState
-from cdc_lake.pipeline.state.holds import record
-from cdc_lake.silver.row_events import MISSING
+from cdc_lake.control.cuts import IN, TableState
+from cdc_lake.control.quarantine import record
+from cdc_lake.decode.gaussdb.records import Style
+from cdc_lake.model.position import Span
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply import row_refetch
+from cdc_lake.runtime.apply.row_refetch import RowRefetcher
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.silver.row_tracing import MISSING
 from cdc_lake.testing.beside import beside, until
 from tests.conftest import Database
 from tests.live.shop import ODD, Shop, T
@@ -43,7 +43,7 @@ class Reread(Shop):
     def __init__(self, database: Database, project: Project) -> None:
         super().__init__(database, project)
         self.told: list[str] = []
-        self.rereader = Rereader(self.project, self.bronze, self.control, lambda told: self.told.append(told.text))
+        self.rereader = RowRefetcher(self.project, self.bronze, self.control, lambda told: self.told.append(told.text))
 
     def top(self) -> int:
         """The position of the last transaction in bronze."""
@@ -84,7 +84,7 @@ class Reread(Shop):
 
 @pytest.fixture
 def shop(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reread:
-    monkeypatch.setattr(reread, "_AGAIN", 0.0)
+    monkeypatch.setattr(row_refetch, "_AGAIN", 0.0)
     document = {"version": 1, "pipeline": database.name, "source": database.source, **SECTIONS}
     project = Project(Pipeline.model_validate(document), tmp_path / "pipeline.yaml", tmp_path)
     return begun(Reread(database, project))
@@ -130,7 +130,7 @@ def test_what_is_read_lands_right_behind_the_watermark(shop: Reread) -> None:
 def test_the_gaussdb_family_is_asked_as_well(
     stand_in: StandIn, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reread, "_AGAIN", 0.0)
+    monkeypatch.setattr(row_refetch, "_AGAIN", 0.0)
     shop = begun(Reread(stand_in.database, project_of(stand_in, kind, tmp_path, **SECTIONS)))
     with shop.database.connect() as conn:
         conn.execute("UPDATE t SET a = 10, b = %s, n = 1 WHERE a = 1", [ODD])
@@ -185,7 +185,7 @@ def test_what_bronze_does_not_have_yet_is_waited_for(shop: Reread) -> None:
 @pytest.fixture
 def receiving(shop: Reread) -> Iterator[None]:
     writer = bronze_writer(shop.project)
-    with beside(lambda stop: receive(shop.project, writer, once=False, stop=stop, tell=silent)):
+    with beside(lambda stop: receive(shop.project, writer, once=False, stop=stop, report=silent)):
         yield
 
 

@@ -16,23 +16,22 @@ import psycopg
 import pytest
 
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.comparison.bronze_vs_source import against_source
 from cdc_lake.config.project import Project
+from cdc_lake.connectors.base import ActionKind
+from cdc_lake.connectors.postgres.decoding import by_publication
+from cdc_lake.control.snapshots import courses
 from cdc_lake.errors import AnotherCopy, NoStream, TableNotKnown
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.lease import copy_lease
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe import failpoint as at
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.check.doctor import check, dba_sql
-from cdc_lake.pipeline.compare.against_source import against_source
-from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.ports.action import ActionKind
-from cdc_lake.pipeline.postgres.captured import by_publication
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.pipeline.resync import resync
-from cdc_lake.pipeline.state.copies import courses
-from cdc_lake.source.connection import connect
-from cdc_lake.source.publication import published
+from cdc_lake.observability import failpoints as at
+from cdc_lake.observability.events import silent
+from cdc_lake.ops.check.runner import check, dba_sql
+from cdc_lake.ops.plan import plan
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.runtime.resync import resync
+from cdc_lake.source.postgres.connection import connect
+from cdc_lake.source.postgres.publication import load_published_tables
+from cdc_lake.tables.control_tables import control_tables, copy_lease
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.kills import KILLED
 from tests.conftest import Database, drop_database, make_database
@@ -104,7 +103,7 @@ def assert_published(database: Database, project: Project, names: list[str]) -> 
     """Where a publication says what is captured."""
     if by_publication(project):
         with closing(connect(settings(database), ROOT)) as session:
-            assert [one.table.name for one in published(session, project.publication)] == names
+            assert [one.table.name for one in load_published_tables(session, project.publication)] == names
 
 
 def course_of(project: Project, name: str) -> list[tuple[bool, bool]]:
@@ -135,7 +134,7 @@ def said(project: Project) -> list[str]:
 
 def receiving(project: Project, told: list[str]) -> Any:
     def run(stop: threading.Event) -> None:
-        receive(project, bronze_writer(project), once=False, stop=stop, tell=lambda p: told.append(p.text))
+        receive(project, bronze_writer(project), once=False, stop=stop, report=lambda p: told.append(p.text))
 
     return beside(run)
 
@@ -247,7 +246,7 @@ def test_a_mistake_of_ours_in_the_copy_ends_the_receiver_and_the_next_one_copies
     at.arm(at.RECOPIED, mistaken)
     try:
         with pytest.raises(ZeroDivisionError):
-            receive(both, bronze_writer(both), once=False, stop=threading.Event(), tell=silent)
+            receive(both, bronze_writer(both), once=False, stop=threading.Event(), report=silent)
     finally:
         at.arm("")
     once(both)

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.bronze import upkeep
+from cdc_lake.bronze import compaction
 from cdc_lake.bronze.open import bronze_reader, bronze_table, bronze_writer
 from cdc_lake.config.project import Project
 from cdc_lake.errors import AnotherReceiver, BronzeBusy, SlotActive
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.invariants import Known, invariants
 from cdc_lake.testing.kills import Watching
@@ -54,7 +54,7 @@ class Rival:
             try:
                 receive(
                     self._project, bronze_writer(self._project),
-                    once=False, stop=stop, tell=silent, slot_patience=0.05, pauses=(0.0, 0.05),
+                    once=False, stop=stop, report=silent, slot_patience=0.05, pauses=(0.0, 0.05),
                 )  # fmt: skip
             except LOSING as refused:
                 self.ends[type(refused).__name__] += 1
@@ -72,8 +72,8 @@ class Upkeep:
         while not stop.wait(0.05):
             try:
                 table = bronze_table(self._project)
-                self.done += sum(len(group.paths) for group in upkeep.compact(table, 4))
-                found = upkeep.tidy(table, GRACE, time.time())
+                self.done += sum(len(group.paths) for group in compaction.compact(table, 4))
+                found = compaction.tidy(table, GRACE, time.time())
                 self.removed += 0 if found is None else len(found.files)
             except (AnotherReceiver, BronzeBusy):
                 self.busy += 1
@@ -81,8 +81,8 @@ class Upkeep:
     def at_last(self) -> None:
         """Nobody writes or reads any more: what no version names goes, however young it is."""
         table = bronze_table(self._project)
-        self.done += sum(len(group.paths) for group in upkeep.compact(table, 4))
-        found = upkeep.tidy(table, 0.0, time.time() + 4000)
+        self.done += sum(len(group.paths) for group in compaction.compact(table, 4))
+        found = compaction.tidy(table, 0.0, time.time() + 4000)
         self.removed += 0 if found is None else len(found.files)
 
 

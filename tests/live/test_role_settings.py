@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cdc_lake.pipeline.check.doctor import check
+from cdc_lake.ops.check.runner import check
 from tests.conftest import Database
 from tests.live.test_receive_loop import bronze_rows, once, project_of
 

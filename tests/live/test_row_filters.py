@@ -10,12 +10,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from cdc_lake.comparison.bronze_vs_source import against_source
 from cdc_lake.config.project import Project
 from cdc_lake.errors import PublicationUnfit, RowFilterUnfit
-from cdc_lake.pipeline.check.doctor import check, dba_sql
-from cdc_lake.pipeline.compare.against_source import against_source
-from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.resync import resync
+from cdc_lake.ops.check.runner import check, dba_sql
+from cdc_lake.ops.plan import plan
+from cdc_lake.runtime.resync import resync
 from cdc_lake.testing.server import EmbeddedServer
 from tests.conftest import TESTED, Database, drop_database, make_database, make_role
 from tests.live.test_receive_loop import bronze_rows, once, project_of, tables_from_bronze

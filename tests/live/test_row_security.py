@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cdc_lake.comparison.bronze_vs_source import against_source
 from cdc_lake.errors import RowsHidden
-from cdc_lake.pipeline.check.doctor import check, dba_sql
-from cdc_lake.pipeline.compare.against_source import against_source
+from cdc_lake.ops.check.runner import check, dba_sql
 from tests.conftest import Database
 from tests.live.test_receive_loop import bronze_rows, once, project_of
 

@@ -9,12 +9,12 @@ import psycopg
 import pytest
 
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.cli.render_slot import details_text
+from cdc_lake.cli.commands.slots import details_text
 from cdc_lake.config.project import Project
+from cdc_lake.connectors.base import SlotDetails
 from cdc_lake.errors import SlotMissing
-from cdc_lake.pipeline.ports.slot_details import SlotDetails
-from cdc_lake.pipeline.slots import inspect_slot
-from cdc_lake.source.stream import shown
+from cdc_lake.ops.slots import inspect_slot
+from cdc_lake.source.base import format_stream_position
 from cdc_lake.testing.beside import streams, until
 from tests.conftest import Database, make_database, make_role, start_server
 from tests.live.test_receive_loop import once, running
@@ -67,7 +67,7 @@ def test_everything_of_the_pipelines_slot_is_told_beside_what_bronze_holds(
     assert found.catalog_age is not None
     assert found.counters is not None
     assert found.bronze is not None
-    assert found.bronze.landed == shown(state.stream, state.upto)
+    assert found.bronze.landed == format_stream_position(state.stream, state.upto)
     assert found.bronze.unconfirmed == 0
     assert found.read_by is None
     standbys = "standbys   do not have it" if "failover" in row else None
@@ -125,7 +125,7 @@ def test_a_position_that_the_server_forgot_is_told_once_it_keeps_log_for_it(
         admin.execute("SELECT pg_copy_logical_replication_slot('older', %s)", [project.slot])
         admin.execute("SELECT pg_drop_replication_slot('older')")
     assert "slot advance" not in threats(inspect_slot(project)), "less than a file of the log"
-    monkeypatch.setattr("cdc_lake.pipeline.postgres.slot_details.LEAST_LET_GO", 1)
+    monkeypatch.setattr("cdc_lake.connectors.postgres.introspection.LEAST_LET_GO", 1)
     found = inspect_slot(project)
     assert "bronze holds already → cdc-lake slot advance" in threats(found)
     assert "may be confirmed still" in details_text(found, 80)

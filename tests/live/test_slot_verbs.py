@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.cli.render_slots import advanced_text, dropped_text, list_text, made_text
+from cdc_lake.cli.commands.slots import advanced_text, dropped_text, list_text, made_text
 from cdc_lake.config.project import Project
 from cdc_lake.errors import (
     AdvancePastBronze,
@@ -26,12 +26,12 @@ from cdc_lake.errors import (
     WalGone,
 )
 from cdc_lake.model.position import Lsn
-from cdc_lake.pipeline.check.doctor import check
-from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.receiving.loop import ReceiveSummary
-from cdc_lake.pipeline.slots import advance_slot, create_slot, drop_slot, inspect_slot, list_slots
-from cdc_lake.source import slot
-from cdc_lake.source.slot_fit import useless
+from cdc_lake.ops.check.runner import check
+from cdc_lake.ops.plan import plan
+from cdc_lake.ops.slots import advance_slot, create_slot, drop_slot, inspect_slot, list_slots
+from cdc_lake.runtime.receive.loop import ReceiveSummary
+from cdc_lake.source.postgres import slot
+from cdc_lake.source.slot import useless
 from cdc_lake.testing.beside import beside, streams, until
 from tests.conftest import Database, drop_database, make_database, start_server
 from tests.live.test_receive_loop import assert_equal_to_source, once, running
@@ -297,7 +297,7 @@ def given_up(conn: psycopg.Connection) -> bool:
     """Whether a checkpoint, which looks for such slots, made it so."""
     conn.execute("SELECT pg_switch_wal(); CHECKPOINT")
     found = slot.find_slot(conn, "late")
-    return found is not None and found.lost
+    return found is not None and found.is_lost
 
 
 def test_a_slot_that_was_given_up_is_told_also_by_the_attempt_to_read_it() -> None:
@@ -313,7 +313,7 @@ def test_a_slot_that_was_given_up_is_told_also_by_the_attempt_to_read_it() -> No
                 slot.advance_slot(admin, "late", Lsn(end(admin)))
             found = slot.find_slot(admin, "late")
             assert found is not None
-            assert found.lost
+            assert found.is_lost
             assert found.safe is None
     finally:
         little.remove()

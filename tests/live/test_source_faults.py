@@ -30,7 +30,7 @@ from cdc_lake.errors import (
     SourceError,
     WalGone,
 )
-from cdc_lake.observe.progress import Progress
+from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.testing.beside import streams, until
 from tests.conftest import Database, make_database, make_role, start_server
 from tests.live.test_receive_loop import assert_equal_to_source, bronze_rows, once, project_of, running
@@ -65,11 +65,11 @@ class Fault:
     told: int
 
 
-def fault(told: list[Progress]) -> Fault:
+def fault(told: list[ProgressEvent]) -> Fault:
     return Fault(time.monotonic(), len(told))
 
 
-def ends(receiver: Future[Any], told: list[Progress], behind: Fault) -> None:
+def ends(receiver: Future[Any], told: list[ProgressEvent], behind: Fault) -> None:
     """It ends by an error of its own, with the first look behind the fault: it tried once, and not again."""
     receiver.exception(timeout=IN_TIME)
     print(f"ended {time.monotonic() - behind.at:.2f} s behind the fault")
@@ -98,7 +98,7 @@ def test_a_password_that_is_changed_ends_the_run_and_the_new_one_goes_on(databas
         )
     given = {"user": f"reader_{database.name}", "password": "first canary"}
     project = project_of(database, tmp_path, source=given)
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     try:
         with pytest.raises(AuthenticationRefused) as caught, running(project, told) as receiver:  # noqa: PT012 - what it lives through
             until(lambda: streams(told) == 1, "it streams")
@@ -124,7 +124,7 @@ def test_a_password_that_is_changed_ends_the_run_and_the_new_one_goes_on(databas
 def test_a_publication_that_is_dropped_ends_the_run_by_its_name(database: Database, tmp_path: Path, mode: str) -> None:
     make_table(database)
     project = project_of(database, tmp_path, source={"mode": mode})
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     name = sql.Identifier(project.publication)
     with pytest.raises(PublicationMissing) as caught, running(project, told) as receiver:  # noqa: PT012 - what it lives through
         until(lambda: streams(told) == 1, "it streams")
@@ -165,7 +165,7 @@ def advanced(admin: psycopg.Connection[Any], slot: str) -> None:
     admin.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", [slot])
 
 
-def meddle(database: Database, project: Project, told: list[Progress], what: Meddling) -> Fault:
+def meddle(database: Database, project: Project, told: list[ProgressEvent], what: Meddling) -> Fault:
     """Do something to a slot while nobody reads it."""
     with database.admin() as admin:
         while True:
@@ -189,7 +189,7 @@ def test_what_others_do_to_the_slot_ends_the_run_by_its_name(
 ) -> None:
     make_table(database)
     project = project_of(database, tmp_path, source={"mode": mode})
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     # a look may fall between the dropping and the making
     either = (error, SlotMissing) if what is recreated else error
     with pytest.raises(either) as caught, running(project, told) as receiver:  # noqa: PT012 - what it lives through
@@ -220,7 +220,7 @@ def frugal(tmp_path: Path) -> Iterator[Database]:
 def test_a_slot_that_the_server_gives_up_ends_the_run_by_its_name(frugal: Database, tmp_path: Path, mode: str) -> None:
     make_table(frugal)
     project = project_of(frugal, tmp_path, source={"mode": mode})
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with pytest.raises(SlotInvalidated) as caught, running(project, told) as receiver:  # noqa: PT012 - what it lives through
         until(lambda: streams(told) == 1, "it streams")
         with frugal.connect(autocommit=False) as open_, frugal.admin() as admin:
@@ -242,7 +242,7 @@ def test_a_table_that_is_dropped_while_it_streams_holds_nothing_up(database: Dat
     with database.connect() as conn:
         conn.execute("CREATE TABLE other (id int PRIMARY KEY, a text)")
     project = project_of(database, tmp_path)
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with running(project, told), database.connect() as conn:
         until(lambda: streams(told) == 1, "it streams")
         conn.execute("INSERT INTO other VALUES (1, 'last')")

@@ -12,7 +12,7 @@ from psycopg import sql
 
 from cdc_lake.errors import KeylessDelete, NoKey, RoleLacksReplication
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import Progress
+from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.testing.beside import streams, until
 from cdc_lake.testing.faulty_relay import FaultyRelay
 from cdc_lake.testing.folded import Folded
@@ -46,7 +46,7 @@ def test_a_right_that_is_taken_away_ends_the_run_and_given_back_it_goes_on(
 ) -> None:
     make_table(database)
     project = project_of(database, tmp_path, source={"user": reader})
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with pytest.raises(RoleLacksReplication) as caught, running(project, told) as receiver:  # noqa: PT012 - what it lives through
         until(lambda: streams(told) == 1, "it streams")
         with database.admin() as admin:
@@ -68,7 +68,7 @@ def test_a_table_that_loses_its_identity_is_refused_its_changes_by_the_server(
     """As a publication carries it: what the server lets through lands, the rest was never made."""
     make_table(database)
     project = project_of(database, tmp_path)
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with running(project, told), database.connect() as conn:
         until(lambda: streams(told) == 1, "it streams")
         conn.execute("ALTER TABLE t REPLICA IDENTITY NOTHING")
@@ -88,7 +88,7 @@ def test_a_delete_that_names_no_row_lands_and_its_table_waits(tmp_path: Path) ->
         database = make_database(server)
         make_table(database)
         project = project_of(database, tmp_path, source={"slot": {"plugin": "test_decoding"}})
-        told: list[Progress] = []
+        told: list[ProgressEvent] = []
         with running(project, told), database.connect() as conn:
             until(lambda: streams(told) == 1, "it streams")
             conn.execute("INSERT INTO t VALUES (1, 'before')")
@@ -114,7 +114,7 @@ def test_a_server_that_hears_nothing_in_time_hangs_up_and_is_met_again(database:
         )
     with FaultyRelay(HOST, database.port) as relay:
         project = project_of(database, tmp_path, source={"port": relay.port, "tls": {"mode": "disable"}})
-        told: list[Progress] = []
+        told: list[ProgressEvent] = []
         with running(project, told), database.connect() as conn:
             until(lambda: streams(told) >= 1, "it streams")
             relay.ack_delay = 5.0

@@ -13,8 +13,8 @@ import pytest
 
 from cdc_lake.config.source import PostgresSource
 from cdc_lake.errors import ServerUnreachable
-from cdc_lake.source.connection import connect
-from cdc_lake.source.ending import Ending
+from cdc_lake.source.postgres.connection import connect
+from cdc_lake.source.socket_io import ConnectionRegistry
 from cdc_lake.testing.server import EmbeddedServer
 from tests.conftest import Database, start_server
 
@@ -70,8 +70,8 @@ def test_the_command_starts_a_server_that_outlives_it() -> None:
 def test_connections_are_told_of_before_anything_is_asked_on_them(database: Database) -> None:
     address = f"{database.source['host']}:{database.source['port']}"
     given = {name: value for name, value in database.source.items() if name not in {"host", "port"}}
-    source, ending = PostgresSource(**given, hosts=[address] * 2), Ending()
+    source, ending = PostgresSource(**given, hosts=[address] * 2), ConnectionRegistry()
     ending.end()
     with pytest.raises(ServerUnreachable):
-        connect(source, Path("/"), told=ending.add)
+        connect(source, Path("/"), on_open=ending.add)
     ending.forget()

@@ -14,8 +14,8 @@ import pytest
 from pydantic import SecretStr
 
 from cdc_lake.config.source import PostgresSource, PostgresTls
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import (
     AuthenticationRefused,
     DatabaseUnknown,
@@ -37,13 +37,12 @@ from cdc_lake.errors import (
 )
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
-from cdc_lake.source import publication, server, slot, snapshot
-from cdc_lake.source.catalog import SourceCatalog, check_identities, relation_of
-from cdc_lake.source.connection import Session, connect
-from cdc_lake.source.plugins import message_options
-from cdc_lake.source.postgres import PostgresStream
-from cdc_lake.source.stream import StreamIdentity
-from cdc_lake.source.tables import select_tables
+from cdc_lake.source.base import StreamIdentity, select_tables
+from cdc_lake.source.postgres import publication, server, slot, snapshot
+from cdc_lake.source.postgres.catalog import SourceCatalog, check_identities, relation_of
+from cdc_lake.source.postgres.connection import Session, connect
+from cdc_lake.source.postgres.plugins import message_options
+from cdc_lake.source.postgres.stream import PostgresStream
 from tests.conftest import CDC_PASSWORD, Database, make_database, make_role, start_server
 from tests.mistakes import kept
 
@@ -103,8 +102,8 @@ def prepared(database: Database, session: Session, name: str) -> int:
     return made.consistent.value
 
 
-def collect(stream: PostgresStream, assembler: Assembler, count: int, seconds: float = 60) -> list[RawTransaction]:
-    got: list[RawTransaction] = []
+def collect(stream: PostgresStream, assembler: Assembler, count: int, seconds: float = 60) -> list[BufferedTransaction]:
+    got: list[BufferedTransaction] = []
     until = time.monotonic() + seconds
     while len(got) < count and time.monotonic() < until:
         for lsn, payload in stream.poll(0.1):
@@ -127,7 +126,7 @@ def test_the_layout_from_the_catalog_is_the_layout_from_the_stream(database: Dat
         got = collect(stream, Assembler(catalog), 7)
     stream.close()
     announced = {r.table: r for t in got for r in t.layouts if r is not None}
-    carried = publication.published(session, "pub")
+    carried = publication.load_published_tables(session, "pub")
     assert [p.table for p in carried] == NAMES == sorted(announced)
     for p in carried:
         then = announced[
@@ -172,7 +171,7 @@ def test_the_copy_and_the_stream_meet_without_a_gap_or_an_overlap(database: Data
     session.execute("INSERT INTO t VALUES (102)")
     reader = connect(settings(database), ROOT)
     relation = relation_of(reader, TableName("public", "t"), ["id"])
-    with snapshot.exported(reader, made.snapshot) as inside:
+    with snapshot.import_snapshot(reader, made.snapshot) as inside:
         chunks = list(snapshot.read_chunks(inside, relation, row_filter=None, chunk_rows=40))
     reader.close()
     assert [len(c) for c in chunks] == [40, 40, 21]
@@ -214,7 +213,7 @@ def test_a_row_filter_of_the_publication_counts_for_the_copy_too(database: Datab
         "CREATE TABLE t (id int PRIMARY KEY, x int); INSERT INTO t SELECT n, n FROM generate_series(1, 9) n"
     )
     session.execute("CREATE PUBLICATION pub FOR TABLE t (id) WHERE (id > 7)")
-    (p,) = publication.published(session, "pub")
+    (p,) = publication.load_published_tables(session, "pub")
     assert p.columns == ("id",)
     relation = relation_of(session, p.table, p.columns)
     with session.transaction():
@@ -374,7 +373,7 @@ def test_patterns_choose_tables_and_one_that_chooses_none_is_an_error() -> None:
 def test_a_publication_of_somebody_else_must_carry_exactly_our_tables(database: Database, session: Session) -> None:
     session.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
     session.execute("CREATE PUBLICATION pub FOR TABLE a")
-    have = [p.table for p in publication.published(session, "pub")]
+    have = [p.table for p in publication.load_published_tables(session, "pub")]
     with pytest.raises(PublicationUnfit, match=r"does not carry public\.b") as caught:
         publication.check_published("pub", have, [TableName("public", "a"), TableName("public", "b")])
     kept("table-not-in-publication", caught.value)
@@ -383,12 +382,12 @@ def test_a_publication_of_somebody_else_must_carry_exactly_our_tables(database: 
     session.execute("CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     session.execute("CREATE TABLE parts_1 PARTITION OF parts DEFAULT; ALTER PUBLICATION pub ADD TABLE parts")
     with pytest.raises(PublicationUnfit, match=r"under their own names: public\.parts_1") as apart:
-        publication.published(session, "pub")
+        publication.load_published_tables(session, "pub")
     session.execute(apart.value.remedy.encode())
-    assert [p.table.name for p in publication.published(session, "pub")] == ["a", "parts"]
+    assert [p.table.name for p in publication.load_published_tables(session, "pub")] == ["a", "parts"]
     session.execute("ALTER PUBLICATION pub SET (publish = 'insert')")
     with pytest.raises(PublicationUnfit, match="update, delete, truncate"):
-        publication.published(session, "pub")
+        publication.load_published_tables(session, "pub")
 
 
 def test_a_publication_of_tables_of_others_needs_their_owner(database: Database, session: Session) -> None:
@@ -467,7 +466,7 @@ def test_a_snapshot_whose_server_went_ends_by_the_servers_error() -> None:
         with closing(connect(settings(database), ROOT)) as holder, closing(connect(settings(database), ROOT)) as reader:
             holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             (name,) = holder.execute("SELECT pg_export_snapshot()").fetchone() or ("",)
-            with pytest.raises(ServerUnreachable, match="ending the snapshot"), snapshot.exported(reader, name):
+            with pytest.raises(ServerUnreachable, match="ending the snapshot"), snapshot.import_snapshot(reader, name):
                 own.stop("immediate")
     finally:
         own.remove()

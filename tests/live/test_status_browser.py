@@ -8,8 +8,8 @@ from typing import Literal
 
 import pytest
 
-from cdc_lake.pipeline.status.page import PastCut, PastError, PastRun, StatusPage, render
-from cdc_lake.pipeline.status.values import HeldRows, Lag, SlotStatus, Status, TableStatus
+from cdc_lake.ops.html_pages import PastCut, PastError, PastRun, StatusPage, render
+from cdc_lake.runtime.receive.lag import HeldRows, Lag, SlotStatus, Status, TableStatus
 from tests.browser import fits, look
 
 pytestmark = pytest.mark.live

@@ -24,7 +24,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cdc_lake.cli.pages import page
+from cdc_lake.cli.text import page
 from cdc_lake.testing.beside import beside
 from cdc_lake.testing.server import HOST, EmbeddedServer, wheel_binaries
 from tests.maven_postgres import VERSIONS, artifact, jar, unpacked

@@ -15,13 +15,13 @@ import pytest
 
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.control_rows import MembershipRow, now
+from cdc_lake.control.snapshots import courses
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.pipeline.resync import resync
-from cdc_lake.pipeline.state.copies import courses
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.runtime.resync import resync
+from cdc_lake.tables.control_schema import MembershipRow, utc_now
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.testing.beside import beside, streams, until
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
@@ -78,7 +78,7 @@ def test_a_swap_of_names_is_followed_with_changes_pending_or_none(
 def test_a_receiver_that_runs_follows_a_swap_by_itself(
     database: Database, tmp_path: Path, shop: psycopg.Connection[Any], plugin: str, read: str
 ) -> None:
-    project, told = project_for(database, tmp_path, plugin), list[Progress]()
+    project, told = project_for(database, tmp_path, plugin), list[ProgressEvent]()
     with running(project, told):
         until(lambda: streams(told))
         shop.execute(f"UPDATE {read} SET note = 'before'")
@@ -94,7 +94,7 @@ def test_a_receiver_that_runs_follows_a_swap_by_itself(
 def test_a_receiver_that_runs_follows_a_renaming_by_itself(
     database: Database, tmp_path: Path, shop: psycopg.Connection[Any], plugin: str
 ) -> None:
-    project, told = project_for(database, tmp_path, plugin), list[Progress]()
+    project, told = project_for(database, tmp_path, plugin), list[ProgressEvent]()
     with running(project, told):
         until(lambda: streams(told))
         shop.execute("UPDATE orders SET note = 'pending'; ALTER TABLE orders RENAME TO purchases")
@@ -111,7 +111,7 @@ def test_changes_of_a_table_that_had_another_name_for_a_while_are_its_own(
     database: Database, tmp_path: Path, shop: psycopg.Connection[Any], plugin: str, away: str, *, runs: bool
 ) -> None:
     tables = [f"public.{name}" for name in ("orders", "orders_new", "other")]
-    project, told = project_for(database, tmp_path, plugin, tables=tables), list[Progress]()
+    project, told = project_for(database, tmp_path, plugin, tables=tables), list[ProgressEvent]()
     shop.execute("CREATE SCHEMA aside")
     schema, name = away.split(".")
     there = "SET SCHEMA aside" if schema == "aside" else f"RENAME TO {name}"
@@ -129,7 +129,7 @@ def test_changes_of_a_table_that_had_another_name_for_a_while_are_its_own(
     assert_as_at_source(project, database)
 
 
-def copied(told: list[Progress]) -> bool:
+def copied(told: list[ProgressEvent]) -> bool:
     """Whether a table was copied beside the stream."""
     return any("copied 1 table beside the stream" in one.text for one in told)
 
@@ -159,7 +159,7 @@ def test_where_no_copy_is_asked_for_a_renamed_table_is_said_and_resync_copies_it
     database: Database, tmp_path: Path, shop: psycopg.Connection[Any], plugin: str
 ) -> None:
     source, none = {"slot": {"plugin": plugin}}, {"mode": "none"}
-    project, told = project_of(database, tmp_path, source=source, snapshot=none), list[Progress]()
+    project, told = project_of(database, tmp_path, source=source, snapshot=none), list[ProgressEvent]()
     once(project)
     shop.execute("ALTER TABLE orders RENAME TO purchases; INSERT INTO purchases VALUES (2, 'by its new name')")
     once(project, told.append)
@@ -175,7 +175,7 @@ def test_where_no_copy_is_asked_for_a_renamed_table_is_said_and_resync_copies_it
 def test_a_dropped_table_is_left_with_its_last_rows_and_one_made_anew_is_copied(
     database: Database, tmp_path: Path, shop: psycopg.Connection[Any], plugin: str
 ) -> None:
-    project, told = project_for(database, tmp_path, plugin), list[Progress]()
+    project, told = project_for(database, tmp_path, plugin), list[ProgressEvent]()
     once(project)
     shop.execute("INSERT INTO orders VALUES (2, 'the last one'); DROP TABLE orders")
     once(project, told.append)
@@ -230,21 +230,21 @@ def test_changes_from_before_a_table_was_attached_are_no_changes_of_the_root(
 def test_members_that_an_older_version_recorded_say_nothing_of_oids(
     database: Database, tmp_path: Path, shop: psycopg.Connection[Any]
 ) -> None:
-    project, told = project_of(database, tmp_path), list[Progress]()
+    project, told = project_of(database, tmp_path), list[ProgressEvent]()
     once(project)
     state, control = bronze_writer(project).state(), control_tables(project)
     assert state is not None
     [row] = control.read("memberships").to_pylist()
     older = json.dumps({name: entry for name, (entry, _) in json.loads(row["tables"]).items()})
-    control.record(MembershipRow(state.epoch, state.stream, older, now()))
+    control.record(MembershipRow(state.epoch, state.stream, older, utc_now()))
     shop.execute("INSERT INTO orders VALUES (2, 'x')")
     once(project, told.append)
     assert not [one.text for one in told if "copied again" in one.text]
     assert_as_at_source(project, database)
 
 
-def running(project: Project, told: list[Progress]) -> Any:
+def running(project: Project, told: list[ProgressEvent]) -> Any:
     def run(stop: threading.Event) -> None:
-        receive(project, bronze_writer(project), once=False, stop=stop, tell=told.append, pauses=(0.01, 0.01))
+        receive(project, bronze_writer(project), once=False, stop=stop, report=told.append, pauses=(0.01, 0.01))
 
     return beside(run)

@@ -15,8 +15,8 @@ from pydantic import SecretStr
 
 from cdc_lake.config.source import PostgresSource, PostgresTls
 from cdc_lake.errors import AuthenticationRefused, SourceError, TlsRefused
-from cdc_lake.observe.progress import Progress
-from cdc_lake.source.connection import connect
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.source.postgres.connection import connect
 from cdc_lake.testing.beside import streams, until
 from cdc_lake.testing.server import EmbeddedServer
 from tests.certificates import make_authority
@@ -146,7 +146,7 @@ def test_a_server_that_another_authority_vouches_for_ends_the_run(
     project = project_of(
         encrypted, tmp_path, source={**trusting, "tables": ["public.moved"], "slot": {"name": "moved"}}
     )
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     try:
         with pytest.raises(TlsRefused) as caught, running(project, told) as receiver:  # noqa: PT012 - what it lives through
             until(lambda: streams(told), "it streams")

@@ -13,20 +13,20 @@ import pytest
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
+from cdc_lake.connectors.factory import source_view
+from cdc_lake.connectors.postgres import snapshot as postgres_start
 from cdc_lake.errors import SlotForeign, SlotNotTwoPhase, SlotTwoPhase
-from cdc_lake.lake.control import control_tables
 from cdc_lake.model.position import Lsn
-from cdc_lake.observe import failpoint as at
-from cdc_lake.pipeline.check.doctor import check
-from cdc_lake.pipeline.inspect.parked import inspect_parked
-from cdc_lake.pipeline.postgres import start as postgres_start
-from cdc_lake.pipeline.restart import restart
-from cdc_lake.pipeline.server import source_view
-from cdc_lake.pipeline.status.standing import status
-from cdc_lake.source import settled, slot
-from cdc_lake.source.decoded_tables import takes
-from cdc_lake.source.server import wal_position
-from cdc_lake.source.unsent import UnsentPrepares, by_lines
+from cdc_lake.observability import failpoints as at
+from cdc_lake.ops.check.runner import check
+from cdc_lake.ops.status import status
+from cdc_lake.runtime.receive.lag import inspect_parked
+from cdc_lake.runtime.restart import restart
+from cdc_lake.source.postgres import slot, snapshot
+from cdc_lake.source.postgres.catalog import takes
+from cdc_lake.source.postgres.server import wal_position
+from cdc_lake.source.postgres.slot_peek import MissingPrepareProbe, by_lines
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.testing.beside import until
 from cdc_lake.testing.kills import KILLED
 from cdc_lake.testing.server import EmbeddedServer
@@ -230,13 +230,13 @@ def test_the_server_is_asked_whether_one_whose_prepare_nobody_has_changed_anythi
         given: Any = session
         xids = dict(session.execute("SELECT gid, transaction::text::bigint FROM pg_prepared_xacts").fetchall())
         taken = takes(given, project.postgres.tables)
-        unsent = UnsentPrepares(given, project.slot, by_lines(taken), state.confirm, lambda: None)
+        unsent = MissingPrepareProbe(given, project.slot, by_lines(taken), state.confirm, lambda: None)
         ends = {}
         for gid in xids:
             ended(phased, gid)
             ends[gid] = wal_position(given).value
-        monkeypatch.setattr("cdc_lake.source.unsent.WINDOW", 0)
-        found = {gid: unsent.changed(xids[gid], end) for gid, end in ends.items()}
+        monkeypatch.setattr("cdc_lake.source.postgres.slot_peek.WINDOW", 0)
+        found = {gid: unsent.has_changes(xids[gid], end) for gid, end in ends.items()}
     assert found == {"a": True, "locks": False, "left out": False, "b": True}
 
 
@@ -389,13 +389,13 @@ def test_what_is_prepared_before_the_copy_and_committed_behind_it_lands_by_funct
     phased: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = by_lines_of(phased, tmp_path, **MODES["polling"])
-    wait = settled._ended
+    wait = snapshot._wait_for_running
 
     def waited(*given: Any) -> None:
         wait(*given)
         during_the_start(phased)
 
-    monkeypatch.setattr(settled, "_ended", waited)
+    monkeypatch.setattr(snapshot, "_wait_for_running", waited)
     once(project)
     monkeypatch.undo()
     assert_begun_behind(project, phased)

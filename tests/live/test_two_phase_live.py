@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.cli.render_status import status_text
+from cdc_lake.cli.commands.status import status_text
 from cdc_lake.config.project import Project
+from cdc_lake.connectors.postgres import adapter as postgres_stream
+from cdc_lake.connectors.postgres.comparison import postgres_side
 from cdc_lake.errors import (
     AnotherReceiver,
     PreparedDamaged,
@@ -28,20 +30,17 @@ from cdc_lake.errors import (
     ServerUnreachable,
     SlotTwoPhase,
 )
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.span import Span
-from cdc_lake.observe import failpoint as at
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.check.doctor import check, ddl_sql
-from cdc_lake.pipeline.inspect.parked import inspect_parked
-from cdc_lake.pipeline.postgres import stream as postgres_stream
-from cdc_lake.pipeline.postgres.side import postgres_side
-from cdc_lake.pipeline.status.standing import status
-from cdc_lake.source.captured import Unlanded
-from cdc_lake.source.plugins import message_options
-from cdc_lake.source.server import wal_position
-from cdc_lake.source.stream import FrameSource
-from cdc_lake.source.unsent import UnsentPrepares, by_messages
+from cdc_lake.observability import failpoints as at
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.ops.check.runner import check, ddl_sql
+from cdc_lake.ops.status import status
+from cdc_lake.runtime.receive.lag import inspect_parked
+from cdc_lake.source.base import FrameSource, PendingTransaction
+from cdc_lake.source.postgres.plugins import message_options
+from cdc_lake.source.postgres.server import wal_position
+from cdc_lake.source.postgres.slot_peek import MissingPrepareProbe, by_messages
 from cdc_lake.testing.beside import streams, until
 from cdc_lake.testing.kills import KILLED, receive_until_message
 from cdc_lake.testing.server import EmbeddedServer
@@ -237,7 +236,7 @@ def test_a_parked_transaction_outlives_its_receiver_and_lands_where_it_commits(
     assert_whole(project, phased)
 
 
-def ahead(project: Project) -> list[Unlanded] | None:
+def ahead(project: Project) -> list[PendingTransaction] | None:
     """What the slot has and bronze does not, as `compare` asks; None while it is read."""
     state = bronze_reader(project).state()
     assert state is not None
@@ -453,16 +452,16 @@ def test_the_server_is_asked_whether_one_whose_prepare_nobody_has_changed_anythi
         xids = dict(session.execute("SELECT gid, transaction::text::bigint FROM pg_prepared_xacts").fetchall())
         given: Any = session
         options = message_options(project.publication)
-        unsent = UnsentPrepares(given, project.slot, by_messages(options), state.confirm, lambda: None)
+        unsent = MissingPrepareProbe(given, project.slot, by_messages(options), state.confirm, lambda: None)
         later = session.execute("SELECT txid_current()").fetchone()
         assert later is not None
-        assert not unsent.changed(later[0], 1 << 62), "it began on this connection"
+        assert not unsent.has_changes(later[0], 1 << 62), "it began on this connection"
         ends = {}
         for gid in xids:
             ended(phased, gid)
             ends[gid] = wal_position(given).value
-        monkeypatch.setattr("cdc_lake.source.unsent.WINDOW", 0)
-        found = {gid: unsent.changed(xids[gid], end) for gid, end in ends.items()}
+        monkeypatch.setattr("cdc_lake.source.postgres.slot_peek.WINDOW", 0)
+        found = {gid: unsent.has_changes(xids[gid], end) for gid, end in ends.items()}
         assert found == {"a": True, "locks": False, "unpublished": False, "b": True}
         copies = session.execute("SELECT count(*) FROM pg_replication_slots WHERE temporary").fetchone()
         assert copies == (0,)
@@ -475,7 +474,9 @@ def test_a_connection_that_is_lost_meanwhile_ends_the_look(
 ) -> None:
     project = pipeline(phased, tmp_path, "lost", **ON)
     once(project)
-    monkeypatch.setattr("cdc_lake.source.unsent._PEEK", "SELECT pg_sleep(1000), %s, %s::pg_lsn, %s::text[], %s::pg_lsn")
+    monkeypatch.setattr(
+        "cdc_lake.source.postgres.slot_peek._PEEK", "SELECT pg_sleep(1000), %s, %s::pg_lsn, %s::text[], %s::pg_lsn"
+    )
     with phased.connect() as session, phased.admin() as admin:
         given: Any = session
         pid = session.info.backend_pid
@@ -487,16 +488,16 @@ def test_a_connection_that_is_lost_meanwhile_ends_the_look(
                     os.kill(pid, signal.SIGSTOP)
                 raise ServerUnreachable("the connection broke off")
 
-        unsent = UnsentPrepares(given, project.slot, by_messages(message_options(project.publication)), 0, lost)
+        unsent = MissingPrepareProbe(given, project.slot, by_messages(message_options(project.publication)), 0, lost)
         try:
             with pytest.raises(ServerUnreachable, match="broke off"):
-                unsent.changed(1, 1)
+                unsent.has_changes(1, 1)
         finally:
             os.kill(pid, signal.SIGCONT)
 
 
 def test_a_comparison_waits_for_the_receiver_that_reads_the_slot(phased: Database, tmp_path: Path) -> None:
-    project, told = pipeline(phased, tmp_path, "read", **ON), list[Progress]()
+    project, told = pipeline(phased, tmp_path, "read", **ON), list[ProgressEvent]()
     with running(project, told):
         until(lambda: streams(told))
         assert ahead(project) is None
@@ -508,7 +509,7 @@ def test_ddl_in_a_prepared_transaction_is_told_where_it_commits(phased: Database
     with phased.admin() as admin:
         admin.execute(ddl_sql(project))  # type: ignore[arg-type]
     once(project)
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with running(project, told):
         # one that starts waits for the lock of what is prepared
         until(lambda: streams(told))

@@ -7,12 +7,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.errors import TypeRefused
-from cdc_lake.lake.types import LEDGER, Loss
-from cdc_lake.pipeline.check.doctor import examine
-from cdc_lake.pipeline.check.type_ledger import TableLedger
-from cdc_lake.pipeline.plan import plan
+from cdc_lake.ops.check.runner import examine
+from cdc_lake.ops.plan import TableLedger, plan
+from cdc_lake.tables.types import LEDGER, Loss
 from tests.conftest import Database
 from tests.live.test_gaussdb_receive import project_of as family_project
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
@@ -29,7 +28,7 @@ FAMILYS_OWN = {"int1", "nvarchar2", "clob", "blob", "raw", "smalldatetime", "has
 @pytest.fixture(autouse=True)
 def source_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what `check` says of the source: it starts Java otherwise."""
-    monkeypatch.setattr("cdc_lake.pipeline.check.doctor.machine", lambda _, **_more: ())
+    monkeypatch.setattr("cdc_lake.ops.check.runner.machine", lambda _, **_more: ())
 
 
 def make_table(sql: psycopg.Connection) -> int:

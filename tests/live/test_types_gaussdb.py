@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.pipeline.compare.against_source import against_source
+from cdc_lake.comparison.bronze_vs_source import against_source
+from cdc_lake.decode.gaussdb.records import Style
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once

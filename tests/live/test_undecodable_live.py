@@ -11,24 +11,24 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.comparison.bronze_vs_source import against_source
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.columnar import tabulate
+from cdc_lake.connectors.postgres import decoding as postgres_reading
+from cdc_lake.connectors.postgres.comparison import postgres_side
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.errors import CdcLakeError, InvalidText, MalformedMessage, TextNotInEncoding
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import Progress, Tell, silent
-from cdc_lake.pipeline.check.postgres import findings
-from cdc_lake.pipeline.compare.against_source import against_source
-from cdc_lake.pipeline.held.listing import held_list
-from cdc_lake.pipeline.held.redecode import retry
-from cdc_lake.pipeline.postgres import reading as postgres_reading
-from cdc_lake.pipeline.postgres.side import postgres_side
-from cdc_lake.pipeline.receiving.loop import ReceiveSummary
-from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
+from cdc_lake.ops.check.postgres import findings
+from cdc_lake.runtime.quarantine import held_list
+from cdc_lake.runtime.receive.loop import ReceiveSummary
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.runtime.redecode import retry
 from tests.conftest import Database, drop_database
 from tests.gauss_client import wait_until
 from tests.replay import bronze_rows
@@ -49,9 +49,9 @@ def project_of(database: Database, root: Path, *, undecodable: str = "stop", **s
     return Project(Pipeline.model_validate(document), root / "pipeline.yaml", root)
 
 
-def once(project: Project, tell: Tell = silent) -> ReceiveSummary:
+def once(project: Project, tell: ProgressReporter = silent) -> ReceiveSummary:
     stop = threading.Event()
-    return receive(project, bronze_writer(project), once=True, stop=stop, tell=tell, slot_patience=60)
+    return receive(project, bronze_writer(project), once=True, stop=stop, report=tell, slot_patience=60)
 
 
 def folded(project: Project) -> dict[str, tuple[str | None, ...]]:
@@ -73,7 +73,7 @@ def in_source(project: Project) -> dict[str, tuple[str | None, ...]]:
     state = bronze_reader(project).state()
     assert state is not None
     with postgres_side(project, state) as side, side.snapshot([NOTES]):
-        (one,) = side.captured()
+        (one,) = side.captured_tables()
         rows = side.rows(side.relation_of(one), one).to_pylist()
     return {row["id"]: (row["body"], row["memo"]) for row in rows}
 
@@ -99,7 +99,7 @@ def test_what_a_fault_made_undecodable_is_decoded_once_it_is_mended(database: Da
         source.execute("INSERT INTO notes VALUES (3, 'MARK', 'x'), (4, 'four', '')")
         source.execute("DELETE FROM notes WHERE id = 4")
         monkeypatch.setattr(postgres_reading, "tabulate", refusing)
-        told: list[Progress] = []
+        told: list[ProgressEvent] = []
         received = once(project, told.append)
         assert received.transactions == 5  # the receiver did not stop
         assert [one.facts["code"] for one in told if "lands as bytes" in one.text] == ["DEC303", "DEC303"]
@@ -110,7 +110,7 @@ def test_what_a_fault_made_undecodable_is_decoded_once_it_is_mended(database: Da
     (proof,) = against_source(project).tables
     assert proof.verdict == "inconclusive"
     before = {path: path.read_bytes() for path in project.bronze.rglob("*.parquet")}
-    assert retry(project, None, silent).failed == 0
+    assert retry(project, None, silent).failed_count == 0
     assert before == {path: path.read_bytes() for path in project.bronze.rglob("*.parquet")}
     assert folded(project) == in_source(project)
     (proof,) = against_source(project).tables
@@ -243,7 +243,7 @@ def test_a_column_that_may_not_is_landed_as_bytes_until_it_may(ascii_database: D
     once(project)
     (waits,) = held_list(project).undecodable
     assert waits.code == "DEC304"
-    assert retry(project, None, silent).failed == 1
+    assert retry(project, None, silent).failed_count == 1
     project = project_of(ascii_database, tmp_path, undecodable="land", hex_columns=[*columns, "public.notes.me*"])
-    assert retry(project, None, silent).failed == 0
+    assert retry(project, None, silent).failed_count == 0
     assert folded(project) == {"1": (HEX, "fine"), "2": ("fine", HEX)} == in_source(project)

@@ -10,22 +10,22 @@ from typing import Any
 import psycopg
 import pytest
 
+from cdc_lake.bronze.contract import BronzeCommit, Tabulate, TransactionBatch
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.bronze.port import ClosedBatch, Landed, Tabulate
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.raw import Raw
+from cdc_lake.connectors import wal_budget as wal_ladder
+from cdc_lake.connectors.wal_budget import ApplyYield, WalNote
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.transaction import ReceivedTransaction
 from cdc_lake.errors import SlotGivenUp, SlotMissing, StoreUnavailable
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.check.postgres import findings
-from cdc_lake.pipeline.receiving import loop as receiving
-from cdc_lake.pipeline.receiving import outlasting, wal_watch
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.pipeline.restart import restart
-from cdc_lake.pipeline.status.standing import status
-from cdc_lake.pipeline.wal import ladder as wal_ladder
-from cdc_lake.pipeline.wal.note import GivesWay, WalNote
+from cdc_lake.observability.events import silent
+from cdc_lake.ops.check.postgres import findings
+from cdc_lake.ops.status import status
+from cdc_lake.runtime.receive import commit_pipeline, wal_budget_monitor
+from cdc_lake.runtime.receive import loop as receiving
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.runtime.restart import restart
 from cdc_lake.testing.beside import beside, streams, until
 from tests.conftest import Database, drop_database, make_database
 from tests.live.test_receive_loop import assert_equal_to_source, once, project_of, running
@@ -40,11 +40,13 @@ class Stuck(DeltaBronze):
 
     away = threading.Event()
 
-    def append(self, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = tabulate) -> Landed:
+    def append(
+        self, batch: TransactionBatch | Sequence[ReceivedTransaction], tabulate: Tabulate = tabulate
+    ) -> BronzeCommit:
         self._reach()
         return super().append(batch, tabulate)
 
-    def advance(self, position: int, confirm: int, empty: int = 0) -> Landed:
+    def advance(self, position: int, confirm: int, empty: int = 0) -> BronzeCommit:
         self._reach()
         return super().advance(position, confirm, empty)
 
@@ -56,10 +58,10 @@ class Stuck(DeltaBronze):
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds become moments."""
-    monkeypatch.setattr(wal_watch, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(wal_budget_monitor, "LOOK_EVERY", 0.05)
     monkeypatch.setattr(wal_ladder, "DROP_AFTER", 0.5)
     monkeypatch.setattr(receiving, "ADVANCE_EVERY", 0.2)
-    monkeypatch.setattr(outlasting, "PAUSES", (0.1, 0.2))
+    monkeypatch.setattr(commit_pipeline, "PAUSES", (0.1, 0.2))
 
 
 def made(database: Database, root: Path, **source: Any) -> Project:
@@ -153,10 +155,10 @@ def test_a_heartbeat_that_the_server_refuses_is_told_once_and_stops_nothing(data
 def test_where_bronze_is_away_the_ladder_is_climbed_and_left_again(database: Database, tmp_path: Path) -> None:
     project = made(database, tmp_path, wal_budget=BUDGET)
     bronze, told = Stuck(project.bronze, "os"), []
-    gives_way = GivesWay(project, silent)
+    gives_way = ApplyYield(project, silent)
     with database.admin() as admin:
         freed(admin, project, MIB)
-        with beside(lambda stop: receive(project, bronze, once=False, stop=stop, tell=told.append)):
+        with beside(lambda stop: receive(project, bronze, once=False, stop=stop, report=told.append)):
             until(lambda: streams(told))
             until(lambda: WalNote(project.lake, project.name).read(), "it is looked at")
             bronze.away.set()
@@ -187,7 +189,7 @@ def test_a_slot_is_dropped_where_the_pipeline_says_so_and_bronze_stays_whole(
     before = bronze.state()
 
     def receive_until_it_is_gone(admin: psycopg.Connection) -> None:
-        with beside(lambda stop: receive(project, bronze, once=False, stop=stop, tell=told.append)):
+        with beside(lambda stop: receive(project, bronze, once=False, stop=stop, report=told.append)):
             until(lambda: streams(told))
             bronze.away.set()
             write(admin, 8)
@@ -217,7 +219,7 @@ def test_a_slot_is_dropped_while_its_copy_still_runs(database: Database, tmp_pat
     bronze = DeltaBronze(project.bronze, "os")
 
     def receive_until_it_is_gone(admin: psycopg.Connection) -> None:
-        with beside(lambda stop: receive(project, bronze, once=False, stop=stop, tell=told.append)):
+        with beside(lambda stop: receive(project, bronze, once=False, stop=stop, report=told.append)):
             until(lambda: any(p.text.startswith("copying") for p in told), "the copy runs")
             admin.execute("CREATE TABLE other AS SELECT repeat('x', 900) FROM generate_series(1, 9000)")
             until(lambda: slot_of(admin, project) is None, "it is gone")
@@ -239,7 +241,7 @@ def test_a_slot_is_dropped_while_a_run_to_an_end_copies_a_table_that_came(databa
     before = bronze.state()
 
     def receive_until_it_is_gone(admin: psycopg.Connection) -> None:
-        with beside(lambda stop: receive(project, bronze, once=True, stop=stop, tell=told.append)) as receiver:
+        with beside(lambda stop: receive(project, bronze, once=True, stop=stop, report=told.append)) as receiver:
             until(lambda: receiver.done() or any(p.text.startswith("copying") for p in told), "the copy runs")
             write(admin, 8)
             until(lambda: slot_of(admin, project) is None, "it is gone")

@@ -11,11 +11,21 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.contract import SCHEMA
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update, Value
+from cdc_lake.bronze.hash_chain_verify import verify
+from cdc_lake.model.change import (
+    UNCHANGED,
+    Change,
+    Delete,
+    Insert,
+    Message,
+    OldKind,
+    Transaction,
+    Truncate,
+    Update,
+    Value,
+)
 from cdc_lake.model.relation import Relation, ReplicaIdentity
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import FORMATS, Place
 from tests.seeds import seeds

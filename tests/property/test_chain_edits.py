@@ -17,13 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdc_lake.bronze.chain import Beside, ChainVerdict, verify
 from cdc_lake.bronze.contract import SCHEMA
+from cdc_lake.bronze.hash_chain_verify import ChainVerdict, EpochFacts, verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.model.change import Change, Message, Truncate
+from cdc_lake.model.change import Change, Message, Transaction, Truncate
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import raw_transaction, table, transaction_at
 from tests.seeds import one_seed
@@ -42,14 +41,14 @@ Rows = list[Row]
 Place = tuple[int, int]
 
 
-def land(folder: Path, chance: random.Random) -> dict[int, Beside]:
+def land(folder: Path, chance: random.Random) -> dict[int, EpochFacts]:
     """Two epochs; the first has a copied row and a table that gets a column. What is known beside of the first."""
     writer = DeltaBronze(folder, durability="os")
     history = History(chance.randrange(1 << 30), [A, B], truncates=60)
-    beside: dict[int, Beside] = {}
+    beside: dict[int, EpochFacts] = {}
     for epoch, start in ((1, 1000), (2, 500)):
         if (before := writer.state()) is not None:
-            beside[1] = Beside(before.stream, 1000, before.head)
+            beside[1] = EpochFacts(before.stream, 1000, before.head)
         writer.begin_stream(f"pg:{epoch}:d:s:0/0", start)
         if epoch == 1:
             writer.append_snapshot("i", 0, A, pa.array([["77", "x", None]]), 0, start)
@@ -215,7 +214,7 @@ def test_one_edit_is_found_where_it_is(tmp_path: Path, number: int) -> None:
     chance = random.Random(f"{SEED}:{number}")
     folder = tmp_path / "b"
     beside = land(folder, chance)
-    sound = verify(BronzeReader(folder), beside=lambda: beside)
+    sound = verify(BronzeReader(folder), load_epoch_facts=lambda: beside)
     assert sound.holds, sound.reason
     places = sorted(place(r) for file in folder.glob("*.parquet") for r in rows_of(file) if r["op"] == "C")
     assert sound.transactions == len(places)
@@ -231,7 +230,7 @@ def test_one_edit_is_found_where_it_is(tmp_path: Path, number: int) -> None:
         kept = file.with_suffix(".kept")
         shutil.copy(file, kept)
         pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), file)
-        verdict = verify(BronzeReader(folder), beside=lambda: beside)
+        verdict = verify(BronzeReader(folder), load_epoch_facts=lambda: beside)
         shutil.move(kept, file)
         check(verdict, wrong, places, edit.__name__)
         done += 1

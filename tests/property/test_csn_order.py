@@ -14,14 +14,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from cdc_lake.decode.frames import MemoryFrames
-from cdc_lake.decode.mppdb.large_records import LargeRecords
-from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.decode.raw import Raw, RawTransaction
+from cdc_lake.connectors.gaussdb.csn_order import CROWD, CROWD_BYTES, CsnOrdering
+from cdc_lake.connectors.open_stream import CommitLsnOrdering, Gap, OrderedTransaction
+from cdc_lake.decode.gaussdb.batches import SpooledRecords
+from cdc_lake.decode.gaussdb.records import Style
+from cdc_lake.decode.transaction import BufferedTransaction, MemoryFrames, ReceivedTransaction
 from cdc_lake.errors import CsnMissing, CsnTwice, LateTransaction, NoOrderNumber, Retry
-from cdc_lake.model.transaction import Boundaries
-from cdc_lake.pipeline.gaussdb.csn_order import CROWD, CROWD_BYTES, CsnOrder
-from cdc_lake.pipeline.stream.order import ArrivalOrder, Closed, Gap
+from cdc_lake.model.change import Boundaries
 from tests.seeds import seeds
 from tests.tally import tally
 
@@ -31,11 +30,11 @@ DISTANCE = 9  # the greatest that was measured on running servers
 BOUND = 60.0
 
 
-def transaction(csn: int | None, lsn: int, changes: int = 1, size: int | None = None) -> RawTransaction:
+def transaction(csn: int | None, lsn: int, changes: int = 1, size: int | None = None) -> BufferedTransaction:
     """One whose commit record starts at `lsn`; `lsn` is also what may be confirmed."""
     bounds = Boundaries(position=csn or lsn, confirm=lsn, commit_lsn=lsn, csn=csn, xid=csn)
     frames = [b"x" * 10] * changes
-    return RawTransaction(bounds, frames, [lsn] * changes, [None] * changes, {}, size or 10 * changes)
+    return BufferedTransaction(bounds, frames, [lsn] * changes, [None] * changes, {}, size or 10 * changes)
 
 
 class Time:
@@ -50,10 +49,10 @@ class Time:
 class Server:
     """What was committed, in the order of commit LSNs, and which of it the stream never sends."""
 
-    sent: list[RawTransaction]
+    sent: list[BufferedTransaction]
     lost: frozenset[int]
 
-    def stream(self, confirmed: int) -> Iterator[RawTransaction]:
+    def stream(self, confirmed: int) -> Iterator[BufferedTransaction]:
         """Everything whose commit record lies behind the confirmed position, as the server repeats it."""
         return (t for t in self.sent if t.bounds.confirm > confirmed)
 
@@ -88,11 +87,11 @@ class Landed:
     upto: int
     confirm: int
     empty: int = 0
-    transactions: list[Raw] = field(default_factory=list)
+    transactions: list[ReceivedTransaction] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     arrived: dict[int, int] = field(default_factory=dict)  # csn → confirm, of this connection
 
-    def take(self, steps: list[Closed] | tuple[Closed, ...]) -> None:
+    def take(self, steps: list[OrderedTransaction] | tuple[OrderedTransaction, ...]) -> None:
         for step in steps:
             moved = step.upto > self.upto or (step.upto == self.upto and step.confirm > self.confirm)
             assert moved, "each step goes on"
@@ -113,8 +112,8 @@ class Landed:
             self.upto, self.confirm, self.empty = step.upto, step.confirm, step.empty
 
 
-def order_of(landed: Landed, policy: str, clock: Time) -> CsnOrder:
-    return CsnOrder(
+def order_of(landed: Landed, policy: str, clock: Time) -> CsnOrdering:
+    return CsnOrdering(
         landed.upto,
         landed.confirm,
         bound=BOUND,
@@ -220,15 +219,15 @@ def quiet_connection(chance: random.Random, source: Server, landed: Landed) -> b
 # ── a hole that does not close ───────────────────────────────────────────────────────────────────────────────────
 
 
-def wait(order: CsnOrder, clock: Time, seconds: float, *opened: int) -> list[Closed]:
-    steps: list[Closed] = []
+def wait(order: CsnOrdering, clock: Time, seconds: float, *opened: int) -> list[OrderedTransaction]:
+    steps: list[OrderedTransaction] = []
     for _ in range(int(seconds)):
         steps += order.tend(opened)
         clock.now += 1.0
     return [*steps, *order.tend(opened)]
 
 
-def new(policy: str = "stop", recorded: tuple[Gap, ...] = (), start: int = 10) -> tuple[CsnOrder, Time]:
+def new(policy: str = "stop", recorded: tuple[Gap, ...] = (), start: int = 10) -> tuple[CsnOrdering, Time]:
     clock = Time()
     return order_of(Landed(start, 0, gaps=list(recorded)), policy, clock), clock
 
@@ -332,10 +331,10 @@ def test_what_cannot_be_counted_is_refused() -> None:
 
 
 def test_arrival_order_closes_each_transaction_as_it_comes() -> None:
-    order = ArrivalOrder()
+    order = CommitLsnOrdering()
     some, none = transaction(7, 0x100), transaction(5, 0x200, changes=0)
-    assert order.take(some) == (Closed(7, 0x100, some),)
-    assert order.take(none) == (Closed(5, 0x200, None),)
+    assert order.take(some) == (OrderedTransaction(7, 0x100, some),)
+    assert order.take(none) == (OrderedTransaction(5, 0x200, None),)
     assert order.tend() == ()
 
 
@@ -347,10 +346,10 @@ class OnDisk(MemoryFrames):
 
 
 def test_a_large_transaction_takes_no_memory_and_is_given_back_where_it_is_dropped() -> None:
-    order = CsnOrder(10, 0, bound=BOUND, policy="stop", clock=Time())
+    order = CsnOrdering(10, 0, bound=BOUND, policy="stop", clock=Time())
 
-    def large(csn: int) -> LargeRecords:
-        return LargeRecords(transaction(csn, csn).bounds, Style.BINARY, OnDisk(), 10 * CROWD_BYTES, 5)
+    def large(csn: int) -> SpooledRecords:
+        return SpooledRecords(transaction(csn, csn).bounds, Style.BINARY, OnDisk(), 10 * CROWD_BYTES, 5)
 
     for n in range(CROWD):
         assert not order.take(transaction(12 + n, 0x100 + n))

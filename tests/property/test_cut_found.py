@@ -8,13 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from cdc_lake.control.cut_lookup import find_cut
 from cdc_lake.errors import BeforeFirstCut, CutNotReached
-from cdc_lake.lake.control_rows import CutRow
-from cdc_lake.model.as_of import AsOf, Moment, Stored
-from cdc_lake.model.change import Insert
-from cdc_lake.model.position import Csn
-from cdc_lake.model.transaction import Boundaries, Transaction
-from cdc_lake.pipeline.state.find_cut import find_cut
+from cdc_lake.model.change import Boundaries, Insert, Transaction
+from cdc_lake.model.position import AsOf, Csn, Moment, Stored
+from cdc_lake.tables.control_schema import CutRow
 from cdc_lake.testing.messages import raw_transaction
 from tests.cut_lake import GAUSS_LSN, CutLake, T, at
 from tests.seeds import seeds

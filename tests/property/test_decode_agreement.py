@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_lake.decode import columnar, pgoutput
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.plain import tabulate_plain
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.pgoutput import columnar, parser
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.pgoutput.columnar import tabulate, tabulate_plain
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import DecodeError
-from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import (
     boundaries,
     catalog_of,
@@ -98,7 +96,7 @@ def assemble(transactions):
 @EXAMPLES
 def test_a_stream_decodes_to_the_transactions_it_was_made_of(transactions):
     raws = assemble(transactions)
-    assert [pgoutput.transaction(raw) for raw in raws] == transactions
+    assert [parser.transaction(raw) for raw in raws] == transactions
     assert raws == [raw_transaction(one) for one in transactions]
 
 
@@ -170,7 +168,7 @@ def random_change(rng: random.Random):
     return Truncate(layout, rng.random() < 0.5, rng.random() < 0.5)
 
 
-def random_transaction(rng: random.Random, size: int) -> RawTransaction:
+def random_transaction(rng: random.Random, size: int) -> BufferedTransaction:
     raw = raw_transaction(Transaction(boundaries(5000), tuple(random_change(rng) for _ in range(size))))
     both = (LAYOUTS[0], LAYOUTS[2])
     raw.truncated[len(raw.frames)] = both

@@ -11,17 +11,16 @@ from typing import NoReturn, Self
 
 import pytest
 
-from cdc_lake.bronze.chain import verify
-from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.data_files import WrittenFile
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.table import Written
 from cdc_lake.bronze.writer import TableBronze
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import AnotherReceiver, CdcLakeError, CommitUncertain, Retry, StoreBehind
-from cdc_lake.lake.delta_store import StorePlace
-from cdc_lake.model.change import Insert
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.model.change import Insert, Transaction
+from cdc_lake.model.position import Span
+from cdc_lake.tables.delta_storage import ObjectStoreDeltaStorage
 from cdc_lake.testing.doubted import Doubts, torn_metadata
 from cdc_lake.testing.faulty_store import Chance, Fault, FaultyStore, Request, honest
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
@@ -39,7 +38,7 @@ ORDERS = table("public.orders", id="int8", note="text")
 END = 1 << 62
 
 
-def transaction(position: int) -> RawTransaction:
+def transaction(position: int) -> BufferedTransaction:
     rows = tuple(Insert(ORDERS, (f"{position}{n}", "note")) for n in range(position % 4 + 1))
     return raw_transaction(Transaction(boundaries(position), rows))
 
@@ -164,12 +163,12 @@ def test_a_store_that_fails_and_lies_loses_and_doubles_nothing(kind: str, store:
 class Believing(TableBronze):
     """The planted bug: a commit that failed did not land, so what was known before is still so."""
 
-    def _commit(self, state: BronzeState, files: Sequence[Written], chunks: dict[str, int]) -> int:
-        known = self._known
+    def _commit(self, state: StreamCheckpoint, files: Sequence[WrittenFile], chunks: dict[str, int]) -> int:
+        known = self._cached_state
         try:
             return super()._commit(state, files, chunks)
         except CommitUncertain:
-            self._known = known
+            self._cached_state = known
             raise
 
 
@@ -239,7 +238,7 @@ def test_a_writer_that_trusts_a_stale_listing_is_found_out(
         proxy.choose = lambda request: Fault.STALE if request.lists else None
         with pytest.raises(StoreBehind):
             place.writer(proxy.endpoint).state()
-        monkeypatch.setattr(StorePlace, "_advance", lambda *_: None)
+        monkeypatch.setattr(ObjectStoreDeltaStorage, "_advance", lambda *_: None)
         trusting = place.writer(proxy.endpoint)
         state = trusting.state()
         assert state is not None

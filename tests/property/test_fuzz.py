@@ -20,7 +20,7 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
-from cdc_lake.decode.mppdb import columnar
+from cdc_lake.decode.gaussdb import columnar
 from cdc_lake.errors import MalformedMessage
 from tests.fuzz import kept
 from tests.fuzz.mutation import mutants

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cdc_lake.config.capture import captures
+from cdc_lake.config.fields import captures, white_list
 from cdc_lake.config.gaussdb_options import OPTIONS, Form, Mode
-from cdc_lake.config.gaussdb_rules import judge
-from cdc_lake.config.gaussdb_sent import effective_options
-from cdc_lake.config.load import validate
+from cdc_lake.config.loader import validate
+from cdc_lake.config.project import effective_options
 from cdc_lake.config.source import FamilySource
-from cdc_lake.config.white_list import white_list
+from cdc_lake.config.validation.gaussdb import judge
 from cdc_lake.model.relation import TableName
 from cdc_lake.testing.gaussdb.dialect import dialect_of
 from cdc_lake.testing.gaussdb.options import Refused, StreamOptions, parse_options
@@ -106,7 +105,10 @@ def test_what_the_server_would_refuse_is_refused() -> None:
         refused += 1
         said = said.replace("logical_sender_timeout", "sender-timeout")
         suspects = {name for name in source.decoding if name in said}
-        assert suspects & {r.at[1] for r in judge(source) if r.at[:1] == ("decoding",)}, (source.decoding, said)
+        assert suspects & {r.key_path[1] for r in judge(source) if r.key_path[:1] == ("decoding",)}, (
+            source.decoding,
+            said,
+        )
 
 
 def refusal(asked: list[tuple[str, str]], source: FamilySource) -> str | None:

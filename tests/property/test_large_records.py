@@ -14,36 +14,33 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from cdc_lake.bronze.batch_rows import BatchRows
-from cdc_lake.bronze.chain import verify
-from cdc_lake.bronze.port import ClosedBatch, Landed, Tabulate
+from cdc_lake.bronze.contract import BronzeCommit, Tabulate, TransactionBatch
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.row_builder import BatchRows
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.model import Batch
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.frames import NewFrames
-from cdc_lake.decode.mppdb import columnar, runs
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.captured import Captured
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.columnar import tabulate
-from cdc_lake.decode.mppdb.kept import FamilyFormat
-from cdc_lake.decode.mppdb.large_records import LargeRecords
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.open_rows import Whole
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Operation, Record, Row, Style, Truncated
-from cdc_lake.decode.test_decoding.assembler import LineAssembler
-from cdc_lake.decode.undecodable import Keeping
+from cdc_lake.connectors.gaussdb.csn_order import keep_late
+from cdc_lake.connectors.open_stream import CommitLsnOrdering
+from cdc_lake.connectors.spool import Spool
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb import columnar, framing
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler, Whole
+from cdc_lake.decode.gaussdb.batches import RecordTransaction, SpooledRecords, TableFilter
+from cdc_lake.decode.gaussdb.columnar import tabulate
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Operation, Record, Row, Style, Truncated
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.gaussdb.undecodable import GaussDbFormat
+from cdc_lake.decode.test_decoding import LineAssembler
+from cdc_lake.decode.transaction import FrameStoreFactory
+from cdc_lake.decode.undecodable import StoreUndecodable
 from cdc_lake.errors import LakeError
 from cdc_lake.model.change import UNCHANGED
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.gaussdb.gaps import keep_late
-from cdc_lake.pipeline.receiving.batches import OpenBatch
-from cdc_lake.pipeline.receiving.landing import Landing
-from cdc_lake.pipeline.stream.order import ArrivalOrder
-from cdc_lake.pipeline.stream.spool import Spool
+from cdc_lake.runtime.receive.commit_pipeline import BronzeCommitPipeline
+from cdc_lake.runtime.receive.loop import OpenBatch
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
 from tests.property.test_mppdb_agreement import CATALOG, NAMES, random_row
 from tests.seeds import seeds
@@ -112,14 +109,19 @@ def sent(dice: random.Random, way: Way, *, wrong: bool) -> list[tuple[int, bytes
 
 
 def assembled(
-    way: Way, frames: Sequence[tuple[int, bytes]], layouts: Layouts, store: NewFrames | None, *, captured: bool
+    way: Way,
+    frames: Sequence[tuple[int, bytes]],
+    layouts: RelationResolver,
+    store: FrameStoreFactory | None,
+    *,
+    captured: bool,
 ) -> Iterator[Whole]:
     one: Any
     if way.postgres:
         one = LineAssembler(Codec(), lambda table: not captured or table != LEFT_OUT, keeps=True, frames=store)
     else:
-        taken = Captured(layouts, lambda table: table != LEFT_OUT) if captured else None
-        one = FamilyAssembler(
+        taken = TableFilter(layouts, lambda table: table != LEFT_OUT) if captured else None
+        one = GaussDbAssembler(
             way.how.style, batch=way.batch, domain=OrderDomain.CSN, keeps=True, frames=store, captured=taken
         )
     for lsn, payload in frames:
@@ -134,9 +136,9 @@ class OftenAway(TableBronze):
         self._bronze = bronze
         self._dice = dice
 
-    def append(self, batch: ClosedBatch | Sequence[Any], tabulate: Tabulate = tabulate) -> Landed:
+    def append(self, batch: TransactionBatch | Sequence[Any], tabulate: Tabulate = tabulate) -> BronzeCommit:
         state = self._bronze.state()
-        assert isinstance(batch, ClosedBatch)
+        assert isinstance(batch, TransactionBatch)
         assert state is not None
         for _ in range(self._dice.randrange(3)):
             left = self._dice.randrange(1, 9)
@@ -149,11 +151,11 @@ class OftenAway(TableBronze):
                 return []
 
             with contextlib.suppress(LakeError):
-                BatchRows(batch.transactions, tabulate, state, 0).each(write)
+                BatchRows(batch.transactions, tabulate, state, 0).map_tables(write)
         return self._bronze.append(batch, tabulate)
 
 
-def slowly(batch: Sequence[RecordTransaction], layouts: Layouts) -> ChangeColumns:
+def slowly(batch: Sequence[RecordTransaction], layouts: RelationResolver) -> ChangeColumns:
     if batch[0].part is not None:
         time.sleep(0.001)  # who does not wait for it is ahead of it
     return tabulate(batch, layouts)
@@ -161,8 +163,8 @@ def slowly(batch: Sequence[RecordTransaction], layouts: Layouts) -> ChangeColumn
 
 def land(writer: TableBronze, transactions: Sequence[Whole], columns: Tabulate, cuts: random.Random) -> None:
     """As the receiver does it, in commits that are cut anywhere."""
-    batch, order = OpenBatch(Batch(), lambda: 0.0, 50, 50), ArrivalOrder()
-    with Landing(writer, columns) as landing:
+    batch, order = OpenBatch(Batch(), lambda: 0.0, 50, 50), CommitLsnOrdering()
+    with BronzeCommitPipeline(writer, columns) as landing:
         for one in transactions:
             for closed in order.take(one):
                 batch.add(closed)
@@ -191,16 +193,16 @@ def test_in_parts_they_land_as_they_would_from_memory(
     dice, way, large = random.Random(seed), WAYS[name], 0
     for nth in range(ROUNDS):
         monkeypatch.setattr(columnar, "SMALL", dice.choice([1, 32]))
-        monkeypatch.setattr(runs, "SMALL", dice.choice([0, 1 << 60]))
-        monkeypatch.setattr(runs, "LONG", 2)
+        monkeypatch.setattr(framing, "SMALL", dice.choice([0, 1 << 60]))
+        monkeypatch.setattr(framing, "LONG", 2)
         frames, captured, cut = sent(dice, way, wrong=nth % 2 == 1), dice.random() < 0.5, dice.getrandbits(32)
         writers = [bronze(tmp_path, f"{name} {nth}"), bronze(tmp_path, f"{name} {nth} in parts")]
         with Spool(tmp_path / "spool", 1 << 30, dice.choice([500, 2000])) as spool:
             for writer, store in zip(writers, (None, spool), strict=True):
-                layouts = Layouts(CATALOG.get, tables=frozenset(NAMES), takes_back=not way.postgres)
+                layouts = RelationResolver(CATALOG.get, tables=frozenset(NAMES), takes_back=not way.postgres)
                 given = list(assembled(way, frames, layouts, store, captured=captured))
-                large += sum(isinstance(one, LargeRecords) for one in given)
-                columns = Keeping(FamilyFormat(layouts, "plugin", tabulate if store is None else slowly))
+                large += sum(isinstance(one, SpooledRecords) for one in given)
+                columns = StoreUndecodable(GaussDbFormat(layouts, "plugin", tabulate if store is None else slowly))
                 land(writer if store is None else OftenAway(writer, dice), given, columns, random.Random(cut))
             assert spool.used == 0
         memory, parts = tmp_path / f"{name} {nth}", tmp_path / f"{name} {nth} in parts"
@@ -218,12 +220,12 @@ def test_one_that_comes_too_late_is_kept_as_from_memory(tmp_path: Path) -> None:
     found = []
     with Spool(tmp_path / "spool", 1 << 30, 500) as spool:
         for store in (None, spool):
-            layouts = Layouts(CATALOG.get)
+            layouts = RelationResolver(CATALOG.get)
             given = list(assembled(way, frames, layouts, store, captured=False))
             largest = max(given, key=lambda one: one.count)
-            assert isinstance(largest, LargeRecords) is (store is not None)
+            assert isinstance(largest, SpooledRecords) is (store is not None)
             folder = tmp_path / ("memory" if store is None else "parts")
-            path = keep_late(folder, state, largest, FamilyFormat(layouts, "plugin").tabulate)
+            path = keep_late(folder, state, largest, GaussDbFormat(layouts, "plugin").tabulate)
             rows = pq.read_table(path).drop_columns(["ingest_ts"]).to_pylist()
             found.append(sorted(rows, key=lambda row: (row["op"] != "R", row["ordinal"], row["layout"])))
     assert found[0] == found[1]

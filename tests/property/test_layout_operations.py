@@ -9,7 +9,9 @@ import os
 from datetime import date, datetime
 from typing import Any
 
-from cdc_lake.lake.evolution import (
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, Truncate, Update
+from cdc_lake.model.relation import Relation, predecessors
+from cdc_lake.tables.schema_evolution import (
     AddColumn,
     ChangeType,
     DropColumn,
@@ -18,10 +20,7 @@ from cdc_lake.lake.evolution import (
     layout_columns,
     operations,
 )
-from cdc_lake.lake.store import SilverColumn
-from cdc_lake.model.change import UNCHANGED, Delete, Insert, Truncate, Update
-from cdc_lake.model.relation import Relation
-from cdc_lake.model.succession import predecessors
+from cdc_lake.tables.types import SilverColumn
 from tests.evolving import TYPED, Evolving
 from tests.seeds import one_seed
 

@@ -9,21 +9,20 @@ from collections.abc import Sequence
 
 import pytest
 
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.mppdb import columnar, runs, shapes
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.binary import record_of, records_binary
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.columnar import tabulate
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, Storage
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.plain import tabulate_plain
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Operation, Record, Row, Style
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb import columnar, framing, row_templates
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.batches import RecordTransaction, tabulate_plain
+from cdc_lake.decode.gaussdb.binary import record_of, records_binary
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata, Storage
+from cdc_lake.decode.gaussdb.columnar import tabulate
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Operation, Record, Row, Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
 from cdc_lake.errors import DecodeError
+from cdc_lake.model.change import Boundaries
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Boundaries
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, binary_record, encode_payload
 from tests.columns import assert_same
 from tests.damage import damaged
@@ -44,9 +43,9 @@ BINARY = Print(Style.BINARY)
 CODEC = Codec()
 
 
-def facts(*names: str, key: Sequence[str] = (), **more: object) -> FamilyTableFacts:
-    columns = tuple(FamilyColumn(name, "text", 25) for name in names)
-    return FamilyTableFacts(columns, tuple(key), identity_columns=tuple(key), **more)  # type: ignore[arg-type]
+def facts(*names: str, key: Sequence[str] = (), **more: object) -> GaussDbTableMetadata:
+    columns = tuple(GaussDbColumn(name, "text", 25) for name in names)
+    return GaussDbTableMetadata(columns, tuple(key), identity_columns=tuple(key), **more)  # type: ignore[arg-type]
 
 
 CATALOG = {
@@ -64,8 +63,8 @@ NAMES = {table: [column.name for column in one.columns] for table, one in CATALO
 VALUES = (None, "", "a", "é", "日本", "𝄞", "x" * 40, "0", "t", "n")
 
 
-def layouts() -> Layouts:
-    return Layouts(CATALOG.get)
+def layouts() -> RelationResolver:
+    return RelationResolver(CATALOG.get)
 
 
 def random_fields(rng: random.Random, names: Sequence[str]) -> tuple[Field, ...]:
@@ -75,7 +74,7 @@ def random_fields(rng: random.Random, names: Sequence[str]) -> tuple[Field, ...]
 def random_old(rng: random.Random, table: TableName, names: Sequence[str]) -> tuple[Field, ...] | None:
     """What the server sends of an old row; 3.0.x leaves NULLs out."""
     known = CATALOG.get(table)
-    logged = ["one"] if known is None else names if known.whole else known.identity_columns
+    logged = ["one"] if known is None else names if known.logs_full_rows else known.identity_columns
     if not logged:
         return None
     old = random_fields(rng, logged)
@@ -130,7 +129,7 @@ class Pool:
 @pytest.fixture(autouse=True)
 def columnar_from_the_first_row(monkeypatch):
     monkeypatch.setattr(columnar, "SMALL", 1)  # none at all is the plain decoder's
-    monkeypatch.setattr(shapes, "SOME", 1 << 30)
+    monkeypatch.setattr(row_templates, "SOME", 1 << 30)
 
 
 @pytest.mark.parametrize("seed", some(2, 5))
@@ -246,7 +245,7 @@ def read(payload: bytes) -> list[Record] | DecodeError:
         return error
 
 
-def feed(assembler: FamilyAssembler, payload: bytes) -> list[RecordTransaction] | DecodeError:
+def feed(assembler: GaussDbAssembler, payload: bytes) -> list[RecordTransaction] | DecodeError:
     """The transactions of a payload, if all of their rows can be read."""
     try:
         fed = list(assembler.feed(payload, 5))
@@ -278,14 +277,14 @@ def test_rows_found_in_runs_are_those_found_one_by_one(seed, monkeypatch):
             payload = damaged(rng, payload, TELLING)
         results = []
         for least in (1 << 60, 0):
-            monkeypatch.setattr(runs, "SMALL", least)
-            monkeypatch.setattr(runs, "LONG", 2)
-            one = FamilyAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN)
+            monkeypatch.setattr(framing, "SMALL", least)
+            monkeypatch.setattr(framing, "LONG", 2)
+            one = GaussDbAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN)
             results.append((outcome_of_feed(one, payload), one.open_bytes, one.open_csn))
         (expected, *_), (found, *_) = results
         assert results[0] == results[1]
         if isinstance(expected, list):
-            in_runs += sum(isinstance(raw.records, runs.Rows) for raw in found)
+            in_runs += sum(isinstance(raw.records, framing.Rows) for raw in found)
             batch = [raw for raw in expected if raw.count], [raw for raw in found if raw.count]
             with_runs, without = outcome(tabulate, batch[1]), outcome(tabulate, batch[0])
             if isinstance(without[0], ChangeColumns):
@@ -295,7 +294,7 @@ def test_rows_found_in_runs_are_those_found_one_by_one(seed, monkeypatch):
     assert in_runs > 200
 
 
-def outcome_of_feed(assembler: FamilyAssembler, payload: bytes) -> object:
+def outcome_of_feed(assembler: GaussDbAssembler, payload: bytes) -> object:
     try:
         return list(assembler.feed(payload, 5))
     except DecodeError as error:
@@ -327,7 +326,7 @@ def test_damaged_payloads_are_transactions_or_decode_errors(seed):
             payload = damaged(rng, payload, TELLING)
         if rng.random() < 0.05:
             payload = rng.randbytes(rng.randrange(40))
-        one = FamilyAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN)
+        one = GaussDbAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN)
         plain, fed = read(payload), feed(one, payload)
         if isinstance(plain, DecodeError):
             assert 0 <= plain.offset <= len(payload)

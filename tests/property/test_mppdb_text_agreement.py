@@ -12,21 +12,18 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from cdc_lake.decode import walk
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.mppdb import columnar, json_walk, literal_values, statements
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.literals import NUMBER
-from cdc_lake.decode.mppdb.numbers import are_plain
-from cdc_lake.decode.mppdb.plain import tabulate_plain
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style, Truncated
-from cdc_lake.decode.mppdb.runs import Lsns, Rows, Run
-from cdc_lake.decode.mppdb.statements import LARGE, Statements
-from cdc_lake.model.change import UNCHANGED
+from cdc_lake.decode import columnar_reader
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.gaussdb import columnar, literal_columnar, text_columnar
+from cdc_lake.decode.gaussdb.batches import RecordTransaction, tabulate_plain
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.framing import Lsns, RecordRun, Rows
+from cdc_lake.decode.gaussdb.literal_columnar import LARGE, Statements, are_plain
+from cdc_lake.decode.gaussdb.records import Field, Operation, Row, Style, Truncated
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.gaussdb.text import NUMBER
+from cdc_lake.model.change import UNCHANGED, Boundaries
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.transaction import Boundaries
 from cdc_lake.testing.gaussdb.encode import Print, statement
 from tests.columns import assert_same_outcome, outcome
 from tests.fuzz.mutation import mutants
@@ -88,12 +85,12 @@ NUMBERS = ("0", "7", "-1", ".5", "-.000001", "1e+100", "1.5E-7", "NaN", "Infinit
 NUMBERS += ("12345678", "123456789", "-1234567890123456", "123456789012345678901234.5", "9" * 60)
 
 
-def facts(table: TableName) -> FamilyTableFacts | None:
+def facts(table: TableName) -> GaussDbTableMetadata | None:
     columns = TABLES.get(table)
     if columns is None:
         return None
-    found = tuple(FamilyColumn(name, NAMES[kind], OIDS[kind]) for name, kind in columns.items())
-    return FamilyTableFacts(found, tuple(columns)[:1], identity_columns=tuple(columns)[:1])
+    found = tuple(GaussDbColumn(name, NAMES[kind], OIDS[kind]) for name, kind in columns.items())
+    return GaussDbTableMetadata(found, tuple(columns)[:1], identity_columns=tuple(columns)[:1])
 
 
 def some_value(source: random.Random, kind: str, *, odd: bool):
@@ -132,13 +129,13 @@ def batch(source: random.Random, how: Print, *, odd: bool) -> list[RecordTransac
 
 
 def decoded(make, raws):
-    layouts = Layouts(facts, tables=frozenset(TABLES))
+    layouts = RelationResolver(facts, tables=frozenset(TABLES))
     return outcome(lambda: make(raws, layouts))
 
 
 def in_runs(source: random.Random, raw: RecordTransaction) -> RecordTransaction:
     """The same rows, some of them where they stand in a payload, with anything for their heads."""
-    parts: list[Run | list[bytes]] = []
+    parts: list[RecordRun | list[bytes]] = []
     at, count = 0, len(raw.records)
     while at < count:
         some = raw.records[at : at + source.randrange(1, 9)]
@@ -152,7 +149,7 @@ def in_runs(source: random.Random, raw: RecordTransaction) -> RecordTransaction:
             start.append(len(payload))
             payload += record
         ends = np.array([first + len(record) for first, record in zip(start, some, strict=True)])
-        parts.append(Run(bytes(payload), np.array(start), ends, np.ones(len(some), np.int64)))
+        parts.append(RecordRun(bytes(payload), np.array(start), ends, np.ones(len(some), np.int64)))
     numbers = [[1] * len(part) if isinstance(part, list) else part.lsn for part in parts]
     return replace(raw, records=Rows(parts), lsns=Lsns([np.array(some, np.int64) for some in numbers]))
 
@@ -175,16 +172,16 @@ def outlines():
     """
 
     def outlined(size):
-        statements.LARGE = size
-        walk._LARGE = walk._EACH = size
-        literal_values._PIECE = json_walk._BLOCK = size or 7
+        literal_columnar.LARGE = size
+        columnar_reader._LARGE = columnar_reader._EACH = size
+        literal_columnar._PIECE = text_columnar._BLOCK = size or 7
 
     with (
-        mock.patch.object(statements, "LARGE", LARGE),
-        mock.patch.object(json_walk, "_LONG", 0),
-        mock.patch.multiple(walk, _LARGE=LARGE, _EACH=LARGE),
-        mock.patch.object(literal_values, "_PIECE", 7),
-        mock.patch.object(json_walk, "_BLOCK", 7),
+        mock.patch.object(literal_columnar, "LARGE", LARGE),
+        mock.patch.object(text_columnar, "_LONG", 0),
+        mock.patch.multiple(columnar_reader, _LARGE=LARGE, _EACH=LARGE),
+        mock.patch.object(literal_columnar, "_PIECE", 7),
+        mock.patch.object(text_columnar, "_BLOCK", 7),
     ):
         yield outlined
 

@@ -7,21 +7,21 @@ import random
 
 import pytest
 
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.payload import records
-from cdc_lake.decode.mppdb.records import (
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb.records import (
     Begin,
     Commit,
     Ddl,
-    Ended,
     Field,
     Heartbeat,
     Operation,
     Other,
     Row,
     Style,
+    TransactionEnd,
     Truncated,
 )
+from cdc_lake.decode.gaussdb.serial import records
 from cdc_lake.model.change import UNCHANGED
 from cdc_lake.model.relation import TableName
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
@@ -117,7 +117,7 @@ class Making:
             (
                 Truncated(tables, *flags, lsn=self.lsn()),
                 Ddl("deparse", "Drop Table End", content + "\ndecode to: drop", 7, self.lsn()),
-                Ended(self.random.choice(("ABORT", "PREPARE")), self.lsn(), self.maybe(99), self.time()),
+                TransactionEnd(self.random.choice(("ABORT", "PREPARE")), self.lsn(), self.maybe(99), self.time()),
                 Other("notice: " + self.text(9), self.lsn()),
             )
         )

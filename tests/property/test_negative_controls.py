@@ -16,18 +16,17 @@ from unittest import mock
 
 import pytest
 
+from cdc_lake.bronze.contract import TransactionBatch
 from cdc_lake.bronze.open import bronze_table
-from cdc_lake.bronze.port import ClosedBatch
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.large import LargeTransaction
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.pgoutput.spooled import SpooledTransaction
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import BronzeNotWritten, LateTransaction, UnexpectedMessage
-from cdc_lake.model.change import Insert
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe import failpoint as at
+from cdc_lake.model.change import Insert, Transaction
+from cdc_lake.observability import failpoints as at
 from cdc_lake.testing import controls
 from cdc_lake.testing.invariants import Known, Verdict, invariants
 from cdc_lake.testing.memory_server import START, MemoryServer
@@ -178,7 +177,7 @@ def test_what_is_planted_is_found_out_in_a_history_that_passes_without_it(name: 
 def test_what_is_held_back_goes_with_the_receiver_that_is_killed(tmp_path: Path) -> None:
     """Also where the next one takes its place in memory."""
     bronze, upto = bronze_table(project_of(tmp_path)), START + 100
-    batch = ClosedBatch((raw_transaction(Transaction(boundaries(upto), (insert(1),))),), upto, upto)
+    batch = TransactionBatch((raw_transaction(Transaction(boundaries(upto), (insert(1),))),), upto, upto)
     with controls.acknowledge_before_commit():
         TableBronze(bronze).begin_stream("s", START)
         for _ in range(20):
@@ -210,7 +209,7 @@ def everything_lands_twice() -> Iterator[None]:
     """Nothing is lost, but bronze has it under two positions."""
     feed = Assembler.feed
 
-    def twice(assembler: Assembler, payload: bytes, lsn: int) -> tuple[RawTransaction | LargeTransaction, ...]:
+    def twice(assembler: Assembler, payload: bytes, lsn: int) -> tuple[BufferedTransaction | SpooledTransaction, ...]:
         done = feed(assembler, payload, lsn)
         return tuple(
             replace(one, bounds=replace(one.bounds, position=one.bounds.position - behind))

@@ -13,19 +13,18 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from cdc_lake.bronze.port import BronzeState
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.large import LargeTransaction
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.open_rows import Whole
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.decode.test_decoding.assembler import LineAssembler
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.connectors.prepared_transactions import LocalPreparedFiles, PreparedTransactions, file_name, read_file
+from cdc_lake.connectors.spool import Spool
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb.assembler import Whole
+from cdc_lake.decode.gaussdb.batches import RecordTransaction
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.pgoutput.spooled import SpooledTransaction
+from cdc_lake.decode.test_decoding import LineAssembler
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import PreparedUnknown
-from cdc_lake.lake.parked_place import LocalParked
-from cdc_lake.observe import failpoint as at
-from cdc_lake.pipeline.stream.parked import ParkedTransactions, file_name, read_file
-from cdc_lake.pipeline.stream.spool import Spool
+from cdc_lake.observability import failpoints as at
 from cdc_lake.testing.messages import catalog_of, raw_transaction
 from cdc_lake.testing.two_phase import RECORD, TwoPhaseLog
 from cdc_lake.testing.two_phase_lines import as_recorded, lines_of
@@ -52,11 +51,11 @@ class Messages:
     sent = staticmethod(TwoPhaseLog.messages)
     expected = staticmethod(raw_transaction)
 
-    def assembler(self, spool: Spool, parked: ParkedTransactions, landed: int) -> Assembler:
+    def assembler(self, spool: Spool, parked: PreparedTransactions, landed: int) -> Assembler:
         return Assembler(catalog_of(*LAYOUTS), frames=spool, parking=parked, landed=landed)
 
-    def whole(self, raw: RawTransaction | LargeTransaction) -> RawTransaction:
-        return replace(raw if isinstance(raw, RawTransaction) else joined(raw), part=False)
+    def whole(self, raw: BufferedTransaction | SpooledTransaction) -> BufferedTransaction:
+        return replace(raw if isinstance(raw, BufferedTransaction) else joined(raw), part=False)
 
 
 class Lines:
@@ -65,7 +64,7 @@ class Lines:
     sent = staticmethod(lines_of)
     expected = staticmethod(as_recorded)
 
-    def assembler(self, spool: Spool, parked: ParkedTransactions, landed: int) -> LineAssembler:
+    def assembler(self, spool: Spool, parked: PreparedTransactions, landed: int) -> LineAssembler:
         return LineAssembler(Codec(), lambda _: True, frames=spool, parking=parked, landed=landed)
 
     def whole(self, raw: Whole) -> RecordTransaction:
@@ -87,7 +86,7 @@ class Lake:
     folder: Path
     landed: dict[int, Any]
     plugin: Plugin = field(default_factory=Messages)
-    state: BronzeState = field(default_factory=lambda: BronzeState("pg:1:d:s:0/0", 1, 0, 0, b""))
+    state: StreamCheckpoint = field(default_factory=lambda: StreamCheckpoint("pg:1:d:s:0/0", 1, 0, 0, b""))
     deaths: int = 0
 
 
@@ -112,8 +111,8 @@ def connected(
 ) -> None:
     """One connection; after each message it lands what is whole, and is lost, or not."""
     with Spool(lake.folder / "spool", 1 << 30, dice.choice([1, 90, 1 << 20])) as spool:
-        parked = ParkedTransactions(
-            LocalParked(lake.folder / "parked", durable=False), spool, lake.state,
+        parked = PreparedTransactions(
+            LocalPreparedFiles(lake.folder / "parked", durable=False), spool, lake.state,
             highest=lambda: max(lake.landed, default=None), changed=log.changed,
         )  # fmt: skip
         assembler = lake.plugin.assembler(spool, parked, lake.state.upto)
@@ -127,7 +126,7 @@ def connected(
         land(lake, pending, None, parked)
 
 
-def land(lake: Lake, pending: list[Any], reached: int | None, parked: ParkedTransactions) -> None:
+def land(lake: Lake, pending: list[Any], reached: int | None, parked: PreparedTransactions) -> None:
     """What is whole lands, and is confirmed; where nothing is under way, so is what was reached (a keepalive's end)."""
     last = 0
     for raw in pending:
@@ -201,7 +200,7 @@ def test_a_lost_file_is_an_error_where_its_transaction_changed_something_and_lan
             continue
         lost = dice.choice(files)
         content = lost.read_bytes()
-        prepared, _ = read_file(LocalParked(lost.parent), lost.name, part=1)
+        prepared, _ = read_file(LocalPreparedFiles(lost.parent), lost.name, part=1)
         lost.unlink()
         if min(prepared.lsn, prepared.end_lsn - RECORD) < lake.state.confirm:  # otherwise its PREPARE is sent again
             errors += 1

@@ -13,13 +13,13 @@ import re
 import pytest
 
 from cdc_lake.errors import PublicationUnfit
-from cdc_lake.lake import store
 from cdc_lake.model.relation import TableName
-from cdc_lake.source import quoting
-from cdc_lake.source.publication import check_published
+from cdc_lake.source import sql_text
+from cdc_lake.source.gaussdb.wire.auth import ServerMessage, startup_error
+from cdc_lake.source.postgres.publication import check_published
 from cdc_lake.source.refusals import connection_error
-from cdc_lake.source.start_command import start_command
-from cdc_lake.source.wire.refusals import ServerMessage, startup_error
+from cdc_lake.source.sql_text import start_command
+from cdc_lake.tables import silver_table
 from tests.odd_names import PIECES, odd_name, odd_text
 from tests.seeds import one_seed
 
@@ -66,22 +66,22 @@ def statements(sql: str) -> list[list[str]]:
 
 def test_a_text_is_read_by_spark_as_it_was() -> None:
     for text in texts():
-        assert in_spark(store.literal(text)) == text, SEED
+        assert in_spark(silver_table.literal(text)) == text, SEED
 
 
 def test_a_name_is_read_by_spark_as_it_was() -> None:
     for name in filter(None, texts()):
-        assert identifier_of(store.quoted(name), "`") == name, SEED
+        assert identifier_of(silver_table.quote_identifier(name), "`") == name, SEED
 
 
 def test_a_name_is_read_by_a_server_as_it_was() -> None:
     for name in filter(None, texts()):
-        assert identifier_of(quoting.identifier(name), '"') == name, SEED
+        assert identifier_of(sql_text.identifier(name), '"') == name, SEED
 
 
 def test_a_text_is_read_by_a_server_as_it_was() -> None:
     for text in texts():
-        literal = quoting.literal(text)
+        literal = sql_text.literal(text)
         escaped = literal.startswith(" E'")
         assert escaped == ("\\" in text)
         body = literal.removeprefix(" E")
@@ -91,7 +91,7 @@ def test_a_text_is_read_by_a_server_as_it_was() -> None:
 
 def test_a_text_in_a_replication_command_knows_no_escape_but_the_doubled_quote() -> None:
     for text in texts():
-        literal = quoting.command_literal(text)
+        literal = sql_text.command_literal(text)
         assert re.fullmatch("'(?:[^']|'')*'", literal), SEED
         assert literal[1:-1].replace("''", "'") == text, SEED
 
@@ -107,7 +107,7 @@ def test_the_statement_for_a_publication_names_tables_as_sql_does() -> None:
         with pytest.raises(PublicationUnfit) as raised:
             check_published("pub", [], [one, other])
         assert raised.value.remedy == "ALTER PUBLICATION " + '"pub" ADD TABLE ' + ", ".join(
-            f"ONLY {quoting.quoted(table)}" for table in sorted({one, other})
+            f"ONLY {sql_text.quote_table(table)}" for table in sorted({one, other})
         ), SEED
 
 
@@ -119,4 +119,4 @@ def test_the_statement_for_a_role_names_it_as_sql_does() -> None:
         assert statements(remedy.removeprefix("a superuser runs: ")) == [["ALTER", "ROLE", f"<{user}>", "REPLICATION"]]
         family = ServerMessage("FATAL", "42501", "must be system admin or replication role to use replication slots")
         remedy = startup_error(family, user=user, database="d", where="h:1/d").remedy
-        assert f"ALTER ROLE {quoting.identifier(user)} REPLICATION" in remedy, SEED
+        assert f"ALTER ROLE {sql_text.identifier(user)} REPLICATION" in remedy, SEED

@@ -14,15 +14,24 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.plain import columns_of
+from cdc_lake.decode.pgoutput.columnar import columns_of, tabulate
 from cdc_lake.decode.redaction import Redaction, Strategy
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Tuple, Update
+from cdc_lake.model.change import (
+    UNCHANGED,
+    Change,
+    Delete,
+    Insert,
+    Message,
+    OldKind,
+    Transaction,
+    Truncate,
+    Tuple,
+    Update,
+)
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.columns import assert_same
 from tests.seeds import seeds

@@ -14,17 +14,16 @@ from unittest import mock
 
 import pytest
 
-from cdc_lake.decode import columnar as pgoutput_columnar
-from cdc_lake.decode import plain as pgoutput_plain
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.mppdb import columnar, plain
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Row, Style
-from cdc_lake.decode.pgoutput import change_of
-from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.model.change import Insert, Message, Truncate, Update
-from cdc_lake.model.transaction import Boundaries
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.gaussdb import batches, columnar
+from cdc_lake.decode.gaussdb.batches import RecordTransaction
+from cdc_lake.decode.gaussdb.records import Row, Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.pgoutput import columnar as pgoutput_columnar
+from cdc_lake.decode.pgoutput import columnar as pgoutput_plain
+from cdc_lake.decode.pgoutput.parser import change_of
+from cdc_lake.decode.transaction import BufferedTransaction
+from cdc_lake.model.change import Boundaries, Insert, Message, Truncate, Update
 from cdc_lake.testing.gaussdb.encode import Print, statement
 from cdc_lake.testing.messages import encode_change
 from tests.columns import assert_same
@@ -79,7 +78,7 @@ def test_messages_of_pgoutput(seed: int) -> None:
     dice = random.Random(seed)
     different: set[bytes] = set()
 
-    def batch_of(counts: list[int]) -> list[RawTransaction]:
+    def batch_of(counts: list[int]) -> list[BufferedTransaction]:
         made = [change for change in (a_change(dice) for _ in range(POOL)) if not isinstance(change, Truncate)]
         pool = [(encode_change(one), None if isinstance(one, Message) else one.relation) for one in made]
         for change, (frame, layout) in zip(made, pool, strict=True):
@@ -90,7 +89,9 @@ def test_messages_of_pgoutput(seed: int) -> None:
             some = dice.choices(pool, k=count)
             frames, layouts = [frame for frame, _ in some], [layout for _, layout in some]
             out.append(
-                RawTransaction(Boundaries(nth, nth), frames, list(range(count)), layouts, {}, sum(map(len, frames)))
+                BufferedTransaction(
+                    Boundaries(nth, nth), frames, list(range(count)), layouts, {}, sum(map(len, frames))
+                )
             )
         return out
 
@@ -103,14 +104,14 @@ def test_messages_of_pgoutput(seed: int) -> None:
 def test_statements(form: str, seed: int) -> None:
     print(f"CDC_LAKE_SEED={seed}")
     dice, how = random.Random(f"{seed} {form}"), PRINTS[form]
-    known = [Layouts(facts, tables=frozenset(TABLES)) for _ in range(3)]
+    known = [RelationResolver(facts, tables=frozenset(TABLES)) for _ in range(3)]
     different: set[bytes] = set()
 
     def batch_of(counts: list[int]) -> list[RecordTransaction]:
         made = [some_row(dice) for _ in range(POOL)]
         pool = [statement(row, how) for row in made]
         for row, record in zip(made, pool, strict=True):
-            read = plain.read_record(how.style, record, known[0])
+            read = batches.read_record(how.style, record, known[0])
             assert isinstance(read, Row)
             change = known[0].change(read)
             assert not isinstance(change, Insert | Update) or change.new == tuple(one.value for one in row.new or ())
@@ -127,7 +128,7 @@ def test_statements(form: str, seed: int) -> None:
         return columnar.tabulate(raws, known[1])
 
     def slow(raws: Sequence[RecordTransaction]) -> ChangeColumns:
-        return plain.tabulate_plain(raws, known[2])
+        return batches.tabulate_plain(raws, known[2])
 
     rows = agree(dice, batch_of, fast, slow, columnar)
     tally("R7", **{"rows": rows, "different rows": len(different)})

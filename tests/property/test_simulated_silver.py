@@ -2,7 +2,7 @@
 
 Processes die, merges and cuts are refused, or land and are denied, old cuts come back, listings are stale, somebody
 pauses tables or puts their files together, a rule stops a transaction, a version cannot read one. Which spans there are
-and who takes part in them is decided by what ships (`pipeline.applying.advance`, `table_steps`, `next_span`, `cuts`).
+and who takes part in them is decided by what ships (`runtime.apply.span_loop`, `table_steps`, `next_span`, `cuts`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pytest
 from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.model import Apply
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.lake.marker import Marker
-from cdc_lake.pipeline.applying import advance, table_steps
-from cdc_lake.pipeline.applying.next_span import next_span
+from cdc_lake.runtime.apply import span_loop, table_planner
+from cdc_lake.runtime.apply.span_planning import next_span
+from cdc_lake.tables.silver_table import Marker
 from cdc_lake.testing.simulation.run import play, project
 from cdc_lake.testing.simulation.silver import Silver
 from cdc_lake.testing.simulation.walk import walk
@@ -111,10 +111,12 @@ class Deaf(Silver):
 
 PLANTED: dict[str, Callable[[], Any]] = {
     "silver is not asked": lambda: mock.patch.object(Silver, "read_marker", never_merged),
-    "a cut names what failed": lambda: mock.patch.object(table_steps.TableSteps, "set_aside", all_is_well),
-    "a change is left out": lambda: mock.patch.object(advance, "next_span", one_too_few),
-    "what is unreadable is passed": lambda: mock.patch.object(advance, "next_span", takes_what_it_cannot_read),
-    "what another program took is not missed": lambda: mock.patch.object(table_steps, "overwritten", takes_its_word),
+    "a cut names what failed": lambda: mock.patch.object(table_planner.TablePlanner, "set_aside", all_is_well),
+    "a change is left out": lambda: mock.patch.object(span_loop, "next_span", one_too_few),
+    "what is unreadable is passed": lambda: mock.patch.object(span_loop, "next_span", takes_what_it_cannot_read),
+    "what another program took is not missed": lambda: mock.patch.object(
+        table_planner, "merge_was_lost", takes_its_word
+    ),
     "no rule stops": lambda: mock.patch("cdc_lake.testing.simulation.walk.Silver", Deaf),
 }
 

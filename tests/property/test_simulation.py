@@ -17,20 +17,18 @@ from unittest import mock
 
 import pytest
 
-from cdc_lake.bronze.port import BronzeState, ClosedBatch, Landed
+from cdc_lake.bronze.contract import BronzeCommit, StreamCheckpoint, TransactionBatch
 from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.model import Apply
-from cdc_lake.decode.parking import Parked
-from cdc_lake.decode.pgoutput_prepared import Prepared
-from cdc_lake.decode.streamed import Streamed
+from cdc_lake.connectors.open_stream import CommitLsnOrdering
+from cdc_lake.connectors.prepared_transactions import PreparedTransactions
+from cdc_lake.decode.pgoutput.parser import Prepared
+from cdc_lake.decode.pgoutput.spooled import PreparedContent, StreamedTransaction
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.model.undecoded import Undecoded
-from cdc_lake.pipeline.applying.next_span import next_span
-from cdc_lake.pipeline.receiving import batches
-from cdc_lake.pipeline.stream.order import ArrivalOrder
-from cdc_lake.pipeline.stream.parked import ParkedTransactions
+from cdc_lake.model.change import Transaction, Undecoded
+from cdc_lake.runtime.apply.span_planning import next_span
+from cdc_lake.runtime.receive import loop
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.oracle import Oracle
 from cdc_lake.testing.simulation import kinds, run, streamed, table
@@ -146,24 +144,24 @@ def test_spans_pass_every_transaction_once_and_keep_their_bounds(kind: str) -> N
 class Lazy(TableBronze):
     """Says that it landed what it did not."""
 
-    def append(self, batch: Any, tabulate: Any = None) -> Landed:
+    def append(self, batch: Any, tabulate: Any = None) -> BronzeCommit:
         state = self.state()
         assert state is not None
-        assert isinstance(batch, ClosedBatch)
+        assert isinstance(batch, TransactionBatch)
         if len(batch.transactions) % 7:
             return super().append(batch, tabulate)
-        return Landed(batch.upto, batch.confirm, 1, 1, 0, 0, 0)
+        return BronzeCommit(batch.upto, batch.confirm, 1, 1, 0, 0, 0)
 
 
 class Forgetful(TableBronze):
     """Does not know what it has."""
 
-    def _read(self) -> tuple[bool, BronzeState | None]:
+    def _read(self) -> tuple[bool, StreamCheckpoint | None]:
         there, state = super()._read()
         return there, None if state is None else replace(state, upto=state.upto - 300)
 
 
-class Hurried(batches.OpenBatch):
+class Hurried(loop.OpenBatch):
     """Confirms what arrived, and not what is complete."""
 
     def add(self, closed: Any) -> None:
@@ -179,21 +177,21 @@ class WithoutFence(table.SimulatedTable):
         return super().commit(*given)
 
 
-class KeepsAll(Streamed):
+class KeepsAll(StreamedTransaction):
     """Lands what was rolled back."""
 
     def roll_back(self, subxid: int) -> None:
         """Nothing is forgotten."""
 
 
-class InVain(ParkedTransactions):
+class InVain(PreparedTransactions):
     """Confirms a PREPARE of which nothing is kept."""
 
-    def park(self, prepared: Prepared, content: Parked) -> None:
+    def park(self, prepared: Prepared, content: PreparedContent) -> None:
         """Nothing is kept."""
 
 
-class Tidy(ParkedTransactions):
+class Tidy(PreparedTransactions):
     """Clears up what was prepared and has not ended."""
 
     def clean(self, last: int, confirm: int) -> None:
@@ -205,12 +203,16 @@ class Tidy(ParkedTransactions):
 PLANTED: dict[str, Callable[[], Any]] = {
     "lands nothing and confirms": lambda: mock.patch.object(run, "TableBronze", Lazy),
     "takes repeats for new": lambda: mock.patch.object(run, "TableBronze", Forgetful),
-    "confirms too much": lambda: mock.patch("cdc_lake.pipeline.receiving.loop.OpenBatch", Hurried),
+    "confirms too much": lambda: mock.patch("cdc_lake.runtime.receive.loop.OpenBatch", Hurried),
     "no fence": lambda: mock.patch.object(run, "SimulatedTable", WithoutFence),
-    "keeps what was rolled back": lambda: mock.patch("cdc_lake.decode.streams.Streamed", KeepsAll),
-    "keeps no prepared transaction": lambda: mock.patch.object(streamed, "ParkedTransactions", InVain),
-    "clears up too early": lambda: mock.patch.object(streamed, "ParkedTransactions", Tidy),
-    "no order of CSNs": lambda: mock.patch.object(kinds, "CsnOrder", side_effect=lambda *_, **__: ArrivalOrder()),
+    "keeps what was rolled back": lambda: mock.patch(
+        "cdc_lake.decode.pgoutput.assembler.StreamedTransaction", KeepsAll
+    ),
+    "keeps no prepared transaction": lambda: mock.patch.object(streamed, "PreparedTransactions", InVain),
+    "clears up too early": lambda: mock.patch.object(streamed, "PreparedTransactions", Tidy),
+    "no order of CSNs": lambda: mock.patch.object(
+        kinds, "CsnOrdering", side_effect=lambda *_, **__: CommitLsnOrdering()
+    ),
 }
 
 

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.frames import NewFrames
-from cdc_lake.decode.large import LargeTransaction
-from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.model.change import Change, Delete, Insert, Message, OldKind, Truncate, Update
+from cdc_lake.connectors.spool import Spool
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.pgoutput.spooled import SpooledTransaction
+from cdc_lake.decode.transaction import BufferedTransaction, FrameStoreFactory
+from cdc_lake.model.change import Change, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import Relation
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.stream.spool import Spool
 from cdc_lake.testing.messages import boundaries, catalog_of, raw_transaction, table
 from cdc_lake.testing.streaming import StreamingServer
 from tests.seeds import seeds
@@ -62,18 +60,18 @@ def some_transactions(dice: random.Random) -> list[Transaction]:
     return out
 
 
-def assembled(messages: list[tuple[int, bytes]], new_frames: NewFrames | None) -> Iterator[RawTransaction]:
+def assembled(messages: list[tuple[int, bytes]], new_frames: FrameStoreFactory | None) -> Iterator[BufferedTransaction]:
     assembler = Assembler(catalog_of(*LAYOUTS), frames=new_frames)
     for lsn, payload in messages:
         for raw in assembler.feed(payload, lsn):
-            yield raw if isinstance(raw, RawTransaction) else joined(raw)
+            yield raw if isinstance(raw, BufferedTransaction) else joined(raw)
     assert assembler.open_bytes == 0
     assert not assembler.in_transaction
 
 
-def joined(large: LargeTransaction) -> RawTransaction:
+def joined(large: SpooledTransaction) -> BufferedTransaction:
     """Its parts as one."""
-    out = RawTransaction(large.bounds, [], [], [], {}, large.size)
+    out = BufferedTransaction(large.bounds, [], [], [], {}, large.size)
     for part in large.parts():
         assert part.part
         out.truncated.update({len(out.frames) + at: tables for at, tables in part.truncated.items()})

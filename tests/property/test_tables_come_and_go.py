@@ -1,6 +1,6 @@
 """Tables that come, go, and are copied again at random moments, against a dictionary: no server, no Spark.
 
-A dictionary stands for silver: it walks to the top of bronze in spans, follows what `Renewing` says is followed, and
+A dictionary stands for silver: it walks to the top of bronze in spans, follows what `ResyncSwapper` says is followed, and
 begins again with a copy where one comes into force, by the parts of a rebuild. At every step each table that it lists
 is what the source had there. `CDC_LAKE_BUDGET` n takes 3 n histories, 1 takes one.
 """
@@ -17,32 +17,32 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.writer import BesideBronze, DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.errors import PositionNotHeld
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.delta_place import LocalPlace
-from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.rebuild_plan import rebuild_plan
-from cdc_lake.pipeline.applying.renewing import Renewing
-from cdc_lake.pipeline.state.copies import (
+from cdc_lake.connectors.table_sync import changes_of, newcomers
+from cdc_lake.control.snapshots import (
     COMPLETE,
     CopiedTable,
-    Course,
+    TableTimeline,
     copy_name,
     courses,
     record_left,
     record_recopied,
 )
-from cdc_lake.pipeline.state.streams import record_copy
-from cdc_lake.pipeline.stream.table_changes import changes_of, newcomers
+from cdc_lake.control.streams import record_copy
+from cdc_lake.errors import PositionNotHeld
+from cdc_lake.model.change import Transaction
+from cdc_lake.model.position import Span
+from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.resync_swap import ResyncSwapper
+from cdc_lake.runtime.apply.span_planning import rebuild_plan
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.delta_storage import LocalDeltaStorage
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.oracle import Oracle
@@ -71,7 +71,7 @@ class World:
         self.dice = dice
         self.control = control_tables(self.project, "os")
         self.bronze = DeltaBronze(self.project.bronze, durability="os")
-        self.beside = BesideBronze(DeltaBronzeTable(LocalPlace(self.project.bronze, durable=False)))
+        self.beside = BesideBronze(DeltaBronzeTable(LocalDeltaStorage(self.project.bronze, durable=False)))
         self.history = History(dice.getrandbits(32), TABLES, truncates=20)
         self.oracle = Oracle()
         self.position, self.chunk, self.waiting = 1000, 0, list[TableName]()
@@ -88,7 +88,7 @@ class World:
         record_copy(self.control, state, COMPLETE, [self._copied(one, "initial-1") for one in sorted(self.chosen)])
 
     @property
-    def state(self) -> BronzeState:
+    def state(self) -> StreamCheckpoint:
         found = self.bronze.state()
         assert found is not None
         return found
@@ -101,7 +101,7 @@ class World:
         came = newcomers(new, bronze_reader(self.project).layouts().values())
         found = changes_of(self.chosen, self.carried, RELATIONS, known, came, published=self.published)
         leaves = [*found.gone, *found.lacking, *found.waiting]
-        if leaves := [one for one in leaves if not known.get(str(one), Course()).waits]:
+        if leaves := [one for one in leaves if not known.get(str(one), TableTimeline()).waits]:
             record_left(self.control, state, leaves)
         if self.dice.random() < 0.2:
             return
@@ -190,28 +190,28 @@ class Silver:
         self.content = Oracle()
         self.copied: dict[TableName, int | None] = dict.fromkeys(sorted(world.chosen))
         self.renewed = self.left = 0
-        self.renewing = Renewing(world.project, world.control, None, silent)  # type: ignore[arg-type]
+        self.renewing = ResyncSwapper(world.project, world.control, None, silent)  # type: ignore[arg-type]
         for name in self.copied:
             self.content.tables[name] = self._built(name)
 
     def walk(self) -> None:
         """To the top of bronze, each step checked."""
         world, state = self.world, self.world.state
-        self.renewing.look(state)
+        self.renewing.refresh(state)
         known = courses(world.control.snapshots(), state.stream)
         self._step(known)
         while self.position < state.upto:
             ends = [at for at in world.states if self.position < at <= state.upto]
-            mark = self.renewing.next(self.position, state.upto)
+            mark = self.renewing.next_boundary(self.position, state.upto)
             upto = world.dice.choice([at for at in ends if mark is None or at <= mark])
-            skipped = self.renewing.unfollowed({str(one) for one in self.copied}, self.position)
+            skipped = self.renewing.unfollowed_tables({str(one) for one in self.copied}, self.position)
             for name in self.copied:
                 if str(name) not in skipped:
                     self._run(self.content, name, Span(state.epoch, self.position, upto))
             self.position = upto
             self._step(known)
 
-    def _step(self, known: dict[str, Course]) -> None:
+    def _step(self, known: dict[str, TableTimeline]) -> None:
         """What `Renewing.step` does, by dictionaries."""
         courses_of = {TableName.parse(name): course for name, course in known.items()}
         for name, course in sorted(courses_of.items()):
@@ -223,13 +223,13 @@ class Silver:
                 self.copied[name] = copy.position
                 self.renewed += 1
         listed = {name for name, course in courses_of.items() if course.follows(self.position)}
-        begun = {name for name in listed if 0 <= courses_of[name].at(self.position).begins <= self.position}
+        begun = {name for name in listed if 0 <= courses_of[name].stretch_at(self.position).begins <= self.position}
         assert begun == set(self.copied)
         for name in self.copied:
             if self.world.is_sure(name, self.position):
                 assert self._rows(self.content, name) == self._there(name), f"{name} at {self.position}"
         for name, course in courses_of.items():
-            if not course.follows(self.position) and course.at(self.position).left != self.position:
+            if not course.follows(self.position) and course.stretch_at(self.position).left != self.position:
                 with pytest.raises(PositionNotHeld):
                     self._plan(name)
 

@@ -14,24 +14,21 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.decode import columnar as pgoutput_columnar
-from cdc_lake.decode import kept as pgoutput_kept
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.kept import PgoutputFormat
-from cdc_lake.decode.mppdb import columnar, kept
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
-from cdc_lake.decode.mppdb.kept import FamilyFormat
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.plain import tabulate_plain
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
-from cdc_lake.decode.plain import tabulate_plain as pgoutput_plain
-from cdc_lake.decode.undecodable import Frame, Keeping
+from cdc_lake.decode import undecodable as pgoutput_kept
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb import columnar, undecodable
+from cdc_lake.decode.gaussdb.batches import RecordTransaction, tabulate_plain
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.records import Field, Operation, Row, Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.gaussdb.undecodable import GaussDbFormat
+from cdc_lake.decode.pgoutput import columnar as pgoutput_columnar
+from cdc_lake.decode.pgoutput.columnar import tabulate_plain as pgoutput_plain
+from cdc_lake.decode.undecodable import Frame, PgoutputFormat, StoreUndecodable
 from cdc_lake.errors import MalformedMessage
-from cdc_lake.model.change import Delete, Insert, OldKind, Truncate, Update
+from cdc_lake.model.change import Boundaries, Delete, Insert, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.transaction import Boundaries, Transaction
 from cdc_lake.testing.gaussdb.encode import Print, binary_record, statement
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.columns import assert_same
@@ -114,14 +111,14 @@ def parts_or_none(columns: ChangeColumns, count: int) -> list[dict[str, list[Any
 # ── the family ──
 
 
-def layouts() -> Layouts:
+def layouts() -> RelationResolver:
     facts = {
-        name: FamilyTableFacts(
-            tuple(FamilyColumn(c, "text", 25) for c in columns), columns[:1], identity_columns=columns[:1]
+        name: GaussDbTableMetadata(
+            tuple(GaussDbColumn(c, "text", 25) for c in columns), columns[:1], identity_columns=columns[:1]
         )
         for name, columns in NAMES.items()
     }
-    return Layouts(facts.get, Codec(), tables=frozenset(NAMES))
+    return RelationResolver(facts.get, Codec(), tables=frozenset(NAMES))
 
 
 def family_row(rng: random.Random, text: str) -> Row:
@@ -163,15 +160,15 @@ def test_the_family_keeps_what_it_cannot_decode_and_decodes_it_later(name: str):
         batch, marked = family_batch(rng, how, 24)
         good = columnar.tabulate(batch, layouts())
         plain, fast = (
-            Keeping(FamilyFormat(layouts(), "mppdb_decoding", refusing(decode)))(batch)
+            StoreUndecodable(GaussDbFormat(layouts(), "mppdb_decoding", refusing(decode)))(batch)
             for decode in (tabulate_plain, columnar.tabulate)
         )
         check(good, plain, fast, marked, len(batch))
         wanted = parts(good, len(batch))
         for nth in sorted(marked):
             frames = frames_of(plain, nth)
-            raw = kept.raw_of(batch[nth].bounds, frames)
-            mended = kept.layouts_of(frames, plain.relations, Codec, lambda _: None, lambda _: True)
+            raw = undecodable.raw_of(batch[nth].bounds, frames)
+            mended = undecodable.layouts_of(frames, plain.relations, Codec, lambda _: None, lambda _: True)
             assert parts(columnar.tabulate([raw], mended), 1) == [wanted[nth]]
         seen += len(marked)
     assert seen
@@ -214,7 +211,8 @@ def test_pgoutput_keeps_what_it_cannot_decode_and_decodes_it_later():
         batch, marked = pgoutput_batch(rng, 24)
         good = pgoutput_columnar.tabulate(batch)
         plain, fast = (
-            Keeping(PgoutputFormat(refusing(decode)))(batch) for decode in (pgoutput_plain, pgoutput_columnar.tabulate)
+            StoreUndecodable(PgoutputFormat(refusing(decode)))(batch)
+            for decode in (pgoutput_plain, pgoutput_columnar.tabulate)
         )
         check(good, plain, fast, marked, len(batch))
         wanted = parts(good, len(batch))
@@ -240,7 +238,7 @@ def test_damaged_bytes_are_kept_by_both_decoders_alike():
         at = rng.randrange(1, len(data))
         batch[nth].records[0] = data[:at] + rng.randbytes(1) + data[at + 1 :]  # type: ignore[index]
         plain, fast = (
-            Keeping(FamilyFormat(layouts(), "mppdb_decoding", decode))(batch)
+            StoreUndecodable(GaussDbFormat(layouts(), "mppdb_decoding", decode))(batch)
             for decode in (tabulate_plain, columnar.tabulate)
         )
         assert_same(plain, fast)

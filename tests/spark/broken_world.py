@@ -14,11 +14,11 @@ import pytest
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
+from cdc_lake.model.change import Transaction
 from cdc_lake.model.relation import Relation
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.applying.apply import apply
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.testing.broken_off import BrokenOff, Failed, broken_off
 from cdc_lake.testing.committed import Committed
 from cdc_lake.testing.histories import History, interleave
@@ -83,16 +83,16 @@ class World:
 
     def tried(self) -> dict[str, CdcLakeError]:
         """Advance; the errors of the tables that wait."""
-        with Advance(self.project, self.spark, silent, allowed=Anything()) as advance:
+        with SpanLoop(self.project, self.spark, silent, allowed=Anything()) as advance:
             advance.run(None, threading.Event())
-            return dict(advance.done.broken)
+            return dict(advance.totals.broken)
 
     def advance(self) -> None:
         waits = self.tried()
         assert not waits, waits
 
     def apply(self) -> None:
-        apply(self.project, once=True, stop=threading.Event(), tell=silent, spark=self.spark)
+        apply(self.project, once=True, stop=threading.Event(), report=silent, spark=self.spark)
 
     def broken_at(self, settings: Sequence[str], *, in_stream: bool = False) -> None:
         """Break off at a failpoint, by the first setting that is reached; more lands before the next one is tried."""

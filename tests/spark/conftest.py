@@ -12,7 +12,7 @@ import pytest
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.lake.session import RUNTIME_SETTINGS, configured, start
+from cdc_lake.tables.spark_session import RUNTIME_SETTINGS, apply_settings, start
 from tests.conftest import INTERPRETED, filling_jars
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
@@ -60,4 +60,4 @@ def settings(spark: Any, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     compiled = BUDGET > 1 or request.node.get_closest_marker("compiled") is not None
     for key, value in (COMPILED if compiled else INTERPRETED).items():
         monkeypatch.setitem(RUNTIME_SETTINGS, key, value)
-    configured(spark)
+    apply_settings(spark)

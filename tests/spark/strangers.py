@@ -9,11 +9,11 @@ from typing import Any
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project, Target
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.marker import iceberg_table, read_marker
-from cdc_lake.lake.session import derive
-from cdc_lake.lake.store import store
-from cdc_lake.pipeline.state.cuts import last_cut
+from cdc_lake.control.cuts import last_cut
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.open_silver_table import store
+from cdc_lake.tables.silver_table import iceberg_table, read_marker
+from cdc_lake.tables.spark_session import derive
 from tests.silver_rows import silver_rows
 
 HARMLESS = {

@@ -17,13 +17,12 @@ import pytest
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from cdc_lake.lake.canonical import from_source
-from cdc_lake.lake.casts import cast_sql, fits_sql
-from cdc_lake.lake.conversion import UNREADABLE
-from cdc_lake.lake.evolution import ChangeType, operations
-from cdc_lake.lake.types import column_type
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.source.printing import PRINTING
+from cdc_lake.source.sql_text import PRINTING
+from cdc_lake.tables.canonical_values import from_source
+from cdc_lake.tables.casts import UNREADABLE, cast_sql, fits_sql
+from cdc_lake.tables.schema_evolution import ChangeType, operations
+from cdc_lake.tables.types import column_type
 from tests.seeds import one_seed
 from tests.tally import tally
 
@@ -174,7 +173,7 @@ def test_texts_that_become_moments_are_those_of_the_server_or_end_in_an_error(
     assert change is not None
     cast = cast_sql("b", column_type(after))
     for some in ([one for one in texts if one[0] in kept], *([one] for one in texts if one[0] not in kept)):
-        frame = spark.createDataFrame(some, "v string, b string").selectExpr(f"{change.converted('v')} AS v", cast)
+        frame = spark.createDataFrame(some, "v string, b string").selectExpr(f"{change.conversion_sql('v')} AS v", cast)
         if len(some) == len(kept):
             assert [one[0] for one in frame.collect()] == [one[1] for one in frame.collect()]
         else:
@@ -200,7 +199,10 @@ def converted_otherwise(
     spark: Any, before: Column, after: Column, change: ChangeType, texts: list[tuple[str, str]], what: str
 ) -> list[str]:
     """Values of which silver would have another one than the server; what ends in an error is not one of them."""
-    value, fits = change.converted("v"), f"{fits_sql('a', column_type(before))} AND {fits_sql('b', column_type(after))}"
+    value, fits = (
+        change.conversion_sql("v"),
+        f"{fits_sql('a', column_type(before))} AND {fits_sql('b', column_type(after))}",
+    )
     casts = f"{cast_sql('a', column_type(before))} AS v", f"{cast_sql('b', column_type(after))} AS w"
 
     def others(some: list[tuple[str, str]]) -> list[str]:

@@ -15,18 +15,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.errors import DestructiveChange, NoKey, RuleStopped, SilverLost, SilverMissing, SnapshotIncomplete
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import SnapshotRow, now
-from cdc_lake.lake.marker import read_marker
-from cdc_lake.lake.read import read_silver
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Update
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.applying.apply import apply
-from cdc_lake.pipeline.applying.watching import watching
-from cdc_lake.source.stream import shown
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.applier import apply, watching
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.tables.control_schema import SnapshotRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.silver_table import read_marker
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 from .conftest import make_project, new_name
@@ -72,16 +70,16 @@ class Lake:
         return self.position
 
     def apply(self) -> Any:
-        return apply(self.project, once=True, stop=threading.Event(), tell=silent, spark=self.spark)
+        return apply(self.project, once=True, stop=threading.Event(), report=silent, spark=self.spark)
 
     def advance(self, *allowed: str) -> None:
         """What `apply` does between two beats of its clock; the clock itself has tests of its own."""
         watcher = watching(self.project, silent)
-        with watcher, Advance(self.project, self.spark, watcher.heard, allowed=allowed) as advance:
-            watcher.follow(advance.done)
+        with watcher, SpanLoop(self.project, self.spark, watcher.on_progress, allowed=allowed) as advance:
+            watcher.follow(advance.totals)
             advance.run(None, threading.Event())
-            watcher.walked()
-            for error in advance.done.broken.values():
+            watcher.on_pass_end()
+            for error in advance.totals.broken.values():
                 raise error
 
     def shown(self) -> dict[str, float]:
@@ -284,12 +282,12 @@ def test_tables_of_the_snapshot_get_their_rows_and_empty_ones_are_there(spark: A
     bronze.append_snapshot("initial-1", 0, T, rows, 0, 100)
     bronze.append_snapshot("initial-1", 1, empty, pa.array([], pa.list_(pa.string())), 2, 100)
     with pytest.raises(SnapshotIncomplete):
-        apply(project, once=True, stop=threading.Event(), tell=silent, spark=spark)
+        apply(project, once=True, stop=threading.Event(), report=silent, spark=spark)
     with pytest.raises(SilverMissing):
         read_silver(project, project.target(T.table))
     copied = [{"relation": str(r.table), "layout": r.layout, "rows": n, "chunks": 1} for r, n in ((T, 2), (empty, 0))]
-    control.record(SnapshotRow("initial-1", state.stream, 1, 100, json.dumps(copied), "complete", now()))
-    apply(project, once=True, stop=threading.Event(), tell=silent, spark=spark)
+    control.record(SnapshotRow("initial-1", state.stream, 1, 100, json.dumps(copied), "complete", utc_now()))
+    apply(project, once=True, stop=threading.Event(), report=silent, spark=spark)
     found = sorted(read_silver(project, project.target(T.table)).to_pylist(), key=lambda r: r["id"])
     assert found == [row(1, 10, None), row(2, None, "x")]
     assert read_silver(project, project.target(empty.table)).num_rows == 0
@@ -307,12 +305,12 @@ def test_a_table_that_could_not_take_its_copy_takes_it_once_it_can(spark: Any, l
     rows = pa.array([["1", "10", None], ["2", None, "x"]], pa.list_(pa.string()))
     bronze.append_snapshot("initial-1", 0, T, rows, 0, 100)
     copied = [{"relation": str(T.table), "layout": T.layout, "rows": 2, "chunks": 1}]
-    control.record(SnapshotRow("initial-1", state.stream, 1, 100, json.dumps(copied), "complete", now()))
+    control.record(SnapshotRow("initial-1", state.stream, 1, 100, json.dumps(copied), "complete", utc_now()))
     bronze.append([raw_transaction(Transaction(boundaries(110), (insert("3", "3"),)))])
     with pytest.raises(NoKey):
-        apply(project, once=True, stop=threading.Event(), tell=silent, spark=spark)
+        apply(project, once=True, stop=threading.Event(), report=silent, spark=spark)
     mended = make_project(lake_root, name, silver={"defaults": {"namespace": name, "format": fmt}})
-    apply(mended, once=True, stop=threading.Event(), tell=silent, spark=spark)
+    apply(mended, once=True, stop=threading.Event(), report=silent, spark=spark)
     found = sorted(read_silver(mended, mended.target(T.table)).to_pylist(), key=lambda r: r["id"])
     assert found == [row(1, 10, None), row(2, None, "x"), row(3, 3)]
     last = control.last_cut("test")
@@ -337,7 +335,7 @@ def test_a_value_that_does_not_fit_stops_the_run_before_its_transaction_until_th
     odd = lake.land(*prices(_3="3"), Update(priced, ("1", "123.456")))
     lake.land(*prices(_4="4"))
     for _ in range(2):
-        with pytest.raises(RuleStopped, match=rf"`type_price` .* at {shown('test', odd)} ") as stopped:
+        with pytest.raises(RuleStopped, match=rf"`type_price` .* at {format_stream_position('test', odd)} ") as stopped:
             lake.apply()
         assert (stopped.value.code, stopped.value.exit_code) == ("QUA501", 5)
         assert ([r["id"] for r in lake.rows()], lake.marker().position, lake.held()) == ([1, 2], first, [])

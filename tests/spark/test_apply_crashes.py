@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.lake.marker import read_marker
-from cdc_lake.lake.session import derive
-from cdc_lake.observe import failpoint as at
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.rebuild import rebuild
-from cdc_lake.pipeline.maintain_silver import maintain_silver
+from cdc_lake.observability import failpoints as at
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.rebuild import rebuild
+from cdc_lake.runtime.maintain import maintain_silver
+from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.spark_session import derive
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.histories import with_column
 from cdc_lake.testing.messages import TYPE_OIDS
@@ -131,7 +131,7 @@ def kept_up(there: World, names: tuple[str, ...]) -> None:
     late = datetime.now(UTC) + timedelta(days=30)
     there.apply()
     with broken_off(f"{names[0]}:{there.dice.randint(1, len(TABLES))}") as reached:
-        maintain_silver(there.project, state, dry_run=False, now=late, tell=silent, spark=derive(there.spark))
+        maintain_silver(there.project, state, dry_run=False, now=late, report=silent, spark=derive(there.spark))
     assert reached, f"{names[0]} was not passed"
     there.breaks += 1
     there.upkept = True

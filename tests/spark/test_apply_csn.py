@@ -19,32 +19,31 @@ import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Batch
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.columnar import tabulate
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.decode.plain import columns_of
-from cdc_lake.decode.raw import Raw
+from cdc_lake.connectors.gaussdb.csn_order import CsnOrdering
+from cdc_lake.connectors.open_stream import OrderedTransaction
+from cdc_lake.control.streams import snapshot_id
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.columnar import tabulate
+from cdc_lake.decode.gaussdb.records import Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.pgoutput.columnar import columns_of
+from cdc_lake.decode.transaction import ReceivedTransaction
+from cdc_lake.devtools.recording import Data, RecordingReader
 from cdc_lake.errors import KeylessDelete
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import SnapshotRow, now
-from cdc_lake.lake.marker import read_marker
-from cdc_lake.lake.read import read_silver
-from cdc_lake.model.change import Delete, Insert
+from cdc_lake.model.change import Delete, Insert, Transaction
 from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
-from cdc_lake.pipeline.receiving.batches import OpenBatch
-from cdc_lake.pipeline.state.streams import snapshot_id
-from cdc_lake.pipeline.status.standing import status
-from cdc_lake.pipeline.stream.order import Closed
-from cdc_lake.source.recording_file import Data, RecordingReader
-from cdc_lake.source.stream import Kind, StreamIdentity
+from cdc_lake.observability.events import silent
+from cdc_lake.ops.status import status
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.runtime.receive.loop import OpenBatch
+from cdc_lake.source.base import Kind, StreamIdentity
+from cdc_lake.tables.control_schema import SnapshotRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.silver_table import read_marker
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 from .conftest import make_project
@@ -54,18 +53,18 @@ pytestmark = pytest.mark.spark
 TRANSFERS = Path(__file__).resolve().parents[1] / "data" / "opengauss" / "6.0.2" / "transfers"
 BEFORE = 2681327  # the last CSN before the stream
 NAMES = ("tr_a", "tr_b")
-FACTS = FamilyTableFacts(
-    (FamilyColumn("id", "int4", 23), FamilyColumn("balance", "int8", 20), FamilyColumn("note", "text", 25)),
+FACTS = GaussDbTableMetadata(
+    (GaussDbColumn("id", "int4", 23), GaussDbColumn("balance", "int8", 20), GaussDbColumn("note", "text", 25)),
     primary_key=("id",),
     identity_columns=("id",),
 )
 STREAM = str(StreamIdentity("1", "og_pg", "s", Lsn(1), Csn(BEFORE), Kind.GAUSS))
 
 
-def closed_steps() -> Iterator[Closed]:
+def closed_steps() -> Iterator[OrderedTransaction]:
     """The recorded transactions as they leave the CSN order."""
-    assembler = FamilyAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN)
-    order = CsnOrder(BEFORE, 1, bound=1, policy="stop", clock=lambda: 0.0)
+    assembler = GaussDbAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN)
+    order = CsnOrdering(BEFORE, 1, bound=1, policy="stop", clock=lambda: 0.0)
     recording = RecordingReader(io.BytesIO(lzma.decompress((TRANSFERS / "stream.bin.xz").read_bytes())), "transfers")
     for entry in recording:
         if isinstance(entry, Data):
@@ -75,9 +74,9 @@ def closed_steps() -> Iterator[Closed]:
 
 def advance(project: Any, spark: Any) -> dict[str, Any]:
     """What `apply` does between two beats of its clock; the tables that could not go on, with their errors."""
-    with Advance(project, spark, silent) as one:
+    with SpanLoop(project, spark, silent) as one:
         one.run(None, threading.Event())
-        return dict(one.done.broken)
+        return dict(one.totals.broken)
 
 
 def test_silver_is_each_snapshot_of_the_server_at_its_csn(spark: Any, lake_root: Path) -> None:
@@ -90,7 +89,7 @@ def test_silver_is_each_snapshot_of_the_server_at_its_csn(spark: Any, lake_root:
         },
     )
     bronze = DeltaBronze(project.bronze, durability="os")
-    layouts = Layouts(lambda _: FACTS)
+    layouts = RelationResolver(lambda _: FACTS)
     state = bronze.begin_stream(STREAM, BEFORE, 1)
     relations = {name: layouts.relation_of(TableName("public", name)) for name in NAMES}
     rows = pa.array([[str(k), "1000", "n"] for k in range(1, 301)], pa.list_(pa.string()))
@@ -98,7 +97,7 @@ def test_silver_is_each_snapshot_of_the_server_at_its_csn(spark: Any, lake_root:
         bronze.append_snapshot(snapshot_id(1), chunk, relation, rows, chunk * 300, BEFORE)
     copied = [{"relation": str(r.table), "layout": r.layout, "rows": 300, "chunks": 1} for r in relations.values()]
     control = ControlTables(project.control, "os")
-    control.record(SnapshotRow(snapshot_id(1), state.stream, 1, BEFORE, json.dumps(copied), "complete", now()))
+    control.record(SnapshotRow(snapshot_id(1), state.stream, 1, BEFORE, json.dumps(copied), "complete", utc_now()))
 
     snapshots = json.loads(lzma.decompress((TRANSFERS / "snapshots.json.xz").read_bytes()))["snapshots"]
     steps = closed_steps()
@@ -137,7 +136,7 @@ def test_a_delete_that_names_no_row_stops_its_table_and_no_other(spark: Any, lak
     bronze.append([replace(first, bounds=replace(first.bounds, position=position, csn=position))])
     assert advance(project, spark) == {}
 
-    def nameless(batch: Sequence[Raw]) -> ChangeColumns:
+    def nameless(batch: Sequence[ReceivedTransaction]) -> ChangeColumns:
         return columns_of(
             [(nth, 1, c) for nth, _ in enumerate(batch) for c in (Delete(keyed, None, None), Insert(other, ("2", "b")))]
         )

@@ -13,15 +13,14 @@ import pyarrow as pa
 import pytest
 
 from cdc_lake.bronze.open import bronze_writer
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import SnapshotRow, now
-from cdc_lake.lake.iceberg_log import KEEP
-from cdc_lake.lake.marker import read_marker
-from cdc_lake.lake.read import read_silver
-from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.apply import apply
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Transaction, Truncate, Update
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.tables.control_schema import SnapshotRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.iceberg_log import KEEP
+from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.silver_table import read_marker
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 from .conftest import make_project
@@ -42,7 +41,7 @@ def test_a_snapshot_and_its_changes_are_merged_from_iceberg_into_iceberg(spark: 
     copied = pa.array([["1", "10", None], ["2", None, "x"]], pa.list_(pa.string()))
     bronze.append_snapshot("initial-1", 0, T, copied, 0, 100)
     told = json.dumps([{"relation": str(T.table), "layout": T.layout, "rows": 2, "chunks": 1}])
-    control.record(SnapshotRow("initial-1", state.stream, 1, 100, told, "complete", now()))
+    control.record(SnapshotRow("initial-1", state.stream, 1, 100, told, "complete", utc_now()))
     changes = (
         (Insert(T, ("3", "3", "c")), Update(T, ("1", "11", UNCHANGED))),
         (Delete(T, ("2", None, None), OldKind.KEY),),
@@ -50,7 +49,7 @@ def test_a_snapshot_and_its_changes_are_merged_from_iceberg_into_iceberg(spark: 
     )
     for number, some in enumerate(changes):
         bronze.append([raw_transaction(Transaction(boundaries(200 + number), some))])
-        apply(project, once=True, goal=200 + number, stop=threading.Event(), tell=silent, spark=spark)
+        apply(project, once=True, goal=200 + number, stop=threading.Event(), report=silent, spark=spark)
         assert read_marker(project, project.target(T.table), "test").position == 200 + number
         if number == 1:
             assert rows(project) == [
@@ -69,7 +68,7 @@ def test_a_run_that_goes_on_takes_what_lands_meanwhile_however_many_versions(spa
     bronze.begin_stream("test", 100)
     bronze.append([raw_transaction(Transaction(boundaries(200), (Insert(T, ("0", "0", "a")),)))])
     with ThreadPoolExecutor(1) as thread:
-        done = thread.submit(apply, project, once=False, stop=stop, tell=silent, spark=spark)
+        done = thread.submit(apply, project, once=False, stop=stop, report=silent, spark=spark)
         try:
             for number in range(1, KEEP + 10):
                 changes = (Insert(T, (str(number), "1", "b")),)

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.load import load_project
+from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe import failpoint as at
+from cdc_lake.model.change import Transaction
+from cdc_lake.observability import failpoints as at
 from cdc_lake.testing.committed import Committed
 from cdc_lake.testing.faults import KILLED, Pipeline
 from cdc_lake.testing.histories import History, interleave, with_column

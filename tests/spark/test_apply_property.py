@@ -24,15 +24,15 @@ import pytest
 import cdc_lake
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.names import silver_names
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe import failpoint as at
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.applying.apply import apply
-from cdc_lake.pipeline.applying.reread import Rereader, land_reread
-from cdc_lake.silver.own_columns import IS_CURRENT, VALID_FROM, VALID_TO
+from cdc_lake.model.change import Transaction
+from cdc_lake.observability import failpoints as at
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.runtime.apply.row_refetch import RowRefetcher, land_reread
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.silver.kind import IS_CURRENT, VALID_FROM, VALID_TO
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.types import silver_names
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.expected import LINEAGE, CurrentRows, Expected, HistoryRows
 from cdc_lake.testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
@@ -148,13 +148,13 @@ class Lake:
         assert land_reread(self.project, self.control, state, again.relation, again.names, rows, again.position)
 
     def advance(self) -> None:
-        with Advance(self.project, self.spark, silent) as advance:
+        with SpanLoop(self.project, self.spark, silent) as advance:
             advance.run(None, threading.Event())
-            for error in advance.done.broken.values():
+            for error in advance.totals.broken.values():
                 raise error
 
     def clock(self) -> None:
-        apply(self.project, once=True, stop=threading.Event(), tell=silent, spark=self.spark)
+        apply(self.project, once=True, stop=threading.Event(), report=silent, spark=self.spark)
 
     def check(self, position: int) -> None:
         """Every table and what is held of it are what the oracle says."""
@@ -243,7 +243,7 @@ def traffic(seed: int) -> tuple[list[RandomTable], list[Transaction], dict[int, 
 def test_any_spans_crashes_and_replays_give_the_oracles_silver(
     spark: Any, lake_root: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Rereader, "step", lambda *_: None)  # there is no source to ask
+    monkeypatch.setattr(RowRefetcher, "step", lambda *_: None)  # there is no source to ask
     tables, transactions, rereads = traffic(seed)
     print(f"CDC_LAKE_SEED={seed}: {len(tables) * HISTORIES} histories through Delta and as many through Iceberg")
     lakes = [Lake(spark, lake_root, seed, nth, tables, rereads) for nth in range(2)]

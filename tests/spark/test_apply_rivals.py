@@ -18,22 +18,20 @@ from deltalake import DeltaTable
 
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.errors import AnotherApply, OtherWriter, SilverPutBack, TableChangedMeanwhile
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.delta import DeltaSilver
-from cdc_lake.lake.lease import lease
-from cdc_lake.lake.marker import Marker, iceberg_table
-from cdc_lake.lake.session import derive
-from cdc_lake.lake.store import store
 from cdc_lake.model.change import UNCHANGED, OldKind, Update
-from cdc_lake.model.span import Span
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.applying.apply import apply
-from cdc_lake.pipeline.applying.merging import merge
-from cdc_lake.pipeline.applying.rebuild import rebuild
-from cdc_lake.pipeline.applying.table_job import TableJob
-from cdc_lake.pipeline.applying.table_span import Prepared, prepare
-from cdc_lake.silver.holding import NOTHING_WAITS
+from cdc_lake.model.position import Span
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.runtime.apply.merge import merge
+from cdc_lake.runtime.apply.rebuild import rebuild
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.runtime.apply.table_span import PreparedMerge, TableTask, prepare
+from cdc_lake.silver.row_tracing import NOTHING_WAITS
+from cdc_lake.tables.control_tables import ControlTables, lease
+from cdc_lake.tables.delta_silver import DeltaSilver
+from cdc_lake.tables.open_silver_table import store
+from cdc_lake.tables.silver_table import Marker, iceberg_table
+from cdc_lake.tables.spark_session import derive
 from tests.seeds import one_seed
 from tests.tally import tally
 
@@ -48,14 +46,14 @@ STATES = ["older", "gone", "foreign", "torn", "behind a cleaned log"]
 """What may have become of a checkpoint; with a small budget two of them, by the seed."""
 
 
-def chosen(lake: Lake, after: int, upto: int) -> TableJob:
+def chosen(lake: Lake, after: int, upto: int) -> TableTask:
     """A span as another process would have chosen it."""
     reader, target, span = BronzeReader(lake.project.bronze), lake.target(), Span(1, after, upto)
     stood, layouts = lake.marker(), reader.layouts([T.table])
-    return TableJob(lake.project, target, "test", span, reader.files(), layouts, NOTHING_WAITS, stood)
+    return TableTask(lake.project, target, "test", span, reader.files(), layouts, NOTHING_WAITS, stood)
 
 
-def plan(lake: Lake, after: int, upto: int) -> tuple[Any, Prepared]:
+def plan(lake: Lake, after: int, upto: int) -> tuple[Any, PreparedMerge]:
     """A span as another process would have prepared it, and its session."""
     session = derive(lake.spark)
     prepared = prepare(session, chosen(lake, after, upto))
@@ -152,14 +150,14 @@ def test_a_rival_that_comes_before_delta_looks_makes_the_table_wait_and_not_hold
     lake.land(insert("2", "2"))
     rivals = plan(lake, base, lake.position)
     lake.land(insert("3", "3"))
-    looked = DeltaSilver._unmoved  # the last look at the watermark
+    looked = DeltaSilver._check_base  # the last look at the watermark
 
     def meanwhile(silver: DeltaSilver, stream: str, known: Marker) -> None:
         looked(silver, stream, known)
         monkeypatch.undo()
         merge(*rivals)
 
-    monkeypatch.setattr(DeltaSilver, "_unmoved", meanwhile)
+    monkeypatch.setattr(DeltaSilver, "_check_base", meanwhile)
     for _ in range(2):  # at once, and at every later start
         with pytest.raises(OtherWriter, match="another applier"):
             lake.advance()
@@ -198,7 +196,7 @@ def test_cuts_that_were_lost_come_back_true(spark: Any, lake_root: Path, fmt: st
     assert last is not None
     assert last.position == positions[-1]
     cuts.delete("cuts", pc.field("position") > 0)
-    apply(lake.project, once=True, goal=positions[1], stop=threading.Event(), tell=silent, spark=spark)
+    apply(lake.project, once=True, goal=positions[1], stop=threading.Event(), report=silent, spark=spark)
     lake.judged().assert_held(*LOOKED_AT)
     lake.apply()
     lake.assert_kept()
@@ -310,9 +308,9 @@ def test_rows_of_another_writer_make_a_table_wait_or_are_told_as_the_pipeline_sa
     told: list[str] = []
     for number in (3, 4):
         lake.land(insert(str(number), str(number)))
-        with Advance(lake.project, spark, lambda progress: told.append(progress.stage)) as advance:
+        with SpanLoop(lake.project, spark, lambda progress: told.append(progress.stage)) as advance:
             advance.run(None, threading.Event())
-            assert not advance.done.broken
+            assert not advance.totals.broken
     assert told.count("warning") == 1, "once, not at every span"
     assert lake.rows() == [row(1, 1), row(2, 2), row(3, 3), row(4, 4), row(9, 9)]
 

@@ -13,17 +13,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_lake.bronze import nearby
+from cdc_lake.bronze import span_index
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.control_rows import SnapshotRow, now
-from cdc_lake.lake.marker import read_marker
-from cdc_lake.lake.read import read_silver
-from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.apply import apply
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Transaction, Truncate, Update
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.tables.control_schema import SnapshotRow, utc_now
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.silver_table import read_marker
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.object_store import LocalStore, storage_at
 
@@ -60,25 +59,25 @@ def rows(project: Any, relation: Any = T) -> list[dict[str, Any]]:
 def test_a_snapshot_and_its_changes_are_merged_from_a_store(
     spark: Any, lake_root: Path, store: LocalStore, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nearby, "KEPT_BYTES", 1)
+    monkeypatch.setattr(span_index, "KEPT_BYTES", 1)
     project = stored_project(lake_root, store, kind, f"stored_{kind}")
     bronze, control = bronze_writer(project), control_tables(project)
     state = bronze.begin_stream("test", 100)
     copied = pa.array([["1", "10", None], ["2", None, "x"]], pa.list_(pa.string()))
     bronze.append_snapshot("initial-1", 0, T, copied, 0, 100)
     told = json.dumps([{"relation": str(T.table), "layout": T.layout, "rows": 2, "chunks": 1}])
-    control.record(SnapshotRow("initial-1", state.stream, 1, 100, told, "complete", now()))
+    control.record(SnapshotRow("initial-1", state.stream, 1, 100, told, "complete", utc_now()))
     changes = (
         (Insert(T, ("3", "3", "c")), Update(T, ("1", "11", UNCHANGED)), Insert(U, ("5", "5", "u"))),
         (Delete(T, ("2", None, None), OldKind.KEY),),
     )
     for number, some in enumerate(changes):
         bronze.append([raw_transaction(Transaction(boundaries(200 + number), some))])
-    apply(project, once=True, goal=201, stop=threading.Event(), tell=silent, spark=spark)
+    apply(project, once=True, goal=201, stop=threading.Event(), report=silent, spark=spark)
     assert rows(project) == [{"id": 1, "amount": 11, "body": None}, {"id": 3, "amount": 3, "body": "c"}]
     assert rows(project, U) == [{"id": 5, "amount": 5, "body": "u"}]
     bronze.append([raw_transaction(Transaction(boundaries(300), (Truncate(T), Insert(T, ("7", "7", "g")))))])
-    apply(project, once=True, goal=300, stop=threading.Event(), tell=silent, spark=spark)
+    apply(project, once=True, goal=300, stop=threading.Event(), report=silent, spark=spark)
     assert rows(project) == [{"id": 7, "amount": 7, "body": "g"}]
     assert not project.scratch.exists()
 
@@ -94,7 +93,7 @@ def test_a_run_that_goes_on_takes_what_lands_in_the_store_meanwhile(
     bronze.begin_stream("test", 100)
     bronze.append([raw_transaction(Transaction(boundaries(200), (Insert(T, ("0", "0", "a")),)))])
     with ThreadPoolExecutor(1) as thread:
-        done = thread.submit(apply, project, once=False, stop=stop, tell=silent, spark=spark)
+        done = thread.submit(apply, project, once=False, stop=stop, report=silent, spark=spark)
         try:
             for number in range(1, 5):
                 bronze.append(

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.bronze import upkeep
+from cdc_lake.bronze import compaction
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.errors import SpanTrimmed
-from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.applying.apply import apply
+from cdc_lake.observability.events import ProgressEvent, silent
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.testing.faults import assert_cuts_are_true
 from tests.tally import tally
 
@@ -28,30 +28,30 @@ LATER = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
 def keep_up(lake: Lake, *, trim_upto: int | None = None) -> None:
     """Everything upkeep does, as if a day had passed."""
     table = DeltaBronzeTable(lake.project.bronze)
-    upkeep.prepare(table)
+    compaction.prepare(table)
     if trim_upto is not None:
-        trim = upkeep.trimmable(table.files(), (1, trim_upto), LATER)
+        trim = compaction.trimmable(table.files(), (1, trim_upto), LATER)
         assert trim is not None
-        assert upkeep.trim(table, trim)
-    upkeep.compact(table, 2, whole=True)
-    upkeep.tidy(table, 3600.0, time.time() + 90_000)
+        assert compaction.trim(table, trim)
+    compaction.compact(table, 2, ignore_tiers=True)
+    compaction.tidy(table, 3600.0, time.time() + 90_000)
 
 
 def test_a_stream_goes_on_through_compaction_retention_and_a_log_that_went_on_without_it(
     spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(lake_root, spark, "kept", "delta")
-    gate, waiting, stop, told = threading.Event(), threading.Event(), threading.Event(), list[Progress]()
+    gate, waiting, stop, told = threading.Event(), threading.Event(), threading.Event(), list[ProgressEvent]()
     gate.set()
-    run = Advance.run
+    run = SpanLoop.run
 
-    def gated(self: Advance, *given: Any) -> None:
+    def gated(self: SpanLoop, *given: Any) -> None:
         if not gate.is_set():
             waiting.set()
             assert gate.wait(240)
         run(self, *given)
 
-    monkeypatch.setattr(Advance, "run", gated)
+    monkeypatch.setattr(SpanLoop, "run", gated)
     ids = iter(range(1, 1000))
 
     def land(count: int) -> None:
@@ -66,7 +66,7 @@ def test_a_stream_goes_on_through_compaction_retention_and_a_log_that_went_on_wi
             time.sleep(0.05)
 
     def service() -> None:
-        apply(lake.project, once=False, stop=stop, tell=told.append, spark=spark)
+        apply(lake.project, once=False, stop=stop, report=told.append, spark=spark)
 
     land(4)
     thread = threading.Thread(target=service)
@@ -108,6 +108,6 @@ def test_a_table_that_stands_below_what_left_bronze_is_refused(spark: Any, lake_
         lake.land(insert(str(n), "1"))
     keep_up(lake, trim_upto=lake.position - 10)
     with pytest.raises(SpanTrimmed, match=r"public\.t stands at"):
-        apply(lake.project, once=True, stop=threading.Event(), tell=silent, spark=spark)
+        apply(lake.project, once=True, stop=threading.Event(), report=silent, spark=spark)
     assert lake.rows() == [row(1, 1)]
     tally("R13", ["bronze let go behind the reader"], losses=1, refused=1)

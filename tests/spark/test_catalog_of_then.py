@@ -14,10 +14,10 @@ import pytest
 from cdc_lake.config.project import Project
 from cdc_lake.errors import DestructiveChange, NoKey
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.applying.apply import apply
-from cdc_lake.pipeline.resync import resync
-from cdc_lake.pipeline.run import run
+from cdc_lake.observability.events import ProgressEvent, silent
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.runtime.resync import resync
+from cdc_lake.runtime.run import run
 from tests.conftest import Database
 from tests.silver_rows import silver_rows
 
@@ -115,7 +115,7 @@ def project_of(database: Database, root: Path, fmt: str, cases: Iterable[str] = 
 
 
 def receive(project: Project) -> None:
-    run(project, once=True, only="receive", stop=threading.Event(), tell=silent)
+    run(project, once=True, only="receive", stop=threading.Event(), report=silent)
 
 
 def apply_allowing(project: Project, spark: Any) -> None:
@@ -135,12 +135,12 @@ def apply_allowing(project: Project, spark: Any) -> None:
 def applied(project: Project, spark: Any, allowed: list[str], told: list[str] | None = None) -> None:
     """`told`: takes the codes of what tables wait for."""
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: ProgressEvent) -> None:
         if told is not None and progress.stage == "broken":
             told.append(f"{progress.facts['table']} {progress.facts['code']}".partition(".")[2])
 
     given = frozenset(allowed)
-    apply(project, once=True, goal=None, stop=threading.Event(), tell=tell, spark=spark, allowed=given)
+    apply(project, once=True, goal=None, stop=threading.Event(), report=tell, spark=spark, allowed=given)
 
 
 @either("iceberg")

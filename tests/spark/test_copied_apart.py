@@ -11,15 +11,15 @@ import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.read import read_silver
+from cdc_lake.control.cuts import IN, last_cut
+from cdc_lake.control.snapshots import COMPLETE, CopiedTable
+from cdc_lake.control.streams import record_copy
+from cdc_lake.model.change import Transaction
 from cdc_lake.model.relation import Relation
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.state.copies import COMPLETE, CopiedTable
-from cdc_lake.pipeline.state.cuts import IN, last_cut
-from cdc_lake.pipeline.state.streams import record_copy
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import raw_transaction
 from cdc_lake.testing.oracle import Oracle
@@ -50,9 +50,9 @@ def assert_silver(project: Project, transactions: list[Transaction], *relations:
 
 
 def advance(project: Project, spark: Any) -> None:
-    with Advance(project, spark, silent) as walk:
+    with SpanLoop(project, spark, silent) as walk:
         walk.run(None, threading.Event())
-        assert not walk.done.broken
+        assert not walk.totals.broken
 
 
 def test_each_table_begins_at_its_own_position(spark: Any, lake_root: Path) -> None:

@@ -14,14 +14,13 @@ from deltalake import DeltaTable
 import cdc_lake
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.errors import VersionGone
-from cdc_lake.lake.marker import iceberg_table
-from cdc_lake.lake.session import derive
-from cdc_lake.model.as_of import as_of
-from cdc_lake.model.change import Delete, Insert, OldKind, Update
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.judging.promising import end_promise, promise_cut
+from cdc_lake.model.change import Delete, Insert, OldKind, Transaction, Update
+from cdc_lake.model.position import as_of
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.runtime.cut_retention import end_promise, promise_cut
+from cdc_lake.tables.silver_table import iceberg_table
+from cdc_lake.tables.spark_session import derive
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.seeds import one_seed
 
@@ -69,9 +68,9 @@ class Shop:
 
     def apply(self) -> None:
         """Everything, and a cut; what the source held then is kept."""
-        with Advance(self.project, self.spark, silent) as advance:
+        with SpanLoop(self.project, self.spark, silent) as advance:
             advance.run(None, threading.Event())
-            assert not advance.done.broken
+            assert not advance.totals.broken
         self.states[self._position] = dict(self.rows)
 
 

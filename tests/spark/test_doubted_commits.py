@@ -18,10 +18,10 @@ import pytest
 from deltalake import DeltaTable
 from py4j.protocol import Py4JNetworkError
 
-from cdc_lake.lake.marker import iceberg_table
-from cdc_lake.lake.session import RUNTIME_SETTINGS
-from cdc_lake.lake.spark_catalog import catalog_settings
-from cdc_lake.pipeline.applying import merging
+from cdc_lake.runtime.apply import merge
+from cdc_lake.tables.catalog import catalog_settings
+from cdc_lake.tables.silver_table import iceberg_table
+from cdc_lake.tables.spark_session import RUNTIME_SETTINGS
 from cdc_lake.testing.doubted import Doubts, torn_metadata
 from cdc_lake.testing.rest_catalog import RestCatalogServer
 from tests.seeds import one_seed
@@ -65,7 +65,7 @@ def on_delta(root: Path, spark: Any, seed: int, patched: pytest.MonkeyPatch) -> 
             over.set()
             beside.join()
 
-    patched.setattr(merging, "_run", doubts.failing(merging._run, torn))
+    patched.setattr(merge, "_run", doubts.failing(merge._run, torn))
     yield there, doubts
 
 

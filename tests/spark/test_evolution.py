@@ -15,18 +15,19 @@ import pytest
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.errors import DestructiveChange, ShapeForeign, TableChangedMeanwhile
-from cdc_lake.lake import iceberg
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.evolution import AddColumn, ChangeType, layout_columns
-from cdc_lake.lake.read import read_silver
-from cdc_lake.lake.session import derive
-from cdc_lake.lake.store import SilverColumn, store
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe import failpoint as at
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.applying import evolve
-from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.model.change import Transaction
+from cdc_lake.observability import failpoints as at
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.runtime.apply import schema_changes
+from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.silver.kinds import source_rows
+from cdc_lake.tables import iceberg_silver
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.open_silver_table import store
+from cdc_lake.tables.schema_evolution import AddColumn, ChangeType, layout_columns
+from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.spark_session import derive
+from cdc_lake.tables.types import SilverColumn
 from cdc_lake.testing.messages import boundaries, raw_transaction
 from tests.evolving import Evolving
 from tests.seeds import one_seed
@@ -69,7 +70,7 @@ class Lake:
         self.bronze = DeltaBronze(self.project.bronze, durability="os")
         self.bronze.begin_stream("test", 10)
         self.position = 100
-        self.told: list[Progress] = []
+        self.told: list[ProgressEvent] = []
 
     def __getitem__(self, name: str) -> Evolving:
         return self.tables[name]
@@ -84,9 +85,9 @@ class Lake:
     def advance(self, *allowed: str, everything: bool = False) -> dict[str, Any]:
         """Apply; the errors of the tables that wait."""
         words = Anything() if everything else frozenset(allowed)
-        with Advance(self.project, self.spark, self.told.append, allowed=words) as advance:
+        with SpanLoop(self.project, self.spark, self.told.append, allowed=words) as advance:
             advance.run(None, threading.Event())
-            return {label.split(".")[1]: error for label, error in advance.done.broken.items()}
+            return {label.split(".")[1]: error for label, error in advance.totals.broken.items()}
 
     def target(self, name: str) -> Any:
         return self.project.target(self.tables[name].table)
@@ -138,8 +139,8 @@ def die_once(monkeypatch: pytest.MonkeyPatch, passage: int) -> None:
             left[0] = -1
             raise Killed
 
-    monkeypatch.setattr(evolve, "failpoint", passed)
-    monkeypatch.setattr(iceberg, "failpoint", passed)
+    monkeypatch.setattr(schema_changes, "failpoint", passed)
+    monkeypatch.setattr(iceberg_silver, "failpoint", passed)
 
 
 @drawn

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cdc_lake.comparison.compare import compare
 from cdc_lake.config.project import Project
+from cdc_lake.control.table_pauses import pause
+from cdc_lake.control.verdicts import Verdict
 from cdc_lake.errors import DestructiveChange
-from cdc_lake.lake.control import control_tables
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.apply import apply
-from cdc_lake.pipeline.check.doctor import ddl_sql
-from cdc_lake.pipeline.compare.prove import compare
-from cdc_lake.pipeline.plan import ActionKind, plan
-from cdc_lake.pipeline.resync import resync
-from cdc_lake.pipeline.run import run
-from cdc_lake.pipeline.state.comparison import Verdict
-from cdc_lake.pipeline.state.pauses import pause
-from cdc_lake.pipeline.status.evidence import Evidence
-from cdc_lake.pipeline.status.standing import status
+from cdc_lake.observability.events import silent
+from cdc_lake.ops.check.runner import ddl_sql
+from cdc_lake.ops.plan import ActionKind, plan
+from cdc_lake.ops.report_data import Evidence
+from cdc_lake.ops.status import status
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.runtime.resync import resync
+from cdc_lake.runtime.run import run
+from cdc_lake.tables.control_tables import control_tables
 from tests.conftest import Database
 from tests.live.test_receive_loop import once
 
@@ -71,13 +71,13 @@ class Shop:
                 conn.execute(statement.replace("@", table))
 
     def run(self, *allowed: str) -> None:
-        run(self.project, once=True, only="receive", stop=threading.Event(), tell=silent)
+        run(self.project, once=True, only="receive", stop=threading.Event(), report=silent)
         apply(
             self.project,
             once=True,
             goal=None,
             stop=threading.Event(),
-            tell=lambda told: self.warned.append(told.facts["operation"]) if told.stage == "warning" else None,
+            report=lambda told: self.warned.append(told.facts["operation"]) if told.stage == "warning" else None,
             spark=self.spark,
             allowed=frozenset(allowed),
         )
@@ -87,7 +87,7 @@ class Shop:
         return [(a.text, a.destructive) for a in actions]
 
     def equal(self) -> bool:
-        found = compare(self.project, [], tell=silent)
+        found = compare(self.project, [], report=silent)
         return {t.silver: t.verdict for t in found.tables} == {
             "live.delta": Verdict.EQUAL,
             "live.ice": Verdict.EQUAL,
@@ -152,7 +152,7 @@ def test_silver_follows_names_that_come_to_mean_other_tables(spark: Any, databas
     shop.both("UPDATE @ SET note = 'later'; UPDATE @_renamed SET note = 'later'; INSERT INTO @_old VALUES (5, 'aside')")
     shop.run()
     standing = {table.table: table.state for table in status(shop.project).tables}
-    found = {table.silver: table.verdict for table in compare(shop.project, [], tell=silent).tables}
+    found = {table.silver: table.verdict for table in compare(shop.project, [], report=silent).tables}
     for name in ("delta", "ice"):
         assert {found[f"swapped.{name}{end}"] for end in ("", "_old", "_renamed")} == {Verdict.EQUAL}, found
         assert {standing[f"swapped.{name}{end}"] for end in ("", "_old", "_renamed")} == {"live"}, standing
@@ -198,7 +198,9 @@ def test_every_view_says_the_same_of_a_table(spark: Any, database: Database, lak
     assert {(kind, name) for kind, name in planned if name in states} == {
         (ActionKind.TABLE_PAUSED, "paused"), (ActionKind.DROP_COLUMN, "broken"),
     }  # fmt: skip
-    compared = {table.silver.removeprefix("states."): table for table in compare(shop.project, [], tell=silent).tables}
+    compared = {
+        table.silver.removeprefix("states."): table for table in compare(shop.project, [], report=silent).tables
+    }
     assert {name: table.verdict for name, table in compared.items()} == {
         "live": Verdict.EQUAL, "latter": Verdict.EQUAL, "paused": Verdict.EQUAL, "held": Verdict.EQUAL_BUT_HELD,
         "broken": Verdict.INCONCLUSIVE,
@@ -232,13 +234,13 @@ def test_what_changes_rows_without_a_message_is_found_and_the_copy_that_is_named
             "ALTER TABLE ice ATTACH PARTITION aside.fill FOR VALUES FROM (0) TO (4); UPDATE ice SET note = 'x' WHERE id = 9"
         )
     once(shop.project)
-    delta, ice = compare(shop.project, [], tell=silent).tables
+    delta, ice = compare(shop.project, [], report=silent).tables
     assert (delta.verdict, delta.changed, delta.columns) == (Verdict.DIFFERENT, 3, (("m", 3),))
     assert (ice.verdict, ice.missing, ice.extra, ice.changed) == (Verdict.DIFFERENT, 0, 4, 1)
     commands = [shlex.split(re.findall("`cdc-lake (resync [^`]*)`", one.hint)[0]) for one in (delta, ice)]
     assert commands == [["resync", "public.delta"], ["resync", "public.ice"]]
     resync(shop.project, [table for _, table in commands])
     shop.run()
-    assert [(one.verdict, one.hint) for one in compare(shop.project, [], tell=silent).tables] == [
+    assert [(one.verdict, one.hint) for one in compare(shop.project, [], report=silent).tables] == [
         (Verdict.EQUAL, "")
     ] * 2

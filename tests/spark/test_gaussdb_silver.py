@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from cdc_lake.comparison.compare import compare
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.compare.prove import compare
-from cdc_lake.pipeline.state.comparison import Verdict
+from cdc_lake.control.verdicts import Verdict
+from cdc_lake.decode.gaussdb.records import Style
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.testing.workload import Workload
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import KINDS, Kind, StandIn, stand_in
@@ -34,9 +34,9 @@ SOME = [Kind(Style.BINARY, batch=True), Kind(Style.TEXT, by_csn=True), Kind(Styl
 
 
 def advance(project: Project, spark: Any) -> None:
-    with Advance(project, spark, silent) as one:
+    with SpanLoop(project, spark, silent) as one:
         one.run(None, threading.Event())
-        assert one.done.broken == {}
+        assert one.totals.broken == {}
 
 
 @pytest.mark.parametrize("kind", SOME if BUDGET == 1 else KINDS, ids=lambda kind: kind.slot)

@@ -15,10 +15,10 @@ from tests.golden_story import Step, play, project
 
 ALLOWED = "drop column note of golden.orders"
 SPARK = {
-    "run-first": Step(["run", "--once", "-q"], "run.run"),
+    "run-first": Step(["run", "--once", "-q"], "runtime.run.run"),
     "plan-waits": Step(
         ["plan", "--exit-code"],
-        "plan.plan",
+        "ops.plan.plan",
         6,
         [
             "ALTER TABLE orders DROP COLUMN note, ADD COLUMN region text",
@@ -27,10 +27,10 @@ SPARK = {
         ],
         first=["pause", "customers"],
     ),
-    "run-waits": Step(["run", "--once", "-q"], "run.run", 1),
-    "run-allowed": Step(["run", "--once", "-q", "--allow", ALLOWED], "run.run"),
-    "compare": Step(["compare", "-q"], "compare.prove.compare"),
-    "rebuild": Step(["rebuild", "orders", "--dry-run", "--keys", "2", "-q"], "applying.rebuild.rebuild"),
+    "run-waits": Step(["run", "--once", "-q"], "runtime.run.run", 1),
+    "run-allowed": Step(["run", "--once", "-q", "--allow", ALLOWED], "runtime.run.run"),
+    "compare": Step(["compare", "-q"], "comparison.compare.compare"),
+    "rebuild": Step(["rebuild", "orders", "--dry-run", "--keys", "2", "-q"], "runtime.apply.rebuild.rebuild"),
 }
 
 

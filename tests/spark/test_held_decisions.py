@@ -16,17 +16,15 @@ import pytest
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.errors import HoldStays
-from cdc_lake.model.change import Change, Delete, Insert, OldKind, Truncate
-from cdc_lake.model.decision import FIRST_ORDINAL
+from cdc_lake.model.change import Change, Delete, Insert, OldKind, Transaction, Truncate
 from cdc_lake.model.position import parse_position
+from cdc_lake.model.quarantine import FIRST_ORDINAL
 from cdc_lake.model.relation import Relation, ReplicaIdentity
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe import failpoint as at
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.applying.rebuild import rebuild
-from cdc_lake.pipeline.held.decide import Choice, HeldDecision, decide
-from cdc_lake.pipeline.held.listing import held_list
+from cdc_lake.observability import failpoints as at
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.rebuild import rebuild
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.runtime.quarantine import Choice, HeldDecision, decide, held_list
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import boundaries, raw_transaction, table, transaction_at
@@ -93,9 +91,9 @@ class Lake:
         self._advance()
 
     def _advance(self) -> None:
-        with Advance(self.project, self.spark, silent) as advance:
+        with SpanLoop(self.project, self.spark, silent) as advance:
             advance.run(None, threading.Event())
-            for error in advance.done.broken.values():
+            for error in advance.totals.broken.values():
                 raise error
 
     def decide(self) -> int:
@@ -195,9 +193,9 @@ def test_changes_of_a_table_that_keeps_each_are_decided_one_by_one_and_equal_row
 
     def land(position: int, *changes: Change) -> None:
         bronze.append([raw_transaction(transaction_at(position, changes))])
-        with Advance(project, spark, silent) as advance:
+        with SpanLoop(project, spark, silent) as advance:
             advance.run(None, threading.Event())
-            for error in advance.done.broken.values():
+            for error in advance.totals.broken.values():
                 raise error
 
     def rows(relation: Relation) -> list[tuple[str | None, str | None]]:

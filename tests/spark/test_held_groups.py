@@ -18,21 +18,19 @@ import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
+from cdc_lake.control.cuts import BROKEN, IN, last_cut
+from cdc_lake.control.table_pauses import pause, resume
 from cdc_lake.errors import GroupDisagrees, GroupWaits, HoldStays, MergeRefused, NoKey, TruncateHeld
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.model.change import UNCHANGED, Change, Insert, Truncate, Update
-from cdc_lake.model.decision import FIRST_ORDINAL, Verb
+from cdc_lake.model.change import UNCHANGED, Change, Insert, Transaction, Truncate, Update
 from cdc_lake.model.position import parse_position
+from cdc_lake.model.quarantine import FIRST_ORDINAL, Verb
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe import failpoint as at
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.applying.rebuild import rebuild
-from cdc_lake.pipeline.held.decide import Choice, decide
-from cdc_lake.pipeline.held.listing import HeldChange, held_list
-from cdc_lake.pipeline.state.cuts import BROKEN, IN, last_cut
-from cdc_lake.pipeline.state.pauses import pause, resume
+from cdc_lake.observability import failpoints as at
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.rebuild import rebuild
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.runtime.quarantine import Choice, HeldChange, decide, held_list
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
 from cdc_lake.testing.histories import History
@@ -74,9 +72,9 @@ def project_of(
 
 
 def advance(project: Project, spark: Any) -> None:
-    with Advance(project, spark, silent) as walk:
+    with SpanLoop(project, spark, silent) as walk:
         walk.run(None, threading.Event())
-        for error in sorted(walk.done.broken.values(), key=lambda error: isinstance(error, GroupWaits)):
+        for error in sorted(walk.totals.broken.values(), key=lambda error: isinstance(error, GroupWaits)):
             raise error
 
 

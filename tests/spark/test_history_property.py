@@ -15,18 +15,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_lake.bronze.outline import outline, span_files
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.span_index import outline, span_files
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Target
 from cdc_lake.config.rules import Between
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import ReplicaIdentity, TableName
-from cdc_lake.model.span import Span
-from cdc_lake.pipeline.applying.span_shape import shape_of
-from cdc_lake.pipeline.applying.table_span import fold
+from cdc_lake.runtime.apply.table_span import fold, shape_of
 from cdc_lake.silver.changes import OP, read_changes
-from cdc_lake.silver.holding import Waiting
 from cdc_lake.silver.kinds import kind_of
+from cdc_lake.silver.row_tracing import QuarantineState
 from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import raw_transaction, table
 from cdc_lake.testing.oracle import Oracle, Version, Versions
@@ -142,7 +141,7 @@ def followed(
             shape,
             seen,
             span,
-            Waiting({(0, 0): frozenset(held)} if held else {}),
+            QuarantineState({(0, 0): frozenset(held)} if held else {}),
         )
         silver.merge(folded.net.toArrow().to_pylist(), seen.truncates[0][0] if seen.truncates else None)
         for row in [] if folded.held is None else folded.held.to_pylist():

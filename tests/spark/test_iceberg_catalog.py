@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from cdc_lake.errors import OtherCatalog, TableChangedMeanwhile
-from cdc_lake.lake.iceberg import IcebergSilver
-from cdc_lake.lake.marker import Marker
-from cdc_lake.lake.read import read_silver
-from cdc_lake.lake.session import derive, static_settings
-from cdc_lake.lake.spark_catalog import catalog_settings
-from cdc_lake.lake.store import SilverColumn
 from cdc_lake.model.relation import TableName
+from cdc_lake.tables.catalog import catalog_settings
+from cdc_lake.tables.iceberg_silver import IcebergSilver
+from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.silver_table import Marker
+from cdc_lake.tables.spark_session import derive, static_settings
+from cdc_lake.tables.types import SilverColumn
 from cdc_lake.testing.rest_catalog import RestCatalogServer
 
 from .conftest import BUDGET, make_project

@@ -10,13 +10,13 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_lake.config.project import Project
+from cdc_lake.control.table_pauses import pause, resume
 from cdc_lake.errors import OtherWriter
-from cdc_lake.lake.control import control_tables
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.resync import resync
-from cdc_lake.pipeline.run import RunSummary, run
-from cdc_lake.pipeline.state.pauses import pause, resume
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.runtime.resync import resync
+from cdc_lake.runtime.run import RunSummary, run
+from cdc_lake.tables.control_tables import control_tables
 from tests.conftest import Database
 from tests.spark.test_evolution_source import project_of
 
@@ -38,15 +38,15 @@ class Shop:
             self.asked += 1
             return spark
 
-        monkeypatch.setattr("cdc_lake.lake.session.start", started)
+        monkeypatch.setattr("cdc_lake.tables.spark_session.start", started)
         with database.connect() as conn:
             for name in ("delta", "ice"):
                 conn.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, note text); INSERT INTO {name} VALUES (1, 'a')")
         self.database = database
 
     def run(self) -> tuple[RunSummary, bool]:
-        before, told = self.asked, list[Progress]()
-        done = run(self.project, once=True, only=None, stop=threading.Event(), tell=told.append)
+        before, told = self.asked, list[ProgressEvent]()
+        done = run(self.project, once=True, only=None, stop=threading.Event(), report=told.append)
         return done, self.asked > before
 
     def sql(self, *statements: str) -> None:

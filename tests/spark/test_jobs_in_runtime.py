@@ -12,11 +12,10 @@ import structlog
 
 from cdc_lake.api import load_pipeline, read
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.deploy import jobs
-from cdc_lake.deploy.lake_folder import require_seen
+from cdc_lake.deploy import databricks_jobs
+from cdc_lake.deploy.databricks_jobs import require_seen
 from cdc_lake.errors import LakeFolderUnfit
-from cdc_lake.model.change import Insert
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 pytestmark = pytest.mark.spark
@@ -53,9 +52,9 @@ def test_apply_report_and_maintain_work_in_the_session_that_is_there(
         bronze.append([raw_transaction(Transaction(boundaries(position), changes))])
     before = spark.sparkContext.applicationId
 
-    call(jobs.apply, f"--pipeline={file}", "--environment=", "--once=true")
-    call(jobs.report, f"--pipeline={file}")
-    call(jobs.maintain, f"--pipeline={file}")
+    call(databricks_jobs.apply, f"--pipeline={file}", "--environment=", "--once=true")
+    call(databricks_jobs.report, f"--pipeline={file}")
+    call(databricks_jobs.maintain, f"--pipeline={file}")
 
     assert sorted(row["id"] for row in read(project, "public.orders").to_pylist()) == [1, 2]
     assert (project.reports / "report.html").is_file()

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from cdc_lake.control.cuts import promises
 from cdc_lake.errors import CutWithheld
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.model.as_of import as_of
 from cdc_lake.model.change import Update
-from cdc_lake.pipeline.judging.cut_verdict import withheld
-from cdc_lake.pipeline.judging.promising import promise_cut
-from cdc_lake.pipeline.state.promises import promises
+from cdc_lake.model.position import as_of
+from cdc_lake.runtime.cut_gate import withheld
+from cdc_lake.runtime.cut_retention import promise_cut
+from cdc_lake.tables.control_tables import ControlTables
 
 from .conftest import make_project
 from .formats import drawn

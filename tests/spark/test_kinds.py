@@ -13,17 +13,16 @@ import pytest
 
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.writer import BesideBronze, DeltaBronze
+from cdc_lake.control.snapshots import CopiedTable, copy_name, record_recopied
 from cdc_lake.errors import ColumnNotTracked, KeylessDelete, KindChanged, MergeRefused, NameTaken
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import SnapshotRow, now
-from cdc_lake.lake.delta_place import LocalPlace
-from cdc_lake.lake.read import read_silver
-from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.state.copies import CopiedTable, copy_name, record_recopied
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.tables.control_schema import SnapshotRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.delta_storage import LocalDeltaStorage
+from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 from .conftest import make_project
@@ -191,11 +190,11 @@ def test_the_rows_of_an_initial_copy_are_where_each_kind_begins(
     state = bronze.begin_stream("test", 100)
     bronze.append_snapshot("initial-1", 0, T, pa.array([["1", "10", "a"], ["2", None, None]]), 0, 100)
     copied = [{"relation": "public.t", "layout": T.layout, "rows": 2, "chunks": 1}]
-    control.record(SnapshotRow("initial-1", state.stream, 1, 100, json.dumps(copied), "complete", now()))
+    control.record(SnapshotRow("initial-1", state.stream, 1, 100, json.dumps(copied), "complete", utc_now()))
     bronze.append([raw_transaction(Transaction(boundaries(110), (delete("1"),)))])
-    with Advance(project, spark, silent) as advance:
+    with SpanLoop(project, spark, silent) as advance:
         advance.run(None, threading.Event())
-        assert not advance.done.broken
+        assert not advance.totals.broken
     rows = read_silver(project, project.target(T.table)).to_pylist()
     own = {"history": ("valid_from", "valid_to"), "append": ("_op", "_position"), "soft": ("_is_deleted",)}
     found = sorted(tuple(row[n] for n in ("id", *own[next(iter(defaults.values()))])) for row in rows)
@@ -241,7 +240,7 @@ def test_a_change_of_rows_without_a_key_must_say_all_of_the_row_and_a_copy_mends
     assert "then `cdc-lake resync public.t`" in refused.value.remedy
     state, at = lake.bronze.state(), lake.position + 5
     assert state is not None
-    beside = BesideBronze(DeltaBronzeTable(LocalPlace(lake.project.bronze, durable=False)))
+    beside = BesideBronze(DeltaBronzeTable(LocalDeltaStorage(lake.project.bronze, durable=False)))
     beside.append_snapshot(copy_name(state, at), 1, bare, pa.array([["2", "b"]]), 0, at)
     copy = CopiedTable(bare.table, bare.layout, 1, 1, at)
     record_recopied(ControlTables(lake.project.control), state, copy_name(state, at), [copy])

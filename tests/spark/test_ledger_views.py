@@ -11,20 +11,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_lake.bronze.ledger import Ledger
+from cdc_lake.bronze.change_reader import ChangeReader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.kept import PgoutputFormat
-from cdc_lake.decode.undecodable import Keeping
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.undecodable import PgoutputFormat, StoreUndecodable
 from cdc_lake.errors import ViewNotMade
-from cdc_lake.lake.arrow_values import read_texts
-from cdc_lake.lake.casts import cast_sql, fits_sql
-from cdc_lake.lake.store import literal, quoted
-from cdc_lake.lake.types import column_type
-from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import Column
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.tables.canonical_values import read_texts
+from cdc_lake.tables.casts import cast_sql, fits_sql
+from cdc_lake.tables.types import column_type, literal, quote_identifier
 from cdc_lake.testing.messages import TYPE_OIDS, boundaries, raw_transaction, table
 from tests.bronze_places import FORMATS, Place
 from tests.odd_names import PIECES, odd_name, odd_text
@@ -101,7 +98,7 @@ def land(writer: TableBronze, position: int, *changes: Any) -> None:
 
 
 def test_changes_of_spark_are_those_of_arrow(spark: Any, bronze: Place) -> None:
-    ledger = Ledger(bronze.reader())
+    ledger = ChangeReader(bronze.reader())
     for span in (None, ledger.span(200, 300)):
         mine = ledger.changes("public.orders", span, misfits="keep", snapshot=True)
         frame = ledger.spark_changes(spark, "public.orders", span, misfits="keep", snapshot=True)
@@ -111,7 +108,7 @@ def test_changes_of_spark_are_those_of_arrow(spark: Any, bronze: Place) -> None:
 
 
 def test_spark_stops_at_a_text_without_a_value(spark: Any, bronze: Place) -> None:
-    frame = Ledger(bronze.reader()).spark_changes(spark, "public.orders")
+    frame = ChangeReader(bronze.reader()).spark_changes(spark, "public.orders")
     with pytest.raises(Exception, match="a value of `due` is no date at position 400 of epoch 1"):
         frame.collect()
 
@@ -122,8 +119,8 @@ def test_spark_stops_at_a_transaction_that_is_not_decoded(spark: Any, tmp_path: 
     land(writer, 200, Insert(ORDERS, ("2", "b")))
     odd = raw_transaction(Transaction(boundaries(300), (Insert(ORDERS, ("2", "BAD")),)))
     odd.frames[0] = odd.frames[0].replace(b"BAD", b"\xff\xfe!")
-    writer.append([odd], Keeping(PgoutputFormat(tabulate)))
-    ledger = Ledger(BronzeReader(tmp_path / "b"))
+    writer.append([odd], StoreUndecodable(PgoutputFormat(tabulate)))
+    ledger = ChangeReader(BronzeReader(tmp_path / "b"))
     with pytest.raises(Exception, match="the transaction at position 300 of epoch 1 is not decoded"):
         ledger.spark_changes(spark, "public.orders").select("note").collect()
     assert ledger.spark_changes(spark, "public.orders", ledger.span(None, 200)).count() == 1
@@ -133,7 +130,7 @@ def test_spark_stops_at_a_transaction_that_is_not_decoded(spark: Any, tmp_path: 
 
 @pytest.mark.obeys("STA661")
 def test_temporary_views_read_the_files_as_they_are(spark: Any, bronze: Place) -> None:
-    ledger = Ledger(bronze.reader())
+    ledger = ChangeReader(bronze.reader())
     if bronze.format == "iceberg":
         with pytest.raises(ViewNotMade) as refused:
             ledger.register_views(spark, database="raw")
@@ -151,7 +148,7 @@ def test_views_that_stay_follow_bronze_until_a_layout_is_new(spark: Any, tmp_pat
     writer = DeltaBronze(tmp_path / "b", durability="os")
     writer.begin_stream("pg:1:shop:shop:0/64", 100)
     land(writer, 200, Insert(ORDERS, ("2", "b")))
-    assert Ledger(BronzeReader(tmp_path / "b")).register_views(spark, database="raw") == (
+    assert ChangeReader(BronzeReader(tmp_path / "b")).register_views(spark, database="raw") == (
         "raw.public_orders",
         "raw.transactions",
     )
@@ -179,4 +176,4 @@ def test_spark_reads_texts_and_names_as_they_were(spark: Any, seed: int) -> None
     assert list(spark.range(1).selectExpr(*(f"{literal(t)} AS c{n}" for n, t in enumerate(texts))).first()) == texts
     assert list(spark.sql(f"SELECT {', '.join(map(literal, texts))}").first()) == texts
     names = [name for name in (odd_name(rng) for _ in range(40)) if "${" not in name]
-    assert spark.sql(f"SELECT {', '.join(f'1 AS {quoted(name)}' for name in names)}").columns == names
+    assert spark.sql(f"SELECT {', '.join(f'1 AS {quote_identifier(name)}' for name in names)}").columns == names

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.lake import row_marks
-from cdc_lake.lake.session import RUNTIME_SETTINGS
 from cdc_lake.model.change import Delete, OldKind, Update
-from cdc_lake.pipeline.applying import strategy
+from cdc_lake.runtime.apply import merge
+from cdc_lake.tables import table_stats
+from cdc_lake.tables.spark_session import RUNTIME_SETTINGS
 
 from .formats import FORMATS
 from .test_apply_cases import Lake, T, insert
@@ -71,7 +71,7 @@ def columns_read(plans: list[str], lake: Lake) -> set[str]:
 def test_a_merge_with_marks_reads_the_keys_alone(
     spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:
-    monkeypatch.setitem(row_marks.MARKED_FROM, fmt, 1)
+    monkeypatch.setitem(table_stats.MARKED_FROM, fmt, 1)
     lake = Lake(lake_root, spark, "plans", fmt)
     plans = merge_plans(lake)
     assert columns_read(plans, lake) == {"id"}
@@ -86,7 +86,7 @@ def test_a_merge_with_marks_reads_the_keys_alone(
 def test_a_net_change_that_may_not_fit_is_shuffled(
     spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:
-    monkeypatch.setattr(strategy, "_HEAP_SHARE", 1 << 40)
+    monkeypatch.setattr(merge, "_HEAP_SHARE", 1 << 40)
     lake = Lake(lake_root, spark, "shuffled", fmt)
     plans = merge_plans(lake)
     assert any("SortMergeJoin" in plan or "ShuffledHashJoin" in plan for plan in plans)

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.bronze.split import Splitter
+from cdc_lake.bronze.span_index import SpanPartitioner
 from cdc_lake.errors import MergeRefused
-from cdc_lake.lake import row_marks
-from cdc_lake.lake.extent import silver_rows
-from cdc_lake.lake.read import read_silver, silver_version
-from cdc_lake.lake.store import store
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Update
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.applying import table_steps
-from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.runtime.apply import table_planner
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.tables import table_stats
+from cdc_lake.tables.open_silver_table import store
+from cdc_lake.tables.silver_reader import read_silver, silver_version
+from cdc_lake.tables.table_stats import silver_rows
 from cdc_lake.testing.messages import table
 
 from .formats import FORMATS, drawn
@@ -28,10 +28,10 @@ pytestmark = pytest.mark.spark
 
 def facts(lake: Lake) -> dict[str, Any]:
     """Apply what was landed; how its one merge was done."""
-    heard: list[Progress] = []
-    with Advance(lake.project, lake.spark, heard.append) as advance:
+    heard: list[ProgressEvent] = []
+    with SpanLoop(lake.project, lake.spark, heard.append) as advance:
         advance.run(None, threading.Event())
-        for error in advance.done.broken.values():
+        for error in advance.totals.broken.values():
             raise error
     (merged,) = [one for one in heard if one.stage == "merge"]
     return dict(merged.facts)
@@ -56,7 +56,7 @@ def test_a_large_table_gets_marks_and_all_readers_see_the_same_rows(
     lake.land(update("3", "2", "y"), delete("4"))
     small = facts(lake)
     assert (small["files_marked"], small["files_replaced"] > 0) == (0, True), "a small table is rewritten"
-    monkeypatch.setitem(row_marks.MARKED_FROM, fmt, 1)
+    monkeypatch.setitem(table_stats.MARKED_FROM, fmt, 1)
     before, target = silver_version(lake.project, lake.target()), lake.target()
     lake.land(update("5", "2", UNCHANGED), delete("6"), insert("30", "1"))
     large = facts(lake)
@@ -80,7 +80,7 @@ def test_marks_are_not_made_where_readers_do_not_know_them(
     spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:
     lake = Lake(lake_root, spark, "unmarked", fmt, apply={"row_marks": "never"})
-    monkeypatch.setitem(row_marks.MARKED_FROM, fmt, 1)
+    monkeypatch.setitem(table_stats.MARKED_FROM, fmt, 1)
     lake.land(insert("1", "1"), insert("2", "2"))
     lake.advance()
     lake.land(delete("1"))
@@ -118,16 +118,16 @@ def test_a_span_that_is_split_by_table_gives_the_same_and_leaves_nothing_behind(
     left.touch()
     other = table("public.other", id="int4", amount="int4", body="text")
     split: list[int] = []
-    real = Splitter.split
+    real = SpanPartitioner.split
 
-    def counted(self: Splitter, files: Any, span: Any) -> Any:
+    def counted(self: SpanPartitioner, files: Any, span: Any) -> Any:
         parts = real(self, files, span)
         split.append(len(parts))
         assert not left.exists()
         return parts
 
-    monkeypatch.setattr(Splitter, "split", counted)
-    monkeypatch.setattr(table_steps, "SPLIT_FROM", 2)
+    monkeypatch.setattr(SpanPartitioner, "split", counted)
+    monkeypatch.setattr(table_planner, "SPLIT_FROM", 2)
     lake.land(insert("1", "1"), Insert(other, ("1", "7", "x")), insert("2", "2"), Insert(other, ("2", "8", "y")))
     lake.land(update("1", "5", UNCHANGED), Update(other, ("3", "8", "y"), ("2", None, None), OldKind.KEY))
     lake.advance()

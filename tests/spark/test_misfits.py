@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from cdc_lake.errors import RuleStopped
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.read import read_silver
 from cdc_lake.model.change import Insert
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.testing.messages import TYPE_OIDS
 from tests.tally import tally
 

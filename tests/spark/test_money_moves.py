@@ -17,11 +17,11 @@ import pytest
 
 import cdc_lake
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.lake.read import read_silver
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe import failpoint as places
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.model.change import Transaction
+from cdc_lake.observability import failpoints as places
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.testing.faults import assert_cuts_are_true
 from cdc_lake.testing.messages import boundaries, raw_transaction
 from tests.money import CURRENCIES, TABLES, TOTAL, Bank, Reader, total
@@ -69,9 +69,9 @@ class Appliers:
         """An applier walks to the top of bronze, or dies at that failpoint."""
         places.arm(death)
         try:
-            with Advance(self.project, self.spark, silent) as advance:
+            with SpanLoop(self.project, self.spark, silent) as advance:
                 advance.run(None, threading.Event())
-                for error in advance.done.broken.values():
+                for error in advance.totals.broken.values():
                     raise error
         except Died:
             self.deaths.append(death.partition(":")[0])

@@ -19,8 +19,8 @@ from deltalake import DeltaTable
 
 from cdc_lake.errors import ApplyFailed, DestructiveChange, TableChangedMeanwhile
 from cdc_lake.model.change import Insert
-from cdc_lake.observe import failpoint as at
-from cdc_lake.pipeline.applying.merging import merge
+from cdc_lake.observability import failpoints as at
+from cdc_lake.runtime.apply.merge import merge
 from cdc_lake.testing import controls_of_silver as controls
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.verdict import Signature
@@ -188,14 +188,14 @@ MENDED: dict[str, tuple[str, object, Callable[..., None], dict[str, Any], str]] 
         "'region': None",
     ),
     "keys are traced by their texts": (
-        "silver.shape.key_sql",
+        "silver.layout_mapping.key_sql",
         by_its_text,
         odd.test_texts_of_one_number_are_one_key_also_for_what_is_held,
         {"fmt": "delta"},
         r"\('1.0000', 3\)",
     ),
     "another text of a key is another key": (
-        "silver.shape.key_sql",
+        "silver.layout_mapping.key_sql",
         by_its_text,
         a_key_gets_another_text,
         {"fmt": "delta"},

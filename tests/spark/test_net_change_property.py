@@ -18,21 +18,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_lake.bronze.outline import outline, span_files
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.span_index import outline, span_files
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Target
 from cdc_lake.config.rules import Between
-from cdc_lake.model.change import Delete, Insert, Truncate, Update
+from cdc_lake.model.change import Delete, Insert, Transaction, Truncate, Update
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.applying.span_shape import shape_of
-from cdc_lake.pipeline.applying.table_span import Folded, fold
+from cdc_lake.runtime.apply.table_span import FoldedSpan, fold, shape_of
 from cdc_lake.silver.changes import OP, read_changes
-from cdc_lake.silver.holding import Waiting
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.net_change import unknown
+from cdc_lake.silver.row_tracing import QuarantineState
 from cdc_lake.testing.copies import CopiesHistory, CopiesOracle
 from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import TYPE_OIDS, raw_transaction, table
@@ -153,18 +151,25 @@ def spans(seed: int, transactions: Sequence[Transaction], count: int = 2) -> lis
 
 def folded(
     spark: Any, reader: BronzeReader, target: Target, layout: Relation, span: Span, silver: Any, held: set[Any]
-) -> Folded:
+) -> FoldedSpan:
     files = reader.files()
     seen = outline(files, T, span, snapshot=False)
     kind = kind_of(target, layout)
     shape = shape_of(seen.layouts or (layout.layout,), reader.layouts([T]), target, kind)
     rows = read_changes(spark, span_files(files, T, span, snapshot=False), T, span, snapshot=False)
     return fold(
-        rows, silver.frame(spark), target, kind, shape, seen, span, Waiting({(0, 0): frozenset(held)} if held else {})
+        rows,
+        silver.frame(spark),
+        target,
+        kind,
+        shape,
+        seen,
+        span,
+        QuarantineState({(0, 0): frozenset(held)} if held else {}),
     )
 
 
-def record(done: Folded, places: list[tuple[int, int]], keys: set[Any], rules: Counter[str]) -> None:
+def record(done: FoldedSpan, places: list[tuple[int, int]], keys: set[Any], rules: Counter[str]) -> None:
     """What the control table `held` would say."""
     if done.closings:
         keys.clear()

@@ -21,8 +21,8 @@ import pytest
 
 from cdc_lake import load_pipeline
 from cdc_lake.charts import Chart
-from cdc_lake.lake.session import RUNTIME_SETTINGS
-from cdc_lake.lake.spark_catalog import catalog_settings
+from cdc_lake.tables.catalog import catalog_settings
+from cdc_lake.tables.spark_session import RUNTIME_SETTINGS
 from tests.conftest import INTERPRETED
 from tests.shell import QuickShell
 

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 from cdc_lake.errors import DestructiveChange, TableEndsSpark, TransformUnfit, Unconvertible
-from cdc_lake.lake.read import read_silver, silver_version
-from cdc_lake.lake.session import derive
-from cdc_lake.lake.written import written
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.pipeline.applying import table_steps
-from cdc_lake.pipeline.applying.merging import Merged, merge
-from cdc_lake.pipeline.applying.table_span import Prepared
-from cdc_lake.pipeline.held.decide import Choice, decide
-from cdc_lake.pipeline.target import division
+from cdc_lake.runtime.apply import schema_changes, table_planner
+from cdc_lake.runtime.apply.merge import MergeResult, merge
+from cdc_lake.runtime.apply.table_span import PreparedMerge
+from cdc_lake.runtime.quarantine import Choice, decide
+from cdc_lake.tables.commit_audit import read_commit_metrics
+from cdc_lake.tables.silver_reader import read_silver, silver_version
+from cdc_lake.tables.spark_session import derive
 from cdc_lake.testing.histories import AT_LIMITS, LINE_BREAKS, with_column
 from cdc_lake.testing.messages import TYPE_OIDS, table
 
@@ -43,7 +42,7 @@ def test_texts_with_every_line_break_or_at_a_limit_of_statistics_arrive_and_do_n
         if fmt == "iceberg" and BUDGET == 1 and number not in {0, len(LINE_BREAKS), len(texts) - 1}:
             continue  # its bounds are bytes, and those of the long texts are all the same
         lake.advance()
-        assert written(lake.project, lake.target(), silver_version(lake.project, lake.target())).files
+        assert read_commit_metrics(lake.project, lake.target(), silver_version(lake.project, lake.target())).files
     lake.land(*(Update(T, (str(number + 1), "2", text)) for number, text in enumerate(texts)))
     lake.advance()
     assert lake.rows() == [row(0, 0), *(row(number + 1, 2, text) for number, text in enumerate(texts))]
@@ -72,7 +71,7 @@ def test_a_delta_table_that_is_divided_by_a_text_holds_what_would_become_null(
     lake = Lake(lake_root, spark, "divided_before", "delta", table={"partition_by": ["region"]})
     lake.land(Insert(R, ("1", "EU", "1")), Insert(R, ("2", " ", "1")))
     with monkeypatch.context() as before:
-        before.setattr(division, "check_partition_types", lambda *_: None)
+        before.setattr(schema_changes, "check_partition_types", lambda *_: None)
         lake.advance()
     hive = "__HIVE_DEFAULT_PARTITION__"
     lake.land(Insert(R, ("3", "", "1")), Insert(R, ("4", hive, "1")), Insert(R, ("5", "a/b=c", "1")))
@@ -256,11 +255,11 @@ def test_the_plan_of_a_wide_table_has_the_steps_of_a_narrow_one(
     """1,600 columns are what PostgreSQL has at most: a step or a nesting for each of them would end Java's stack."""
     plans: list[str] = []
 
-    def seen(session: Any, one: Prepared) -> Merged:
+    def seen(session: Any, one: PreparedMerge) -> MergeResult:
         plans.append(one.folded.net._jdf.queryExecution().optimizedPlan().numberedTreeString())
         return merge(session, one)
 
-    monkeypatch.setattr(table_steps, "merge", seen)
+    monkeypatch.setattr(table_planner, "merge", seen)
     for number in (20, 80 if BUDGET == 1 else 200):
         wide = table("public.t", id="int4", **{f"c{at}": ("int4", "text")[at % 2] for at in range(number)})
         lake = Lake(lake_root, spark, f"wide{number}", "delta")
@@ -282,14 +281,14 @@ def test_the_plan_of_a_wide_table_has_the_steps_of_a_narrow_one(
 def test_a_plan_that_ends_javas_stack_keeps_its_table_alone_from_going_on(
     spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def deep(session: Any, one: Prepared) -> Merged:
+    def deep(session: Any, one: PreparedMerge) -> MergeResult:
         if one.shape.relation.table == T.table:
             endless = session._jvm.java.util.ArrayList()
             endless.add(endless)
             endless.hashCode()
         return merge(session, one)
 
-    monkeypatch.setattr(table_steps, "merge", deep)
+    monkeypatch.setattr(table_planner, "merge", deep)
     beside = table("public.beside", id="int4")
     lake = Lake(lake_root, spark, "deep", "delta")
     lake.land(insert("1", "1"), Insert(beside, ("1",)))

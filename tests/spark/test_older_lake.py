@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.model.change import Update
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.model.change import Transaction, Update
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.tarballs import unpack
 

@@ -15,9 +15,9 @@ from unittest.mock import patch
 import pytest
 
 from cdc_lake.errors import SilverPutBack
-from cdc_lake.lake.delta import DeltaSilver
-from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.observability.events import ProgressEvent, silent
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.tables.delta_silver import DeltaSilver
 from cdc_lake.testing.committed import Committed
 from cdc_lake.testing.invariants import Known, invariants
 from tests.seeds import one_seed
@@ -90,19 +90,19 @@ def test_a_commit_that_is_taken_before_it_was_looked_at_is_made_again(there: Wor
 
 @pytest.mark.parametrize("when", WHEN if BUDGET > 1 else [random.Random(one_seed()).choice(WHEN)])
 def test_a_commit_that_is_taken_after_it_was_counted_is_made_again(there: World, when: str) -> None:
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     if when == "started again before":
         there.advance()
-    with Advance(there.project, there.spark, told.append) as walk:
+    with SpanLoop(there.project, there.spark, told.append) as walk:
         walk.run(None, threading.Event())
         overwrite(log_of(there))
         if when == "more came":
             there.change_plain(4)
         if when != "restarted":
             walk.run(None, threading.Event())
-            assert not walk.done.broken
+            assert not walk.totals.broken
     if when == "restarted":
-        with Advance(there.project, there.spark, told.append) as walk:
+        with SpanLoop(there.project, there.spark, told.append) as walk:
             walk.run(None, threading.Event())
     (said,) = [one for one in told if one.stage == "warning"]
     assert "took the version of ours" in said.text
@@ -111,13 +111,13 @@ def test_a_commit_that_is_taken_after_it_was_counted_is_made_again(there: World,
 
 
 def test_a_commit_that_is_taken_when_nobody_looks_any_more_is_made_again_before_the_next_one(there: World) -> None:
-    with Advance(there.project, there.spark, silent) as walk:
+    with SpanLoop(there.project, there.spark, silent) as walk:
         walk.run(None, threading.Event())
         walk._steps._fresh_since.clear()
         overwrite(log_of(there))
         there.change_plain(4)
         walk.run(None, threading.Event())
-        assert not walk.done.broken
+        assert not walk.totals.broken
     there.watch.look()
     known = Known(committed=Committed(there.made, breaks), watch=there.watch, applied=True)
     found = invariants(there.project, known).found

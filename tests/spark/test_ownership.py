@@ -12,17 +12,17 @@ import pyarrow as pa
 import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.control.cuts import last_cut
 from cdc_lake.errors import OtherWriter, SilverNameShared, SilverNotOwned
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import SnapshotRow, StreamRow, now
-from cdc_lake.lake.owner import PIPELINE, STREAM, Owner, read_owner
-from cdc_lake.lake.read import read_silver
-from cdc_lake.lake.store import store
 from cdc_lake.model.change import Insert
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.apply import apply
-from cdc_lake.pipeline.applying.rebuild import rebuild
-from cdc_lake.pipeline.state.cuts import last_cut
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.runtime.apply.rebuild import rebuild
+from cdc_lake.tables.control_schema import SnapshotRow, StreamRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.open_silver_table import store
+from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.silver_table import PIPELINE, STREAM, Owner, read_owner
 from cdc_lake.testing.messages import table
 
 from .conftest import make_project
@@ -48,11 +48,11 @@ class Named(Lake):
     def begin(self, stream: str) -> None:
         self.stream = stream
         state = self.bronze.begin_stream(stream, 10)
-        ControlTables(self.project.control).record(StreamRow(state.epoch, stream, 10, "s", "1", "d", "lsn", now()))
+        ControlTables(self.project.control).record(StreamRow(state.epoch, stream, 10, "s", "1", "d", "lsn", utc_now()))
 
     def run(self, *adopt: str) -> Any:
         words = frozenset(f"adopt {label}" for label in adopt)
-        return apply(self.project, once=True, stop=threading.Event(), tell=silent, spark=self.spark, allowed=words)
+        return apply(self.project, once=True, stop=threading.Event(), report=silent, spark=self.spark, allowed=words)
 
     @property
     def label(self) -> str:
@@ -197,7 +197,7 @@ def test_of_tables_of_one_silver_name_the_one_that_has_it_goes_on_and_the_other_
         lake.bronze.append_snapshot("initial-2", len(copied), layout, pa.array(rows, pa.list_(pa.string())), 0, 100)
         copied.append({"relation": str(layout.table), "layout": layout.layout, "rows": len(rows), "chunks": 1})
     control = ControlTables(lake.project.control)
-    control.record(SnapshotRow("initial-2", lake.stream, 2, 100, json.dumps(copied), "complete", now()))
+    control.record(SnapshotRow("initial-2", lake.stream, 2, 100, json.dumps(copied), "complete", utc_now()))
     with pytest.raises(SilverNameShared):
         lake.advance()
     assert (lake.rows(), lake.rows(beside)) == ([row(1, 1), row(3, 3)], [{"id": 2, "n": 2}])

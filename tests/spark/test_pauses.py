@@ -11,18 +11,16 @@ import pyarrow as pa
 import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import SnapshotRow, now
-from cdc_lake.lake.read import read_silver, silver_exists
-from cdc_lake.model.change import Change, Delete, Insert, OldKind
+from cdc_lake.control.cuts import last_cut
+from cdc_lake.control.table_pauses import pause, resume
+from cdc_lake.model.change import Change, Delete, Insert, OldKind, Transaction
 from cdc_lake.model.relation import Relation
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.held.decide import Choice, decide
-from cdc_lake.pipeline.held.listing import held_list
-from cdc_lake.pipeline.state.cuts import last_cut
-from cdc_lake.pipeline.state.pauses import pause, resume
-from cdc_lake.pipeline.status.standing import status
+from cdc_lake.ops.status import status
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.runtime.quarantine import Choice, decide, held_list
+from cdc_lake.tables.control_schema import SnapshotRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.silver_reader import read_silver, silver_exists
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 from .conftest import make_project
@@ -63,10 +61,10 @@ def test_a_paused_table_stays_while_others_flow_and_catches_up_when_it_is_resume
             pause(project, "later")  # while apply runs: from its next span on
 
     def advance() -> frozenset[str]:
-        with Advance(project, spark, heard) as one:
+        with SpanLoop(project, spark, heard) as one:
             one.run(None, threading.Event())
-            assert one.done.broken == {}
-            return one.done.paused
+            assert one.totals.broken == {}
+            return one.totals.paused
 
     land(100, Insert(STAYS, ("1",)), Insert(FLOWS, ("1",)))
     assert advance() == frozenset()
@@ -109,12 +107,12 @@ def test_what_was_copied_and_decided_while_a_table_is_paused_comes_with_the_firs
     for layout, rows in ((early, [["1", "5"], ["2", "99"], ["3", "98"]]), (other, [["1"]])):
         bronze.append_snapshot("initial-1", len(copied), layout, pa.array(rows), 0, 100)
         copied.append({"relation": str(layout.table), "layout": layout.layout, "rows": len(rows), "chunks": 1})
-    control.record(SnapshotRow("initial-1", "test", 1, 100, json.dumps(copied), "complete", now()))
+    control.record(SnapshotRow("initial-1", "test", 1, 100, json.dumps(copied), "complete", utc_now()))
 
     def advance() -> None:
-        with Advance(project, spark, lambda _: None) as one:
+        with SpanLoop(project, spark, lambda _: None) as one:
             one.run(None, threading.Event())
-            assert one.done.broken == {}
+            assert one.totals.broken == {}
 
     def rows(relation: Relation) -> list[int]:
         return sorted(read_silver(project, project.target(relation.table))["id"].to_pylist())

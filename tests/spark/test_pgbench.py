@@ -13,9 +13,9 @@ import pytest
 
 import cdc_lake
 from cdc_lake.config.project import Project
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.apply import apply
-from cdc_lake.pipeline.run import run
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.runtime.run import run
 from cdc_lake.testing.beside import beside, until
 from tests.conftest import Database
 
@@ -77,7 +77,7 @@ def test_sums_are_right_at_every_cut_while_tables_are_copied_in_parts(
     project = project_of(database, lake_root)
 
     def receive() -> None:
-        run(project, once=True, only="receive", stop=threading.Event(), tell=silent)
+        run(project, once=True, only="receive", stop=threading.Event(), report=silent)
 
     with beside(lambda stop: bench(database, stop)):
         until(lambda: transfers(database) > 5)
@@ -87,7 +87,7 @@ def test_sums_are_right_at_every_cut_while_tables_are_copied_in_parts(
         assert after > before + 20, "they went on while tables were copied"
         until(lambda: transfers(database) > after + 60)
     receive()
-    apply(project, once=True, goal=None, stop=threading.Event(), tell=silent, spark=spark)
+    apply(project, once=True, goal=None, stop=threading.Event(), report=silent, spark=spark)
     cuts = cdc_lake.cuts(project, limit=1_000).cuts
     assert len(cuts) > 1
     assert [found for cut in cuts if len(found := sums(project, cut.position)) != 1] == []

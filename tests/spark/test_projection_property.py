@@ -16,24 +16,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_lake.bronze.outline import outline, span_files
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.span_index import outline, span_files
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Target
 from cdc_lake.config.rules import Between, Length, rule_name
-from cdc_lake.config.transforms import Transforms
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update
+from cdc_lake.config.silver_tables import Transforms
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.applying.span_shape import shape_of
-from cdc_lake.pipeline.applying.table_span import fold
-from cdc_lake.pipeline.target.transforms import projection_of
+from cdc_lake.runtime.apply.schema_changes import projection_of
+from cdc_lake.runtime.apply.table_span import fold, shape_of
 from cdc_lake.silver.changes import OP, read_changes
-from cdc_lake.silver.holding import NOTHING_WAITS, Waiting
 from cdc_lake.silver.kinds import kind_of
+from cdc_lake.silver.layout_mapping import make_shape
 from cdc_lake.silver.net_change import unknown
-from cdc_lake.silver.shape import make_shape
+from cdc_lake.silver.row_tracing import NOTHING_WAITS, QuarantineState
 from cdc_lake.testing import histories
 from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
@@ -237,7 +235,7 @@ class Apply:
         kind, frame, held = (
             kind_of(self.target, shape.relation),
             self.silver.frame(self.spark),
-            Waiting({(0, 0): frozenset(self.held_keys)} if self.held_keys else {}),
+            QuarantineState({(0, 0): frozenset(self.held_keys)} if self.held_keys else {}),
         )
         folded = fold(rows, frame, self.target, kind, shape, seen, span, held, projection)
         self.silver.merge(folded.net.toArrow().to_pylist(), folded.part.unsent)

@@ -9,13 +9,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from cdc_lake.comparison.compare import compare
 from cdc_lake.config.project import Project
+from cdc_lake.control.verdicts import Verdict
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.apply import apply
-from cdc_lake.pipeline.compare.prove import compare
-from cdc_lake.pipeline.run import run
-from cdc_lake.pipeline.state.comparison import Verdict
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.runtime.run import run
 from tests.conftest import Database
 from tests.silver_rows import silver_rows
 
@@ -72,7 +72,7 @@ def project_of(database: Database, root: Path) -> Project:
 
 
 def receive(project: Project) -> None:
-    run(project, once=True, only="receive", stop=threading.Event(), tell=silent)
+    run(project, once=True, only="receive", stop=threading.Event(), report=silent)
 
 
 def published(conn: psycopg.Connection[Any]) -> None:
@@ -92,7 +92,7 @@ def test_silver_is_the_part_that_the_publication_carries(spark: Any, database: D
         for statement in filter(None, map(str.strip, CHANGES.split(";"))):
             conn.execute(statement)  # type: ignore[call-overload]
     receive(project)
-    apply(project, once=True, goal=None, stop=threading.Event(), tell=silent, spark=spark)
+    apply(project, once=True, goal=None, stop=threading.Event(), report=silent, spark=spark)
     with database.connect() as conn:
         for name, query in CARRIED.items():
             found = silver_rows(project, project.target(TableName("public", name)))
@@ -100,4 +100,4 @@ def test_silver_is_the_part_that_the_publication_carries(spark: Any, database: D
             columns = [one.name for one in conn.execute(query).description or ()]  # type: ignore[call-overload]
             assert sorted(tuple(row[one] for one in columns) for row in found) == sorted(theirs), name
             assert {len(row) for row in found} == {len(columns)}, name
-    assert {one.verdict for one in compare(project, [], tell=silent).tables} == {Verdict.EQUAL}
+    assert {one.verdict for one in compare(project, [], report=silent).tables} == {Verdict.EQUAL}

@@ -13,8 +13,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cdc_lake.config.rules import Expression, RowRule, Rule, TypeCastable, rule_name
+from cdc_lake.quality.great_expectations import run_suite
 from cdc_lake.quality.rules import fails, holds_not
-from cdc_lake.quality.suite import run_suite
 
 pytestmark = [
     pytest.mark.spark,

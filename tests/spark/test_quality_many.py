@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cdc_lake.config.rules import ROW_RULES, TABLE_RULES, Expectation, Expression, Rule, rule_name
+from cdc_lake.quality.great_expectations import run_suite
 from cdc_lake.quality.rules import fails, holds_not
-from cdc_lake.quality.suite import run_suite
-from cdc_lake.quality.table_suite import TableView, expected
-from cdc_lake.quality.tally import Referenced, tally
+from cdc_lake.quality.table_rules import Referenced, tally
+from cdc_lake.quality.table_suite import TableView, evaluate_with_engine
 
 pytestmark = [
     pytest.mark.spark,
@@ -130,7 +130,9 @@ def test_rules_of_tables_are_counted_alike(spark: SparkSession, frame: DataFrame
     ours, theirs = {}, {}
     for name, rule in made(TABLES).items():
         ours[name] = tally(rule, arrow, NOW, Referenced(others)).failed
-        for result in expected(TableView(arrow, NOW, lambda _: Referenced(others)), rule, "t").get("results", ()):
+        for result in evaluate_with_engine(TableView(arrow, NOW, lambda _: Referenced(others)), rule, "t").get(
+            "results", ()
+        ):
             theirs[name] = result["result"].get("unexpected_count", 0 if result["success"] else 1)
     assert ours == by_hand
     assert theirs == {name: by_hand[name] for name in theirs}

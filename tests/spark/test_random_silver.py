@@ -19,11 +19,11 @@ import pytest
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.apply import apply
-from cdc_lake.pipeline.check.type_ledger import TableLedger, type_ledger
-from cdc_lake.pipeline.held.listing import held_list
-from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.observability.events import silent
+from cdc_lake.ops.plan import TableLedger, type_ledger
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.runtime.quarantine import held_list
+from cdc_lake.runtime.receive.receiver import receive
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_binary_values import RANDOM, create_cases
@@ -75,7 +75,7 @@ def project_of(database: Database, root: Path, way: str, formats: dict[TableName
 
 def received(project: Project) -> None:
     bronze = DeltaBronze(project.bronze, "os")
-    receive(project, bronze, once=True, stop=threading.Event(), tell=silent, slot_patience=60)
+    receive(project, bronze, once=True, stop=threading.Event(), report=silent, slot_patience=60)
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,6 @@ def test_what_the_server_prints_is_what_silver_has_whichever_way_it_is_sent(
     expected = [Expected(TableName("public", one.name), one.key, one.misfits) for one in tables]
     for way, project in zip(WAYS, projects, strict=True):
         received(project)
-        apply(project, once=True, stop=threading.Event(), tell=silent, spark=spark)
+        apply(project, once=True, stop=threading.Event(), report=silent, spark=spark)
         more = [Expected(EVERY_CASE, ("id",), held)] if way == "binary" else []
         assert_as_printed(project, database, [*expected, *more])

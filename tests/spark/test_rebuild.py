@@ -17,6 +17,7 @@ import pytest
 
 from cdc_lake.config.model import SilverTable
 from cdc_lake.config.project import Project
+from cdc_lake.control.cuts import last_cut
 from cdc_lake.errors import (
     DestructiveChange,
     KindChanged,
@@ -25,16 +26,15 @@ from cdc_lake.errors import (
     RebuildPlaceTaken,
     SilverLost,
 )
-from cdc_lake.lake import row_marks
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import SnapshotRow, now
-from cdc_lake.lake.read import read_silver
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Update
-from cdc_lake.observe.failpoint import BRANCH_WRITTEN, REBUILT, REPLACED
-from cdc_lake.pipeline.applying.rebuild import Rebuilt, rebuild
-from cdc_lake.pipeline.held.listing import held_list
-from cdc_lake.pipeline.state.cuts import last_cut
-from cdc_lake.silver.difference import Columns
+from cdc_lake.observability.failpoints import BRANCH_WRITTEN, REBUILT, REPLACED
+from cdc_lake.runtime.apply.rebuild import Rebuilt, rebuild
+from cdc_lake.runtime.quarantine import held_list
+from cdc_lake.silver.kinds import Columns
+from cdc_lake.tables import table_stats
+from cdc_lake.tables.control_schema import SnapshotRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.faults import assert_cuts_are_true
 from cdc_lake.testing.messages import table
@@ -72,7 +72,7 @@ def assert_a_copy_and_a_change_are_rebuilt(lake: Lake) -> None:
     lake.bronze.append_snapshot("initial-1", 0, T, pa.array([["1", "10", "a"], ["2", None, None]]), 0, 10)
     copied = [{"relation": "public.t", "layout": T.layout, "rows": 2, "chunks": 1}]
     ControlTables(lake.project.control).record(
-        SnapshotRow("initial-1", "test", 1, 10, json.dumps(copied), "complete", now())
+        SnapshotRow("initial-1", "test", 1, 10, json.dumps(copied), "complete", utc_now())
     )
     lake.land(Update(T, ("1", "11", UNCHANGED)))
     lake.advance()
@@ -256,7 +256,7 @@ def test_what_was_built_may_have_rows_that_are_marked_as_gone(
     """As a draft has from 64 MB on. Delta refuses to read such a table inside of a statement that writes into another
     format; `make bench` found it.
     """
-    monkeypatch.setitem(row_marks.MARKED_FROM, "delta", 0)
+    monkeypatch.setitem(table_stats.MARKED_FROM, "delta", 0)
     lake = Lake(lake_root, spark, "rows_marked", fmt)
     assert_a_copy_and_a_change_are_rebuilt(lake)
 

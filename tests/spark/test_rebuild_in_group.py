@@ -10,14 +10,14 @@ import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
+from cdc_lake.control.cuts import BROKEN, IN, last_cut
 from cdc_lake.errors import GroupWaits, HeldLost, OtherWriter
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.store import store
 from cdc_lake.model.change import Change, Insert
 from cdc_lake.model.relation import Relation
-from cdc_lake.pipeline.applying.rebuild import rebuild
-from cdc_lake.pipeline.held.listing import held_list
-from cdc_lake.pipeline.state.cuts import BROKEN, IN, last_cut
+from cdc_lake.runtime.apply.rebuild import rebuild
+from cdc_lake.runtime.quarantine import held_list
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.open_silver_table import store
 from cdc_lake.testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
 from cdc_lake.testing.messages import raw_transaction, transaction_at
 from tests.silver_rows import silver_rows

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.lake.read import read_silver
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.applying.rebuild import rebuild
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.rebuild import rebuild
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import raw_transaction
 from cdc_lake.testing.oracle import Oracle
@@ -49,9 +49,9 @@ def test_random_positions_give_the_oracles_state(spark: Any, lake_root: Path) ->
     bronze = DeltaBronze(project.bronze, durability="os")
     bronze.begin_stream("test", 10)
     bronze.append([raw_transaction(one) for one in transactions])
-    with Advance(project, spark, silent) as advance:
+    with SpanLoop(project, spark, silent) as advance:
         advance.run(None, threading.Event())
-        assert not advance.done.broken
+        assert not advance.totals.broken
     for number in range(POSITIONS):
         upto = dice.randint(transactions[0].bounds.position - 5, transactions[-1].bounds.position)
         relation = (PLAIN, WHOLE)[number % 2]

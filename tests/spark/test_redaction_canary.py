@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.comparison.compare import compare
 from cdc_lake.config.project import Project
-from cdc_lake.lake.read import read_silver
+from cdc_lake.control.verdicts import Verdict
+from cdc_lake.devtools.replay import Limits, record
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.compare.prove import compare
-from cdc_lake.pipeline.inspect.record import Limits, record
-from cdc_lake.pipeline.state.comparison import Verdict
-from cdc_lake.pipeline.status.report import report
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.ops.html_pages import report
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.tables.silver_reader import read_silver
 from tests.canary import leaks
 from tests.conftest import Database
 from tests.live.test_receive_loop import once, project_of
@@ -36,7 +36,7 @@ RULE = {"rule": "not_null", "column": "note", "on_fail": "quarantine"}
 def test_no_file_and_no_output_holds_a_canary(
     spark: Any, lake_root: Path, database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     silver = {
         "defaults": {"namespace": database.name},
         "tables": [
@@ -48,9 +48,9 @@ def test_no_file_and_no_output_holds_a_canary(
 
     def go_on(project: Project = project) -> set[str]:
         once(project, told.append)
-        with Advance(project, spark, told.append) as one:
+        with SpanLoop(project, spark, told.append) as one:
             one.run(None, threading.Event())
-            return set(one.done.broken)
+            return set(one.totals.broken)
 
     with database.connect() as conn:
         begin(conn)
@@ -106,7 +106,7 @@ def recorded(project: Any, conn: Any, file: Path) -> None:
     writing = threading.Thread(
         target=record,
         args=(project, file, Limits(transactions=1, seconds=120)),
-        kwargs={"redact": True, "stop": stop, "tell": lambda _: None},
+        kwargs={"redact": True, "stop": stop, "report": lambda _: None},
     )
     writing.start()
     while writing.is_alive():

@@ -22,12 +22,12 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 
-from cdc_lake.config.load import load_project
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.owner import PIPELINE, STREAM
-from cdc_lake.lake.session import RUNTIME_SETTINGS
-from cdc_lake.pipeline.applying import follow
-from cdc_lake.pipeline.maintain import maintain
+from cdc_lake.config.loader import load_project
+from cdc_lake.runtime.apply import key_following
+from cdc_lake.runtime.maintain import maintain
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.silver_table import PIPELINE, STREAM
+from cdc_lake.tables.spark_session import RUNTIME_SETTINGS
 from tests.conftest import CDC_PASSWORD, INTERPRETED, Database, drop_database, make_database
 from tests.shell import QuickShell
 
@@ -352,7 +352,7 @@ def late(opened: Callable[[dict[str, Case]], Shop]) -> Shop:
     shop.insert(40)
     shop.shell.fine(*ONCE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(follow, "FOLLOWED_AT_MOST", 3)
+        patch.setattr(key_following, "FOLLOWED_AT_MOST", 3)
         shop.break_all()
         shop.planned = [action["text"] for action in json.loads(shop.shell.fine("plan", "--json"))["actions"]]
         shop.compared = json.loads(shop.shell("compare", "--json").out)["tables"]
@@ -430,7 +430,7 @@ def test_a_table_whose_transactions_left_bronze_is_copied_again_while_the_others
     shop.change("ALTER TABLE behind DROP n")
     shop.insert(41)
     shop.shell(*ONCE)
-    maintain(load_project(shop.file), force=True, at=datetime.now(UTC) + timedelta(days=2))
+    maintain(load_project(shop.file), force=True, started_at=datetime.now(UTC) + timedelta(days=2))
     shop.insert(43)
     said = shop.shell(*ONCE)
     assert "error[STA665]" in said.err

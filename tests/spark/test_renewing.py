@@ -17,18 +17,17 @@ import pytest
 
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.writer import BesideBronze, DeltaBronze
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.delta_place import LocalPlace
-from cdc_lake.model.change import Insert, Truncate
+from cdc_lake.control.cuts import IN, RENEWING, Cut, last_cut
+from cdc_lake.control.snapshots import COMPLETE, CopiedTable, copy_name, record_left, record_recopied
+from cdc_lake.control.streams import record_copy
+from cdc_lake.model.change import Insert, Transaction, Truncate
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe import failpoint as at
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying import renewing
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.state.copies import COMPLETE, CopiedTable, copy_name, record_left, record_recopied
-from cdc_lake.pipeline.state.cuts import IN, RENEWING, Cut, last_cut
-from cdc_lake.pipeline.state.streams import record_copy
+from cdc_lake.observability import failpoints as at
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply import resync_swap
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.delta_storage import LocalDeltaStorage
 from cdc_lake.testing.beside import until
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.expected import CurrentRows, Expected, HistoryRows, of_table
@@ -81,7 +80,7 @@ class World:
         self.source = Oracle()
         self.control = control_tables(self.project)
         self.bronze = DeltaBronze(self.project.bronze, durability="os")
-        self.beside = BesideBronze(DeltaBronzeTable(LocalPlace(self.project.bronze, durable=False)))
+        self.beside = BesideBronze(DeltaBronzeTable(LocalDeltaStorage(self.project.bronze, durable=False)))
         self.position, self.chunk = 1000, 0
         self.copied_at = self.position
         self.carried = set(relations)
@@ -126,9 +125,9 @@ class World:
         self.carried.discard(table)
 
     def apply(self, death: str = "") -> None:
-        with broken_off(death) as reached, Advance(self.project, self.spark, silent) as walk:
+        with broken_off(death) as reached, SpanLoop(self.project, self.spark, silent) as walk:
             walk.run(None, threading.Event())
-            for error in walk.done.broken.values():
+            for error in walk.totals.broken.values():
                 raise error
         if death and reached:
             print("died at", death)
@@ -161,7 +160,7 @@ class World:
     def states(self) -> dict[str, str]:
         return {relation: table.state for relation, table in self.cut.tables.items()}
 
-    def walked(self, walk: Advance, stop: threading.Event) -> bool:
+    def walked(self, walk: SpanLoop, stop: threading.Event) -> bool:
         """Walk to the top of bronze; whether every table is there."""
         walk.run(None, stop)
         return set(self.states().values()) == {IN}
@@ -242,7 +241,7 @@ def test_the_others_flow_while_one_is_made_anew(spark: Any, lake_root: Path, see
 
     at.arm(at.REBUILT, goes_on.wait)
     try:
-        with Advance(world.project, spark, silent, waits=True) as walk:
+        with SpanLoop(world.project, spark, silent, waits=True) as walk:
             assert not world.walked(walk, stop)
             world.land(3)
             assert not world.walked(walk, stop)
@@ -278,13 +277,13 @@ def test_everything_waits_for_tables_of_a_group_but_not_beyond_a_stop(
     try:
         copied_anew()
         at.arm(at.REBUILT, asks_to_stop)
-        with Advance(world.project, spark, silent) as walk:
+        with SpanLoop(world.project, spark, silent) as walk:
             walk.run(None, stop)
             assert world.cut.position < world._state.upto
             goes_on.set()
         stop.clear()
         with monkeypatch.context() as patched:  # as where cuts were lost, so that none can begin
-            patched.setattr(renewing, "last_cut", lambda *_: None)
+            patched.setattr(resync_swap, "last_cut", lambda *_: None)
             world.apply()
         assert set(world.states().values()) == {IN}
         world.apply()
@@ -293,12 +292,12 @@ def test_everything_waits_for_tables_of_a_group_but_not_beyond_a_stop(
         world.land(3)
         goes_on.clear()
         at.arm(at.REBUILT, goes_on.wait)
-        with Advance(world.project, spark, silent, waits=True) as walk:
+        with SpanLoop(world.project, spark, silent, waits=True) as walk:
             assert not world.walked(walk, stop)
             copied_anew()
             goes_on.set()
             until(lambda: world.walked(walk, stop))
-            assert walk.done.broken == {}
+            assert walk.totals.broken == {}
     finally:
         goes_on.set()
         at.arm("")

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
+from cdc_lake.comparison.compare import compare
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.read import read_silver
+from cdc_lake.control.verdicts import Repair, Verdict
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe import failpoint as at
-from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.applying.apply import apply
-from cdc_lake.pipeline.applying.rebuild import rebuild
-from cdc_lake.pipeline.compare.prove import compare
-from cdc_lake.pipeline.run import run
-from cdc_lake.pipeline.state.comparison import Repair, Verdict
-from cdc_lake.pipeline.status.standing import status
+from cdc_lake.observability import failpoints as at
+from cdc_lake.observability.events import ProgressEvent, silent
+from cdc_lake.ops.status import status
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.runtime.apply.rebuild import rebuild
+from cdc_lake.runtime.run import run
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.testing.broken_off import Failed, broken_off
 from cdc_lake.testing.invariants import Known, invariants
 from tests.conftest import Database
@@ -66,10 +66,10 @@ class Shop:
                     conn.execute(statement.replace("@", table))
 
     def run(self) -> None:
-        run(self.project, once=True, only="receive", stop=threading.Event(), tell=silent)
-        apply(self.project, once=True, stop=threading.Event(), tell=self._tell, spark=self.spark)
+        run(self.project, once=True, only="receive", stop=threading.Event(), report=silent)
+        apply(self.project, once=True, stop=threading.Event(), report=self._tell, spark=self.spark)
 
-    def _tell(self, told: Progress) -> None:
+    def _tell(self, told: ProgressEvent) -> None:
         if told.stage in {"reread", "warning"}:
             self.told.append(told.text)
 
@@ -83,10 +83,10 @@ class Shop:
         return {entry["held"] for entry in json.loads(cut.tables).values()}
 
     def verdicts(self) -> list[Verdict]:
-        return [t.verdict for t in compare(self.project, [], tell=silent).tables]
+        return [t.verdict for t in compare(self.project, [], report=silent).tables]
 
     def repairs(self) -> list[Repair | None]:
-        return [t.repair for t in compare(self.project, [], tell=silent, repair=True, yes=True).tables]
+        return [t.repair for t in compare(self.project, [], report=silent, repair=True, yes=True).tables]
 
     def untold(self, *statements: str) -> None:
         """Run them while the publication leaves changes of rows out."""

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
+from cdc_lake.comparison.compare import compare
 from cdc_lake.config.project import Target
+from cdc_lake.control.cuts import table_states
+from cdc_lake.control.verdicts import Verdict
 from cdc_lake.errors import OtherWriter, PastTrimmed, SlotMissing
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.read import read_silver
-from cdc_lake.lake.session import derive
-from cdc_lake.lake.store import store
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.apply import apply
-from cdc_lake.pipeline.applying.rebuild import rebuild
-from cdc_lake.pipeline.compare.prove import compare
-from cdc_lake.pipeline.restart import restart
-from cdc_lake.pipeline.resync import resync
-from cdc_lake.pipeline.run import run
-from cdc_lake.pipeline.state.comparison import Verdict
-from cdc_lake.pipeline.state.cuts import table_states
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.runtime.apply.rebuild import rebuild
+from cdc_lake.runtime.restart import restart
+from cdc_lake.runtime.resync import resync
+from cdc_lake.runtime.run import run
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.open_silver_table import store
+from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.spark_session import derive
 from tests.conftest import Database
 
 from .conftest import make_project
@@ -61,8 +61,8 @@ class Shop:
                     conn.execute(statement.replace("@", table).encode())
 
     def run(self) -> None:
-        run(self.project, once=True, only="receive", stop=threading.Event(), tell=silent)
-        apply(self.project, once=True, stop=threading.Event(), tell=silent, spark=self.spark)
+        run(self.project, once=True, only="receive", stop=threading.Event(), report=silent)
+        apply(self.project, once=True, stop=threading.Event(), report=silent, spark=self.spark)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         return list(read_silver(self.project, self.target(table)).to_pylist())
@@ -108,7 +108,7 @@ def test_a_lost_slot_is_followed_by_a_new_stream_and_what_was_is_kept(
     shop.run()
     shop.all("UPDATE @ SET n = '300' WHERE id = 4")
     shop.run()
-    found = {table.table.split(".")[1]: table.verdict for table in compare(shop.project, [], tell=silent).tables}
+    found = {table.table.split(".")[1]: table.verdict for table in compare(shop.project, [], report=silent).tables}
     assert {found[table] for table in KINDS if table != "log"} == {Verdict.EQUAL}, found
     assert sorted((r["id"], r["n"]) for r in shop.rows("plain")) == [(1, 100), (2, 200), (4, 300), (5, 5), (7, 7)]
     assert {r["gone"] for r in shop.rows("plain")} == {None}, "it is kept"

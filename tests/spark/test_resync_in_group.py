@@ -14,16 +14,16 @@ import pytest
 
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.writer import BesideBronze, DeltaBronze
+from cdc_lake.control.cuts import BROKEN, IN, last_cut
+from cdc_lake.control.snapshots import CopiedTable, copy_name, record_recopied
 from cdc_lake.errors import GroupWaits, HeldLost, MergeRefused
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.delta_place import LocalPlace
 from cdc_lake.model.change import UNCHANGED, Change, Insert, Update
 from cdc_lake.model.relation import Relation
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.held.listing import held_list
-from cdc_lake.pipeline.state.copies import CopiedTable, copy_name, record_recopied
-from cdc_lake.pipeline.state.cuts import BROKEN, IN, last_cut
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.runtime.quarantine import held_list
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.delta_storage import LocalDeltaStorage
 from cdc_lake.testing.faults import assert_cuts_are_true
 from cdc_lake.testing.messages import raw_transaction, transaction_at
 from tests.silver_rows import silver_rows
@@ -51,9 +51,9 @@ class World:
         self.project = make_project(root, name, silver=silver, snapshot={"mode": "none"}, apply=small)
         self.bronze = DeltaBronze(self.project.bronze, durability="os")
         self.bronze.begin_stream("test", 10)
-        self.beside = BesideBronze(DeltaBronzeTable(LocalPlace(self.project.bronze, durable=False)))
+        self.beside = BesideBronze(DeltaBronzeTable(LocalDeltaStorage(self.project.bronze, durable=False)))
         self.control = control_tables(self.project)
-        self.lasting: Advance | None = None
+        self.lasting: SpanLoop | None = None
         """The one that goes on from run to run, where there is one."""
         self.land(100, row(ORDERS, 1), row(LINES, 1))
         self.advance()
@@ -85,9 +85,9 @@ class World:
             self.bronze.advance(position + 1, position + 1)
 
     def advance(self) -> None:
-        with nullcontext(self.lasting) if self.lasting else Advance(self.project, self._spark, silent) as walk:
+        with nullcontext(self.lasting) if self.lasting else SpanLoop(self.project, self._spark, silent) as walk:
             walk.run(None, threading.Event())
-            for error in sorted(walk.done.broken.values(), key=lambda error: isinstance(error, GroupWaits)):
+            for error in sorted(walk.totals.broken.values(), key=lambda error: isinstance(error, GroupWaits)):
                 raise error
 
     def refused(self) -> None:
@@ -130,7 +130,7 @@ def test_the_table_that_keeps_its_group_back_is_mended_by_a_copy(spark: Any, lak
     world = World(lake_root, spark, f"mended{int(lasting)}", format="delta")
     with ExitStack() as opened:
         if lasting:
-            world.lasting = opened.enter_context(Advance(world.project, spark, silent))
+            world.lasting = opened.enter_context(SpanLoop(world.project, spark, silent))
         world.land(115, row(ORDERS, 7, LIMIT + 1), row(LINES, 8), row(ALONE, 3))
         world.refused()
         world.copy(125, lines=[1, 8, 9])

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.config.load import load_project
+from cdc_lake.config.loader import load_project
 from cdc_lake.config.rules import Expression
 from cdc_lake.errors import RuleDoesNotFit
 from cdc_lake.model.change import UNCHANGED, Update
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.target.fitting_rules import misfits
-from cdc_lake.pipeline.target.rule_expressions import reads, replaced
-from cdc_lake.silver.shape import make_shape
+from cdc_lake.runtime.apply.rule_gate import reads, substitute_columns
+from cdc_lake.runtime.apply.schema_changes import misfits
+from cdc_lake.silver.layout_mapping import make_shape
 
 from .formats import either
 from .test_apply_cases import Lake, T, insert, row
@@ -88,10 +88,10 @@ def test_what_is_refused_comes_with_file_line_and_column(spark: Any, tmp_path: P
 
 def test_only_names_of_columns_are_put_in_place_of_each_other(spark: Any) -> None:
     by = {"amount": "_a", "body": "_b"}
-    assert replaced("amount < 10 OR `BODY` = 'amount'", by) == "_a < 10 OR _b = 'amount'"
-    assert replaced("exists(array(1), body -> body > Amount)", by) == "exists(array(1), body -> body > _a)"
-    assert replaced("exists(array(1), body -> body > 1 AND exists(array(2), y -> y > body + amount))", by) == (
-        "exists(array(1), body -> body > 1 AND exists(array(2), y -> y > body + _a))"
-    )
-    assert replaced("id > 1", by) == "id > 1"
+    assert substitute_columns("amount < 10 OR `BODY` = 'amount'", by) == "_a < 10 OR _b = 'amount'"
+    assert substitute_columns("exists(array(1), body -> body > Amount)", by) == "exists(array(1), body -> body > _a)"
+    assert substitute_columns(
+        "exists(array(1), body -> body > 1 AND exists(array(2), y -> y > body + amount))", by
+    ) == ("exists(array(1), body -> body > 1 AND exists(array(2), y -> y > body + _a))")
+    assert substitute_columns("id > 1", by) == "id > 1"
     assert reads(expression("amount < 10 OR `BODY` = 'id'"), SHAPE) == {1, 2}

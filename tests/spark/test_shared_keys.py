@@ -12,12 +12,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from cdc_lake.comparison.compare import compare
 from cdc_lake.config.project import Project
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.apply import apply
-from cdc_lake.pipeline.compare.prove import compare
-from cdc_lake.pipeline.run import run
-from cdc_lake.pipeline.state.comparison import Verdict
+from cdc_lake.control.verdicts import Verdict
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.runtime.run import run
 from tests.conftest import Database
 from tests.seeds import one_seed
 
@@ -42,8 +42,8 @@ KEYS = (None, 1, 2)
 
 
 def advance(project: Project, spark: Any) -> None:
-    run(project, once=True, only="receive", stop=threading.Event(), tell=silent)
-    apply(project, once=True, goal=None, stop=threading.Event(), tell=silent, spark=spark)
+    run(project, once=True, only="receive", stop=threading.Event(), report=silent)
+    apply(project, once=True, goal=None, stop=threading.Event(), report=silent, spark=spark)
 
 
 def value(dice: random.Random) -> tuple[int | None, str | None, str]:
@@ -90,13 +90,13 @@ def test_whichever_of_two_rows_of_a_key_goes_silver_has_the_other(
             conn.execute(f"ALTER TABLE {name} REPLICA IDENTITY FULL")
             conn.execute(f"ALTER TABLE {name} ALTER large SET STORAGE EXTERNAL")
             conn.execute(f"INSERT INTO {name} VALUES (1, 1, 'a', repeat('x', 9000))")
-        run(project, once=True, only="receive", stop=threading.Event(), tell=silent)
+        run(project, once=True, only="receive", stop=threading.Event(), report=silent)
         for _ in range(2):
             for _ in range(20):
                 for name in NAMES:
                     shared(conn, name, dice)
             advance(project, spark)
-            found = compare(project, [], tell=silent).tables
+            found = compare(project, [], report=silent).tables
             assert {one.table: (one.verdict, one.held_keys) for one in found} == {
                 f"public.{name}": (Verdict.EQUAL, 0) for name in NAMES
             }

@@ -13,21 +13,25 @@ from typing import Any
 import pytest
 
 from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.control.cuts import IN, Promise, TableState, kept_versions, last_cut, parse_cut, record
 from cdc_lake.errors import SilverBusy, SilverMissing
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.delta_silver_upkeep import DeltaSilverUpkeep
-from cdc_lake.lake.iceberg_silver_upkeep import IcebergSilverUpkeep, spent_versions
-from cdc_lake.lake.marker import iceberg_table
-from cdc_lake.lake.read import read_silver
-from cdc_lake.lake.session import derive
-from cdc_lake.lake.silver_upkeep import Keep, Upkept, tried
 from cdc_lake.model.change import UNCHANGED, Update
-from cdc_lake.model.span import Span
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.table_steps import Load, TableSteps
-from cdc_lake.pipeline.maintain_silver import maintain_silver
-from cdc_lake.pipeline.state.cuts import IN, TableState, last_cut, written
-from cdc_lake.pipeline.state.promises import Promise, kept_versions, record
+from cdc_lake.model.position import Span
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.table_planner import Load, TablePlanner
+from cdc_lake.runtime.maintain import maintain_silver
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.maintenance import (
+    DeltaSilverMaintenance,
+    IcebergSilverMaintenance,
+    Keep,
+    MaintenanceStep,
+    retry_on_conflict,
+    spent_versions,
+)
+from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.silver_table import iceberg_table
+from cdc_lake.tables.spark_session import derive
 
 from .conftest import BUDGET
 from .formats import FORMATS
@@ -36,14 +40,14 @@ from .test_apply_cases import Lake, T, insert, row
 pytestmark = pytest.mark.spark
 
 
-def upkeep(lake: Lake, *versions: int, age: timedelta = -timedelta(minutes=9)) -> Iterator[Upkept]:
+def upkeep(lake: Lake, *versions: int, age: timedelta = -timedelta(minutes=9)) -> Iterator[MaintenanceStep]:
     """What is not among `versions` is old above `age`, by default already now: then nobody may write meanwhile."""
     session, target, now = derive(lake.spark), lake.target(), datetime.now(UTC)
     if target.format == "delta":
         keep = Keep(frozenset(versions), now - age)
-        return DeltaSilverUpkeep(session, lake.project, target, timedelta(milliseconds=1)).worked(keep, now)
+        return DeltaSilverMaintenance(session, lake.project, target, timedelta(milliseconds=1)).run_steps(keep, now)
     keep = Keep(frozenset(versions), now + timedelta(days=1))
-    return IcebergSilverUpkeep(session, lake.project, target).worked(keep, now)
+    return IcebergSilverMaintenance(session, lake.project, target).run_steps(keep, now)
 
 
 def filled(root: Path, spark: Any, name: str, fmt: str, spans: int = 2) -> tuple[Lake, list[int]]:
@@ -65,7 +69,7 @@ def test_after_upkeep_everything_reads_the_same_and_only_promised_versions_are_l
     lake, versions = filled(lake_root, spark, "upkept", fmt, spans=4)
     then, now, marker = _rows(lake, versions[1]), _rows(lake), lake.marker()
     control = ControlTables(lake.project.control)
-    promised = written(next(r for r in _cuts(control) if f'"version": {versions[1]},' in r.tables))
+    promised = parse_cut(next(r for r in _cuts(control) if f'"version": {versions[1]},' in r.tables))
     record(control, Promise("month_end", scheduled=False, cut=promised, until=None), datetime.now(UTC))
     kept = kept_versions(control, datetime.now(UTC))["public.t"]
     assert {versions[1], versions[-1]} <= kept
@@ -120,7 +124,7 @@ def test_a_merge_that_was_planned_before_upkeep_is_planned_again_and_done_once(
     assert cut is not None
     upto = lake.land(Update(T, ("0", "30", UNCHANGED)), insert("9", "9"))
     tables: dict[str, TableState] = dict(cut.tables)
-    with TableSteps(lake.project, lake.spark, silent) as steps:
+    with TablePlanner(lake.project, lake.spark, silent) as steps:
         state = replace(state, upto=upto)
         span = Span(state.epoch, cut.position, upto)
         prepared = steps.prepare(steps.jobs(state, tables, ["public.t"], span, Load(2, 100)), tables)
@@ -185,8 +189,8 @@ def test_maintain_says_of_every_table_what_it_did(spark: Any, lake_root: Path, f
     state = bronze_reader(lake.project).state()
     assert state is not None
     now = datetime.now(UTC)
-    planned = maintain_silver(lake.project, state, dry_run=True, now=now, tell=silent, spark=spark)
-    done = maintain_silver(lake.project, state, dry_run=False, now=now, tell=silent, spark=spark)
+    planned = maintain_silver(lake.project, state, dry_run=True, now=now, report=silent, spark=spark)
+    done = maintain_silver(lake.project, state, dry_run=False, now=now, report=silent, spark=spark)
     assert [(t.table, [s.part for s in t.steps]) for t in planned] == [(lake.target().label, ["compaction"])]
     assert [(t.table, [s.part for s in t.steps]) for t in done] == [(lake.target().label, ["compaction"])]
     facts = done[0].steps[0].facts
@@ -204,8 +208,8 @@ def test_a_step_that_always_loses_is_said_and_wins_when_less_is_applied(spark: A
             raise rival
 
     with pytest.raises(SilverBusy, match="3 times"):
-        tried(work, lake.target(), lambda _: True)
-    tried(work, lake.target(), lambda _: True)
+        retry_on_conflict(work, lake.target(), lambda _: True)
+    retry_on_conflict(work, lake.target(), lambda _: True)
 
 
 def _id(r: dict[str, Any]) -> int:

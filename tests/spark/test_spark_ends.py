@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.load import load_project
+from cdc_lake.config.loader import load_project
 from cdc_lake.errors import ApplyFailed, SparkDied, TableEndsSpark
-from cdc_lake.lake.read import read_silver
-from cdc_lake.model.change import Change, Insert
+from cdc_lake.model.change import Change, Insert, Transaction
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.applying.sessions import SparkLives
+from cdc_lake.runtime.apply.spark_sessions import SparkLives
+from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.testing.faults import Pipeline
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
@@ -121,17 +120,17 @@ def test_a_value_that_an_expression_fails_on_is_told_nowhere(tmp_path: Path) -> 
 def test_who_was_worked_on_alone_twice_is_given_up_and_once_is_anybodys_doing() -> None:
     lives = SparkLives()
     lives.working = {"s.a", "s.b"}
-    lives.ended("killed by signal 9")
+    lives.record_end("killed by signal 9")
     assert (lives.suspects, lives.given_up) == ({"s.a", "s.b"}, {})
     lives.working = {"s.a"}
-    lives.ended("exit code 52")
+    lives.record_end("exit code 52")
     assert not lives.given_up
-    lives.merged("s.b")
+    lives.record_merge("s.b")
     assert lives.suspects == {"s.a"}
     lives.working = set()
-    lives.ended("killed by signal 9")
+    lives.record_end("killed by signal 9")
     lives.working = {"s.a"}
-    lives.ended("exit code 52, out of memory")
+    lives.record_end("exit code 52, out of memory")
     assert list(lives.given_up) == ["s.a"]
     assert "exit code 52, out of memory" in lives.given_up["s.a"].message
     assert not issubclass(TableEndsSpark, ApplyFailed)

@@ -10,17 +10,16 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from cdc_lake.comparison.columns import SilverView
 from cdc_lake.errors import DivisionChanged, TransformChanged, TransformUnfit
-from cdc_lake.lake.made import made_of, said_of
-from cdc_lake.lake.marker import iceberg_table
-from cdc_lake.lake.read import read_silver
-from cdc_lake.lake.store import SilverColumn
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import Missing, Relation, ReplicaIdentity
-from cdc_lake.pipeline.applying.rebuild import rebuild
-from cdc_lake.pipeline.compare.transforms import View
-from cdc_lake.silver.difference import Columns
-from cdc_lake.silver.expressions import analysed
+from cdc_lake.runtime.apply.rebuild import rebuild
+from cdc_lake.silver.kinds import Columns
+from cdc_lake.silver.transforms import analyze_expression
+from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.silver_table import actual_layout, declared_layout, iceberg_table
+from cdc_lake.tables.types import SilverColumn
 from cdc_lake.testing.messages import table
 
 from .conftest import make_project
@@ -228,7 +227,7 @@ def test_an_expression_that_cannot_be_used_stops_the_table_before_its_first_row(
 )
 def test_an_expression_is_of_one_row_and_always_the_same(spark: Any, sql: str) -> None:
     with pytest.raises(TransformUnfit):
-        analysed(spark, (SilverColumn("a", "int"), SilverColumn("t", "timestamp")), sql, "here")
+        analyze_expression(spark, (SilverColumn("a", "int"), SilverColumn("t", "timestamp")), sql, "here")
 
 
 @drawn
@@ -264,11 +263,11 @@ def test_a_comparison_sees_the_source_through_the_same_transforms(spark: Any, la
     lake.land(*(Insert(FULL, row) for row in rows))
     lake.advance()
     texts = {name: pa.array([row[at] for row in rows], pa.large_string()) for at, name in enumerate(T.names)}
-    view = View(lake.project, lake.target(), T)
-    found = view.of(pa.table(texts))
+    view = SilverView(lake.project, lake.target(), T)
+    found = view.project_rows(pa.table(texts))
     assert view.names == {"id": "id", "amount": "price"}
     assert found.rows.to_pydict() == {"id": ["1", "4", "5"], "amount": ["10", "7", "9"]}
-    assert found.whole.num_rows == 5
+    assert found.all_rows.num_rows == 5
     silver = read_silver(lake.project, lake.target()).sort_by("id")
     assert found.computed.to_pydict() == silver.select(["amount", "half"]).to_pydict()
 
@@ -282,7 +281,7 @@ def test_files_are_divided_and_clustered_as_the_pipeline_says(spark: Any, lake_r
     lake.land(Update(T, ("1", "12", UNCHANGED)), insert("4", "1"))
     lake.advance()
     assert lake.found() == [(1, 12, "b"), (2, 12, "b"), (3, 13, "b"), (4, 1, "b")]
-    made = made_of(lake.project, lake.target())
+    made = actual_layout(lake.project, lake.target())
     assert made is not None
     assert made.partition_by == tuple(parts)
     lake.shape({"partition_by": ["body"]}, fmt)
@@ -343,7 +342,7 @@ def test_a_rebuild_gives_a_table_other_transforms_and_divides_it_otherwise(
     lake.land(Update(DATED, ("7", "3", "EU", day)), Insert(DATED, ("8", "8", "EU", day)))
     lake.advance()
     assert lake.found("id", "price", "twice") == [(6, 60, 120), (8, 8, 16)]
-    assert made_of(lake.project, lake.target()) == said_of(lake.target())
+    assert actual_layout(lake.project, lake.target()) == declared_layout(lake.target())
     assert len(read_silver(lake.project, lake.target(), version)) == 3
     if fmt == "delta":
         lake.shape(first, fmt)
@@ -352,7 +351,7 @@ def test_a_rebuild_gives_a_table_other_transforms_and_divides_it_otherwise(
     lake.shape(last, fmt)
     rebuild(lake.project, "public.t", spark=spark)
     assert lake.found("id", "amount", "region") == [(1, 1, "EU"), (6, 60, "EU"), (7, 3, "EU"), (8, 8, "EU")]
-    assert made_of(lake.project, lake.target()) == said_of(lake.target())
+    assert actual_layout(lake.project, lake.target()) == declared_layout(lake.target())
 
 
 @drawn

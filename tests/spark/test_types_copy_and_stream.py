@@ -15,15 +15,15 @@ import psycopg
 import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.comparison.compare import compare
 from cdc_lake.config.project import Project
-from cdc_lake.lake.read import read_silver
-from cdc_lake.lake.types import Loss
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.apply import apply
-from cdc_lake.pipeline.check.type_ledger import type_ledger
-from cdc_lake.pipeline.compare.prove import compare
-from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.observability.events import silent
+from cdc_lake.ops.plan import type_ledger
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.types import Loss
 from tests.conftest import Database, drop_database, make_database, make_role
 from tests.decoding_postgres import start_decoding_server
 from tests.spark.conftest import make_project
@@ -106,8 +106,8 @@ def project_of(database: Database, root: Path, name: str) -> Project:
 def step(project: Project, spark: Any) -> set[str]:
     """Receive and apply; what `compare` says of the tables."""
     bronze = DeltaBronze(project.bronze, "os")
-    receive(project, bronze, once=True, stop=threading.Event(), tell=silent, slot_patience=60)
-    apply(project, once=True, stop=threading.Event(), tell=silent, spark=spark)
+    receive(project, bronze, once=True, stop=threading.Event(), report=silent, slot_patience=60)
+    apply(project, once=True, stop=threading.Event(), report=silent, spark=spark)
     tables = compare(project, (), silent).tables
     assert len(tables) == len(TABLES[project.name])
     return {table.text + (f": {table.reason}" if table.reason else "") for table in tables}

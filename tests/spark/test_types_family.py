@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.lake.casts import cast_sql, fits_sql
-from cdc_lake.lake.types import column_type
 from cdc_lake.model.relation import Column
+from cdc_lake.tables.casts import cast_sql, fits_sql
+from cdc_lake.tables.types import column_type
 
 DECIMAL = Column("n", "numeric", 1700, ((12 << 16) | 3) + 4)
 FLOAT = Column("f", "float8", 701)

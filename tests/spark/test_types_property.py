@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.config.type_policy import Declared, TypePolicy
-from cdc_lake.lake.array_text import elements_of
-from cdc_lake.lake.casts import cast_sql, fits_sql
-from cdc_lake.lake.types import ColumnType, Family, column_type, companion_type
+from cdc_lake.config.silver_tables import Declared, TypePolicy
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.model.span import Span
-from cdc_lake.pipeline.applying.judge import conditions
+from cdc_lake.runtime.apply.rule_gate import conditions
 from cdc_lake.silver.kind import TablePart
-from cdc_lake.silver.projection import plain
-from cdc_lake.silver.shape import make_shape
+from cdc_lake.silver.layout_mapping import make_shape
+from cdc_lake.silver.transforms import plain
+from cdc_lake.tables.canonical_values import elements_of
+from cdc_lake.tables.casts import cast_sql, fits_sql
+from cdc_lake.tables.types import ColumnType, Family, column_type, companion_type
 from tests.seeds import one_seed
 from tests.spark.conftest import make_project
 

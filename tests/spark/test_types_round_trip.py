@@ -6,13 +6,13 @@ import pyarrow as pa
 import pytest
 
 from cdc_lake.errors import SilverMissing
-from cdc_lake.lake.canonical import from_silver, from_source
-from cdc_lake.lake.casts import cast_sql, fits_sql
-from cdc_lake.lake.json_lines import json_lines
-from cdc_lake.lake.read import read_silver, silver_exists, silver_version
-from cdc_lake.lake.types import column_type
 from cdc_lake.model.relation import Column, TableName
-from cdc_lake.source.printing import PRINTING
+from cdc_lake.source.sql_text import PRINTING
+from cdc_lake.tables.canonical_values import from_silver, from_source
+from cdc_lake.tables.casts import cast_sql, fits_sql
+from cdc_lake.tables.delta_log import json_lines
+from cdc_lake.tables.silver_reader import read_silver, silver_exists, silver_version
+from cdc_lake.tables.types import column_type
 from tests.spark.conftest import make_project
 from tests.type_cases import Case, cases
 

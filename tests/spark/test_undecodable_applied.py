@@ -13,20 +13,19 @@ import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.kept import PgoutputFormat
-from cdc_lake.decode.undecodable import Keeping
+from cdc_lake.control.cuts import last_cut
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.undecodable import PgoutputFormat, StoreUndecodable
 from cdc_lake.errors import MalformedMessage, TransactionUndecoded
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.read import read_silver
+from cdc_lake.model.change import Transaction
 from cdc_lake.model.position import Lsn
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import Progress, Tell, silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.applying.apply import apply
-from cdc_lake.pipeline.held.redecode import retry
-from cdc_lake.pipeline.state.cuts import last_cut
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
+from cdc_lake.runtime.apply.applier import apply
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.runtime.redecode import retry
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import raw_transaction, table
@@ -49,9 +48,9 @@ def refusing(positions: set[int]) -> Any:
 
 
 def advance(project: Project, spark: Any) -> None:
-    with Advance(project, spark, silent) as walking:
+    with SpanLoop(project, spark, silent) as walking:
         walking.run(None, threading.Event())
-        for error in walking.done.broken.values():
+        for error in walking.totals.broken.values():
             raise error
 
 
@@ -76,7 +75,7 @@ def test_silver_stops_before_it_and_after_a_retry_equals_the_source(spark: Any, 
     writer.begin_stream("undecodable", 10)
     form = PgoutputFormat(refusing(odd))
     for first in range(0, len(history), 4):
-        writer.append([raw_transaction(t) for t in history[first : first + 4]], Keeping(form))
+        writer.append([raw_transaction(t) for t in history[first : first + 4]], StoreUndecodable(form))
 
     with pytest.raises(TransactionUndecoded) as stopped:
         advance(project, spark)
@@ -89,18 +88,18 @@ def test_silver_stops_before_it_and_after_a_retry_equals_the_source(spark: Any, 
     assert all(state.position <= cut.position for state in cut.tables.values())
     _equal(project, before)
 
-    assert retry(project, first, silent).failed == 0
-    told: list[Progress] = []
+    assert retry(project, first, silent).failed_count == 0
+    told: list[ProgressEvent] = []
     with running(project, spark, told.append):  # a run without end goes on to the next one, says so, and waits
         until(lambda: any(f"{_shown(sorted(odd)[1])} is in bronze as bytes" in one.text for one in told))
-        assert retry(project, None, silent).failed == 0
+        assert retry(project, None, silent).failed_count == 0
         until(lambda: _cut(project) == history[-1].bounds.position)
     _equal(project, history)
 
 
-def running(project: Project, spark: Any, tell: Tell) -> AbstractContextManager[Any]:
+def running(project: Project, spark: Any, tell: ProgressReporter) -> AbstractContextManager[Any]:
     """Apply without end, in a thread of its own."""
-    return beside(lambda stop: apply(project, once=False, stop=stop, tell=tell, spark=spark))
+    return beside(lambda stop: apply(project, once=False, stop=stop, report=tell, spark=spark))
 
 
 def _shown(position: int) -> str:

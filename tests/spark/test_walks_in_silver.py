@@ -23,7 +23,8 @@ import pytest
 
 from cdc_lake.config.model import SilverTable
 from cdc_lake.config.project import Project, Target
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.control.ownership import adoption
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.errors import (
     CdcLakeError,
     OtherWriter,
@@ -34,18 +35,17 @@ from cdc_lake.errors import (
     SilverPutBack,
     SlotForeign,
 )
-from cdc_lake.lake.read import read_silver, silver_exists, silver_version
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.applying.rebuild import rebuild
-from cdc_lake.pipeline.applying.watching import watching
-from cdc_lake.pipeline.check.doctor import check
-from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.restart import restart
-from cdc_lake.pipeline.resync import resync
-from cdc_lake.pipeline.run import run
-from cdc_lake.pipeline.state.ownership import adoption
+from cdc_lake.observability.events import silent
+from cdc_lake.ops.check.runner import check
+from cdc_lake.ops.plan import plan
+from cdc_lake.runtime.apply.applier import watching
+from cdc_lake.runtime.apply.rebuild import rebuild
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.runtime.restart import restart
+from cdc_lake.runtime.resync import resync
+from cdc_lake.runtime.run import run
+from cdc_lake.tables.silver_reader import read_silver, silver_exists, silver_version
 from cdc_lake.testing.altered import SETUP, Altered
 from cdc_lake.testing.folded import Row
 from tests.conftest import Database
@@ -258,9 +258,9 @@ class Lake:
     def apply(self) -> None:
         """One run of apply."""
         watcher = watching(self.project, silent)
-        with watcher, Advance(self.project, self.spark, watcher.heard, allowed=self.words) as advance:
+        with watcher, SpanLoop(self.project, self.spark, watcher.on_progress, allowed=self.words) as advance:
             advance.run(None, threading.Event())
-        self.broken, self.fresh = advance.done.broken, True
+        self.broken, self.fresh = advance.totals.broken, True
 
     def mend(self, label: str) -> None:
         """Do what a table prints that others did something to."""
@@ -447,7 +447,7 @@ def place(row: Row, *columns: str) -> tuple[int, ...]:
 
 def run_once(project: Project, spark: Any) -> None:
     """As `cdc-lake run --once`."""
-    run(project, once=True, only=None, stop=threading.Event(), tell=silent, spark=spark)
+    run(project, once=True, only=None, stop=threading.Event(), report=silent, spark=spark)
 
 
 def assert_both_named(failed: CdcLakeError, name: str, owner: str) -> None:
@@ -509,13 +509,13 @@ def a_stranger_widens(lake: Lake) -> None:
 
 PLANTED: dict[str, tuple[str, Callable[[Lake], None], str]] = {
     "no commit is a stranger's": (
-        "cdc_lake.pipeline.applying.intact.stranger", a_stranger_appends, "nobody saw: append"
+        "cdc_lake.runtime.apply.table_integrity.find_foreign_commit", a_stranger_appends, "nobody saw: append"
     ),
     "no column is a stranger's": (
-        "cdc_lake.pipeline.applying.evolve.check_columns", a_stranger_widens, "nobody saw: column"
+        "cdc_lake.runtime.apply.schema_changes.check_columns", a_stranger_widens, "nobody saw: column"
     ),
     "every table is one's own": (
-        "cdc_lake.pipeline.state.ownership.Ownership.refusal", another_name_is_refused, "DID NOT RAISE"
+        "cdc_lake.control.ownership.Ownership.refusal", another_name_is_refused, "DID NOT RAISE"
     ),
 }  # fmt: skip
 """Bugs that are planted on purpose: what has it, what is done then, and what a walk says of it."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cdc_lake.model.change import UNCHANGED, Change, Update
+from cdc_lake.model.change import UNCHANGED, Change, Transaction, Update
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.committed import Committed, Fails
 from cdc_lake.testing.invariants import Known, Verdict, invariants
 from cdc_lake.testing.messages import boundaries

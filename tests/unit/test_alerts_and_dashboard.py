@@ -12,7 +12,7 @@ import promql_parser
 import pytest
 import yaml
 
-from cdc_lake.observe.metric_names import METRICS, Loop, Metric
+from cdc_lake.observability.metrics import METRICS, Loop, Metric
 from tests.unit.test_docs import anchors, problem
 
 ROOT = Path(__file__).parents[2]

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cdc_lake.config.observe import Observe
+from cdc_lake.config.model import Observe
 from cdc_lake.config.project import Project
+from cdc_lake.control.cuts import BROKEN
 from cdc_lake.errors import DestructiveChange, GroupWaits, RuleStopped, StoreUnavailable, Unconvertible
-from cdc_lake.lake.control_rows import VerifiedRow
-from cdc_lake.observe.metric_names import ERRORS_TOTAL
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.applying import apply_metrics
-from cdc_lake.pipeline.applying.applied import Applied
-from cdc_lake.pipeline.applying.apply_metrics import ApplyMetrics
-from cdc_lake.pipeline.applying.watching import Nobody, watching
-from cdc_lake.pipeline.state.cuts import BROKEN
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.observability.metrics import ERRORS_TOTAL
+from cdc_lake.runtime.apply import metrics as apply_metrics
+from cdc_lake.runtime.apply.applier import NullListener, watching
+from cdc_lake.runtime.apply.merge import ApplyTotals
+from cdc_lake.runtime.apply.metrics import ApplyMetrics
+from cdc_lake.tables.control_schema import VerifiedRow
 from tests.cut_lake import PG, CutLake, at
 
 
@@ -39,35 +39,35 @@ def watched(lake: CutLake, file: str = "shop.prom") -> Project:
     return Project(pipeline, lake.project.file, lake.project.root)
 
 
-def metrics_of(lake: CutLake, told: list[Progress]) -> ApplyMetrics:
+def metrics_of(lake: CutLake, told: list[ProgressEvent]) -> ApplyMetrics:
     project = watched(lake)
     assert project.textfile is not None
     return ApplyMetrics(project, project.textfile, told.append)
 
 
 def test_nobody_watches_unless_the_pipeline_names_a_file(tmp_path: Path) -> None:
-    lake, told = CutLake(tmp_path), list[Progress]()
-    assert isinstance(watching(lake.project, told.append), Nobody)
+    lake, told = CutLake(tmp_path), list[ProgressEvent]()
+    assert isinstance(watching(lake.project, told.append), NullListener)
     assert isinstance(watching(watched(lake), told.append), ApplyMetrics)
 
 
 def test_the_file_says_what_the_run_and_the_last_cut_say(tmp_path: Path) -> None:
-    lake, told, done = CutLake(tmp_path), list[Progress](), Applied(stream=PG)
+    lake, told, done = CutLake(tmp_path), list[ProgressEvent](), ApplyTotals(stream=PG)
     lake.land(200)
     lake.land(300, minutes=5)
     lake.cut(200, 0, t=lake.state("t", 1, 200, held=3), u=lake.state("u", None, 100, state=BROKEN))
     for name, verdict in (("t", "equal"), ("u", "different")):
         lake.control.record(VerifiedRow(PG, 1, 1, f"public.{name}", f"silver.{name}", 100, verdict, 0, at(4)))
-    merge = Progress("merge", "silver.t", 7, unit="changes", facts={"seconds": 1.5})
+    merge = ProgressEvent("merge", "silver.t", 7, unit="changes", facts={"seconds": 1.5})
     with metrics_of(lake, told) as metrics:
         metrics.follow(done)
-        metrics.heard(merge)
-        metrics.heard(Progress("layout", "add column …", facts={"kind": "add_column"}))
-        metrics.heard(Progress("broken", "silver.u waits", facts={"code": "LAK410"}))
+        metrics.on_progress(merge)
+        metrics.on_progress(ProgressEvent("layout", "add column …", facts={"kind": "add_column"}))
+        metrics.on_progress(ProgressEvent("broken", "silver.u waits", facts={"code": "LAK410"}))
         done.top, done.upto, done.transactions, done.changes = 300, 200, 1, 7
         done.rules["silver.t", "between_a", "quarantine"] = [7, 2]
         done.held_by.update({("silver.t", "between_a"): 2, ("silver.t", "waiting"): 1})
-        metrics.walked()
+        metrics.on_pass_end()
     file = tmp_path / "shop.prom"
     seen = shown(file)
     lag = seen.pop("cdc_lake_applied_lag_seconds")
@@ -107,8 +107,8 @@ def test_a_walk_succeeds_where_it_gets_to_what_bronze_held_as_it_began(
 ) -> None:
     lake = CutLake(tmp_path)
     with metrics_of(lake, []) as metrics:
-        metrics.follow(Applied(stream=PG, top=top, upto=upto))
-        metrics.walked()
+        metrics.follow(ApplyTotals(stream=PG, top=top, upto=upto))
+        metrics.on_pass_end()
     seen = shown(tmp_path / "shop.prom").get("cdc_lake_last_success_timestamp_seconds loop=apply")
     assert (seen is not None and abs(time.time() - seen) < 60) == well
 
@@ -118,8 +118,8 @@ def test_what_ends_a_run_is_shown_with_0_while_it_runs_and_the_last_success_outl
 ) -> None:
     lake = CutLake(tmp_path)
     with metrics_of(lake, []) as metrics:
-        metrics.follow(Applied(stream=PG, top=1, upto=1))
-        metrics.walked()
+        metrics.follow(ApplyTotals(stream=PG, top=1, upto=1))
+        metrics.on_pass_end()
     success = shown(tmp_path / "shop.prom")["cdc_lake_last_success_timestamp_seconds loop=apply"]
     metrics, stops = metrics_of(lake, []), RuleStopped("rule `a` stops the run")
     metrics.__enter__()
@@ -134,14 +134,14 @@ def test_what_ends_a_run_is_shown_with_0_while_it_runs_and_the_last_success_outl
 
 
 def test_the_error_that_ends_a_run_is_in_the_file_and_one_that_was_told_counts_once(tmp_path: Path) -> None:
-    lake, done = CutLake(tmp_path), Applied(stream=PG)
+    lake, done = CutLake(tmp_path), ApplyTotals(stream=PG)
     with pytest.raises(RuleStopped), metrics_of(lake, []):
         raise RuleStopped("rule `a` stops the run")
     assert shown(tmp_path / "shop.prom")["cdc_lake_errors_total code=QUA501 loop=apply"] == 1
     waits = StoreUnavailable("the store is away")
     metrics = metrics_of(lake, [])
     metrics.follow(done)
-    metrics.heard(Progress("broken", "silver.t waits", facts={"code": waits.code}))
+    metrics.on_progress(ProgressEvent("broken", "silver.t waits", facts={"code": waits.code}))
     done.broken["silver.t"] = waits
     with pytest.raises(StoreUnavailable), metrics:
         raise waits
@@ -154,18 +154,18 @@ def test_a_lake_that_does_not_answer_leaves_out_what_only_it_knows(tmp_path: Pat
     for entry in (lake.project.control / "cuts" / "_delta_log").iterdir():
         entry.write_text("{")
     with metrics_of(lake, []) as metrics:
-        metrics.follow(Applied(stream=PG, transactions=4))
+        metrics.follow(ApplyTotals(stream=PG, transactions=4))
     seen = shown(tmp_path / "shop.prom")
     assert seen == {"cdc_lake_applied_transactions_total": 4, "cdc_lake_applied_changes_total": 0}
 
 
 def test_a_file_that_cannot_be_written_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
-    lake, told = CutLake(tmp_path), list[Progress]()
+    lake, told = CutLake(tmp_path), list[ProgressEvent]()
     project = watched(lake, "missing/shop.prom")
     assert project.textfile is not None
     with ApplyMetrics(project, project.textfile, told.append) as metrics:
-        metrics.follow(Applied(stream=PG))
-        metrics.walked()
+        metrics.follow(ApplyTotals(stream=PG))
+        metrics.on_pass_end()
     assert [(one.stage, one.facts["code"]) for one in told] == [("warning", "DEP711")]
     assert "No such file or directory" in told[0].text
     assert "make the folder of `observe.textfile`" in told[0].text
@@ -181,24 +181,24 @@ def test_cuts_that_follow_one_another_write_the_file_now_and_then(
 ) -> None:
     lake, file = CutLake(tmp_path), tmp_path / "shop.prom"
     with metrics_of(lake, []) as metrics:
-        metrics.heard(Progress("cut", "1 of 1 tables"))
+        metrics.on_progress(ProgressEvent("cut", "1 of 1 tables"))
         file.unlink()
         monkeypatch.setattr(apply_metrics, "WRITE_EVERY", 3600)
-        metrics.heard(Progress("cut", "1 of 1 tables"))
+        metrics.on_progress(ProgressEvent("cut", "1 of 1 tables"))
         assert not file.exists()
         monkeypatch.setattr(apply_metrics, "WRITE_EVERY", 0)
-        metrics.heard(Progress("cut", "1 of 1 tables"))
+        metrics.on_progress(ProgressEvent("cut", "1 of 1 tables"))
         assert file.exists()
 
 
 def test_the_error_of_a_run_names_every_table_that_waits() -> None:
     waits = GroupWaits("silver.a is in a group with silver.b")
-    done = Applied(broken={"silver.a": waits, "silver.b": DestructiveChange("b"), "silver.c": Unconvertible("c")})
+    done = ApplyTotals(broken={"silver.a": waits, "silver.b": DestructiveChange("b"), "silver.c": Unconvertible("c")})
     error = done.error()
     assert isinstance(error, DestructiveChange)
     assert error.remedy.startswith(DestructiveChange.hint)
     assert "; silver.c (LAK456), silver.a (QUA515) also wait: `cdc-lake status`" in error.remedy
-    many = Applied(broken={f"silver.t{n}": DestructiveChange("t") for n in range(25)}).error()
+    many = ApplyTotals(broken={f"silver.t{n}": DestructiveChange("t") for n in range(25)}).error()
     assert many is not None
     assert "silver.t20 (LAK410) and 4 more also wait" in many.remedy
-    assert Applied().error() is None
+    assert ApplyTotals().error() is None

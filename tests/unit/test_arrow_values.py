@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_lake.lake.arrow_values import arrow_type, read_texts
 from cdc_lake.model.relation import Column
+from cdc_lake.tables.canonical_values import arrow_type, read_texts
 from cdc_lake.testing.messages import TYPE_OIDS
 from tests.seeds import one_seed
 

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from cdc_lake.errors import BronzeNotWritten, ServerBusy, ServerUnreachable, SparkDied
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline import run
-from cdc_lake.pipeline.applying.apply import ApplySummary
-from cdc_lake.pipeline.applying.sessions import SparkLives
-from cdc_lake.pipeline.receiving.attempts import SOURCE_PAUSES, STEADY, Attempts
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.runtime import run
+from cdc_lake.runtime.apply.applier import ApplySummary
+from cdc_lake.runtime.apply.spark_sessions import SparkLives
+from cdc_lake.runtime.receive.receiver import SOURCE_PAUSES, STEADY, ReconnectBackoff
 
 
 class Trying:
@@ -23,28 +23,28 @@ class Trying:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.told: list[Progress] = []
-        self.attempts = Attempts(self.told.append, clock=lambda: self.now)
+        self.told: list[ProgressEvent] = []
+        self.attempts = ReconnectBackoff(self.told.append, clock=lambda: self.now)
 
     def fail(self, times: int, error: type[ServerUnreachable | ServerBusy]) -> list[float]:
         pauses = []
         for _ in range(times):
-            assert not self.attempts.over(None)
+            assert not self.attempts.record_end(None)
             pauses.append(self.attempts.after_source(error("it is away")))
             self.now += pauses[-1]
         return pauses
 
     def drop(self, *, held: int = 0, after: float = 0.0) -> float:
         """A stream is opened where bronze holds 0, and breaks off `after` so many seconds; the pause behind it."""
-        self.attempts.opened(0)
+        self.attempts.record_open(0)
         self.now += after
-        self.attempts.over(held)
+        self.attempts.record_end(held)
         return self.attempts.after_source(ServerUnreachable("it broke off"))
 
     def succeed(self) -> None:
         """Something landed."""
-        self.attempts.opened(0)
-        assert self.attempts.over(1)
+        self.attempts.record_open(0)
+        assert self.attempts.record_end(1)
 
 
 @pytest.fixture
@@ -110,10 +110,10 @@ class Dying(threading.Event):
         super().__init__()
         self.lived, self.now, self.pauses, self.forgotten = list(lived), 0.0, list[float](), 0
         self.sessions: list[object] = []
-        self.told: list[Progress] = []
+        self.told: list[ProgressEvent] = []
         self.stops_in = asked_to_stop_in_pause
         monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr("cdc_lake.lake.session.forget", self.forget)
+        monkeypatch.setattr("cdc_lake.tables.spark_session.forget", self.forget)
 
     def forget(self) -> None:
         self.forgotten += 1

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from cdc_lake.bronze.port import ClosedBatch
+from cdc_lake.bronze.contract import TransactionBatch
 from cdc_lake.config.model import Batch
-from cdc_lake.decode.raw import RawTransaction, Tabulated
-from cdc_lake.model.transaction import Boundaries
-from cdc_lake.pipeline.receiving.batches import OpenBatch
-from cdc_lake.pipeline.stream.order import Closed
+from cdc_lake.connectors.open_stream import OrderedTransaction
+from cdc_lake.decode.transaction import BufferedTransaction, DecodedMarker
+from cdc_lake.model.change import Boundaries
+from cdc_lake.runtime.receive.loop import OpenBatch
 
 
-def raw(frames: int, size: int) -> RawTransaction:
-    return RawTransaction(Boundaries(1, 1), [b""] * frames, [0] * frames, [None] * frames, {}, size)
+def raw(frames: int, size: int) -> BufferedTransaction:
+    return BufferedTransaction(Boundaries(1, 1), [b""] * frames, [0] * frames, [None] * frames, {}, size)
 
 
 def test_a_batch_closes_at_whichever_limit_comes_first() -> None:
@@ -22,11 +22,11 @@ def test_a_batch_closes_at_whichever_limit_comes_first() -> None:
         (Batch(max_bytes=99, max_rows=99, max_transactions=2), raw(1, 1)),
     ):
         batch = OpenBatch(limits, lambda: now[0], 0, 0)
-        batch.add(Closed(1, 1, more))
+        batch.add(OrderedTransaction(1, 1, more))
         assert not batch.full
-        batch.add(Closed(1, 1, more))
+        batch.add(OrderedTransaction(1, 1, more))
         assert batch.full
-        assert batch.take() == ClosedBatch([more, more], 1, 1)
+        assert batch.take() == TransactionBatch([more, more], 1, 1)
         assert not batch.full
         assert len(batch) == 0
 
@@ -34,34 +34,34 @@ def test_a_batch_closes_at_whichever_limit_comes_first() -> None:
 def test_after_a_pause_a_transaction_is_due_at_once_and_then_one_batch_every_delay() -> None:
     now = [100.0]
     batch = OpenBatch(Batch(max_delay=200), lambda: now[0], 0, 0)
-    batch.add(Closed(1, 1, raw(1, 1)))
+    batch.add(OrderedTransaction(1, 1, raw(1, 1)))
     assert batch.due_in <= 0
     batch.take()
     now[0] = 100.05
-    batch.add(Closed(2, 2, raw(1, 1)))
+    batch.add(OrderedTransaction(2, 2, raw(1, 1)))
     now[0] = 100.15
-    batch.add(Closed(3, 3, raw(1, 1)))
+    batch.add(OrderedTransaction(3, 3, raw(1, 1)))
     assert 0.049 < batch.due_in < 0.051
     now[0] = 100.2
     assert batch.due_in <= 0
     batch.take()
     now[0] = 101.0
-    batch.add(Closed(4, 4, raw(1, 1)))
+    batch.add(OrderedTransaction(4, 4, raw(1, 1)))
     assert batch.due_in <= 0
 
 
 def test_what_is_handed_over_for_decoding_is_held_without_its_bytes() -> None:
     batch = OpenBatch(Batch(), lambda: 0.0, 0, 0)
     first, second = raw(1, 5), raw(2, 7)
-    batch.add(Closed(1, 1, first))
+    batch.add(OrderedTransaction(1, 1, first))
     assert batch.to_decode == 5
     assert batch.hand_over() == [first]
-    batch.add(Closed(2, 2, second))
+    batch.add(OrderedTransaction(2, 2, second))
     assert batch.to_decode == 7
     assert batch.hand_over() == [second]
     assert batch.to_decode == 0
     assert batch.hand_over() == []
-    kept = [Tabulated(one.bounds, one.size, one.count) for one in (first, second)]
-    assert batch.take() == ClosedBatch(kept, 2, 2)
-    batch.add(Closed(3, 3, first))
+    kept = [DecodedMarker(one.bounds, one.size, one.count) for one in (first, second)]
+    assert batch.take() == TransactionBatch(kept, 2, 2)
+    batch.add(OrderedTransaction(3, 3, first))
     assert batch.hand_over() == [first]

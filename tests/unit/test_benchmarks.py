@@ -23,8 +23,7 @@ from deltalake import write_deltalake
 from cdc_lake.bronze.contract import SCHEMA
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.model.change import Delete, Insert, OldKind, Update
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.model.change import Delete, Insert, OldKind, Transaction, Update
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -10,18 +10,17 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.table import Table
 
-from cdc_lake.bronze import upkeep
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze import compaction
+from cdc_lake.bronze.compaction import MaintainedTable
 from cdc_lake.bronze.contract import SCHEMA
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
-from cdc_lake.bronze.upkeep import MaintainedTable
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import BronzeAltered
-from cdc_lake.lake.catalog import open_catalog
-from cdc_lake.model.change import Insert
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.model.change import Insert, Transaction
+from cdc_lake.tables.catalog import open_catalog
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
 
@@ -29,7 +28,7 @@ ORDERS = table("public.orders", id="int8", note="text")
 _POSITIONS = (200, 210, 220, 230, 240)
 
 
-def transaction(position: int) -> RawTransaction:
+def transaction(position: int) -> BufferedTransaction:
     return raw_transaction(Transaction(boundaries(position), (Insert(ORDERS, (str(position), "note")),)))
 
 
@@ -160,11 +159,11 @@ def test_upkeep_writes_and_removes_nothing(place: Place, change: Callable[[Place
     change(place)
     after = place.reader().version()
     with pytest.raises(BronzeAltered):
-        upkeep.compact(maintained(place), 2)
+        compaction.compact(maintained(place), 2)
     with pytest.raises(BronzeAltered):
-        upkeep.prepare(maintained(place))
+        compaction.prepare(maintained(place))
     with pytest.raises(BronzeAltered):
-        upkeep.tidy(maintained(place), 0.0)
+        compaction.tidy(maintained(place), 0.0)
     assert place.reader().version() == after
 
 

@@ -12,13 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.contract import SCHEMA
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.errors import BronzeDamaged
-from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
 

@@ -8,17 +8,16 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from cdc_lake.bronze.files import Files
-from cdc_lake.bronze.history import history
+from cdc_lake.bronze.data_files import Files
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.row_history import history
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
 from cdc_lake.errors import NotInBronze
-from cdc_lake.lake.delta_log import CHECKPOINT_INTERVAL
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Update
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Transaction, Truncate, Update
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import ReplicaIdentity, TableName
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.inspect.bronze import inspect_chain, inspect_row, inspect_transaction, plain, primary_key
+from cdc_lake.ops.inspect import inspect_chain, inspect_row, inspect_transaction, plain, primary_key
+from cdc_lake.tables.delta_log import CHECKPOINT_INTERVAL
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
 
@@ -124,16 +123,16 @@ def test_files_whose_every_row_is_in_a_span_are_known_by_their_bounds(bronze: Ta
     files = reader.files()
     some = files.select(epoch=1, after=200, upto=400, relations=["public.orders"])
     assert len(some) == 2
-    assert files.inside(some, Span(1, 200, 400))
-    assert files.inside(some, Span(1, 299, 400))
-    assert files.inside([], Span(1, 200, 400))
+    assert files.is_within_span(some, Span(1, 200, 400))
+    assert files.is_within_span(some, Span(1, 299, 400))
+    assert files.is_within_span([], Span(1, 200, 400))
     for span in (Span(1, 200, 399), Span(1, 300, 400), Span(2, 200, 400)):
-        assert not files.inside(some, span)
+        assert not files.is_within_span(some, span)
     unbounded = Files(files.actions.drop_columns(["max.position"]), files.filesystem)
-    assert not unbounded.inside(some, Span(1, 200, 400))
+    assert not unbounded.is_within_span(some, Span(1, 200, 400))
     unknown = pa.nulls(files.actions.num_rows, pa.int64())
     at = files.actions.column_names.index("max.position")
-    assert not Files(files.actions.set_column(at, "max.position", unknown), files.filesystem).inside(
+    assert not Files(files.actions.set_column(at, "max.position", unknown), files.filesystem).is_within_span(
         some, Span(1, 200, 400)
     )
 

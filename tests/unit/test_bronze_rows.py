@@ -8,12 +8,22 @@ import pyarrow as pa
 import pytest
 
 from cdc_lake.bronze.contract import SCHEMA
-from cdc_lake.bronze.rows import Place, build, snapshot_rows
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.digest import GENESIS, chain_of, content_of
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update
+from cdc_lake.bronze.row_builder import Place, build, snapshot_rows
+from cdc_lake.decode.hashing import GENESIS, chain_of, content_of
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.model.change import (
+    UNCHANGED,
+    Boundaries,
+    Change,
+    Delete,
+    Insert,
+    Message,
+    OldKind,
+    Transaction,
+    Truncate,
+    Update,
+)
 from cdc_lake.model.relation import Relation
-from cdc_lake.model.transaction import Boundaries, Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 ORDERS = table("public.orders", id="int8", note="text")

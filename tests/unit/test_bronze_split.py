@@ -8,16 +8,14 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
-from cdc_lake.bronze import split
+from cdc_lake.bronze import span_index
 from cdc_lake.bronze.contract import SCHEMA
-from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.split import Splitter
+from cdc_lake.bronze.span_index import SpanPartitioner, outline
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.errors import LakeError
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Update
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Transaction, Truncate, Update
+from cdc_lake.model.position import Span
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.seeds import one_seed
 
@@ -56,9 +54,9 @@ def bronze(tmp_path: Path) -> BronzeReader:
 def test_parts_hold_what_the_span_holds(
     bronze: BronzeReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(split, "_AT_ONCE", at_once)
+    monkeypatch.setattr(span_index, "_READ_AT_ONCE_BYTES", at_once)
     span = Span(1, 400, 1700)
-    parts = Splitter(tmp_path / "scratch").split(bronze.files(), span)
+    parts = SpanPartitioner(tmp_path / "scratch").split(bronze.files(), span)
     assert set(parts) <= {str(t.table) for t in TABLES}
     for of in TABLES:
         want = bronze.changes(of.table, span)
@@ -80,7 +78,7 @@ def test_the_next_span_and_the_end_leave_nothing_behind(bronze: BronzeReader, tm
     left = folder / "left-by-a-killed-run.parquet"
     left.parent.mkdir()
     left.touch()
-    splitter = Splitter(folder)
+    splitter = SpanPartitioner(folder)
     first = splitter.split(bronze.files(), Span(1, 0, 1000))
     assert not left.exists()
     second = splitter.split(bronze.files(), Span(1, 1000, 2000))
@@ -94,4 +92,4 @@ def test_the_next_span_and_the_end_leave_nothing_behind(bronze: BronzeReader, tm
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_lake(bronze: BronzeReader, tmp_path: Path) -> None:
     (tmp_path / "scratch").touch()
     with pytest.raises(LakeError):
-        Splitter(tmp_path / "scratch" / "spans").split(bronze.files(), Span(1, 0, 1000))
+        SpanPartitioner(tmp_path / "scratch" / "spans").split(bronze.files(), Span(1, 0, 1000))

@@ -14,13 +14,13 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from pydantic import SecretStr
 
-from cdc_lake.bronze.chain import verify
-from cdc_lake.bronze.upkeep import compact, tidy
+from cdc_lake.bronze.compaction import compact, tidy
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.errors import AnotherReceiver, Retry, StoreRefused, StoreUnavailable, StoreUnfenced
-from cdc_lake.lake import iceberg_log
-from cdc_lake.lake.conditional_put import signed
-from cdc_lake.lake.delta_leftovers import Leftovers
-from cdc_lake.model.span import Span
+from cdc_lake.model.position import Span
+from cdc_lake.tables import iceberg_log
+from cdc_lake.tables.object_store import sign_headers
+from cdc_lake.tables.orphan_files import OrphanFiles
 from cdc_lake.testing.faulty_store import Fault, FaultyStore, Request
 from cdc_lake.testing.object_store import LocalStore, storage_at
 from tests.store_places import FORMATS, Stored, store, stored
@@ -184,7 +184,7 @@ def test_a_conditional_put_is_signed_as_the_sdk_signs_it(token: str | None):
     given = storage_at("http://store.example:9000")
     storage = given.model_copy(update={"session_token": None if token is None else SecretStr(token)})
     moment = datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
-    mine = signed(storage, "store.example:9000", "lake/bronze/_x", b"body", moment)
+    mine = sign_headers(storage, "store.example:9000", "lake/bronze/_x", b"body", moment)
     request = AWSRequest("PUT", "http://store.example:9000/lake/bronze/_x", {"if-none-match": "*"}, b"body")
     request.context["timestamp"] = request.headers["X-Amz-Date"] = moment.strftime("%Y%m%dT%H%M%SZ")
     signer = S3SigV4Auth(Credentials("kit", "kit-secret", token), "s3", "us-east-1")
@@ -202,13 +202,13 @@ def test_what_upkeep_replaced_goes_when_nobody_reads_it_any_more(place: Stored, 
     for at in range(101, 107):
         writer.append([transaction(at)])
     before, early = place.data_files(), time.time()
-    assert compact(place.table(), 2, whole=True)
+    assert compact(place.table(), 2, ignore_tiers=True)
     writer = place.writer()
     for at in (107, 108, 109):  # Iceberg's older versions leave
         writer.append([transaction(at)])
     live, table = set(place.reader().files().paths), place.table()
     assert table.look()
-    assert tidy(table, 3600.0, early + 3000) == Leftovers((), (), 0)
+    assert tidy(table, 3600.0, early + 3000) == OrphanFiles((), (), 0)
     assert set(place.data_files()) == {*before, *live}
     found = tidy(table, 3600.0, early + 100_000)
     assert found is not None
@@ -229,8 +229,8 @@ def test_a_file_that_was_just_replaced_stays_however_old_it_is(place: Stored):
     old = place.data_files()
     time.sleep(2.2)  # the store's clock counts seconds
     replaced_at = time.time()
-    assert compact(place.table(), 2, whole=True)
+    assert compact(place.table(), 2, ignore_tiers=True)
     table = place.table()
     assert table.look()
-    assert tidy(table, 3600.0, replaced_at + 3600 - 1.5) == Leftovers((), (), 0)
+    assert tidy(table, 3600.0, replaced_at + 3600 - 1.5) == OrphanFiles((), (), 0)
     assert set(old) <= set(place.data_files())

@@ -11,17 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.contract import SCHEMA
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.kept import READING, PgoutputFormat
-from cdc_lake.decode.undecodable import Keeping
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.undecodable import READING, PgoutputFormat, StoreUndecodable
 from cdc_lake.errors import InvalidText
-from cdc_lake.model.change import Insert
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.model.change import Insert, Transaction
+from cdc_lake.model.position import Span
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 ORDERS = table("public.orders", id="int8", note="text")
@@ -42,7 +40,7 @@ def transactions() -> list:
 def folder(tmp_path: Path) -> Path:
     writer = DeltaBronze(tmp_path / "b", durability="os")
     writer.begin_stream("s", 100)
-    writer.append(transactions(), Keeping(PgoutputFormat(tabulate)))
+    writer.append(transactions(), StoreUndecodable(PgoutputFormat(tabulate)))
     return tmp_path / "b"
 
 

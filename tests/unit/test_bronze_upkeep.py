@@ -14,24 +14,23 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from cdc_lake.bronze import compaction, upkeep
-from cdc_lake.bronze.chain import verify
-from cdc_lake.bronze.compaction import plan
+from cdc_lake.bronze import compaction
+from cdc_lake.bronze import compaction as upkeep
+from cdc_lake.bronze.compaction import MaintainedTable, plan
 from cdc_lake.bronze.contract import SCHEMA
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
-from cdc_lake.bronze.history import history
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
-from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.upkeep import MaintainedTable
+from cdc_lake.bronze.row_history import history
+from cdc_lake.bronze.span_index import outline
 from cdc_lake.bronze.writer import TableBronze
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import AnotherReceiver, NoStream
-from cdc_lake.lake import delta_leftovers
-from cdc_lake.lake.delta_place import LocalPlace
-from cdc_lake.model.change import Delete, Insert, OldKind, Update
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.model.change import Delete, Insert, OldKind, Transaction, Update
+from cdc_lake.model.position import Span
+from cdc_lake.tables import orphan_files
+from cdc_lake.tables.delta_storage import LocalDeltaStorage
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
 from tests.seeds import one_seed
@@ -56,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def delta(folder: Path) -> DeltaBronzeTable:
-    return DeltaBronzeTable(LocalPlace(folder, durable=False))
+    return DeltaBronzeTable(LocalDeltaStorage(folder, durable=False))
 
 
 def kept_up(place: Place) -> MaintainedTable:
@@ -69,7 +68,7 @@ def writer_of(folder: Path) -> TableBronze:
     return TableBronze(delta(folder))
 
 
-def transaction(position: int, dice: random.Random | None = None) -> RawTransaction:
+def transaction(position: int, dice: random.Random | None = None) -> BufferedTransaction:
     key = str(position % 7)
     changes = [Insert(ORDERS, (key, f"note {position}"))]
     if dice is not None:
@@ -144,7 +143,7 @@ def told(reader: BronzeReader) -> tuple[object, ...]:
 def test_a_year_of_history_compacted_reads_the_same_row_for_row_and_hash_for_hash(place: Place, dice: random.Random):
     writer = a_year(place, dice)
     before, told_before, files = rows_of(place.reader()), told(place.reader()), len(place.reader().files().paths)
-    groups = upkeep.compact(kept_up(place), dice.randint(2, 9), whole=True)
+    groups = upkeep.compact(kept_up(place), dice.randint(2, 9), ignore_tiers=True)
     assert 3 <= len(place.reader().files().paths) < files / 10
     assert sum(len(g.paths) for g in groups) > files * 0.9
     assert without_layouts(rows_of(place.reader())).equals(without_layouts(before)), "every row, in its order"
@@ -186,7 +185,7 @@ def test_a_receiver_that_was_idle_for_long_goes_on_where_the_log_went_on_without
     writer.begin_stream("s", 0)
     after = commits(writer, 1, 5)
     for later in (10_000, 20_000):
-        upkeep.compact(kept_up(place), 2, whole=True)
+        upkeep.compact(kept_up(place), 2, ignore_tiers=True)
         upkeep.prepare(kept_up(place))
         upkeep.tidy(kept_up(place), 3600.0, time.time() + later)
     if place.format == "delta":
@@ -282,7 +281,7 @@ def test_what_many_small_files_hold_is_measured_once_each(folder: Path, monkeypa
     writer.begin_stream("test", 0)
     for position in range(1, 31):
         writer.append([transaction(position)])
-    (group,) = upkeep.compact(delta(folder), 2, whole=True)
+    (group,) = upkeep.compact(delta(folder), 2, ignore_tiers=True)
     assert len(group.paths) == len(sizes) == 30
 
 
@@ -413,7 +412,7 @@ def test_files_stay_few_however_many_commits_there_are(folder: Path, monkeypatch
     count, after, kept = (86_400, 100, 3600) if BUDGET >= 10 else (400, 40, 180)
     if BUDGET < 10:
         for name in ("LOG_SECONDS", "LOG_VERSIONS", "LOG_LEAST"):
-            monkeypatch.setattr(delta_leftovers, name, getattr(delta_leftovers, name) // 20)
+            monkeypatch.setattr(orphan_files, name, getattr(orphan_files, name) // 20)
     writer = writer_of(folder)
     writer.begin_stream("s", 0)
     few = _costs(folder)
@@ -426,7 +425,7 @@ def test_files_stay_few_however_many_commits_there_are(folder: Path, monkeypatch
         assert len(list_files(folder)) < 3 * after
     many = _costs(folder)
     print(f"{count} commits: files, seconds of the processor to open them: {few} at first, {many} at the end")
-    assert len(list((folder / "_delta_log").iterdir())) < delta_leftovers.LOG_VERSIONS * 1.2 + 2 * after < count
+    assert len(list((folder / "_delta_log").iterdir())) < orphan_files.LOG_VERSIONS * 1.2 + 2 * after < count
     assert len(list(folder.glob("*.parquet"))) < kept + 3 * after < count
     assert verify(BronzeReader(folder)).transactions == count
 
@@ -485,6 +484,6 @@ def list_files(folder: Path) -> list[str]:
 def test_a_group_never_grows_over_a_full_file_nor_over_an_epoch(place: Place, dice: random.Random):
     a_year(place, dice)
     files = place.reader().files()
-    for group in plan(files, 2, whole=True):
+    for group in plan(files, 2, ignore_tiers=True):
         assert len(files.read(list(group.paths), ["epoch"])["epoch"].unique()) == 1
     assert plan(files, 10_000) == []

@@ -13,19 +13,18 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_lake.bronze import contract
-from cdc_lake.bronze.chain import verify
-from cdc_lake.bronze.port import BronzeState, BronzeWriter
+from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
-from cdc_lake.decode.digest import GENESIS
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.hashing import GENESIS
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import AnotherReceiver, BronzeNotWritten, BronzeUnknown, NoStream, NotInOrder
-from cdc_lake.lake import delta_log
-from cdc_lake.lake.catalog import open_catalog
-from cdc_lake.lake.iceberg_log import IcebergLog
-from cdc_lake.model.change import Insert
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.model.change import Insert, Transaction
+from cdc_lake.model.position import Span
+from cdc_lake.tables import delta_log
+from cdc_lake.tables.catalog import open_catalog
+from cdc_lake.tables.iceberg_log import IcebergLog
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
 from tests.seeds import one_seed
@@ -34,7 +33,7 @@ ORDERS = table("public.orders", id="int8", note="text")
 ALL = Span(1, 0, 1 << 62)
 
 
-def transaction(position: int, rows: int = 1) -> RawTransaction:
+def transaction(position: int, rows: int = 1) -> BufferedTransaction:
     return raw_transaction(
         Transaction(boundaries(position), tuple(Insert(ORDERS, (f"{position}{n}", "note")) for n in range(rows)))
     )
@@ -60,7 +59,7 @@ def test_the_writer_is_a_bronze_writer(place: Place):
 
 
 def test_a_stream_starts_with_both_markers_and_no_rows(bronze: TableBronze, place: Place):
-    state = BronzeState("s1", 1, 100, 100, GENESIS)
+    state = StreamCheckpoint("s1", 1, 100, 100, GENESIS)
     assert bronze.state() == state
     assert place.writer().state() == state
     assert place.data_files() == []
@@ -68,7 +67,7 @@ def test_a_stream_starts_with_both_markers_and_no_rows(bronze: TableBronze, plac
 
 def test_the_next_stream_has_the_next_epoch_and_a_chain_of_its_own(bronze: TableBronze):
     bronze.append([transaction(200)])
-    assert bronze.begin_stream("s2", 50) == BronzeState("s2", 2, 50, 50, GENESIS)
+    assert bronze.begin_stream("s2", 50) == StreamCheckpoint("s2", 2, 50, 50, GENESIS)
     assert bronze.append([transaction(60)]).upto == 60
 
 
@@ -326,7 +325,7 @@ def test_a_transaction_larger_than_a_file_is_several_files_in_one_commit(
 WRITE_UNTIL_KILLED = """
 from tests.bronze_places import Place
 from cdc_lake.model.change import Insert
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.model.change import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 orders = table("public.orders", id="int8", note="text")

@@ -29,19 +29,16 @@ from databricks.bundles.jobs import (
 )
 from pydantic import BaseModel, SecretStr
 
-from cdc_lake.cli.scaffold import scaffold
-from cdc_lake.config.deployed import deployed
+from cdc_lake.cli.project_template import scaffold
+from cdc_lake.config.effective import read_deployment
 from cdc_lake.config.model import Pipeline
-from cdc_lake.config.problems import ConfigInvalid
-from cdc_lake.config.secret_checks import CATALOG, PATHS, is_secret
-from cdc_lake.deploy import fields
-from cdc_lake.deploy.bundle import BundleParts, Extras, build
-from cdc_lake.deploy.bundle_check import BundleInvalid, Known, check_bundle, require_valid
-from cdc_lake.deploy.bundle_file import check_file, write_bundle
-from cdc_lake.deploy.bundle_secrets import Names
-from cdc_lake.deploy.entry_points import ENTRY_POINTS, GROUP, in_wheel
+from cdc_lake.config.secrets import CATALOG, PATHS, is_secret
+from cdc_lake.deploy import databricks_checks
+from cdc_lake.deploy.databricks_bundle import ENTRY_POINTS, GROUP, BundleParts, Extras, build, in_wheel
+from cdc_lake.deploy.databricks_checks import BundleInvalid, Known, Names, check_bundle, require_valid
+from cdc_lake.deploy.databricks_yaml import check_file, write_bundle
 from cdc_lake.errors import BundleNotWritten, NotDeployable
-from cdc_lake.model.diagnostic import Severity
+from cdc_lake.model.diagnostic import ConfigInvalid, Severity
 from tests.shell import QuickShell
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +55,7 @@ def shop(tmp_path: Path) -> Path:
 
 
 def built(file: Path, **parts: Any) -> Plain:
-    read = {target: deployed(file, target) for target in ("dev", "prod")}
+    read = {target: read_deployment(file, target) for target in ("dev", "prod")}
     return build(read, BundleParts(**{"version": "1.2.3", "extras": EXTRAS, "upward": "../", **parts}))
 
 
@@ -88,14 +85,14 @@ def test_every_job_goes_through_databricks_own_classes_unchanged(shop: Path, sch
 @pytest.mark.parametrize(
     ("known", "kind"),
     [
-        (fields.JOB, Job),
-        (fields.TASK, Task),
-        (fields.CLUSTER, ClusterSpec),
-        (fields.LIBRARY, Library),
-        (fields.WHEEL_TASK, PythonWheelTask),
-        (fields.JOB_CLUSTER, JobCluster),
-        (fields.SCHEDULE, CronSchedule),
-        (fields.CONTINUOUS, Continuous),
+        (databricks_checks.JOB, Job),
+        (databricks_checks.TASK, Task),
+        (databricks_checks.CLUSTER, ClusterSpec),
+        (databricks_checks.LIBRARY, Library),
+        (databricks_checks.WHEEL_TASK, PythonWheelTask),
+        (databricks_checks.JOB_CLUSTER, JobCluster),
+        (databricks_checks.SCHEDULE, CronSchedule),
+        (databricks_checks.CONTINUOUS, Continuous),
     ],
 )
 def test_the_keys_that_are_known_are_those_of_databricks(known: frozenset[str], kind: type) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_lake.pipeline.check.postgres import language_lines
+from cdc_lake.ops.check.postgres import language_lines
 
 
 @pytest.mark.parametrize("messages", ["", "C", "C.UTF-8", "POSIX", "en_US.UTF-8", "English_United States.1252"])

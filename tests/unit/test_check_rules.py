@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdc_lake.config.load import load_project
+from cdc_lake.config.loader import load_project
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.check.rules import expectations, of_table
+from cdc_lake.ops.check.runner import expectations, of_table
 from cdc_lake.testing.messages import table
 
 T = table("public.t", id="int4", amount="numeric", body="text")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from cdc_lake.cli.render import check_text, plan_text
-from cdc_lake.cli.render_types import ledger_text
-from cdc_lake.pipeline.check.line import CheckLine
-from cdc_lake.pipeline.check.type_ledger import ColumnLedger, Loss, TableLedger
-from cdc_lake.pipeline.plan import Plan
-from cdc_lake.pipeline.ports.action import Action, ActionKind
+from cdc_lake.cli.commands.status import ledger_text
+from cdc_lake.cli.text import check_text, plan_text
+from cdc_lake.connectors.base import Action, ActionKind
+from cdc_lake.ops.check.findings import CheckLine
+from cdc_lake.ops.plan import ColumnLedger, Loss, Plan, TableLedger
 
 MANY = 500
 SCREEN = 40

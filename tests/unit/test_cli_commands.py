@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.cli.scaffold import pipeline_name, scaffold, templates
+from cdc_lake.cli.project_template import pipeline_name, scaffold, templates
 from cdc_lake.config.model import SilverTable
 from tests.shell import QuickShell, Said
 
@@ -232,7 +232,7 @@ def test_a_file_beside_others_is_found_by_its_key(tmp_path):
     assert cdc_lake(tmp_path, "validate").out == "valid: flow.yaml\n"
 
 
-BUG = "import cdc_lake.cli.pages as p\ndef page(code): raise ZeroDivisionError(code)\np.page = page\n"
+BUG = "import cdc_lake.cli.text as p\ndef page(code): raise ZeroDivisionError(code)\np.page = page\n"
 
 
 def test_a_bug_ends_with_70_and_shows_no_traceback_without_debug(tmp_path):

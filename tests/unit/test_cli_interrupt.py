@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import sys, threading, time
-from cdc_lake.cli.interrupt import stop_when_input_ends
+from cdc_lake.cli.process import stop_when_input_ends
 ended = threading.Event()
 stop_when_input_ends(ended)
 print("over" if ended.wait(float(sys.argv[1])) else "goes on", flush=True)

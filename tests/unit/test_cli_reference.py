@@ -10,8 +10,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from cdc_lake.cli.app import ORDER, app
-from cdc_lake.cli.pages import codes
-from cdc_lake.cli.reference import EXIT_CODES, REFERENCE, pages
+from cdc_lake.cli.docs_generator import EXIT_CODES, REFERENCE, pages
+from cdc_lake.cli.text import codes
 from cdc_lake.config.model import Pipeline
 
 
@@ -21,7 +21,7 @@ from cdc_lake.config.model import Pipeline
 )
 def test_a_generated_page_is_current(name):
     current = pages()[name]
-    assert (REFERENCE / name).read_text() == current, "run `python -m cdc_lake.cli.reference`"
+    assert (REFERENCE / name).read_text() == current, "run `python -m cdc_lake.cli.docs_generator`"
 
 
 def test_every_key_has_a_description():

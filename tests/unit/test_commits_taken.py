@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from cdc_lake.control.cuts import IN, TableState
 from cdc_lake.errors import SilverPutBack
-from cdc_lake.lake.marker import Marker, app_id
-from cdc_lake.pipeline.applying.intact import damage, emptied, overwritten
-from cdc_lake.pipeline.state.cuts import IN, TableState
+from cdc_lake.runtime.apply.table_integrity import damage, first_merge_was_lost, merge_was_lost
+from cdc_lake.tables.silver_table import Marker, app_id
 from tests.silver_commits import STREAM, make, write
 
 LISTED = TableState("silver.orders", "delta", 7, 40, IN, held=0, merged=40)
@@ -31,7 +31,7 @@ LISTED = TableState("silver.orders", "delta", 7, 40, IN, held=0, merged=40)
     ],
 )
 def test_a_merge_is_gone_where_the_marker_is_behind_it(listed: TableState, marker: Marker, gone: bool) -> None:
-    assert overwritten(listed, marker) is gone
+    assert merge_was_lost(listed, marker) is gone
 
 
 def test_a_new_content_in_whose_place_another_commit_is_was_put_back(tmp_path: Path) -> None:
@@ -47,9 +47,13 @@ def test_a_table_without_a_marker_is_empty_again_where_another_commit_is_in_the_
     project, target = make(tmp_path, "delta")
     version = write(project, target, app_id(STREAM, target, 1), 40, None)
     listed, nothing = replace(LISTED, version=version), Marker(None, version)
-    assert emptied(project, target, STREAM, listed, nothing) is None, "the log has it: what was forgotten is the marker"
+    assert first_merge_was_lost(project, target, STREAM, listed, nothing) is None, (
+        "the log has it: what was forgotten is the marker"
+    )
     taken = write(project, target, None)
-    error = emptied(project, target, STREAM, replace(listed, version=taken), replace(nothing, version=taken))
+    error = first_merge_was_lost(
+        project, target, STREAM, replace(listed, version=taken), replace(nothing, version=taken)
+    )
     assert error is not None
     assert "empty again" in error.message
-    assert emptied(project, target, STREAM, replace(listed, version=taken), Marker(30, taken)) is None
+    assert first_merge_was_lost(project, target, STREAM, replace(listed, version=taken), Marker(30, taken)) is None

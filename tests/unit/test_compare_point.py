@@ -11,37 +11,36 @@ import pytest
 
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.comparison.columns import match
+from cdc_lake.comparison.pending_changes import HeldChange, fold_changes
 from cdc_lake.errors import StreamProtocol
-from cdc_lake.model.change import Insert
+from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.applying.point import Point, Touch, point
-from cdc_lake.pipeline.compare.match import match
-from cdc_lake.pipeline.held.accounting import HeldChange, folded
-from cdc_lake.source.captured import Unlanded
-from cdc_lake.source.unlanded import transactions
-from cdc_lake.source.visible import Visible
+from cdc_lake.runtime.apply.snapshot_alignment import AlignmentPoint, SnapshotTransaction, point
+from cdc_lake.source.base import PendingTransaction
+from cdc_lake.source.postgres.slot_peek import transactions
+from cdc_lake.source.postgres.snapshot_visibility import SnapshotPredicate
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.seeds import one_seed
 
 A, B = TableName("public", "a"), TableName("public", "b")
 
 
-def touch(position: int, xid: int, *tables: TableName, landed: bool = True) -> Touch:
-    return Touch(position, xid, frozenset(tables), landed)
+def touch(position: int, xid: int, *tables: TableName, landed: bool = True) -> SnapshotTransaction:
+    return SnapshotTransaction(position, xid, frozenset(tables), landed)
 
 
 def test_what_was_running_is_not_shown():
-    seen = Visible.parse("10:20:12,15", 0, 5)
+    seen = SnapshotPredicate.parse("10:20:12,15", 0, 5)
     assert [xid for xid in range(5, 25) if seen.shows(xid, 0)] == [*range(5, 12), 13, 14, *range(16, 20)]
     assert not seen.shows(5, 1)  # its commit lies behind the snapshot
-    assert Visible.parse("10:10:", 0).in_progress == frozenset()
+    assert SnapshotPredicate.parse("10:10:", 0).in_progress == frozenset()
 
 
 def test_ids_are_read_around_the_turn_of_32_bits():
     turn = 7 << 32
-    seen = Visible.parse(f"{turn - 2}:{turn + 3}:{turn + 1}", 0, 1)
-    assert seen.whole(2**32 - 1) == turn - 1
+    seen = SnapshotPredicate.parse(f"{turn - 2}:{turn + 3}:{turn + 1}", 0, 1)
+    assert seen.full_xid(2**32 - 1) == turn - 1
     assert [seen.shows(x, 0) for x in (2**32 - 1, 0, 1, 2, 3)] == [True, True, False, True, False]
 
 
@@ -63,20 +62,20 @@ def test_a_snapshot_shows_what_it_does_however_many_ids_ago_it_committed():
     xmax = max(done) + 1
     hidden = [xid for xid in running if xid < xmax]
     last = commits[-1][0]
-    snapshot = Visible.parse(
+    snapshot = SnapshotPredicate.parse(
         f"{min(hidden, default=xmax)}:{xmax}:{','.join(map(str, hidden))}", last, given_out - xmax + 1
     )
     later = [(last + at, xid) for at, xid in enumerate([*running, given_out + 1, given_out + 2**31], 1)]
     for position, xid in (*commits, *later):
         shown = snapshot.shows(xid % 2**32, position)
         assert shown == (position <= last), (seed, position, xid)
-        near = snapshot.near(np.array([xid % 2**32]), np.array([position]))
+        near = snapshot.may_be_hidden(np.array([xid % 2**32]), np.array([position]))
         assert near[0] or shown, (seed, position, xid)
 
 
 def test_a_table_is_compared_only_where_silver_holds_what_is_shown():
-    seen = Visible.parse("10:20:12", 500)
-    where = Point(seen, (touch(100, 11, A), touch(200, 12, A), touch(150, 13, B)), complete=True)
+    seen = SnapshotPredicate.parse("10:20:12", 500)
+    where = AlignmentPoint(seen, (touch(100, 11, A), touch(200, 12, A), touch(150, 13, B)), complete=True)
     assert "1 landed" in where.gap(A, 99).reason  # 11 is shown, not applied
     assert where.gap(A, 100) is None  # 12 still runs for the snapshot and is not applied
     assert "ahead" in where.gap(A, 200).reason
@@ -84,29 +83,29 @@ def test_a_table_is_compared_only_where_silver_holds_what_is_shown():
 
 
 def test_a_transaction_that_could_not_be_decoded_may_have_changed_any_table():
-    seen = Visible.parse("12:20:12", 500)
-    odd = Touch(150, 13, frozenset(), landed=True, undecoded=True)
-    gap = Point(seen, (touch(100, 11, A), odd), complete=True).gap(B, 100)
+    seen = SnapshotPredicate.parse("12:20:12", 500)
+    odd = SnapshotTransaction(150, 13, frozenset(), landed=True, undecoded=True)
+    gap = AlignmentPoint(seen, (touch(100, 11, A), odd), complete=True).gap(B, 100)
     assert "could not be decoded" in gap.reason
-    later = Touch(150, 12, frozenset(), landed=True, undecoded=True)  # still runs for the snapshot
-    assert Point(seen, (touch(100, 11, A), later), complete=True).gap(A, 100) is None
+    later = SnapshotTransaction(150, 12, frozenset(), landed=True, undecoded=True)  # still runs for the snapshot
+    assert AlignmentPoint(seen, (touch(100, 11, A), later), complete=True).gap(A, 100) is None
 
 
 def test_commit_order_that_differs_from_snapshot_order_is_seen():
-    seen = Visible.parse("12:20:12", 500)
-    where = Point(seen, (touch(100, 12, A), touch(200, 13, A)), complete=True)
+    seen = SnapshotPredicate.parse("12:20:12", 500)
+    where = AlignmentPoint(seen, (touch(100, 12, A), touch(200, 13, A)), complete=True)
     assert where.gap(A, 50) is not None
     assert where.gap(A, 100) is not None
     assert where.gap(A, 200) is not None
 
 
 def test_unlanded_transactions_count_where_they_are_shown():
-    seen = Visible.parse("12:20:12", 500)
-    assert Point(seen, (touch(300, 12, A, landed=False),), complete=True).gap(A, 200) is None
-    gap = Point(seen, (touch(300, 13, A, landed=False),), complete=True).gap(A, 200)
+    seen = SnapshotPredicate.parse("12:20:12", 500)
+    assert AlignmentPoint(seen, (touch(300, 12, A, landed=False),), complete=True).gap(A, 200) is None
+    gap = AlignmentPoint(seen, (touch(300, 13, A, landed=False),), complete=True).gap(A, 200)
     assert "bronze does not" in gap.reason
     assert "run --once" in gap.hint
-    assert Point(seen, (), complete=False).gap(A, 200) is not None
+    assert AlignmentPoint(seen, (), complete=False).gap(A, 200) is not None
 
 
 def test_what_lands_between_the_look_at_bronze_and_the_look_into_the_slot_is_not_missed(tmp_path):
@@ -118,7 +117,7 @@ def test_what_lands_between_the_look_at_bronze_and_the_look_into_the_slot_is_not
         bronze.append([raw_transaction(one)])
 
     lands(100, 12)
-    slot = [Unlanded(200, 13, frozenset({A})), Unlanded(300, 14, frozenset({A}))]
+    slot = [PendingTransaction(200, 13, frozenset({A})), PendingTransaction(300, 14, frozenset({A}))]
     looks = []
 
     def ahead(after):
@@ -128,28 +127,28 @@ def test_what_lands_between_the_look_at_bronze_and_the_look_into_the_slot_is_not
         looks.append(after)
         return list(slot)
 
-    found = point(BronzeReader(tmp_path / "bronze"), Visible.parse("12:20:", 300), 100, ahead)
+    found = point(BronzeReader(tmp_path / "bronze"), SnapshotPredicate.parse("12:20:", 300), 100, ahead)
     assert looks == [100, 200]
-    assert [(one.position, one.landed) for one in found.behind(A, 100)] == [(200, True)]
+    assert [(one.position, one.landed) for one in found.find_unapplied(A, 100)] == [(200, True)]
     assert [one.position for one in found.touches if not one.landed] == [300]
 
 
 def test_a_slot_whose_reader_has_just_ended_is_looked_at_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("cdc_lake.pipeline.applying.point.LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("cdc_lake.runtime.apply.snapshot_alignment.LOOK_AGAIN_SECONDS", 0.01)
     relation, bronze = table("public.a", id="int4"), DeltaBronze(tmp_path / "bronze", durability="os")
     bronze.begin_stream("test", 50)
     one = Transaction(boundaries(100, xid=12), (Insert(relation, ("1",)),), (100,))
     bronze.append([raw_transaction(one)])
-    looks = iter([None, None, [Unlanded(200, 13, frozenset({A}))]])
-    found = point(BronzeReader(tmp_path / "bronze"), Visible.parse("12:20:", 300), 100, lambda _: next(looks))
+    looks = iter([None, None, [PendingTransaction(200, 13, frozenset({A}))]])
+    found = point(BronzeReader(tmp_path / "bronze"), SnapshotPredicate.parse("12:20:", 300), 100, lambda _: next(looks))
     assert found.complete
     assert [one.position for one in found.touches if not one.landed] == [200]
 
 
 @pytest.mark.parametrize("lands", [False, True])
 def test_a_slot_that_is_being_read_is_waited_for_and_not_for_ever(tmp_path, monkeypatch, lands):
-    monkeypatch.setattr("cdc_lake.pipeline.applying.point.LOOK_AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr("cdc_lake.pipeline.applying.point.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("cdc_lake.runtime.apply.snapshot_alignment.LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("cdc_lake.runtime.apply.snapshot_alignment.WAIT_SECONDS", 0.1)
     relation, bronze = table("public.a", id="int4"), DeltaBronze(tmp_path / "bronze", durability="os")
     bronze.begin_stream("test", 50)
     later = iter([raw_transaction(Transaction(boundaries(300, xid=12), (Insert(relation, ("1",)),), (300,)))])
@@ -157,7 +156,7 @@ def test_a_slot_that_is_being_read_is_waited_for_and_not_for_ever(tmp_path, monk
     def ahead(_):
         bronze.append([one for one in later if lands])
 
-    found = point(BronzeReader(tmp_path / "bronze"), Visible.parse("12:20:", 300), 100, ahead)
+    found = point(BronzeReader(tmp_path / "bronze"), SnapshotPredicate.parse("12:20:", 300), 100, ahead)
     assert found.complete == lands
 
 
@@ -193,7 +192,7 @@ def test_held_changes_fold_with_moves_deletes_and_unsent_values():
         change(3, "D", old={"k": "2", "v": None, "w": None}),
         change(4, "I", {"k": "1", "v": "new", "w": ""}),
     ]
-    found = folded(changes, ["k"], ["k", "v", "w"], silver)
+    found = fold_changes(changes, ["k"], ["k", "v", "w"], silver)
     assert not found.odd
     assert found.rows == {
         ("9",): ({"k": "9", "v": "a3", "w": "big"},),
@@ -203,7 +202,7 @@ def test_held_changes_fold_with_moves_deletes_and_unsent_values():
 
 
 def test_held_changes_that_apply_to_nothing_are_odd():
-    found = folded([change(1, "U", {"k": "1"}), change(2, "I", {"k": "2"})], ["k"], ["k"], {("2",): [{"k": "2"}]})
+    found = fold_changes([change(1, "U", {"k": "1"}), change(2, "I", {"k": "2"})], ["k"], ["k"], {("2",): [{"k": "2"}]})
     assert (found.odd, found.shared) == ({("1",)}, {("2",)})
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_lake.lake.row_hash import BUCKETS
-from cdc_lake.pipeline.compare.sample import Sample
+from cdc_lake.comparison.columns import Sample
+from cdc_lake.tables.row_hash import BUCKETS
 
 
 @pytest.mark.parametrize(("text", "rows", "share"), [("5%", 10, 0.05), ("0.5 %", 10, 0.005), ("100%", 10, 1), ("50", 1000, 0.05), ("99", 9, 1), ("1", 10**9, 1 / BUCKETS)])  # fmt: skip

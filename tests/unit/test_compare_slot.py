@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.records import Operation, Row, Style
+from cdc_lake.connectors.gaussdb import comparison as compare_family
+from cdc_lake.connectors.gaussdb.comparison import CsnSnapshotPredicate, family_side
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.records import Operation, Row, Style
 from cdc_lake.errors import MalformedMessage, SlotUndecodable
 from cdc_lake.model.position import OrderDomain
-from cdc_lake.pipeline.gaussdb import side as compare_family
-from cdc_lake.pipeline.gaussdb.side import CsnShown, family_side
-from cdc_lake.source.captured import Unlanded
-from cdc_lake.source.stream import domain_of
+from cdc_lake.source.base import PendingTransaction, domain_of
 from cdc_lake.testing.gaussdb.ledger import Ledger
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake.testing.gaussdb.server import GaussServer
@@ -40,14 +39,14 @@ def insert(server: GaussServer, *numbers: int) -> None:
         server.ledger.commit([Row(Operation.INSERT, NAME, fields(row(number, None, "1")))])
 
 
-def ahead(project: Project, server: GaussServer) -> list[Unlanded]:
+def ahead(project: Project, server: GaussServer) -> list[PendingTransaction]:
     """What the slot still has of what is committed now."""
     state = bronze_reader(project).state()
-    assert isinstance(state, BronzeState)
+    assert isinstance(state, StreamCheckpoint)
     last = server.ledger[len(server.ledger) - 1]
     position = last.csn if domain_of(state.stream) is OrderDomain.CSN else last.commit_end
     with family_side(project, state) as side:
-        found = side.ahead(CsnShown(last.csn + 1, position), state.upto)
+        found = side.ahead(CsnSnapshotPredicate(last.csn + 1, position), state.upto)
     assert found is not None
     return list(found)
 
@@ -78,7 +77,7 @@ def test_what_cannot_be_decoded_there_is_said_with_its_cause(
     def refusing(*_: Any) -> None:
         raise MalformedMessage("a fault")
 
-    for owner, name in ((FamilyAssembler, "_closed"), (compare_family, "tables_of")):
+    for owner, name in ((GaussDbAssembler, "_close_transaction"), (compare_family, "tables_of")):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, refusing)
             with pytest.raises(SlotUndecodable, match=r"cannot be decoded: a fault .*\(DEC303, in the ") as caught:

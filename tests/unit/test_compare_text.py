@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from cdc_lake.cli.app import app
+from cdc_lake.cli.commands.compare import comparison_text
 from cdc_lake.cli.process import run_command
-from cdc_lake.cli.render_compare import comparison_text
-from cdc_lake.pipeline.state.comparison import Comparison, DifferingKey, KeyChange, Repair, TableComparison, Verdict
+from cdc_lake.control.verdicts import Comparison, DifferingKey, KeyChange, Repair, TableComparison, Verdict
 
 AT = dt.datetime(2026, 11, 22, 15, 0, tzinfo=dt.UTC)
 

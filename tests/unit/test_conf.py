@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdc_lake.config.load import load_project
+from cdc_lake.config.loader import load_project
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.cli import pages
-from cdc_lake.config.load import display, load_project, validate
-from cdc_lake.config.problems import ConfigInvalid, Problem
+from cdc_lake.cli import text as pages
+from cdc_lake.config.loader import display, load_project, validate
 from cdc_lake.config.rules import ROW_RULES, TABLE_RULES
-from cdc_lake.model.diagnostic import Severity
+from cdc_lake.model.diagnostic import ConfigInvalid, Problem, Severity
 
 SOURCE = 'source: {type: postgres, host: h, database: d, user: u, tables: ["public.*"]}\n'
 HEAD = "version: 1\npipeline: shop\n" + SOURCE

@@ -10,18 +10,16 @@ import jsonschema
 import pytest
 import yaml
 
-from cdc_lake.cli.reference import pages
-from cdc_lake.cli.scaffold import scaffold
+from cdc_lake.cli.docs_generator import pages
+from cdc_lake.cli.project_template import scaffold
 from cdc_lake.config.effective import effective
+from cdc_lake.config.fields import parse_release, white_list
 from cdc_lake.config.gaussdb_options import OPTIONS, Mode, as_boolean
-from cdc_lake.config.gaussdb_refusal import Rule
-from cdc_lake.config.gaussdb_rules import judge
-from cdc_lake.config.gaussdb_sent import effective_options
-from cdc_lake.config.json_schema import json_schema
-from cdc_lake.config.load import load_project, validate
-from cdc_lake.config.release import parse_release
+from cdc_lake.config.loader import load_project, validate
+from cdc_lake.config.project import effective_options
+from cdc_lake.config.schema import json_schema
 from cdc_lake.config.source import Address, FamilySource, host_and_port
-from cdc_lake.config.white_list import white_list
+from cdc_lake.config.validation.gaussdb import Rule, judge
 from cdc_lake.errors import NotForThisSource
 from cdc_lake.model.diagnostic import Severity
 
@@ -263,7 +261,9 @@ enable-ddl-decoding enable-ddl-json-format desc-memory-limit enable-cn-decode"""
 def test_every_option_is_in_the_table_on_the_page_and_in_the_schema() -> None:
     page = pages()["decoding-options.md"]
     assert sorted(OPTIONS) == sorted(NAMED)
-    assert (ROOT / "docs/reference/decoding-options.md").read_text() == page, "run `python -m cdc_lake.cli.reference`"
+    assert (ROOT / "docs/reference/decoding-options.md").read_text() == page, (
+        "run `python -m cdc_lake.cli.docs_generator`"
+    )
     assert all(f"| `{name}` |" in page for name in NAMED)
     assert all(f"| `{rule.label}` |" in page for rule in Rule)
     decoding = json_schema()["$defs"]["FamilySource"]["properties"]["decoding"]["properties"]

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.config.gaussdb_refusal import Rule
-from cdc_lake.config.load import load_project, validate
-from cdc_lake.config.problems import ConfigInvalid
-from cdc_lake.model.diagnostic import Severity
+from cdc_lake.config.loader import load_project, validate
+from cdc_lake.config.validation.gaussdb import Rule
+from cdc_lake.model.diagnostic import ConfigInvalid, Severity
 
 D = "decoding: {%s}"
 SERIAL = "parallel-decode-num: 1, "

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.config.effective import MASKED, effective
-from cdc_lake.config.load import load_project, validate
-from cdc_lake.config.problems import ConfigInvalid
-from cdc_lake.config.yaml_nodes import resolve_plain
+from cdc_lake.config.loader import load_project, validate
+from cdc_lake.config.yaml_tree import resolve_plain
+from cdc_lake.model.diagnostic import ConfigInvalid
 
 GOOD = """\
 version: 1

@@ -7,9 +7,8 @@ import re
 
 import pytest
 
-from cdc_lake.config.expectations import EXPECTATIONS
-from cdc_lake.config.patterns import NotPortable, check_pattern, java, python
-from cdc_lake.quality.engine import engine
+from cdc_lake.config.rules import EXPECTATIONS, NotPortable, check_pattern, java, python
+from cdc_lake.quality.great_expectations import engine
 
 TAKEN = [
     "^(n|x)", "(?i)NEW", r"^\w+$", "(?i:a)b", "(?-i:a)", "a++", "(?>a)b", r"\{a}", r"[\]]", "(?=a)b", "(?<!a)b", r"(a)\1",

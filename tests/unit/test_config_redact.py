@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.config.capture import compile_columns, compile_pattern, exact_column, overlap
 from cdc_lake.config.effective import MASKED, effective
-from cdc_lake.config.load import load_project, validate
+from cdc_lake.config.fields import compile_columns, compile_pattern, exact_column, overlap
+from cdc_lake.config.loader import load_project, validate
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.receiving.configuration import settings_of
+from cdc_lake.runtime.receive.stream_setup import settings_of
 
 HEAD = """\
 version: 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.config.load import load_project, validate
+from cdc_lake.config.loader import load_project, validate
 from cdc_lake.model.diagnostic import Diagnostic
 from tests.unit.test_config_broken import CASES, HEAD
 

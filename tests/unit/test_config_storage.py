@@ -10,9 +10,9 @@ from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
 from cdc_lake.bronze.open import bronze_table
 from cdc_lake.config.effective import effective
-from cdc_lake.config.load import load_project, validate
-from cdc_lake.config.problems import ConfigInvalid
-from cdc_lake.config.storage import ObjectAddress
+from cdc_lake.config.loader import load_project, validate
+from cdc_lake.config.model import ObjectAddress
+from cdc_lake.model.diagnostic import ConfigInvalid
 
 HEAD = """version: 1
 pipeline: shop

@@ -7,20 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.config.load import load_project
-from cdc_lake.config.partitioning import Partition
-from cdc_lake.config.problems import ConfigInvalid
+from cdc_lake.comparison.pending_changes import HeldChange, fold_changes, is_explained
+from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project, Target
-from cdc_lake.config.transforms import Transforms
+from cdc_lake.config.silver_tables import Partition, Transforms
 from cdc_lake.errors import TransformUnfit
-from cdc_lake.lake.made import partition_sql, said_of
-from cdc_lake.lake.store import SilverColumn
+from cdc_lake.model.diagnostic import ConfigInvalid
 from cdc_lake.model.relation import ReplicaIdentity, TableName
-from cdc_lake.pipeline.check.transforms import _doubtful
-from cdc_lake.pipeline.held.accounting import HeldChange, explained, folded
-from cdc_lake.silver.append import Append
-from cdc_lake.silver.projection import SilverShape, silver_shape
-from cdc_lake.silver.shape import make_shape
+from cdc_lake.ops.check.runner import _doubtful
+from cdc_lake.silver.current import AppendKind
+from cdc_lake.silver.layout_mapping import make_shape
+from cdc_lake.silver.transforms import SilverMapping, silver_shape
+from cdc_lake.tables.silver_table import declared_layout, partition_sql
+from cdc_lake.tables.types import SilverColumn
 from cdc_lake.testing.messages import table
 
 HEAD = """\
@@ -83,9 +82,9 @@ def test_a_table_has_the_transforms_that_its_entry_says_and_others_have_none(tmp
     target = project.target(TableName("public", "orders"))
     given = Transforms(None, ("note",), (("qty", "quantity"),), (("total", "qty * 2"),), "region = 'EU'")
     assert target.transforms == given
-    assert said_of(target).partition_by == ("days(at)", "bucket(16, id)", "region")
+    assert declared_layout(target).partition_by == ("days(at)", "bucket(16, id)", "region")
     assert partition_sql(target) == " PARTITIONED BY (days(`at`), bucket(16, `id`), `region`)"
-    assert project.written(target, "compute.total").endswith("shop.yaml:9")
+    assert project.key_location(target, "compute.total").endswith("shop.yaml:9")
     assert project.target(TableName("public", "others")).transforms == Transforms()
     assert (Transforms().fingerprint, Transforms().any, given.any) == ("", False, True)
     assert given.fingerprint != Transforms(None, ("note",), (), (("total", "qty * 2"),), "region = 'EU'").fingerprint
@@ -97,7 +96,7 @@ def test_what_is_no_partition_is_refused(text: str) -> None:
         Partition.parse(text)
 
 
-def shape_of(given: Transforms) -> SilverShape:
+def shape_of(given: Transforms) -> SilverMapping:
     layout = make_shape([ORDERS.layout], {ORDERS.layout: ORDERS}, None)
     computed = dict.fromkeys((name for name, _ in given.compute), "int")
     return silver_shape(layout, given, computed, "silver.orders", lambda key: key)
@@ -107,12 +106,12 @@ def test_silver_has_its_columns_in_the_sources_order_then_the_computed_ones() ->
     shape = shape_of(Transforms(exclude=("region",), rename=(("unit price", "price"),), compute=(("total", "x"),)))
     assert [c.ddl for c in shape.columns] == ["`id` bigint", "`qty` int", "`note` string", "`price` int", "`total` int"]
     assert [c.name for c in shape.key_columns] == ["id"]
-    assert shape.typed(0, "x") == "try_cast(x AS bigint)"
+    assert shape.typed_sql(0, "x") == "try_cast(x AS bigint)"
 
 
 def test_old_values_are_of_the_columns_that_silver_takes_by_its_names() -> None:
     plain = make_shape([ORDERS.layout], {ORDERS.layout: ORDERS}, None)
-    carried = {SilverColumn("_op", "string"): "op", **Append(old_values=True).carried(plain)}
+    carried = {SilverColumn("_op", "string"): "op", **AppendKind(old_values=True).passthrough_columns(plain)}
     given = Transforms(columns=("id", "qty"), rename=(("qty", "quantity"),), compute=(("total", "qty * 2"),))
     shape = replace(plain, carried=carried, old_values=True)
     silver = silver_shape(shape, given, {"total": "int"}, "silver.orders", lambda key: key)
@@ -120,7 +119,7 @@ def test_old_values_are_of_the_columns_that_silver_takes_by_its_names() -> None:
     assert {column.name: text for column, text in silver.source.carried.items()} == beside, "the source may have such"
     old = {column.name: text for column, text in silver.carried.items() if column.name.startswith("_old_")}
     assert old == {"_old_id": "try_cast(old[0] AS bigint)", "_old_quantity": "try_cast(old[2] AS int)"}
-    names = [column.name for column in Append(old_values=True).columns(silver)]
+    names = [column.name for column in AppendKind(old_values=True).columns(silver)]
     assert names[:4] == ["id", "quantity", "total", "_op"]
     assert names[-2:] == ["_old_id", "_old_quantity"]
 
@@ -153,10 +152,10 @@ def test_check_names_the_columns_that_an_update_may_leave_out() -> None:
 
 def test_a_held_change_of_a_row_that_a_filter_kept_out_explains_what_it_tells() -> None:
     change = HeldChange((1, 5, 1), "U", {"id": "1", "qty": "9", "note": None}, None, frozenset({"note"}))
-    found = folded([change], ["id"], ["id", "qty", "note"], {}, partial=True)
+    found = fold_changes([change], ["id"], ["id", "qty", "note"], {}, partial=True)
     assert found.odd == frozenset()
     assert found.rows == {("1",): ({"id": "1", "qty": "9"},)}
-    assert explained(found.rows["1",], [{"id": "1", "qty": "9", "note": "large"}])
-    assert not explained(found.rows["1",], [{"id": "1", "qty": "8", "note": "large"}])
-    assert not explained(found.rows["1",], [])
-    assert folded([change], ["id"], ["id", "qty", "note"], {}).odd == {("1",)}
+    assert is_explained(found.rows["1",], [{"id": "1", "qty": "9", "note": "large"}])
+    assert not is_explained(found.rows["1",], [{"id": "1", "qty": "8", "note": "large"}])
+    assert not is_explained(found.rows["1",], [])
+    assert fold_changes([change], ["id"], ["id", "qty", "note"], {}).odd == {("1",)}

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_columns import TABLES, ControlName, schema_of
-from cdc_lake.lake.control_rows import (
+from cdc_lake.control.table_pauses import _newest
+from cdc_lake.tables.control_schema import (  # fmt: skip
+    TABLES,
     ConfigurationRow,
+    ControlName,
     ControlRow,
     CutRow,
     DecodedRow,
@@ -25,9 +26,9 @@ from cdc_lake.lake.control_rows import (
     StreamRow,
     TimelineRow,
     WithheldRow,
-)  # fmt: skip
-from cdc_lake.lake.in_turn import BESIDE
-from cdc_lake.pipeline.state.pauses import _newest
+    schema_of,
+)
+from cdc_lake.tables.control_tables import BESIDE, ControlTables
 
 T0 = datetime(2026, 3, 29, 12, tzinfo=UTC)
 BACK = T0 - timedelta(days=1)
@@ -121,7 +122,7 @@ def test_rows_that_a_version_before_wrote_without_bounds_come_first_too(
     control: ControlTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as before:
-        before.setattr("cdc_lake.lake.control.BESIDE", {})
+        before.setattr("cdc_lake.tables.control_tables.BESIDE", {})
         control.record(PauseRow("public.t", True, T0))
         control.record(PauseRow("public.t", False, T0 + timedelta(hours=1)))
     for paused in (True, False):

@@ -18,14 +18,13 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from cdc_lake.config.storage import ObjectAddress
+from cdc_lake.config.model import ObjectAddress
 from cdc_lake.errors import LakeError, Retry
-from cdc_lake.lake import delta_log
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_columns import TABLES, schema_of
-from cdc_lake.lake.control_rows import CutRow, RunRow, SnapshotRow, StreamRow, now
-from cdc_lake.lake.delta_store import StorePlace
-from cdc_lake.lake.object_store import ObjectStore
+from cdc_lake.tables import delta_log
+from cdc_lake.tables.control_schema import TABLES, CutRow, RunRow, SnapshotRow, StreamRow, schema_of, utc_now
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.delta_storage import ObjectStoreDeltaStorage
+from cdc_lake.tables.object_store import ObjectStore
 from cdc_lake.testing.faulty_store import Chance, FaultyStore
 from cdc_lake.testing.object_store import LocalStore, storage_at
 from tests.seeds import seeds
@@ -55,7 +54,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, store: LocalStore) ->
 
 def stored(endpoint: str, key: str, patience: int = 2_000) -> ControlTables:
     client = ObjectStore(storage_at(endpoint, patience=patience))
-    return ControlTables(lambda name: StorePlace(client, ObjectAddress("lake", f"{key}/{name}")))
+    return ControlTables(lambda name: ObjectStoreDeltaStorage(client, ObjectAddress("lake", f"{key}/{name}")))
 
 
 def cut(position: int, epoch: int = 1, stream: str = "s") -> CutRow:
@@ -71,7 +70,7 @@ def test_a_table_that_is_not_there_reads_as_empty_with_its_schema(control: Contr
 
 def test_rows_come_back_as_they_went_in(opened: Callable[[], ControlTables]):
     control = opened()
-    stream = StreamRow(1, "s", 100, "slot", "7", "db", "lsn", now())
+    stream = StreamRow(1, "s", 100, "slot", "7", "db", "lsn", utc_now())
     snapshot = SnapshotRow("i", "s", 1, 100, '{"public.a": 3}', "complete", T0)
     for row in (stream, snapshot, cut(200), RunRow("r", "run", T0, None, "running", "{}")):
         control.record(row)
@@ -155,18 +154,18 @@ def test_two_instances_append_in_turn(opened: Callable[[], ControlTables]):
 
 APPEND = """
 from pathlib import Path
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import RunRow, now
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.control_schema import RunRow, utc_now
 
 control = ControlTables(Path(folder))
 for n in range(8):
-    control.record(RunRow(f"{name}{n}", "run", now(), None, "running", "{}"))
+    control.record(RunRow(f"{name}{n}", "run", utc_now(), None, "running", "{}"))
 """
 
 
 def test_processes_that_append_at_the_same_time_lose_nothing(control: ControlTables, tmp_path: Path):
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["cdc_lake.lake.control"])
+    processes.set_forkserver_preload(["cdc_lake.tables.control_tables"])
     writers = [
         processes.Process(target=exec, args=(APPEND, {"folder": str(tmp_path / "control"), "name": name}))
         for name in "ab"
@@ -295,7 +294,7 @@ def test_files_that_are_full_are_not_written_again(
     control = opened()
     for position in range(4):
         control.record(cut(position))
-    monkeypatch.setattr("cdc_lake.lake.control._COMPACTED", 1)
+    monkeypatch.setattr("cdc_lake.tables.control_tables._COMPACTED", 1)
     assert not control.compact("cuts", 3)
 
 

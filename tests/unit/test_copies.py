@@ -7,28 +7,27 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from cdc_lake.bronze.fold import folded
 from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.row_history import replay_rows
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.control_rows import SnapshotRow, now
-from cdc_lake.model.change import Change, Delete, Insert, OldKind, Update
-from cdc_lake.model.relation import TableName
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.applying.rebuild_plan import rebuild_plan
-from cdc_lake.pipeline.state.copies import (
+from cdc_lake.control.snapshots import (
     COMPLETE,
     STARTED,
     CopiedTable,
     copies_in_force,
-    finished,
+    finished_tables,
     in_whole_copy,
-    told,
+    tables_json,
     whole_copies,
 )
-from cdc_lake.pipeline.state.streams import record_copy
+from cdc_lake.control.streams import record_copy
+from cdc_lake.model.change import Change, Delete, Insert, OldKind, Transaction, Update
+from cdc_lake.model.relation import TableName
+from cdc_lake.runtime.apply.span_planning import rebuild_plan
+from cdc_lake.tables.control_schema import SnapshotRow, utc_now
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 A, B = TableName("public", "a"), TableName("Odd.", "b\\")
@@ -38,7 +37,7 @@ T = table("public.t", id="int4", amount="int4")
 
 
 def row(state: str, *tables: CopiedTable, name: str = "initial-1", epoch: int = 1) -> SnapshotRow:
-    return SnapshotRow(name, f"s{epoch}", epoch, 100, told(tables), state, now())
+    return SnapshotRow(name, f"s{epoch}", epoch, 100, tables_json(tables), state, utc_now())
 
 
 def copied(table: TableName, position: int) -> CopiedTable:
@@ -47,9 +46,11 @@ def copied(table: TableName, position: int) -> CopiedTable:
 
 def test_what_is_told_reads_back_and_older_versions_have_one_position() -> None:
     tables = [copied(A, 100), copied(B, 150)]
-    assert finished([row(STARTED, *tables)], "s1", 1) == tables
+    assert finished_tables([row(STARTED, *tables)], "s1", 1) == tables
     old = json.dumps([{"relation": "public.a", "layout": 7, "rows": 3, "chunks": 1}])
-    assert finished([SnapshotRow("initial-1", "s1", 1, 100, old, STARTED, now())], "s1", 1) == [copied(A, 100)]
+    assert finished_tables([SnapshotRow("initial-1", "s1", 1, 100, old, STARTED, utc_now())], "s1", 1) == [
+        copied(A, 100)
+    ]
 
 
 def test_nothing_is_in_force_before_the_copy_is_whole_and_of_two_copies_the_newest_is() -> None:
@@ -93,7 +94,7 @@ def test_a_table_is_folded_and_rebuilt_from_its_own_copy_on(tmp_path: Path) -> N
     land(40, Update(T, ("2", "4")))
     record_copy(control_tables(project), state, COMPLETE, [CopiedTable(T.table, T.layout, 1, 1, 30)])
     reader = bronze_reader(project)
-    assert folded(reader, 1, {"public.t": ("id",)}, {"public.t": 30}) == {"public.t": [{"id": "2", "amount": "4"}]}
+    assert replay_rows(reader, 1, {"public.t": ("id",)}, {"public.t": 30}) == {"public.t": [{"id": "2", "amount": "4"}]}
     now_there = reader.state()
     assert now_there is not None
     plan = rebuild_plan(project, reader, now_there, T.table, 40)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from cdc_lake.pipeline.compare.match import COPIES, copies_of, counted, match
-from cdc_lake.pipeline.held.accounting import HeldChange, folded_copies
+from cdc_lake.comparison.columns import COPIES, copies_of, count_copies, match
+from cdc_lake.comparison.pending_changes import HeldChange, folded_copies
 
 
 def side(*rows: tuple[str | None, str | None]) -> pa.Table:
@@ -14,14 +14,14 @@ def side(*rows: tuple[str | None, str | None]) -> pa.Table:
 
 
 def test_the_same_rows_as_often_in_another_order_are_equal():
-    one = counted(side(("1", None), ("2", "x"), ("1", None)))
-    other = counted(side(("2", "x"), ("1", None), ("1", None)))
+    one = count_copies(side(("1", None), ("2", "x"), ("1", None)))
+    other = count_copies(side(("2", "x"), ("1", None), ("1", None)))
     assert not match(one, other, ("a", "b")).keys
     assert copies_of(one) == {("1", None): 2, ("2", "x"): 1}
 
 
 def test_a_row_that_is_there_once_too_often_is_a_difference():
-    one, other = counted(side(("1", None), ("2", "x"))), counted(side(("1", None), ("1", None), ("3", "x")))
+    one, other = count_copies(side(("1", None), ("2", "x"))), count_copies(side(("1", None), ("1", None), ("3", "x")))
     found = match(one, other, ("a", "b"))
     assert (found.changed, found.missing, found.extra) == ((("1", None),), (("2", "x"),), (("3", "x"),))
     assert found.columns == ((COPIES, 1),)

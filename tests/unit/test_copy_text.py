@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_lake.decode.mppdb.codec import Codec, Policy
-from cdc_lake.source.copy_text import chunks_of, fields_of, parse_line
+from cdc_lake.decode.encoding import Codec, Policy
+from cdc_lake.source.copy_format import chunks_of, fields_of, parse_line
 from cdc_lake.testing.messages import table
 
 _WRITTEN = {"\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}

@@ -6,8 +6,8 @@ import re
 from itertools import chain
 from types import ModuleType
 
-from cdc_lake.observe import failpoint as at
-from cdc_lake.observe.crash_points import CRASH_POINTS, listed
+from cdc_lake.observability import failpoints as at
+from cdc_lake.observability.failpoints import CRASH_POINTS, list_failpoints
 from tests.conftest import ROOT
 from tests.struck import listed_in, struck
 
@@ -16,11 +16,11 @@ def test_there_are_24_crash_points_and_each_can_be_brought_about() -> None:
     assert [one.number for one in CRASH_POINTS] == list(range(1, 25))
     assert all(one.failpoints or one.besides for one in CRASH_POINTS)
     assert set(chain.from_iterable(one.failpoints for one in CRASH_POINTS)) <= at.FAILPOINTS.keys()
-    assert {one.name: one.says for one in listed().failpoints} == at.FAILPOINTS
+    assert {one.name: one.says for one in list_failpoints().failpoints} == at.FAILPOINTS
 
 
 def test_every_failpoint_is_passed_somewhere() -> None:
-    names = {getattr(at, name): name for name in vars(at) if name.isupper() and name != "FAILPOINTS"}
+    names = {value: name for name, value in vars(at).items() if isinstance(value, str) and value in at.FAILPOINTS}
     assert names.keys() == at.FAILPOINTS.keys()
     package = words("cdc_lake")
     for name, constant in names.items():

@@ -13,25 +13,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from cdc_lake.cli.render_cuts import cut_text, list_text
-from cdc_lake.cli.render_status import status_text
+from cdc_lake.cli.commands.cuts import cut_text, list_text
+from cdc_lake.cli.commands.status import status_text
 from cdc_lake.config.project import Project
+from cdc_lake.control.cuts import WrittenCut, parse_cut, promises
 from cdc_lake.errors import CutWithheld
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.model.as_of import as_of
-from cdc_lake.observe import failpoint
-from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.judging.clock import JudgingClock
-from cdc_lake.pipeline.judging.cut_list import list_cuts, show_cut
-from cdc_lake.pipeline.judging.cut_verdict import still_withheld, withheld
-from cdc_lake.pipeline.judging.keeping import Keeper
-from cdc_lake.pipeline.judging.promising import promise_cut
-from cdc_lake.pipeline.judging.rule_samples import RuleSamples
-from cdc_lake.pipeline.state.cuts import WrittenCut, written
-from cdc_lake.pipeline.state.promises import promises
-from cdc_lake.pipeline.status.evidence import Evidence
-from cdc_lake.pipeline.status.page import remember, render
-from cdc_lake.pipeline.status.standing import status
+from cdc_lake.model.position import as_of
+from cdc_lake.observability import failpoints
+from cdc_lake.observability.events import ProgressEvent, silent
+from cdc_lake.ops.html_pages import remember, render
+from cdc_lake.ops.report_data import Evidence
+from cdc_lake.ops.status import status
+from cdc_lake.runtime.apply.metrics import RuleSamples
+from cdc_lake.runtime.cut_gate import still_withheld, withheld
+from cdc_lake.runtime.cut_retention import JudgingClock, Keeper, list_cuts, promise_cut, show_cut
+from cdc_lake.tables.control_tables import ControlTables
 from tests.cut_lake import PG, CutLake, at
 
 UNIQUE = {"rule": "unique", "columns": ["mail"], "thresholds": {"warn": 0.1, "error": 0.5, "critical": 0.9}}
@@ -50,10 +46,10 @@ def cut(lake: CutLake, position: int, minutes: float, mails: Sequence[str | None
     lake.cut(position, minutes, t=lake.state("t", version, position))
     row = lake.control.last_cut(PG)
     assert row is not None
-    return written(row)
+    return parse_cut(row)
 
 
-def keeper(lake: CutLake, told: list[Progress]) -> Keeper:
+def keeper(lake: CutLake, told: list[ProgressEvent]) -> Keeper:
     return Keeper(lake.project, lake.control, None, told.append)
 
 
@@ -61,7 +57,7 @@ BAD, FAIR, GOOD = ["a", "a", "b"], ["a", "a", "b", "c", "d"], ["a", "b", None]
 
 
 def test_the_schedule_promises_no_cut_to_which_a_rule_objects_and_asks_again_an_interval_later(tmp_path: Path) -> None:
-    lake, told = made(tmp_path), list[Progress]()
+    lake, told = made(tmp_path), list[ProgressEvent]()
     keeper(lake, told).cut(cut(lake, 100, 0, BAD))
     (one,) = told
     assert one.facts == {"code": "QUA507"}
@@ -158,16 +154,16 @@ def test_a_table_that_holds_nothing_yet_keeps_no_cut_back(tmp_path: Path) -> Non
     lake.cut(100, 0, t=lake.state("t", None, 100))
     row = lake.control.last_cut(PG)
     assert row is not None
-    keeper(lake, []).cut(written(row))
+    keeper(lake, []).cut(parse_cut(row))
     assert len(promises(lake.control)) == 1
 
 
 def dies(project: Project, newest: WrittenCut, point: str) -> None:
-    failpoint.arm(point)
+    failpoints.arm(point)
     Keeper(project, ControlTables(project.control), None, silent).cut(newest)
 
 
-@pytest.mark.parametrize("point", [failpoint.CUT_JUDGED])
+@pytest.mark.parametrize("point", [failpoints.CUT_JUDGED])
 def test_who_dies_between_judging_and_promising_leaves_nothing_and_the_next_one_asks_again(
     tmp_path: Path, point: str
 ) -> None:
@@ -184,7 +180,7 @@ def test_who_dies_between_judging_and_promising_leaves_nothing_and_the_next_one_
 
 
 def test_silver_is_judged_every_so_often_and_a_judgement_by_others_counts(tmp_path: Path) -> None:
-    lake, told = made(tmp_path, promise_every=None, promise_below=None, every="1 h"), list[Progress]()
+    lake, told = made(tmp_path, promise_every=None, promise_below=None, every="1 h"), list[ProgressEvent]()
     clock = JudgingClock(lake.project, lake.control, told.append)
     cut(lake, 100, 0, BAD)
     clock.tick(PG)
@@ -201,7 +197,7 @@ def test_silver_is_judged_every_so_often_and_a_judgement_by_others_counts(tmp_pa
 
 
 def test_without_a_time_nothing_is_judged_and_a_failure_is_told_and_stops_nothing(tmp_path: Path) -> None:
-    lake, told = made(tmp_path, promise_every=None), list[Progress]()
+    lake, told = made(tmp_path, promise_every=None), list[ProgressEvent]()
     cut(lake, 100, 0, BAD)
     JudgingClock(lake.project, lake.control, told.append).tick(PG)
     assert told == []

@@ -13,16 +13,14 @@ from deltalake import DeltaTable
 import cdc_lake
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
+from cdc_lake.control.cuts import parse_cut, promises
 from cdc_lake.errors import NotPromised, VersionGone
-from cdc_lake.lake.delta_retention import retention_changes
-from cdc_lake.lake.marker import iceberg_table
-from cdc_lake.model.as_of import Latest, as_of
+from cdc_lake.model.position import Latest, as_of
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.judging.keeping import Keeper
-from cdc_lake.pipeline.judging.promising import end_promise, promise_cut
-from cdc_lake.pipeline.state.cuts import written
-from cdc_lake.pipeline.state.promises import promises
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.cut_retention import Keeper, end_promise, promise_cut
+from cdc_lake.tables.silver_table import iceberg_table
+from cdc_lake.tables.version_retention import retention_changes
 from tests.cut_lake import CutLake, forget, ids, listed
 
 SHOP = """\
@@ -174,7 +172,7 @@ def test_the_schedule_promises_cuts_and_tags_them(lake: CutLake) -> None:
     object.__setattr__(lake.project, "pipeline", lake.project.pipeline.model_copy(update={"silver": silver}))
     keeper = Keeper(lake.project, lake.control, None, silent)
     for row in lake.control.cuts(lake.control.cut_places()):
-        keeper.cut(written(row))
+        keeper.cut(parse_cut(row))
     made = promises(lake.control)
     assert [one.name for one in made] == ["at_20260101T010200Z", "at_20260101T010300Z"]
     assert all(one.scheduled for one in made)

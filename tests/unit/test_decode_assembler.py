@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_lake.decode.assembler import Assembler, TableFacts
+from cdc_lake.decode.pgoutput.assembler import Assembler, TableFacts
 from cdc_lake.errors import MalformedMessage, OutOfSequence, TruncatedMessage, UnknownRelation, UnknownType
-from cdc_lake.model.change import Delete, Insert, Message, OldKind, Truncate, Update
+from cdc_lake.model.change import Boundaries, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Boundaries, Transaction
 from cdc_lake.testing import messages
 from cdc_lake.testing.messages import boundaries, catalog_of, encode_stream, encode_transaction, raw_transaction, table
 

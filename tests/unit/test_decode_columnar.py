@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from cdc_lake.decode import columnar, plain
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.digest import canonical_relation, canonical_tuple, digest_of
-from cdc_lake.decode.plain import Numbering, tabulate_plain
+from cdc_lake.decode.change_batch import Numbering
+from cdc_lake.decode.hashing import canonical_relation, canonical_tuple, digest_of
+from cdc_lake.decode.pgoutput import columnar
+from cdc_lake.decode.pgoutput import columnar as plain
+from cdc_lake.decode.pgoutput.columnar import tabulate, tabulate_plain
 from cdc_lake.errors import BatchTooLarge, InvalidText
-from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table, truncate
 
 ORDERS = table("public.orders", id="int8", note="text")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_lake.decode.pgoutput import change_of, changes, parse, transaction
-from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.decode.records import (
+from cdc_lake.decode.pgoutput.messages import (
     AnnouncedColumn,
     Begin,
     Commit,
@@ -19,6 +17,8 @@ from cdc_lake.decode.records import (
     TypeMessage,
     UpdateMessage,
 )
+from cdc_lake.decode.pgoutput.parser import change_of, changes, parse, transaction
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import (
     DecodeError,
     InvalidText,
@@ -166,7 +166,7 @@ def test_changes_come_under_the_layout_in_force():
 
 def test_a_truncate_of_several_tables_is_one_change_a_table():
     frame = messages.truncate([ORDERS, ITEMS], restart_identity=True)
-    raw = RawTransaction(boundaries(500), [frame], [77], [ORDERS], {0: (ORDERS, ITEMS)}, len(frame))
+    raw = BufferedTransaction(boundaries(500), [frame], [77], [ORDERS], {0: (ORDERS, ITEMS)}, len(frame))
     expected = (Truncate(ORDERS, False, True), Truncate(ITEMS, False, True))
     assert list(changes(raw)) == [(0, expected[0]), (0, expected[1])]
     assert transaction(raw).lsns == (77, 77)
@@ -189,7 +189,7 @@ def test_frames_that_are_no_change_of_a_transaction_are_refused(frame, kind):
 
 def test_an_error_names_the_transaction_and_the_change():
     frames = [messages.insert(ITEMS, ("1",)), messages.insert(ITEMS, ("1",))[:-1]]
-    raw = RawTransaction(boundaries(0x1_0000_0010), frames, [1, 2], [ITEMS, ITEMS], {}, 0)
+    raw = BufferedTransaction(boundaries(0x1_0000_0010), frames, [1, 2], [ITEMS, ITEMS], {}, 0)
     with pytest.raises(TruncatedMessage) as caught:
         transaction(raw)
     assert caught.value.where == "change 2 of the transaction at 1/10"

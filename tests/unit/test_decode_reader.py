@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_lake.decode.reader import Reader
+from cdc_lake.decode.pgoutput.messages import Reader
 from cdc_lake.errors import InvalidText, MalformedMessage, TruncatedMessage
 
 
@@ -30,7 +30,7 @@ def test_a_refused_read_does_not_move():
     reader = Reader(b"abc")
     with pytest.raises(TruncatedMessage):
         reader.i32()
-    assert (reader.at, reader.take(3)) == (0, b"abc")
+    assert (reader.offset, reader.take(3)) == (0, b"abc")
 
 
 def test_a_negative_size_is_refused():
@@ -40,7 +40,7 @@ def test_a_negative_size_is_refused():
 
 def test_a_string_ends_at_its_zero_byte():
     reader = Reader(b"\xc3\xa9\x00\x00x")
-    assert (reader.cstring(), reader.cstring(), reader.at) == ("é", "", 4)
+    assert (reader.cstring(), reader.cstring(), reader.offset) == ("é", "", 4)
     with pytest.raises(TruncatedMessage, match="2 bytes announced, 1 left"):
         reader.cstring()
 

@@ -7,12 +7,10 @@ import struct
 
 import pytest
 
-from cdc_lake.decode.describe import time_text
-from cdc_lake.decode.describe_pgoutput import PgoutputDescriber
+from cdc_lake.devtools.wire_dump import PgoutputDescriber, time_text
 from cdc_lake.errors import DecodeError
-from cdc_lake.model.change import UNCHANGED, Insert, OldKind
+from cdc_lake.model.change import UNCHANGED, Insert, OldKind, Transaction
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing import messages
 from cdc_lake.testing.messages import boundaries, encode_transaction, oid_of, table
 
@@ -22,7 +20,7 @@ OID = oid_of(ORDERS.table)
 
 def read(*payloads: bytes) -> list[dict]:
     describer = PgoutputDescriber()
-    found = [describer.described(payload) for payload in payloads]
+    found = [describer.describe(payload) for payload in payloads]
     assert json.loads(json.dumps(found)) == found, "plain JSON"
     return found
 
@@ -122,15 +120,15 @@ def test_messages_types_and_origins():
 
 def test_a_tuple_that_does_not_fit_its_relation_is_an_error():
     describer = PgoutputDescriber()
-    describer.described(messages.relation(ORDERS))
+    describer.describe(messages.relation(ORDERS))
     with pytest.raises(DecodeError):
-        describer.described(messages.insert(ORDERS, ("1",)))
+        describer.describe(messages.insert(ORDERS, ("1",)))
 
 
 @pytest.mark.parametrize("payload", [b"", b"Z", b"I", b"I\x00\x00\x00\x01N"])
 def test_what_is_no_message_is_an_error(payload):
     with pytest.raises(DecodeError):
-        PgoutputDescriber().described(payload)
+        PgoutputDescriber().describe(payload)
 
 
 def test_a_time_beyond_what_iso_can_write_is_a_number():
@@ -163,9 +161,9 @@ def test_messages_of_later_versions(payload, expected):
     for size in range(1, len(payload)):
         if payload[:size] != b"E" and not (payload[:1] == b"A" and size == 9):
             with pytest.raises(DecodeError):
-                PgoutputDescriber().described(payload[:size])
+                PgoutputDescriber().describe(payload[:size])
     with pytest.raises(DecodeError):
-        PgoutputDescriber().described(payload + b"x" * 30)
+        PgoutputDescriber().describe(payload + b"x" * 30)
 
 
 def test_messages_inside_a_streamed_block_have_their_transaction():
@@ -201,6 +199,6 @@ def test_binary_values_are_given_in_hexadecimal():
     assert update["old"] == [{"name": "id", "type_oid": 20, "value_hex": "0000000000000002"}]
     assert unnamed["new"][0] == {"name": None, "value_hex": "0000000000000001"}
     with pytest.raises(DecodeError):
-        PgoutputDescriber().described(b"I" + bytes(4) + b"N" + row[:-3])
+        PgoutputDescriber().describe(b"I" + bytes(4) + b"N" + row[:-3])
     with pytest.raises(DecodeError):
-        PgoutputDescriber().described(b"I" + bytes(4) + b"N" + row.replace(b"u", b"z"))
+        PgoutputDescriber().describe(b"I" + bytes(4) + b"N" + row.replace(b"u", b"z"))

@@ -21,11 +21,10 @@ from typer.main import get_command
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.cli.app import app
-from cdc_lake.config.load import validate
+from cdc_lake.config.loader import validate
 from cdc_lake.config.schema import SOURCE_TYPES
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.model.change import Insert, Update
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.model.change import Insert, Transaction, Update
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 ROOT = Path(__file__).parents[2]
@@ -124,7 +123,7 @@ def test_commands_in_the_hints_of_errors_exist() -> None:
     def classes(kind: type[CdcLakeError]) -> list[type[CdcLakeError]]:
         return [kind, *(c for sub in kind.__subclasses__() for c in classes(sub))]
 
-    importlib.import_module("cdc_lake.config.problems")
+    importlib.import_module("cdc_lake.model.diagnostic")
     wrong = {(k.code, c): why for k in classes(CdcLakeError) for c in spans(k.hint) if (why := problem(c))}
     assert not wrong
 
@@ -227,8 +226,8 @@ def test_pinned_versions_are_those_of_the_page() -> None:
     pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     for package in ("pyspark", "delta-spark", "deltalake", "pyiceberg", "psycopg", "great-expectations", "pandas"):
         assert f"| {package} | {pins[package]}" in page
-    driver = importlib.import_module("cdc_lake.lake.spark_catalog").POSTGRES_DRIVER
-    for coordinates in (*importlib.import_module("cdc_lake.lake.session").PACKAGES, driver):
+    driver = importlib.import_module("cdc_lake.tables.catalog").POSTGRES_DRIVER
+    for coordinates in (*importlib.import_module("cdc_lake.tables.spark_session").PACKAGES, driver):
         assert coordinates.rpartition(":")[2] in page, coordinates
 
 

@@ -13,9 +13,9 @@ from textwrap import dedent, indent
 
 import pytest
 
-from cdc_lake.config.load import lay_over
+from cdc_lake.config.loader import lay_over
 from cdc_lake.config.schema import check
-from cdc_lake.config.yaml_nodes import parse
+from cdc_lake.config.yaml_tree import parse
 from tests.unit.test_docs import BLOCK, PAGES, ROOT, blocks, name, problem, prose
 
 MARK = re.compile(r"<!-- (not run|run by): (.+) -->\n$")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.errors import ServerUnreachable
-from cdc_lake.source.ending import Ending
-from cdc_lake.source.wire.connect import connect
-from cdc_lake.source.wire.target import WireTarget, WireTls
+from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
+from cdc_lake.source.gaussdb.wire.session import connect
+from cdc_lake.source.socket_io import ConnectionRegistry
 from cdc_lake.testing.beside import until
 from cdc_lake.testing.gaussdb.ledger import Ledger
 from cdc_lake.testing.gaussdb.scripted import Rule, ScriptedAnswers
@@ -53,8 +53,8 @@ def hanging() -> Iterator[Hanging]:
 
 
 @pytest.fixture
-def ending() -> Iterator[Ending]:
-    made = Ending()
+def ending() -> Iterator[ConnectionRegistry]:
+    made = ConnectionRegistry()
     yield made
     made.forget()
 
@@ -79,21 +79,23 @@ def held(socket_name: str) -> int:
     return sum(str(one.readlink()) == socket_name for one in Path("/proc/self/fd").iterdir() if one.is_symlink())
 
 
-def test_who_waits_for_an_answer_is_free_when_his_connection_is_ended(hanging: Hanging, ending: Ending) -> None:
-    with connect(hanging.target(), told=ending.add) as session:
+def test_who_waits_for_an_answer_is_free_when_his_connection_is_ended(
+    hanging: Hanging, ending: ConnectionRegistry
+) -> None:
+    with connect(hanging.target(), on_open=ending.add) as session:
         broken = broken_by(ending.end, lambda: session.query("SELECT count(*)", doing="counting"), hanging.asked.is_set)
     assert broken.where == session.place
 
 
-def test_an_encrypted_connection_is_ended_as_well(tmp_path: Path, ending: Ending) -> None:
+def test_an_encrypted_connection_is_ended_as_well(tmp_path: Path, ending: ConnectionRegistry) -> None:
     folder = make_authority(tmp_path)
     hanging = Hanging((folder / "server.pem", folder / "server.key"))
-    with hanging.server, connect(hanging.target("require"), told=ending.add) as session:
+    with hanging.server, connect(hanging.target("require"), on_open=ending.add) as session:
         broken_by(ending.end, lambda: session.query("SELECT count(*)", doing="counting"), hanging.asked.is_set)
         hanging.goes_on.set()
 
 
-def test_who_waits_to_be_let_in_is_free(ending: Ending) -> None:
+def test_who_waits_to_be_let_in_is_free(ending: ConnectionRegistry) -> None:
     told: list[int] = []
 
     def add(descriptor: int) -> None:
@@ -103,10 +105,12 @@ def test_who_waits_to_be_let_in_is_free(ending: Ending) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections and says nothing
         host, port = deaf.getsockname()
         target = WireTarget(((host, port),), "postgres", "u", tls=WireTls("disable"), connect_timeout=LONG)
-        broken_by(ending.end, lambda: connect(target, told=add), lambda: told)
+        broken_by(ending.end, lambda: connect(target, on_open=add), lambda: told)
 
 
-def test_what_is_opened_behind_the_end_is_ended_at_once_on_every_host(hanging: Hanging, ending: Ending) -> None:
+def test_what_is_opened_behind_the_end_is_ended_at_once_on_every_host(
+    hanging: Hanging, ending: ConnectionRegistry
+) -> None:
     told: list[int] = []
 
     def add(descriptor: int) -> None:
@@ -115,18 +119,20 @@ def test_what_is_opened_behind_the_end_is_ended_at_once_on_every_host(hanging: H
 
     ending.end()
     with pytest.raises(ServerUnreachable):
-        connect(hanging.target(hosts=2), told=add)
+        connect(hanging.target(hosts=2), on_open=add)
     assert len(told) == 2
 
 
-def test_a_connection_that_is_forgotten_goes_on_and_nothing_of_it_is_kept(hanging: Hanging, ending: Ending) -> None:
+def test_a_connection_that_is_forgotten_goes_on_and_nothing_of_it_is_kept(
+    hanging: Hanging, ending: ConnectionRegistry
+) -> None:
     names: list[str] = []
 
     def add(descriptor: int) -> None:
         names.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
         ending.add(descriptor)
 
-    with connect(hanging.target(), told=add) as session:
+    with connect(hanging.target(), on_open=add) as session:
         (name,) = names
         assert held(name) == 2, "its own, and the copy"
         ending.forget()
@@ -136,9 +142,9 @@ def test_a_connection_that_is_forgotten_goes_on_and_nothing_of_it_is_kept(hangin
 
 
 def test_of_several_all_are_ended_and_one_that_is_closed_already_is_in_nobodys_way(
-    hanging: Hanging, ending: Ending
+    hanging: Hanging, ending: ConnectionRegistry
 ) -> None:
-    sessions = [connect(hanging.target(), told=ending.add) for _ in range(3)]
+    sessions = [connect(hanging.target(), on_open=ending.add) for _ in range(3)]
     sessions[0].close()
     ending.end()
     ending.end()

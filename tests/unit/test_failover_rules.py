@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.digest import GENESIS
+from cdc_lake.connectors.failover import check_timeline, last_timeline, note_timeline
+from cdc_lake.decode.hashing import GENESIS
 from cdc_lake.errors import OtherTimeline, TimelineUntold
-from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import Lsn
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.stream.failover import check_timeline, last_timeline, note_timeline
-from cdc_lake.source.stream import StreamIdentity
-from cdc_lake.source.timeline import Timeline
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.source.base import StreamIdentity
+from cdc_lake.source.primary import Timeline
+from cdc_lake.tables.control_tables import ControlTables
 
-STATE = BronzeState(str(StreamIdentity("7", "shop", "s", Lsn(0x10))), 1, 0x40, 0x40, GENESIS)
+STATE = StreamCheckpoint(str(StreamIdentity("7", "shop", "s", Lsn(0x10))), 1, 0x40, 0x40, GENESIS)
 
 
 @pytest.fixture
@@ -35,10 +35,13 @@ def reader(tmp_path: Path) -> BronzeReader:
     [
         (Timeline(1), None),  # a lake of 0.2
         (Timeline(1), Timeline(1)),
-        (Timeline.of(2, "1@0/40"), Timeline(1)),  # the switch is exactly where bronze ends
-        (Timeline.of(3, "1@0/50"), Timeline.of(2, "1@0/40")),  # a sibling, which parted behind bronze's end
+        (Timeline.from_history(2, "1@0/40"), Timeline(1)),  # the switch is exactly where bronze ends
+        (
+            Timeline.from_history(3, "1@0/50"),
+            Timeline.from_history(2, "1@0/40"),
+        ),  # a sibling, which parted behind bronze's end
         (Timeline(2, None), Timeline(2, None)),
-        (Timeline(2, None), Timeline.of(2, "1@0/30")),
+        (Timeline(2, None), Timeline.from_history(2, "1@0/30")),
     ],
 )
 def test_a_timeline_that_has_all_of_bronze_is_gone_on_with(
@@ -50,8 +53,13 @@ def test_a_timeline_that_has_all_of_bronze_is_gone_on_with(
 @pytest.mark.parametrize(
     ("now", "last", "error", "words"),
     [
-        (Timeline(1), Timeline.of(2, "1@0/50"), OtherTimeline, "on timeline 1, but bronze was read on timeline 2"),
-        (Timeline.of(2, "1@0/50"), Timeline.of(2, "1@0/60"), OtherTimeline, "they part at 0/50"),
+        (
+            Timeline(1),
+            Timeline.from_history(2, "1@0/50"),
+            OtherTimeline,
+            "on timeline 1, but bronze was read on timeline 2",
+        ),
+        (Timeline.from_history(2, "1@0/50"), Timeline.from_history(2, "1@0/60"), OtherTimeline, "they part at 0/50"),
         (Timeline(3, None), Timeline(2, None), TimelineUntold, "no history of the switch"),
         (Timeline(2, None), Timeline(1), TimelineUntold, "no history of the switch"),
     ],
@@ -64,9 +72,9 @@ def test_a_timeline_that_cannot_be_gone_on_with_says_why(
 
 
 def test_a_timeline_is_noted_once_and_a_new_one_is_told(tmp_path: Path) -> None:
-    control, told = ControlTables(tmp_path, "os"), list[Progress]()
+    control, told = ControlTables(tmp_path, "os"), list[ProgressEvent]()
     assert last_timeline(control, STATE) is None
-    for now in (Timeline(1), Timeline(1), Timeline.of(2, "1@0/40"), Timeline.of(2, "1@0/40")):
+    for now in (Timeline(1), Timeline(1), Timeline.from_history(2, "1@0/40"), Timeline.from_history(2, "1@0/40")):
         note_timeline(now, control, STATE, told.append)
         assert last_timeline(control, STATE) == now
     rows = control.read("timelines").sort_by("timeline").to_pylist()

@@ -9,9 +9,7 @@ import sys
 
 import pytest
 
-SCRIPT = (
-    "from cdc_lake.observe.failpoint import *\nfor _ in range(3):\n  failpoint(CONFIRMED); print('passed', flush=True)"
-)
+SCRIPT = "from cdc_lake.observability.failpoints import *\nfor _ in range(3):\n  failpoint(CONFIRMED); print('passed', flush=True)"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc_lake.model.relation import Missing
-from cdc_lake.source.gaussdb.defaults import missing_of
+from cdc_lake.source.gaussdb.catalog import missing_of
 
 
 def told(type_name: str, kept: str | None, *, has_default: bool = True) -> Missing | None:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.records import Operation, Row, Style
+from cdc_lake.connectors.gaussdb import failover
+from cdc_lake.connectors.gaussdb.failover import FailoverReplay
+from cdc_lake.decode.gaussdb.records import Operation, Row, Style
 from cdc_lake.errors import (
     BronzeAhead,
     HistoryDiffers,
@@ -25,18 +27,15 @@ from cdc_lake.errors import (
     SeveralPrimaries,
     StandbyNeeded,
 )
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.model.position import Csn, Lsn, OrderDomain
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Boundaries
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.check.family_failover import failover_lines
-from cdc_lake.pipeline.gaussdb import rejoin
-from cdc_lake.pipeline.gaussdb.rejoin import Rejoin
-from cdc_lake.source.gaussdb.connection import target_of
-from cdc_lake.source.gaussdb.slot import FamilySlotFacts
-from cdc_lake.source.stream import Kind, StreamIdentity
-from cdc_lake.source.wire.connect import connect
+from cdc_lake.model.change import Boundaries
+from cdc_lake.model.position import Csn, Lsn, OrderDomain, Span
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.ops.check.gaussdb import failover_lines
+from cdc_lake.source.base import Kind, StreamIdentity
+from cdc_lake.source.gaussdb.server import target_of
+from cdc_lake.source.gaussdb.slot import GaussDbSlotFacts
+from cdc_lake.source.gaussdb.wire.session import connect
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.testing.gaussdb.dialect import Product
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
@@ -65,7 +64,7 @@ def inserted(project: Project) -> list[int]:
     return [int(one["new"][0]) for one in bronze_rows(project) if one["op"] == "I"]
 
 
-def state_of(project: Project) -> BronzeState:
+def state_of(project: Project) -> StreamCheckpoint:
     state = bronze_reader(project).state()
     assert state is not None
     return state
@@ -235,7 +234,7 @@ def test_a_repeat_with_other_content_stops_the_run(made: Any, way: Way) -> None:
 
 @pytest.mark.parametrize("way", [WAYS[0], POLLING], ids=str)
 def test_what_is_asked_for_again_is_bounded(made: Any, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejoin, "AGAIN", 3)
+    monkeypatch.setattr(failover, "AGAIN", 3)
     cluster = made(way)
     before = cluster.primary.state.slots.all()[0][0]
     for number in range(100, 120):
@@ -272,13 +271,13 @@ def test_polling_looks_at_more_than_one_answer_holds_before_it_confirms(made: An
 
 def test_in_csn_order_one_of_several_logs_may_have_lost_what_others_did_not() -> None:
     stream = str(StreamIdentity("s", "d", "slot", Lsn(1), csn=Csn(10), kind=Kind.GAUSS))
-    state = BronzeState(stream, 1, 200, 200, b"")
+    state = StreamCheckpoint(stream, 1, 200, 200, b"")
     held = [CommitRow(1, csn, None, 7000 + csn, {}, 0, b"", b"", commit_lsn=5000 - csn) for csn in range(11, 201)]
-    shown = Rejoin(state, held, confirmed=10, exact=True, by_csn=True)
+    shown = FailoverReplay(state, held, confirmed=10, exact=True, by_csn=True)
     for csn in range(11, 201):
         if csn not in (20, 21):  # long before the last ones
             shown.compare(Boundaries(csn, csn, 5000 - csn, csn=csn, xid=7000 + csn), 1)
-    assert shown.beyond(Boundaries(201, 201, 1, csn=201))
+    assert shown.is_beyond(Boundaries(201, 201, 1, csn=201))
     with pytest.raises(BronzeAhead, match=r"never had 2 transactions of bronze: 20 \(xid 7020, .*\), 21 \(xid 7021, "):
         shown.settle()
     assert not shown.agreed
@@ -293,7 +292,7 @@ def test_the_primary_is_found_among_several_and_an_older_timeline_is_refused(mad
     old = cluster.primary
     taken = cluster.take_over(standby, timeline=2)  # some product's servers may count
     insert(taken.ledger, 200)
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     project = cluster.project(old, other, taken)
     run_once(project, told.append)
     assert inserted(project) == [100, 200]
@@ -361,7 +360,7 @@ def test_a_stream_in_csn_order_is_not_gone_on_with_by_what_leaves_csns_out(made:
             once(cluster.project(cluster.primary, **changes))
 
 
-def failover_said(project: Project, slot: FamilySlotFacts | None = None, *, logged: bool = True) -> list[str]:
+def failover_said(project: Project, slot: GaussDbSlotFacts | None = None, *, logged: bool = True) -> list[str]:
     settings: Any = SimpleNamespace(slots_logged=logged)
     return [line.text for line in failover_lines(project, settings, slot) if line.ok is None]
 
@@ -380,6 +379,6 @@ def test_check_says_what_a_failover_would_leave_in_doubt(made: Any) -> None:
 @pytest.mark.parametrize(("way", "said"), [(POLLING, "nothing that was lost is"), (WAYS[0], "only what differs is")])
 def test_check_says_so_too_of_a_release_that_hides_what_a_slot_confirmed(made: Any, way: Way, said: str) -> None:
     cluster = made(way)
-    slot = FamilySlotFacts("s", "logical", "p", "d", False, Lsn(1), 1, OrderDomain.LSN, exact=False)
+    slot = GaussDbSlotFacts("s", "logical", "p", "d", False, Lsn(1), 1, OrderDomain.LSN, exact=False)
     (text,) = failover_said(cluster.project(cluster.primary, cluster.standby()), slot)
     assert said in text

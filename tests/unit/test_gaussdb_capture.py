@@ -16,12 +16,12 @@ import pytest
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
+from cdc_lake.decode.gaussdb.records import Field, Operation, Row, Style
 from cdc_lake.errors import ServerUnreachable
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.receiving.loop import ReceiveSummary
-from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.receive.loop import ReceiveSummary
+from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.testing.gaussdb.declared import DeclaredTable
 from cdc_lake.testing.gaussdb.dialect import Product, Version
 from cdc_lake.testing.gaussdb.faults import Faults
@@ -141,7 +141,7 @@ def project_of(server: GaussServer, root: Path, way: Way) -> Project:
 
 def once(project: Project) -> ReceiveSummary:
     bronze = DeltaBronze(project.bronze, "os")
-    return receive(project, bronze, once=True, stop=threading.Event(), tell=silent, slot_patience=60)
+    return receive(project, bronze, once=True, stop=threading.Event(), report=silent, slot_patience=60)
 
 
 def assert_bronze_is_the_table(project: Project, ledger: Ledger) -> None:

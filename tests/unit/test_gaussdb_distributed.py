@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.config.gaussdb_sent import effective_options
-from cdc_lake.config.load import validate
-from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.records import Operation, Row, Style
+from cdc_lake.config.loader import validate
+from cdc_lake.config.project import Project, effective_options
+from cdc_lake.decode.gaussdb.records import Operation, Row, Style
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.model.span import Span
-from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.model.position import Span
+from cdc_lake.source.base import StreamIdentity
 from cdc_lake.testing.gaussdb.ledger import Ledger
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake.testing.gaussdb.server import GaussServer

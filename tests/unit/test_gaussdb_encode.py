@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.payload import records
-from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Heartbeat, Operation, Record, Row, Style, Truncated
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Heartbeat, Operation, Record, Row, Style, Truncated
+from cdc_lake.decode.gaussdb.serial import records
 from cdc_lake.model.relation import TableName
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
 from cdc_lake.testing.gaussdb.recorded import messages, payloads

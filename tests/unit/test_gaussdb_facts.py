@@ -28,13 +28,21 @@ from cdc_lake.errors import (
 )
 from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.source.gaussdb import slot
-from cdc_lake.source.gaussdb.connection import target_of
-from cdc_lake.source.gaussdb.server import check_server, identify, identify_by_sql, snapshot_and_csn
-from cdc_lake.source.gaussdb.slot import FamilySlotFacts
-from cdc_lake.source.gaussdb.traps import TRAPS, Effect, traps
-from cdc_lake.source.gaussdb.version import FamilyVersion, Product, parse_version
-from cdc_lake.source.wire.connect import connect
-from cdc_lake.source.wire.session import WireSession
+from cdc_lake.source.gaussdb.server import (
+    TRAPS,
+    Effect,
+    GaussDbVersion,
+    Product,
+    check_server,
+    identify,
+    identify_by_sql,
+    parse_version,
+    snapshot_and_csn,
+    target_of,
+    traps,
+)
+from cdc_lake.source.gaussdb.slot import GaussDbSlotFacts
+from cdc_lake.source.gaussdb.wire.session import WireSession, connect
 from tests.scripted import Scripted, answers, complete, error, table
 
 OPENGAUSS = (
@@ -71,16 +79,16 @@ def session(replies: dict[str, bytes], *, replication: bool = False) -> Iterator
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (OPENGAUSS, FamilyVersion(Product.OPENGAUSS, "6.0.2", (6, 0, 2))),
-        ("(openGauss-lite 5.0.3 build 0) compiled", FamilyVersion(Product.OPENGAUSS, "5.0.3", (5, 0, 3))),
-        ("(openGauss 6.0.0-RC1 build 0) compiled", FamilyVersion(Product.OPENGAUSS, "6.0.0-RC1", (6, 0, 0))),
-        ("(MogDB 3.0.4 build cc068866) compiled at", FamilyVersion(Product.MOGDB, "3.0.4", (3, 0, 4))),
-        ("(MogDB 5.2.0 build 1) (openGauss 5.0.3) compiled", FamilyVersion(Product.MOGDB, "5.2.0", (5, 0, 3))),
-        ("gaussdb (GaussDB Kernel 505.1.0 build 44f4) compiled", FamilyVersion(Product.GAUSSDB, "505.1.0", None)),
-        ("PostgreSQL 9.2.4 (GaussDB Kernel V500R002C10 build a)", FamilyVersion(Product.GAUSSDB, "500R002C10", None)),
+        (OPENGAUSS, GaussDbVersion(Product.OPENGAUSS, "6.0.2", (6, 0, 2))),
+        ("(openGauss-lite 5.0.3 build 0) compiled", GaussDbVersion(Product.OPENGAUSS, "5.0.3", (5, 0, 3))),
+        ("(openGauss 6.0.0-RC1 build 0) compiled", GaussDbVersion(Product.OPENGAUSS, "6.0.0-RC1", (6, 0, 0))),
+        ("(MogDB 3.0.4 build cc068866) compiled at", GaussDbVersion(Product.MOGDB, "3.0.4", (3, 0, 4))),
+        ("(MogDB 5.2.0 build 1) (openGauss 5.0.3) compiled", GaussDbVersion(Product.MOGDB, "5.2.0", (5, 0, 3))),
+        ("gaussdb (GaussDB Kernel 505.1.0 build 44f4) compiled", GaussDbVersion(Product.GAUSSDB, "505.1.0", None)),
+        ("PostgreSQL 9.2.4 (GaussDB Kernel V500R002C10 build a)", GaussDbVersion(Product.GAUSSDB, "500R002C10", None)),
     ],
 )
-def test_products_and_releases_are_told_apart(text: str, expected: FamilyVersion) -> None:
+def test_products_and_releases_are_told_apart(text: str, expected: GaussDbVersion) -> None:
     assert parse_version(text) == expected
 
 
@@ -257,16 +265,16 @@ def test_dropping_and_advancing_name_slot_and_position() -> None:
         slot.drop_slot(opened, "s")
 
 
-FACTS = FamilySlotFacts("s", "logical", "mppdb_decoding", "shop", False, Lsn(1), 100, OrderDomain.LSN)
+FACTS = GaussDbSlotFacts("s", "logical", "mppdb_decoding", "shop", False, Lsn(1), 100, OrderDomain.LSN)
 
 
-def checked(facts: FamilySlotFacts | None, held: int = 100, order: OrderDomain = OrderDomain.LSN) -> FamilySlotFacts:
+def checked(facts: GaussDbSlotFacts | None, held: int = 100, order: OrderDomain = OrderDomain.LSN) -> GaussDbSlotFacts:
     return slot.check_slot(facts, "s", "mppdb_decoding", "shop", held, order)
 
 
-def changed(**changes: object) -> FamilySlotFacts:
+def changed(**changes: object) -> GaussDbSlotFacts:
     given = {name: getattr(FACTS, name) for name in FACTS.__slots__}
-    return FamilySlotFacts(**{**given, **changes})
+    return GaussDbSlotFacts(**{**given, **changes})
 
 
 def test_a_slot_at_or_behind_bronze_can_be_gone_on_from() -> None:
@@ -289,7 +297,7 @@ def test_a_slot_at_or_behind_bronze_can_be_gone_on_from() -> None:
     ],
 )
 def test_a_slot_that_cannot_be_gone_on_from_says_why(
-    facts: FamilySlotFacts | None, held: int, order: OrderDomain, expected: type[Exception], words: str
+    facts: GaussDbSlotFacts | None, held: int, order: OrderDomain, expected: type[Exception], words: str
 ) -> None:
     with pytest.raises(expected, match=words):
         checked(facts, held, order)

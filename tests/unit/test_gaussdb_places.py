@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from cdc_lake.decode.mppdb.bounding import Bounding
-from cdc_lake.decode.mppdb.records import Begin, Commit, Style
+from cdc_lake.decode.gaussdb.assembler import CommitPositionPolicy
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Style
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.testing.gaussdb.backlog import Backlog
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
@@ -57,7 +57,7 @@ def test_what_is_confirmed_of_one_brings_the_next_one(style: Style, batch: bool,
     seed = one_seed()
     print("CDC_LAKE_SEED =", seed)
     ledger = told(random.Random(seed), 300)
-    bounding = Bounding(style=style, batch=batch, domain=OrderDomain.CSN, confirms_csn=False)
+    bounding = CommitPositionPolicy(style=style, batch=batch, domain=OrderDomain.CSN, confirms_csn=False)
     for nth, one in enumerate(ledger.since(0)[:-1]):
         header = one.commit_end if style is Style.SERIAL else one.commit_start
         commit = Commit(lsn=one.commit_end) if batch else Commit()

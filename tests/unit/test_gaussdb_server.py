@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.decode.mppdb.records import Field, Operation, Row
+from cdc_lake.decode.gaussdb.records import Field, Operation, Row
 from cdc_lake.errors import (
     AuthenticationRefused,
     AuthenticationUnsupported,
@@ -30,10 +30,9 @@ from cdc_lake.errors import (
     WrongOutputOrder,
 )
 from cdc_lake.model.relation import TableName
-from cdc_lake.source.gaussdb.stream import GaussStream
-from cdc_lake.source.wire.connect import connect
-from cdc_lake.source.wire.session import WireSession
-from cdc_lake.source.wire.target import WireTarget, WireTls
+from cdc_lake.source.gaussdb.stream import GaussDbStream
+from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
+from cdc_lake.source.gaussdb.wire.session import WireSession, connect
 from cdc_lake.testing.gaussdb.authentication import (
     Credentials,
     Method,
@@ -69,9 +68,9 @@ def session(server: GaussServer, *, replication: bool = False, **given: object) 
     return connect(target(server, **given), replication=replication)
 
 
-def stream(server: GaussServer, slot: str, options: dict[str, str] = PARALLEL) -> GaussStream:
+def stream(server: GaussServer, slot: str, options: dict[str, str] = PARALLEL) -> GaussDbStream:
     walsender = session(server, replication=True)
-    return GaussStream(walsender, slot, 0, options, keepalives_confirm=False, status_interval=5)
+    return GaussDbStream(walsender, slot, 0, options, keepalives_confirm=False, status_interval=5)
 
 
 @pytest.fixture
@@ -198,7 +197,7 @@ def test_tls_carries_a_session_and_a_stream(tmp_path: Path) -> None:
         sql.close()
         row = Row(Operation.INSERT, TableName("public", "t"), (Field("v", "x" * 3_000_000, "text", 25),))
         ledger.commit([row, row])
-        opened = GaussStream(
+        opened = GaussDbStream(
             connect(encrypted, replication=True), "s", 0, PARALLEL, keepalives_confirm=False, status_interval=5
         )
         sizes: list[int] = []

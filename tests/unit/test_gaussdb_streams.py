@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.payload import records
-from cdc_lake.decode.mppdb.records import (
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb.records import (
     Begin,
     Commit,
     Ddl,
@@ -23,11 +22,12 @@ from cdc_lake.decode.mppdb.records import (
     Style,
     Truncated,
 )
+from cdc_lake.decode.gaussdb.serial import records
 from cdc_lake.errors import ServerUnreachable, StreamProtocol
 from cdc_lake.model.relation import TableName
-from cdc_lake.source.gaussdb.stream import GaussStream
-from cdc_lake.source.wire.connect import connect
-from cdc_lake.source.wire.target import WireTarget, WireTls
+from cdc_lake.source.gaussdb.stream import GaussDbStream
+from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
+from cdc_lake.source.gaussdb.wire.session import connect
 from cdc_lake.testing.gaussdb.faults import Faults, HeartbeatForm
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
 from cdc_lake.testing.gaussdb.recorded import ledger_of, messages, payloads
@@ -69,16 +69,16 @@ def open_raw(server: GaussServer, options: dict[str, str] = PARALLEL, slot: str 
     return raw
 
 
-def open_stream(server: GaussServer, options: dict[str, str] = PARALLEL, slot: str = "s") -> GaussStream:
+def open_stream(server: GaussServer, options: dict[str, str] = PARALLEL, slot: str = "s") -> GaussDbStream:
     free(server, slot)
     target = WireTarget(
         ((server.host, server.port),), "postgres", "u", replication_port=server.port, tls=WireTls("disable")
     )
     session = connect(target, replication=True)
-    return GaussStream(session, slot, 0, options, keepalives_confirm=False, status_interval=5)
+    return GaussDbStream(session, slot, 0, options, keepalives_confirm=False, status_interval=5)
 
 
-def served(opened: GaussStream, size: int) -> list[tuple[int, bytes]]:
+def served(opened: GaussDbStream, size: int) -> list[tuple[int, bytes]]:
     """Frames up to so many bytes of payload in all; the stream is closed then."""
     frames: list[tuple[int, bytes]] = []
     got = 0

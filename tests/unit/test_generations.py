@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cdc_lake.control.cuts import TableState
 from cdc_lake.errors import SilverMissing
-from cdc_lake.lake.marker import Marker, app_id, read_marker
-from cdc_lake.pipeline.state.cuts import TableState
+from cdc_lake.tables.silver_table import Marker, app_id, read_marker
 from tests.silver_commits import FORMATS, STREAM, make, write
 
 

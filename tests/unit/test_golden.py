@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from cdc_lake.cli import pages
+from cdc_lake.cli import text
 from cdc_lake.cli.app import app
-from cdc_lake.cli.documents import DOCUMENTS, output_schema
-from cdc_lake.pipeline.status import report
+from cdc_lake.cli.docs_generator import DOCUMENTS, output_schema
+from cdc_lake.ops import html_pages
 from tests.golden_beside import beside
 from tests.golden_lake import golden_lake
 from tests.golden_verbs import GOLDEN, SCHEMA, Once, Shell, check_document, documents, form_of, kept_documents
@@ -93,7 +93,7 @@ def shell(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
 @pytest.mark.parametrize("case", CASES)
 def test_a_verb_prints_what_is_kept(case: str, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     if case == "report":  # it takes seconds
-        monkeypatch.setattr(report, "report", Once(report.report))
+        monkeypatch.setattr(html_pages, "report", Once(html_pages.report))
     shell.prints_what_is_kept(case, *CASES[case])
 
 
@@ -126,7 +126,7 @@ def test_a_bug_is_told_as_one(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> 
     def wrong(code: str) -> str:
         raise ZeroDivisionError(code)
 
-    monkeypatch.setattr(pages, "page", wrong)
+    monkeypatch.setattr(text, "page", wrong)
     said = shell(["explain", "STA677", "--json"], 70)
     assert form_of(next(documents(said))) == ("error", 1)
     assert "a bug in cdc-lake (ZeroDivisionError)" in said
@@ -135,7 +135,7 @@ def test_a_bug_is_told_as_one(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_list_of_codes_is_as_its_schema_says(shell: Shell) -> None:
     (found,) = documents(shell(["explain", "--list", "--json"], 0))
     assert form_of(found) == ("explain", 1)
-    assert [one["code"] for one in found["codes"]] == pages.codes()
+    assert [one["code"] for one in found["codes"]] == text.codes()
 
 
 def test_the_settings_in_force_are_as_their_schema_says(shell: Shell) -> None:

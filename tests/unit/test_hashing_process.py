@@ -18,22 +18,19 @@ import numpy as np
 import psutil
 import pytest
 
-from cdc_lake.decode.columnar import tabulate as tabulate_messages
-from cdc_lake.decode.digest import digest_of
-from cdc_lake.decode.hashing import Canonical, answered, ask, hashed_here, serve
-from cdc_lake.decode.mppdb.columnar import tabulate
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.plain import tabulate_plain
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
-from cdc_lake.decode.plain import tabulate_plain as tabulate_messages_plain
+from cdc_lake.connectors import hashing_process
+from cdc_lake.connectors.hashing_process import WORTH, HashingProcess
+from cdc_lake.decode.gaussdb.batches import RecordTransaction, tabulate_plain
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.columnar import tabulate
+from cdc_lake.decode.gaussdb.records import Field, Operation, Row, Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.hashing import Canonical, ask, digest_of, hashed_here, read_answer, serve
+from cdc_lake.decode.pgoutput.columnar import tabulate as tabulate_messages
+from cdc_lake.decode.pgoutput.columnar import tabulate_plain as tabulate_messages_plain
 from cdc_lake.errors import DecodeError, HashingDied, Retry
-from cdc_lake.model.change import Delete, Insert, Message, OldKind, Update
+from cdc_lake.model.change import Delete, Insert, Message, OldKind, Transaction, Update
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.stream import hashing_process
-from cdc_lake.pipeline.stream.hashing_process import WORTH, HashingProcess
 from cdc_lake.testing.gaussdb.encode import binary_record
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.columns import assert_same
@@ -92,7 +89,7 @@ def test_a_question_and_its_answer_are_read_back() -> None:
     serve(cast("IO[bytes]", question), answer)
     answer.seek(0)
     for _ in range(2):
-        assert answered(answer, large()) == hashed_here(large())()
+        assert read_answer(answer, large()) == hashed_here(large())()
 
 
 def test_small_chunks_need_no_process(hashing: HashingProcess) -> None:
@@ -165,7 +162,7 @@ def test_it_is_of_its_own_session(hashing: HashingProcess) -> None:
 RECEIVER = """
 import sys, time, numpy as np
 from cdc_lake.decode.hashing import Canonical
-from cdc_lake.pipeline.stream.hashing_process import HashingProcess
+from cdc_lake.connectors.hashing_process import HashingProcess
 with HashingProcess() as hashing:
     hashing._alone = False
     rows = Canonical(b"I", np.arange(0, 1001 * 300, 300, dtype=np.int32), bytes(300_000))
@@ -188,8 +185,8 @@ def test_it_does_not_outlive_a_receiver_that_is_killed(when: str) -> None:
         assert gone(pid)
 
 
-COLUMNS = (FamilyColumn("id", "int4", 23), FamilyColumn("note", "text", 25))
-FACTS = FamilyTableFacts(COLUMNS, ("id",), identity_columns=("id",))
+COLUMNS = (GaussDbColumn("id", "int4", 23), GaussDbColumn("note", "text", 25))
+FACTS = GaussDbTableMetadata(COLUMNS, ("id",), identity_columns=("id",))
 
 
 def transaction(rows: int, *, odd: bool = False) -> RecordTransaction:
@@ -207,10 +204,10 @@ def transaction(rows: int, *, odd: bool = False) -> RecordTransaction:
 
 def test_columns_are_the_same_wherever_rows_are_hashed(hashing: HashingProcess) -> None:
     batch = [transaction(6000)]
-    there = tabulate(batch, Layouts(lambda _: FACTS), hashing)
+    there = tabulate(batch, RelationResolver(lambda _: FACTS), hashing)
     assert hashing.pid is not None
-    assert_same(there, tabulate(batch, Layouts(lambda _: FACTS)))
-    assert_same(there, tabulate_plain(batch, Layouts(lambda _: FACTS)))
+    assert_same(there, tabulate(batch, RelationResolver(lambda _: FACTS)))
+    assert_same(there, tabulate_plain(batch, RelationResolver(lambda _: FACTS)))
 
 
 def test_so_are_those_of_messages_of_several_kinds(hashing: HashingProcess) -> None:
@@ -239,8 +236,10 @@ def test_what_cannot_be_decoded_leaves_it_to_other_threads(hashing: HashingProce
 
 def test_an_error_leaves_nothing_behind_for_the_next_batch(hashing: HashingProcess) -> None:
     with pytest.raises(DecodeError):
-        tabulate([transaction(6000, odd=True)], Layouts(lambda _: FACTS), hashing)
+        tabulate([transaction(6000, odd=True)], RelationResolver(lambda _: FACTS), hashing)
     assert hashing.pid is not None
     assert hashing._user is None, "another thread may ask"
     batch = [transaction(6000)]
-    assert_same(tabulate(batch, Layouts(lambda _: FACTS), hashing), tabulate(batch, Layouts(lambda _: FACTS)))
+    assert_same(
+        tabulate(batch, RelationResolver(lambda _: FACTS), hashing), tabulate(batch, RelationResolver(lambda _: FACTS))
+    )

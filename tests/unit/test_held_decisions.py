@@ -9,12 +9,21 @@ from typing import Any
 
 import pytest
 
+from cdc_lake.model.change import Transaction
 from cdc_lake.model.relation import Relation, ReplicaIdentity
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.held.groups import connected
-from cdc_lake.silver.holding import NOTHING_WAITS, Waiting
-from cdc_lake.silver.lineage import trace, trace_content
-from cdc_lake.silver.row_events import DISCARDED, MISSING, Closing, Event, Key, Traced
+from cdc_lake.runtime.quarantine import group_by_key
+from cdc_lake.silver.row_tracing import (
+    DISCARDED,
+    MISSING,
+    NOTHING_WAITS,
+    Event,
+    HoldRelease,
+    Key,
+    QuarantineState,
+    TracedChange,
+    trace,
+    trace_content,
+)
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import table
 from cdc_lake.testing.oracle import Oracle
@@ -31,7 +40,7 @@ def let(position: int, n: int, of: tuple[int, int], op: str, old: Key | None, ne
     return Event(position, AT + n, op, old, new, decides=of, **more)
 
 
-def told(traced: list[Traced]) -> list[tuple[bool, str | None, bool]]:
+def told(traced: list[TracedChange]) -> list[tuple[bool, str | None, bool]]:
     return [(one.held, one.broke, one.dropped) for one in traced]
 
 
@@ -50,7 +59,9 @@ def test_what_is_released_is_made_behind_all_that_waited_and_what_comes_later_fl
     assert [one.held for one in traced] == [True, True, False, False, False]
     assert closings == [], "the decision is the record"
     later, _ = trace(
-        events[2:], existing=frozenset({ONE}), held=Waiting({(10, 1): frozenset({ONE}), (20, 1): frozenset({ONE})})
+        events[2:],
+        existing=frozenset({ONE}),
+        held=QuarantineState({(10, 1): frozenset({ONE}), (20, 1): frozenset({ONE})}),
     )
     assert told(later) == told(traced[2:]), "whatever the spans"
 
@@ -64,13 +75,13 @@ def test_a_decision_on_what_does_not_wait_is_nothing():
 
 
 def test_what_is_released_waits_where_something_else_still_holds_its_key():
-    held = Waiting({(5, 1): frozenset({ONE}), (10, 1): frozenset({ONE})})
+    held = QuarantineState({(5, 1): frozenset({ONE}), (10, 1): frozenset({ONE})})
     traced, _ = trace([let(31, 0, (10, 1), "U", ONE, ONE)], existing=frozenset({ONE}), held=held)
     assert [(one.held, one.waits) for one in traced] == [(True, True)]
 
 
 def test_what_no_rule_holds_is_held_again_where_it_is_let_through():
-    held = Waiting({(10, 1): frozenset({ONE}), (20, 1): frozenset({ONE})})
+    held = QuarantineState({(10, 1): frozenset({ONE}), (20, 1): frozenset({ONE})})
     events = [let(31, 0, (10, 1), "U", ONE, ONE, failed=True), let(31, 1, (20, 1), "U", ONE, ONE)]
     traced, _ = trace(events, existing=frozenset({ONE}), held=held)
     assert [(one.held, one.waits) for one in traced] == [(True, False), (True, True)]
@@ -89,7 +100,7 @@ def test_behind_a_discarded_change_the_next_that_tells_all_says_what_the_key_has
     ]
     traced, closings = trace(events, existing=frozenset({ONE} if there else ()), holds_missing=False)
     assert told(traced)[:3] == [(True, None, False), (False, None, True), (False, None, False)]
-    assert closings == [Closing(40, 1, ONE)]
+    assert closings == [HoldRelease(40, 1, ONE)]
     assert traced[2].origin == (ONE if there else None), "silver's row goes on, or there is none"
     assert not traced[3].held, "what it leaves out is known by then"
 
@@ -98,7 +109,7 @@ def test_behind_a_discarded_change_the_next_that_tells_all_says_what_the_key_has
     "next_", [Event(40, 1, "U", ONE, ONE, partial=True), Event(40, 1, "U", ONE, TWO)], ids=["partial", "moved"]
 )
 def test_behind_a_discarded_change_one_that_needs_the_row_is_held(next_: Event):
-    waiting = Waiting({}, frozenset({ONE}))
+    waiting = QuarantineState({}, frozenset({ONE}))
     traced, closings = trace([next_, Event(50, 1, "D", ONE)], existing=frozenset({ONE}), held=waiting)
     assert [(one.held, one.broke) for one in traced] == [(True, DISCARDED), (True, None)]
     assert closings == []
@@ -106,7 +117,7 @@ def test_behind_a_discarded_change_one_that_needs_the_row_is_held(next_: Event):
 
 @pytest.mark.parametrize("goes", [Event(40, 3, "D", ONE), Event(40, 3, "U", ONE, TWO)], ids=["D", "U"])
 def test_an_insert_says_nothing_where_its_transaction_takes_a_row_from_the_key_afterwards(goes: Event):
-    apart = Waiting({}, frozenset({ONE}))
+    apart = QuarantineState({}, frozenset({ONE}))
     insert = Event(40, 1, "I", None, ONE)
     both, closings = trace([insert, goes], existing=frozenset({ONE}), held=apart)
     assert [(one.held, one.waits, one.broke) for one in both] == [(True, False, DISCARDED), (True, True, None)]
@@ -116,19 +127,19 @@ def test_an_insert_says_nothing_where_its_transaction_takes_a_row_from_the_key_a
 
 
 def test_what_is_let_through_says_what_it_said_in_its_own_transaction():
-    held = Waiting({(10, 1): frozenset({ONE}), (20, 1): frozenset({ONE})}, frozenset({ONE}))
+    held = QuarantineState({(10, 1): frozenset({ONE}), (20, 1): frozenset({ONE})}, frozenset({ONE}))
     events = [let(31, 0, (10, 1), "I", None, ONE), let(31, 1, (20, 1), "D", ONE, None)]
     assert [one.held for one in trace(events, held=held)[0]] == [False, False]
-    held = Waiting({(10, 1): frozenset({ONE}), (10, 2): frozenset({ONE})}, frozenset({ONE}))
+    held = QuarantineState({(10, 1): frozenset({ONE}), (10, 2): frozenset({ONE})}, frozenset({ONE}))
     events = [let(31, 0, (10, 1), "I", None, ONE), let(31, 1, (10, 2), "D", ONE, None)]
     assert [(one.held, one.broke) for one in trace(events, held=held)[0]] == [(True, DISCARDED), (True, None)]
 
 
 def test_a_truncate_and_a_row_read_again_tell_the_key_anew():
-    waiting = Waiting({}, frozenset({ONE, TWO}))
+    waiting = QuarantineState({}, frozenset({ONE, TWO}))
     events = [Event(31, -7, "I", None, ONE, again=True), Event(40, 1, "T")]
     traced, closings = trace(events, held=waiting)
-    assert closings == [Closing(31, -7, ONE), Closing(40, 1)]
+    assert closings == [HoldRelease(31, -7, ONE), HoldRelease(40, 1)]
     assert not traced[0].held
 
 
@@ -191,7 +202,7 @@ def test_any_spans_carry_out_decisions_like_the_oracle(seed: int, relation: Rela
             assert found.keys == oracle.held_keys.get(T.table, set()), at
             reasons = [(row["reason"], row["rules"]) for row in found.rows.to_pylist()]
             assert reasons == [(row["reason"], row["rules"]) for row in rows], at
-        for group in connected(rows):
+        for group in group_by_key(rows):
             if dice.random() < 0.5:
                 continue
             places = [(row["position"], row["ordinal"]) for row in group.rows]

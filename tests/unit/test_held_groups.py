@@ -12,15 +12,12 @@ from functools import partial
 
 import pytest
 
-from cdc_lake.model.decision import Place
+from cdc_lake.model.position import Span
+from cdc_lake.model.quarantine import Place
 from cdc_lake.model.relation import ReplicaIdentity, TableName
-from cdc_lake.model.span import Span
-from cdc_lake.pipeline.applying.whole_groups import ahead, units_of
-from cdc_lake.pipeline.held.groups import together
-from cdc_lake.silver.holding import Waiting
-from cdc_lake.silver.lineage import trace
-from cdc_lake.silver.row_events import Event, Unit
-from cdc_lake.silver.whole import TableEvents, held_whole
+from cdc_lake.runtime.apply.transaction_groups import ahead, units_of
+from cdc_lake.runtime.quarantine import group_across_tables
+from cdc_lake.silver.row_tracing import Event, QuarantineState, TableEvents, Unit, held_whole, trace
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import table
 from cdc_lake.testing.oracle import Oracle, TruncateIsHeld
@@ -42,29 +39,29 @@ def test_a_transaction_is_held_in_every_table_and_what_comes_later_on_its_keys()
     tables = {"o": TableEvents(orders), "l": TableEvents(lines)}
     whole = held_whole(tables, frozenset({(10, False)}))
     assert whole == {(10, False), (20, False), (30, False)}
-    assert [one.held for one in trace(orders, whole=whole)[0]] == [True, True, False]
-    later = held_whole({"o": TableEvents(orders[1:], Waiting({(10, 1): frozenset({ONE})}))}, frozenset())
+    assert [one.held for one in trace(orders, whole_units=whole)[0]] == [True, True, False]
+    later = held_whole({"o": TableEvents(orders[1:], QuarantineState({(10, 1): frozenset({ONE})}))}, frozenset())
     assert later == {(30, False)}, "whatever the spans"
 
 
 def test_a_truncate_ends_what_waits_in_its_table_before_its_transaction_is_judged():
     orders = [Event(20, 1, "U", ONE, ONE), Event(20, 2, "T"), Event(20, 3, "I", None, ONE), Event(30, 1, "U", ONE, ONE)]
     lines = [Event(40, 1, "U", ONE, ONE)]
-    waits = Waiting({(10, 1): frozenset({ONE})})
+    waits = QuarantineState({(10, 1): frozenset({ONE})})
     found = held_whole({"o": TableEvents(orders, waits), "l": TableEvents(lines, waits)}, frozenset())
     assert found == {(40, False)}, "the part in the other table waits on"
 
 
 def test_what_is_held_names_what_it_breaks_by_itself():
     events = [Event(10, 1, "I", None, ONE), Event(10, 2, "U", ONE, ONE, partial=True), Event(10, 3, "I", None, TWO)]
-    traced, _ = trace([*events, Event(20, 1, "U", TWO, TWO, partial=True)], whole={(10, False)})
+    traced, _ = trace([*events, Event(20, 1, "U", TWO, TWO, partial=True)], whole_units={(10, False)})
     assert [(one.held, one.waits, one.broke) for one in traced] == [(True, False, None)] * 3 + [(True, True, None)]
 
 
 def test_what_was_read_again_is_of_no_transaction_and_ends_what_waits_of_its_key():
     again = [Event(20, -2, "I", None, ONE, again=True), Event(20, -1, "I", None, TWO, again=True, failed=True)]
     events = [*again, Event(20, 1, "U", ONE, ONE), Event(30, 1, "U", TWO, TWO)]
-    waits = Waiting({(10, 1): frozenset({ONE})})
+    waits = QuarantineState({(10, 1): frozenset({ONE})})
     assert held_whole({"o": TableEvents(events, waits)}, frozenset()) == {(30, False)}
 
 
@@ -113,7 +110,7 @@ class Lake:
             one.pending = [e for e in one.pending if e.position > end]
 
     def _whole(self, every: dict[str, list[Event]]) -> frozenset[Unit]:
-        """As `pipeline.applying.whole_groups` has it."""
+        """As `runtime.apply.transaction_groups` has it."""
         if not every:
             return frozenset()
         first = min(self.tables[name].at for name in every)
@@ -197,7 +194,7 @@ def decide(dice: random.Random, lakes: list[Lake], oracle: Oracle, position: int
     names = {str(relation.table): relation.table for relation in (ORDERS, LINES)}
     open_ = [row for name in names for row in lakes[0].tables[name].open().rows.to_pylist()]
     made: dict[TableName, dict[Place, int]] = {}
-    for group in together(open_):
+    for group in group_across_tables(open_):
         if dice.random() < 0.5:
             continue
         verb = "release" if group.broken <= {"rule"} and dice.random() < 0.6 else "discard"

@@ -11,12 +11,12 @@ import pytest
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_columns import schema_of
+from cdc_lake.control.cuts import IN, TableState
+from cdc_lake.control.quarantine import hold_log
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.applying.intact import forgotten
-from cdc_lake.pipeline.state.cuts import IN, TableState
-from cdc_lake.pipeline.state.holds import hold_log
+from cdc_lake.runtime.apply.table_integrity import missing_quarantine_rows
+from cdc_lake.tables.control_schema import schema_of
+from cdc_lake.tables.control_tables import ControlTables
 
 LISTED = TableState("silver.orders", "delta", 7, 40, IN, held=2)
 
@@ -37,7 +37,7 @@ def project(tmp_path: Path) -> Project:
 
 def lost(project: Project, listed: TableState) -> str:
     held = hold_log(ControlTables(project.control))
-    error = forgotten(held, project.target(TableName.parse("public.orders")), 1, listed)
+    error = missing_quarantine_rows(held, project.target(TableName.parse("public.orders")), 1, listed)
     return "" if error is None else error.message
 
 

@@ -14,42 +14,40 @@ import pyarrow.compute as pc
 import pytest
 from typer.testing import CliRunner
 
-from cdc_lake.bronze.chain import verify
-from cdc_lake.bronze.fold import folded
+from cdc_lake.bronze.compaction import compact
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader, bronze_table, bronze_writer
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.upkeep import compact
+from cdc_lake.bronze.row_history import replay_rows
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.cli.app import app
-from cdc_lake.cli.render_held import list_text, retry_text
-from cdc_lake.cli.render_inspect import transaction_text
+from cdc_lake.cli.commands.inspect import transaction_text
+from cdc_lake.cli.commands.quarantine import list_text, retry_text
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.kept import PgoutputFormat
-from cdc_lake.decode.mppdb import columnar as family
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
-from cdc_lake.decode.mppdb.kept import FamilyFormat
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
-from cdc_lake.decode.undecodable import Keeping
+from cdc_lake.control.streams import undecoded_error
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.gaussdb import columnar as family
+from cdc_lake.decode.gaussdb.batches import RecordTransaction
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.records import Field, Operation, Row, Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.gaussdb.undecodable import GaussDbFormat
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.undecodable import PgoutputFormat, StoreUndecodable
 from cdc_lake.errors import MalformedMessage, NotInBronze, TransactionUndecoded
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import CutRow, now
-from cdc_lake.model.change import Delete, Insert, OldKind, Truncate, Update
+from cdc_lake.model.change import Boundaries, Delete, Insert, OldKind, Transaction, Truncate, Update
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Boundaries, Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.held import redecode
-from cdc_lake.pipeline.held.listing import held_list
-from cdc_lake.pipeline.held.redecode import retry
-from cdc_lake.pipeline.inspect.bronze import inspect_transaction
-from cdc_lake.pipeline.maintain import maintain
-from cdc_lake.pipeline.state.waiting import undecoded
-from cdc_lake.pipeline.status.standing import status
+from cdc_lake.observability.events import silent
+from cdc_lake.ops.inspect import inspect_transaction
+from cdc_lake.ops.status import status
+from cdc_lake.runtime import redecode
+from cdc_lake.runtime.maintain import maintain
+from cdc_lake.runtime.quarantine import held_list
+from cdc_lake.runtime.redecode import retry
+from cdc_lake.tables.control_schema import CutRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.testing.gaussdb.encode import Print, binary_record, statement
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
@@ -93,7 +91,7 @@ def project(tmp_path: Path) -> Project:
     writer = DeltaBronze(made.bronze, durability="os")
     writer.begin_stream("s", 100)
     for raw in transactions():  # a commit each
-        writer.append([raw], Keeping(PgoutputFormat(refusing(tabulate))))
+        writer.append([raw], StoreUndecodable(PgoutputFormat(refusing(tabulate))))
     return made
 
 
@@ -116,11 +114,11 @@ def test_what_waits_is_listed_with_its_reason(project: Project):
 def test_held_changes_are_listed_with_their_key_and_rule(project: Project):
     control = ControlTables(project.control)
     state = {"table": "silver.orders", "format": "delta", "version": 1, "position": 250, "state": "in", "held": 1}
-    control.record(CutRow(1, "s", 250, None, json.dumps({"public.orders": state}), now()))
+    control.record(CutRow(1, "s", 250, None, json.dumps({"public.orders": state}), utc_now()))
     common = {
         "stream": "s", "epoch": 1, "generation": 1, "relation": "public.orders", "table": "silver.orders",
         "op": "U", "from_key": ["7"], "layout": ORDERS.layout, "new": ["7", "x"], "old": None, "old_kind": None,
-        "unchanged": None, "span_upto": 250, "recorded_at": now(),
+        "unchanged": None, "span_upto": 250, "recorded_at": utc_now(),
     }  # fmt: skip
     control.append(
         "held",
@@ -148,7 +146,7 @@ def test_a_retry_that_fails_says_so_and_leaves_everything(project: Project, monk
         ("0/12C", None, "DEC303"),
         ("0/1F4", None, "DEC303"),
     ]
-    assert done.failed == 2
+    assert done.failed_count == 2
     assert "still cannot be decoded" in retry_text(done)
     assert len(held_list(project).undecodable) == 2
 
@@ -170,7 +168,7 @@ def test_a_retry_that_succeeds_is_read_in_its_place_and_bronze_is_not_rewritten(
     commits = [(c.position, c.counts, c.undecoded) for c in reader.commits(ALL)]
     assert commits == [(c.position, c.counts, c.undecoded) for c in wanted.commits(ALL)]
     assert held_list(project).undecodable == ()
-    assert folded(bronze_reader(project), 1, {"public.orders": ["id"]}, {}) == {
+    assert replay_rows(bronze_reader(project), 1, {"public.orders": ["id"]}, {}) == {
         "public.orders": [{"id": "9", "note": "MARK"}]
     }
 
@@ -179,19 +177,19 @@ def test_a_bronze_in_iceberg_does_the_same(tmp_path: Path):
     project = project_in(tmp_path, bronze={"format": "iceberg"})
     writer = bronze_writer(project)
     writer.begin_stream("s", 100)
-    writer.append(transactions(), Keeping(PgoutputFormat(refusing(tabulate))))
+    writer.append(transactions(), StoreUndecodable(PgoutputFormat(refusing(tabulate))))
     assert verify(bronze_reader(project)).holds
     assert [one.position for one in held_list(project).undecodable] == ["0/12C", "0/1F4"]
-    assert retry(project, None, silent).failed == 0
+    assert retry(project, None, silent).failed_count == 0
     changes = bronze_reader(project).changes(ORDERS.table, ALL)
     assert changes["op"].to_pylist() == ["I", "I", "U", "D", "T", "I"]
 
 
 def test_what_was_put_together_by_upkeep_is_decoded_as_well(project: Project):
     names = ["position", "ordinal", "op", "relation", "layout", "new", "old", "old_kind", "unchanged", "info"]
-    assert compact(bronze_table(project), 2, whole=True)
+    assert compact(bronze_table(project), 2, ignore_tiers=True)
     assert verify(bronze_reader(project)).holds
-    assert retry(project, None, silent).failed == 0
+    assert retry(project, None, silent).failed_count == 0
     found = bronze_reader(project).changes(ORDERS.table, ALL).select(names)
     never = DeltaBronze(project.root / "never", durability="os")
     never.begin_stream("s", 100)
@@ -224,7 +222,7 @@ def test_a_fact_whose_file_is_gone_counts_for_nothing(project: Project):
     for path in (project.control / "decoded_rows").iterdir():
         path.unlink()
     assert len(held_list(project).undecodable) == 2
-    assert retry(project, None, silent).failed == 0
+    assert retry(project, None, silent).failed_count == 0
     assert held_list(project).undecodable == ()
 
 
@@ -236,15 +234,15 @@ def test_what_was_decoded_later_leaves_with_its_transaction(project: Project, tm
     assert state is not None
     at = datetime.now(UTC) + timedelta(days=100)
     merged = {"table": "silver.orders", "format": "delta", "version": 1, "position": 300, "held": 0, "state": "in"}
-    control.record(CutRow(state.epoch, "s", 300, None, json.dumps({"public.orders": merged}), now()))
+    control.record(CutRow(state.epoch, "s", 300, None, json.dumps({"public.orders": merged}), utc_now()))
     short = project_in(tmp_path, {"retention": {"min_age": "90 d", "rebuilds": False}})
-    done = maintain(short, at=at)
+    done = maintain(short, started_at=at)
     assert [step.facts["decoded_later"] for step in done.steps if "decoded_later" in step.facts] == [1]
     assert control.read("decoded")["position"].to_pylist() == [500]
     assert len(list((project.control / "decoded_rows").iterdir())) == 1
     assert verify(bronze_reader(project)).holds
     assert bronze_reader(project).changes(ORDERS.table, ALL).to_pylist() == kept
-    assert not [step for step in maintain(short, at=at).steps if "decoded_later" in step.facts]
+    assert not [step for step in maintain(short, started_at=at).steps if "decoded_later" in step.facts]
 
 
 def test_a_fact_about_other_bytes_counts_for_nothing(project: Project):
@@ -254,7 +252,7 @@ def test_a_fact_about_other_bytes_counts_for_nothing(project: Project):
     writer.begin_stream("s", 100)
     other = Insert(ORDERS, ("7", "MARK too"))
     raw = raw_transaction(Transaction(boundaries(300), (other,)))
-    writer.append([raw], Keeping(PgoutputFormat(refusing(tabulate))))
+    writer.append([raw], StoreUndecodable(PgoutputFormat(refusing(tabulate))))
     assert [one.position for one in held_list(project).undecodable] == ["0/12C"]
     assert bronze_reader(project).changes(ORDERS.table, ALL).num_rows == 0
     retry(project, None, silent)
@@ -280,7 +278,7 @@ def test_the_transaction_is_shown_with_its_reason_also_once_it_is_decoded(projec
 
 def test_the_error_of_silver_names_position_tables_code_and_remedy(project: Project):
     (commit, _) = bronze_reader(project).undecodable(ALL)
-    error = undecoded("s", commit)
+    error = undecoded_error("s", commit)
     assert isinstance(error, TransactionUndecoded)
     assert (error.code, error.exit_status) == ("STA655", 1)
     assert all(word in error.message for word in ("0/12C", "DEC303", "public.orders"))
@@ -314,8 +312,8 @@ def test_the_command_line_lists_and_retries(project: Project, monkeypatch):
 
 NOTES = TableName("public", "notes")
 FACTS = {
-    NOTES: FamilyTableFacts(
-        (FamilyColumn("id", "int4", 23), FamilyColumn("price", "numeric", 1700, (10 << 16 | 2) + 4)),
+    NOTES: GaussDbTableMetadata(
+        (GaussDbColumn("id", "int4", 23), GaussDbColumn("price", "numeric", 1700, (10 << 16 | 2) + 4)),
         ("id",),
         identity_columns=("id",),
     )
@@ -339,9 +337,11 @@ def test_a_transaction_of_the_family_keeps_what_decoding_it_takes(tmp_path: Path
     ]
     writer = DeltaBronze(project.bronze, durability="os")
     writer.begin_stream("gauss:1:d:shop:csn:100@0/64", 100)
-    form = FamilyFormat(Layouts(FACTS.get, tables=frozenset(FACTS)), "mppdb_decoding", only_first(family.tabulate))
+    form = GaussDbFormat(
+        RelationResolver(FACTS.get, tables=frozenset(FACTS)), "mppdb_decoding", only_first(family.tabulate)
+    )
     for raw in raws:
-        writer.append([raw], Keeping(form))
+        writer.append([raw], StoreUndecodable(form))
     assert [one.position for one in held_list(project).undecodable] == ["300"]
     done = retry(project, None, silent)
     assert [(one.position, one.changes, one.tables) for one in done.tried] == [("300", 2, ("public.notes",))]
@@ -351,7 +351,7 @@ def test_a_transaction_of_the_family_keeps_what_decoding_it_takes(tmp_path: Path
 
 
 def only_first(decode: Callable[..., ChangeColumns]) -> Callable[..., ChangeColumns]:
-    def faulty(batch: Sequence[Any], layouts: Layouts) -> ChangeColumns:
+    def faulty(batch: Sequence[Any], layouts: RelationResolver) -> ChangeColumns:
         if any(raw.bounds.position > 200 for raw in batch):
             raise MalformedMessage("a fault")
         return decode(batch, layouts)

@@ -13,17 +13,14 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
 from cdc_lake.config.project import Project
+from cdc_lake.control.table_pauses import pause, resume
 from cdc_lake.errors import AnotherApply, DecidedOtherwise, HoldStays, NotHeld
-from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.control_rows import CutRow, now
-from cdc_lake.lake.lease import lease
-from cdc_lake.model.change import Insert
-from cdc_lake.model.decision import FIRST_ORDINAL
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe import failpoint as at
-from cdc_lake.pipeline.held.decide import Choice, decide
-from cdc_lake.pipeline.held.listing import held_list
-from cdc_lake.pipeline.state.pauses import pause, resume
+from cdc_lake.model.change import Insert, Transaction
+from cdc_lake.model.quarantine import FIRST_ORDINAL
+from cdc_lake.observability import failpoints as at
+from cdc_lake.runtime.quarantine import Choice, decide, held_list
+from cdc_lake.tables.control_schema import CutRow, utc_now
+from cdc_lake.tables.control_tables import control_tables, lease
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
@@ -55,7 +52,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     control = control_tables(made)
     state = {"table": "silver.orders", "format": "delta", "version": 1, "position": 250, "state": "in", "held": 5}
     layout = {"layout": ORDERS.layout}
-    control.record(CutRow(1, "s", 250, None, json.dumps({"public.orders": {**state, **layout}}), now()))
+    control.record(CutRow(1, "s", 250, None, json.dumps({"public.orders": {**state, **layout}}), utc_now()))
     rows: list[tuple[int, int, str, list[str], str, str | None]] = [
         (200, 1, "failed", ["in_set_note"], "7", None),
         (200, 2, "failed", ["type_note"], "9", None),
@@ -71,7 +68,7 @@ def _held(position: int, ordinal: int, reason: str, rules: list[str], key: str, 
     return {
         "stream": "s", "epoch": 1, "generation": 1, "relation": "public.orders", "table": "silver.orders",
         "op": "I" if before is None else "U", "layout": ORDERS.layout, "new": [key, "x"], "old": None, "old_kind": None,
-        "unchanged": None, "span_upto": 250, "recorded_at": now(), "position": position, "ordinal": ordinal,
+        "unchanged": None, "span_upto": 250, "recorded_at": utc_now(), "position": position, "ordinal": ordinal,
         "reason": reason, "rules": rules, "key": [key], "from_key": None if before is None else [before],
     }  # fmt: skip
 
@@ -129,7 +126,7 @@ def test_twice_is_once_and_the_opposite_is_refused(project: Project, capsys: Any
     assert len(decisions(project)) == 2
     with pytest.raises(DecidedOtherwise):
         decide(project, "discard", "orders", Choice(("7",)), "no", yes=True)
-    later = CutRow(1, "s", 300, None, control_tables(project).last_cut("s").tables.replace("250", "300"), now())  # type: ignore[union-attr]
+    later = CutRow(1, "s", 300, None, control_tables(project).last_cut("s").tables.replace("250", "300"), utc_now())  # type: ignore[union-attr]
     control_tables(project).record(later)
     assert [one.key for one in held_list(project).changes] == [("9",), ("5",), ("6",)]
     assert said(capsys, "release", "orders", "--key", "7", "--reason", "again", "--yes") == (

@@ -13,10 +13,9 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 import cdc_lake
+from cdc_lake.control.cut_session import read_history, time_of
 from cdc_lake.errors import LakeError
-from cdc_lake.lake.control_columns import ControlName, schema_of
-from cdc_lake.lake.control_rows import QualityRow, RunRow
-from cdc_lake.pipeline.state.history import read_history, time_of
+from cdc_lake.tables.control_schema import ControlName, QualityRow, RunRow, schema_of
 from tests.cut_lake import GAUSS_CSN, CutLake, at
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "history.md"

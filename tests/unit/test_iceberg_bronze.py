@@ -17,22 +17,22 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 
-from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.contract import SCHEMA
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import TableBronze
-from cdc_lake.config.load import load_project
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.config.loader import load_project
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import AnotherReceiver, BronzeNotWritten, CatalogUnreachable, CommitUncertain
-from cdc_lake.lake import iceberg_log, iceberg_manifests, rest_catalog
-from cdc_lake.lake.catalog import CatalogAddress, open_catalog
-from cdc_lake.lake.delta_leftovers import Leftovers
-from cdc_lake.model.change import Insert
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.maintain import maintain
+from cdc_lake.model.change import Insert, Transaction
+from cdc_lake.model.position import Span
+from cdc_lake.runtime.maintain import maintain
+from cdc_lake.tables import iceberg_log, rest_catalog
+from cdc_lake.tables import iceberg_log as iceberg_manifests
+from cdc_lake.tables.catalog import CatalogAddress, open_catalog
+from cdc_lake.tables.orphan_files import OrphanFiles
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.rest_catalog import Loss, RestCatalogServer
 from tests.bronze_places import Place
@@ -42,7 +42,7 @@ ORDERS = table("public.orders", id="int8", note="text")
 ALL = Span(1, 0, 1 << 62)
 
 
-def transaction(position: int, rows: int = 1) -> RawTransaction:
+def transaction(position: int, rows: int = 1) -> BufferedTransaction:
     return raw_transaction(
         Transaction(boundaries(position), tuple(Insert(ORDERS, (f"{position}{n}", "note")) for n in range(rows)))
     )
@@ -368,7 +368,7 @@ def test_maintain_puts_an_iceberg_bronze_in_order_beside_its_receiver(tmp_path: 
     for number in range(iceberg_log.KEEP):
         bronze.append([transaction(400 + number)])
     later = dt.datetime.now(dt.UTC) + dt.timedelta(hours=2)
-    kinds = [step.kind for step in maintain(project, at=later).steps]
+    kinds = [step.kind for step in maintain(project, started_at=later).steps]
     assert kinds == ["compaction", "removal"]
     assert len(list(data.iterdir())) == 3 + iceberg_log.KEEP  # what this compaction replaced is still named
     assert verify(bronze_reader(project)).transactions == 13 + iceberg_log.KEEP
@@ -390,9 +390,9 @@ def test_what_an_interrupted_commit_left_is_found_and_removed(iceberg: Place, mo
     assert isinstance(table, IcebergBronzeTable)
     assert table.look()
     now = time.time()
-    assert table.leftovers(now, 3600.0) == Leftovers((), (), 0)
+    assert table.leftovers(now, 3600.0) == OrphanFiles((), (), 0)
     found = table.tidy(now + 4000, 3600.0)
     assert found is not None
     assert (len(found.entries), len(found.files)) == (2, 1)
-    assert table.leftovers(now + 4000, 3600.0) == Leftovers((), (), 0)
+    assert table.leftovers(now + 4000, 3600.0) == OrphanFiles((), (), 0)
     assert verify(iceberg.reader()).transactions == 2

@@ -13,9 +13,9 @@ from pyiceberg.types import BooleanType
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.errors import TableChangedMeanwhile
-from cdc_lake.lake.iceberg_draft import Draft
-from cdc_lake.lake.marker import iceberg_catalog
 from cdc_lake.model.relation import TableName
+from cdc_lake.tables.iceberg_silver import StagedTable
+from cdc_lake.tables.silver_table import iceberg_catalog
 from cdc_lake.testing.rest_catalog import RestCatalogServer
 
 
@@ -33,7 +33,7 @@ class Place:
     def table(self, name: str = "t") -> Any:
         return self.catalog.load_table(("silver", name))
 
-    def write(self, draft: Draft) -> None:
+    def write(self, draft: StagedTable) -> None:
         """What Spark does to a draft, but that the rows before stay."""
         table = self.table(draft.name)
         with table.update_schema() as schema:
@@ -54,7 +54,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 def test_a_draft_is_not_seen_until_it_is_published_and_then_whole(place: Place) -> None:
     place.table().manage_snapshots().create_tag(place.base, "promised").commit()
-    with Draft(place.project, place.target) as draft:
+    with StagedTable(place.project, place.target) as draft:
         place.write(draft)
         before = place.table()
         assert before.current_snapshot().snapshot_id == place.base
@@ -74,7 +74,7 @@ def test_a_draft_is_not_seen_until_it_is_published_and_then_whole(place: Place) 
 
 
 def test_a_draft_of_a_table_that_moved_is_refused_and_leaves_nothing(place: Place) -> None:
-    with Draft(place.project, place.target) as draft:
+    with StagedTable(place.project, place.target) as draft:
         place.write(draft)
         place.table().append(pa.table({"id": [9]}))
         with pytest.raises(TableChangedMeanwhile):
@@ -84,7 +84,7 @@ def test_a_draft_of_a_table_that_moved_is_refused_and_leaves_nothing(place: Plac
 
 
 def test_columns_that_came_meanwhile_refuse_a_draft(place: Place) -> None:
-    with Draft(place.project, place.target) as draft:
+    with StagedTable(place.project, place.target) as draft:
         place.write(draft)
         with place.table().update_schema() as schema:
             schema.add_column("other", BooleanType())
@@ -94,8 +94,8 @@ def test_columns_that_came_meanwhile_refuse_a_draft(place: Place) -> None:
 
 
 def test_a_draft_that_a_killed_process_left_is_no_hindrance(place: Place) -> None:
-    Draft(place.project, place.target).__enter__()
-    with Draft(place.project, place.target) as draft:
+    StagedTable(place.project, place.target).__enter__()
+    with StagedTable(place.project, place.target) as draft:
         place.write(draft)
         draft.publish(place.base)
     assert place.table().scan().to_arrow().num_rows == 2
@@ -104,11 +104,11 @@ def test_a_draft_that_a_killed_process_left_is_no_hindrance(place: Place) -> Non
 def test_a_draft_of_a_table_without_a_version_gives_it_its_first(place: Place) -> None:
     place.catalog.drop_table(("silver", "t"))
     place.catalog.create_table(("silver", "t"), pa.schema([("id", pa.int64())]))
-    with Draft(place.project, place.target) as draft:
+    with StagedTable(place.project, place.target) as draft:
         place.write(draft)
         draft.publish(None)
     assert place.table().scan().to_arrow().to_pylist() == [{"id": 2, "live": True}]
-    with Draft(place.project, place.target) as draft:
+    with StagedTable(place.project, place.target) as draft:
         place.table(draft.name).append(pa.table({"id": [3], "live": [True]}))
         with pytest.raises(TableChangedMeanwhile):
             draft.publish(None)

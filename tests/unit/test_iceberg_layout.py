@@ -11,9 +11,20 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from cdc_lake.errors import TableChangedMeanwhile
-from cdc_lake.lake.evolution import AddColumn, ChangeType, DropColumn, RenameColumn, SchemaChange
-from cdc_lake.lake.iceberg_layout import Progress, assignments, begin, finish, progress, promoted
-from cdc_lake.lake.store import SilverColumn
+from cdc_lake.tables.schema_evolution import (
+    AddColumn,
+    ChangeType,
+    DropColumn,
+    Progress,
+    RenameColumn,
+    SchemaChange,
+    assignments,
+    begin,
+    finish,
+    is_promotion,
+    progress,
+)
+from cdc_lake.tables.types import SilverColumn
 
 BEGUN, DONE = Progress("app", 7, done=False), Progress("app", 7, done=True)
 
@@ -108,4 +119,4 @@ def test_an_empty_table_is_reshaped_too(table: Any) -> None:
     ],
 )
 def test_what_iceberg_promotes_by_itself_is_known(old: str, new: str, native: bool) -> None:
-    assert promoted(ChangeType("n", old, new)) is native
+    assert is_promotion(ChangeType("n", old, new)) is native

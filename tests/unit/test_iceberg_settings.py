@@ -13,9 +13,8 @@ from cdc_lake.bronze.open import bronze_table
 from cdc_lake.config.effective import effective
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.lake.catalog import catalog_address
-from cdc_lake.lake.session import static_settings
-from cdc_lake.lake.spark_catalog import POSTGRES_DRIVER, catalog_packages, catalog_settings
+from cdc_lake.tables.catalog import POSTGRES_DRIVER, catalog_address, catalog_packages, catalog_settings
+from cdc_lake.tables.spark_session import static_settings
 
 
 def project(root: Path, iceberg: dict[str, Any] | None = None, **bronze: Any) -> Project:

@@ -13,11 +13,10 @@ import pytest
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import GapRow, StreamRow, now
-from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.tables.control_schema import GapRow, StreamRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 ORDERS = table("public.orders", id="int8", note="text")
@@ -78,7 +77,7 @@ def dense(folder: Path, *csns: tuple[int, int]) -> DeltaBronze:
     stream = "gauss:7:shop:shop:csn:100@0/3E8"
     writer.begin_stream(stream, 100, 1000)
     ControlTables(folder / "lake" / "control" / "shop").record(
-        StreamRow(1, stream, 100, "shop", "7", "shop", "csn", now(), dense=True)
+        StreamRow(1, stream, 100, "shop", "7", "shop", "csn", utc_now(), dense=True)
     )
     for csn, empty in csns:
         raw = raw_transaction(Transaction(boundaries(csn), (Insert(ORDERS, (str(csn), "a")),)))
@@ -241,7 +240,7 @@ def test_the_end_of_an_epoch_is_known_by_the_next_one(inspect: Shell, bronze: De
     assert state is not None
     control = ControlTables(tmp_path / "lake" / "control" / "shop")
     bronze.begin_stream("pg:8:shop:shop:0/64", 100)
-    row = StreamRow(2, "pg:8:shop:shop:0/64", 100, "shop", "8", "shop", "lsn", now(), False, state.upto, "00" * 32)
+    row = StreamRow(2, "pg:8:shop:shop:0/64", 100, "shop", "8", "shop", "lsn", utc_now(), False, state.upto, "00" * 32)
     control.record(row)
     said, code = inspect("chain", "-q")
     assert code == 1
@@ -260,7 +259,7 @@ verified before it: 2 transactions, 2 changes, 3 without rows
 """
     )
     control = ControlTables(tmp_path / "lake" / "control" / "shop")
-    control.record(GapRow(1, "gauss:7:shop:shop:csn:100@0/3E8", 106, 107, None, None, now()))
+    control.record(GapRow(1, "gauss:7:shop:shop:csn:100@0/3E8", 106, 107, None, None, utc_now()))
     assert inspect("chain", "-q") == (
         "the chain holds: 3 transactions, 3 changes, 5 without rows, 2 CSNs in recorded gaps\n",
         0,

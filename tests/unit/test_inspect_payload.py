@@ -12,9 +12,8 @@ import pytest
 
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
-from cdc_lake.model.change import Insert
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.source.recording_file import RecordingHeader, RecordingWriter
+from cdc_lake.devtools.recording import RecordingHeader, RecordingWriter
+from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.testing import messages
 from cdc_lake.testing.messages import boundaries, encode_transaction, table
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.errors import root
+from cdc_lake.errors import base
 
 
 class Given:
@@ -41,5 +41,5 @@ class Given:
 def test_an_extra_is_installed_from_where_the_package_came(
     monkeypatch: pytest.MonkeyPatch, told: dict[str, Any] | None, command: str
 ) -> None:
-    monkeypatch.setattr(root, "distribution", lambda _: Given(told))
-    assert root.install("spark") == command
+    monkeypatch.setattr(base, "distribution", lambda _: Given(told))
+    assert base.install("spark") == command

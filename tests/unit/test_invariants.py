@@ -20,13 +20,12 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake.control.cuts import IN, Cut, TableState, write_cut
 from cdc_lake.errors import SlotMissing
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.marker import FIRST, app_id
-from cdc_lake.model.change import Change, Insert, Update
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.state.cuts import IN, Cut, TableState, write_cut
+from cdc_lake.model.change import Change, Insert, Transaction, Update
+from cdc_lake.observability.events import silent
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.silver_table import FIRST, app_id
 from cdc_lake.testing.committed import Committed
 from cdc_lake.testing.invariants import Bound, Known, Standing, invariants
 from cdc_lake.testing.messages import boundaries, raw_transaction, table

@@ -13,19 +13,18 @@ import pytest
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.deploy import jobs
-from cdc_lake.deploy.entry_points import ENTRY_POINTS
-from cdc_lake.deploy.lake_folder import require_folder, require_seen
-from cdc_lake.deploy.secret_names import PREFIX, from_cluster, variable
+from cdc_lake.deploy import databricks_jobs
+from cdc_lake.deploy.databricks_bundle import ENTRY_POINTS, PREFIX, from_cluster, variable
+from cdc_lake.deploy.databricks_jobs import require_folder, require_seen
 from cdc_lake.errors import JobParametersWrong, LakeFolderUnfit, RuntimeUnfit, ServerlessCompute
 
 # ── parameters ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_parameters_are_those_that_databricks_passes() -> None:
-    given = jobs.parameters("apply", ["--pipeline=/w/a=b.yaml", "--environment=prod", "--once=true"])
+    given = databricks_jobs.parameters("apply", ["--pipeline=/w/a=b.yaml", "--environment=prod", "--once=true"])
     assert given == {"pipeline": "/w/a=b.yaml", "environment": "prod", "once": "true"}
-    assert jobs.parameters("apply", ["pipeline=/w/a=b.yaml", "environment=prod", "once=true"]) == given
+    assert databricks_jobs.parameters("apply", ["pipeline=/w/a=b.yaml", "environment=prod", "once=true"]) == given
 
 
 @pytest.mark.parametrize(
@@ -42,21 +41,21 @@ def test_parameters_are_those_that_databricks_passes() -> None:
 )
 def test_other_parameters_are_refused(name: str, arguments: list[str]) -> None:
     with pytest.raises(JobParametersWrong):
-        jobs.parameters(name, arguments)
+        databricks_jobs.parameters(name, arguments)
 
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)
 def test_an_entry_point_fails_by_raising_and_says_code_and_remedy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [name, "--pipelin=a.yaml"])
     with pytest.raises(JobParametersWrong) as failed:
-        getattr(jobs, name)()
+        getattr(databricks_jobs, name)()
     assert failed.value.__notes__[0] == "error[DEP712]"
     assert "--pipeline=FILE" in failed.value.__notes__[-1]
 
 
 def test_an_entry_point_leaves_how_exceptions_are_shown_alone() -> None:
     code = (
-        "import sys\nbefore = sys.excepthook\nfrom cdc_lake.deploy import jobs\nsys.argv = ['apply']\n"
+        "import sys\nbefore = sys.excepthook\nfrom cdc_lake.deploy import databricks_jobs as jobs\nsys.argv = ['apply']\n"
         "try:\n    jobs.apply()\nexcept Exception:\n    pass\nassert sys.excepthook is before\n"
         "assert 'pyspark' not in sys.modules\n"
     )
@@ -145,15 +144,15 @@ class Connected(Session):
 
 
 def test_a_runtime_of_another_spark_is_refused() -> None:
-    jobs.require_runtime(Session("4.1.0"))
+    databricks_jobs.require_runtime(Session("4.1.0"))
     for version in ("4.0.1", "3.5.2", "4.10.0"):
         with pytest.raises(RuntimeUnfit, match=version):
-            jobs.require_runtime(Session(version))
+            databricks_jobs.require_runtime(Session(version))
 
 
 def test_a_session_of_spark_connect_is_refused() -> None:
     with pytest.raises(ServerlessCompute, match="Spark Connect"):
-        jobs.require_runtime(Connected("4.1.0"))
+        databricks_jobs.require_runtime(Connected("4.1.0"))
 
 
 def test_a_folder_that_spark_does_not_see_is_refused(tmp_path: Path) -> None:

@@ -7,23 +7,20 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from cdc_lake.lake.delta_log import note_in
-from cdc_lake.lake.delta_mend import mend
-from cdc_lake.lake.delta_others import changed_by
-from cdc_lake.lake.json_lines import json_lines
+from cdc_lake.tables.delta_log import changed_by, json_lines, mend, note_in
 from cdc_lake.testing.histories import LINE_BREAKS
 
 PACKAGE = Path(__file__).parents[2] / "cdc_lake"
 TEXTS = "".join(LINE_BREAKS)
 ADDED = {"add": {"path": "a.parquet", "dataChange": True, "stats": json.dumps({"maxValues": {"b": TEXTS}})}}
 OF_LINES = frozenset({
-    ("cli/view.py", "_printable"),
-    ("cli/render.py", "fix"),
+    ("cli/output.py", "_printable"),
+    ("cli/text.py", "fix"),
     ("config/schema.py", "description"),
-    ("config/yaml_nodes.py", "text"),
-    ("pipeline/inspect/payload.py", "payload"),
-    ("quality/engine.py", "strip"),
-    ("silver/expressions.py", "strip"),
+    ("config/yaml_tree.py", "text"),
+    ("devtools/replay.py", "payload"),
+    ("quality/great_expectations.py", "strip"),
+    ("silver/transforms.py", "strip"),
     ("source/refusals.py", "strip"),
     ("testing/memory.py", "status"),
 })  # fmt: skip

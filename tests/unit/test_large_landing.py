@@ -9,24 +9,21 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.bronze.chain import verify
-from cdc_lake.bronze.contract import SCHEMA
-from cdc_lake.bronze.port import ClosedBatch, Landed, Tabulate
+from cdc_lake.bronze.contract import SCHEMA, BronzeCommit, Tabulate, TransactionBatch
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
 from cdc_lake.config.model import Batch
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.kept import READING, PgoutputFormat
-from cdc_lake.decode.large import Growing, LargeTransaction
-from cdc_lake.decode.raw import Raw, RawTransaction
-from cdc_lake.decode.undecodable import Keeping, Stopping
+from cdc_lake.connectors.open_stream import CommitLsnOrdering
+from cdc_lake.connectors.spool import Spool
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.pgoutput.spooled import SpillingTransaction, SpooledTransaction
+from cdc_lake.decode.transaction import BufferedTransaction, ReceivedTransaction
+from cdc_lake.decode.undecodable import READING, PgoutputFormat, StopAtUndecodable, StoreUndecodable
 from cdc_lake.errors import InvalidText
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.receiving.batches import OpenBatch
-from cdc_lake.pipeline.receiving.landing import Landing
-from cdc_lake.pipeline.stream.order import ArrivalOrder
-from cdc_lake.pipeline.stream.spool import Spool
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
+from cdc_lake.runtime.receive.commit_pipeline import BronzeCommitPipeline
+from cdc_lake.runtime.receive.loop import OpenBatch
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
 
@@ -51,7 +48,7 @@ CHANGES: tuple[tuple[Change, ...], ...] = (
 LARGE = (1, 4)
 
 
-def raws() -> list[RawTransaction]:
+def raws() -> list[BufferedTransaction]:
     lsns = range(1, 1000)
     return [
         raw_transaction(Transaction(boundaries(100 * n + 100), changes, tuple(lsns[: len(changes)])))
@@ -65,11 +62,11 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
         yield opened
 
 
-def large(raw: RawTransaction, spool: Spool) -> LargeTransaction:
-    growing = Growing(spool())
+def large(raw: BufferedTransaction, spool: Spool) -> SpooledTransaction:
+    growing = SpillingTransaction(spool())
     growing.extend(raw.frames, raw.lsns, raw.layouts, raw.truncated)
     growing.frames.seal()
-    return LargeTransaction(raw.bounds, growing.frames, growing.marks)
+    return SpooledTransaction(raw.bounds, growing.frames, growing.marks)
 
 
 def bronze(folder: Path, name: str) -> DeltaBronze:
@@ -78,10 +75,12 @@ def bronze(folder: Path, name: str) -> DeltaBronze:
     return writer
 
 
-def land(writer: TableBronze, transactions: Sequence[Raw], columns: Tabulate = tabulate) -> Landing:
+def land(
+    writer: TableBronze, transactions: Sequence[ReceivedTransaction], columns: Tabulate = tabulate
+) -> BronzeCommitPipeline:
     """As the receiver does it, in one commit."""
-    batch, order = OpenBatch(Batch(), lambda: 0.0, 50, 50), ArrivalOrder()
-    with Landing(writer, columns) as landing:
+    batch, order = OpenBatch(Batch(), lambda: 0.0, 50, 50), CommitLsnOrdering()
+    with BronzeCommitPipeline(writer, columns) as landing:
         for nth, one in enumerate(transactions):
             for closed in order.take(one):
                 batch.add(closed)
@@ -105,10 +104,10 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 def test_rows_and_hashes_are_those_of_a_landing_in_memory(tmp_path: Path, spool: Spool) -> None:
     one, other = bronze(tmp_path, "memory"), bronze(tmp_path, "disk")
     given = raws()
-    expected: Landed = land(one, given).landed  # type: ignore[attr-defined]
+    expected: BronzeCommit = land(one, given).landed  # type: ignore[attr-defined]
     mixed = [large(raw, spool) if n in LARGE else raw for n, raw in enumerate(given)]
     assert spool.used > 0
-    found: Landed = land(other, mixed).landed  # type: ignore[attr-defined]
+    found: BronzeCommit = land(other, mixed).landed  # type: ignore[attr-defined]
     assert rows(tmp_path / "disk") == rows(tmp_path / "memory")
     assert one.state() == other.state()
     assert (found.transactions, found.changes, found.operations) == (6, expected.changes, expected.operations)
@@ -136,16 +135,16 @@ def test_in_either_format_it_is_one_commit_of_several_files(place: Place, spool:
 def test_repeats_are_dropped_before_and_behind_large_ones(tmp_path: Path, spool: Spool, upto: int) -> None:
     given, writer = raws(), bronze(tmp_path, "b")
     if upto:
-        writer.append(ClosedBatch(given[:upto], given[upto - 1].bounds.position, 0))
+        writer.append(TransactionBatch(given[:upto], given[upto - 1].bounds.position, 0))
     mixed = [large(raw, spool) if n in LARGE else raw for n, raw in enumerate(given)]
-    landed: Landed = land(writer, mixed).landed  # type: ignore[attr-defined]
+    landed: BronzeCommit = land(writer, mixed).landed  # type: ignore[attr-defined]
     assert (landed.transactions, landed.repeats) == (6 - upto, upto)
     whole = bronze(tmp_path, "whole")
     whole.append(given)
     assert rows(tmp_path / "b") == rows(tmp_path / "whole")
 
 
-def damaged() -> list[RawTransaction]:
+def damaged() -> list[BufferedTransaction]:
     """The second large one has a value that is no text, in one of its last changes."""
     given = raws()
     given[4].frames[35] = given[4].frames[35].replace(b"zzz", b"\xff\xfez")
@@ -154,7 +153,7 @@ def damaged() -> list[RawTransaction]:
 
 def test_what_stands_before_a_large_one_that_cannot_be_decoded_is_landed(tmp_path: Path, spool: Spool) -> None:
     mixed = [large(raw, spool) if n in LARGE else raw for n, raw in enumerate(damaged())]
-    landing = land(bronze(tmp_path, "b"), mixed, Stopping(PgoutputFormat(tabulate)))
+    landing = land(bronze(tmp_path, "b"), mixed, StopAtUndecodable(PgoutputFormat(tabulate)))
     assert isinstance(landing.fault, InvalidText)
     assert "change" in landing.fault.where
     whole = bronze(tmp_path, "whole")
@@ -163,7 +162,7 @@ def test_what_stands_before_a_large_one_that_cannot_be_decoded_is_landed(tmp_pat
 
 
 def test_by_the_policy_land_all_of_it_is_kept_as_bytes(tmp_path: Path, spool: Spool) -> None:
-    columns = Keeping(PgoutputFormat(tabulate))
+    columns = StoreUndecodable(PgoutputFormat(tabulate))
     mixed = [large(raw, spool) if n in LARGE else raw for n, raw in enumerate(damaged())]
     landing = land(bronze(tmp_path, "b"), mixed, columns)
     assert landing.fault is None

@@ -12,21 +12,21 @@ from typing import TypeAlias
 
 import pytest
 
-from cdc_lake.bronze.port import ClosedBatch, Tabulate
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.columnar import tabulate
+from cdc_lake.bronze.contract import Tabulate, TransactionBatch
+from cdc_lake.connectors.spool import Spool
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb import columnar as rows_columnar
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Operation, Row, Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
 from cdc_lake.decode.in_parts import InParts
-from cdc_lake.decode.mppdb import columnar as rows_columnar
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Operation, Row, Style
-from cdc_lake.decode.test_decoding.assembler import LineAssembler
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.test_decoding import LineAssembler
 from cdc_lake.model.change import Insert
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.stream.spool import Spool
 from cdc_lake.testing import messages
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
 from cdc_lake.testing.memory import peak_mib
@@ -67,7 +67,7 @@ def by_pgoutput(spool: Spool, notes: Notes) -> tuple[InParts, Tabulate]:
     return done, tabulate
 
 
-def in_records(style: Style, assembler: FamilyAssembler | LineAssembler, how: Print, notes: Notes) -> InParts:
+def in_records(style: Style, assembler: GaussDbAssembler | LineAssembler, how: Print, notes: Notes) -> InParts:
     framing = Framing(batch=style is not Style.SERIAL, ending=Ending.SIZE)
 
     def feed(record: Begin | Row | Commit) -> tuple[object, ...]:
@@ -82,9 +82,9 @@ def in_records(style: Style, assembler: FamilyAssembler | LineAssembler, how: Pr
     return done
 
 
-def facts(_: TableName) -> FamilyTableFacts:
-    columns = FamilyColumn("id", "int8", 20, -1, "bigint"), FamilyColumn("note", "text", 25, -1, "text")
-    return FamilyTableFacts(columns, ("id",), identity_columns=("id",))
+def facts(_: TableName) -> GaussDbTableMetadata:
+    columns = GaussDbColumn("id", "int8", 20, -1, "bigint"), GaussDbColumn("note", "text", 25, -1, "text")
+    return GaussDbTableMetadata(columns, ("id",), identity_columns=("id",))
 
 
 def by_style_b(spool: Spool, notes: Notes) -> tuple[InParts, Tabulate]:
@@ -100,7 +100,7 @@ def by_style_j(spool: Spool, notes: Notes) -> tuple[InParts, Tabulate]:
 
 
 def of_the_family(spool: Spool, style: Style, notes: Notes) -> tuple[InParts, Tabulate]:
-    assembler = FamilyAssembler(style, batch=True, domain=OrderDomain.CSN, frames=spool)
+    assembler = GaussDbAssembler(style, batch=True, domain=OrderDomain.CSN, frames=spool)
     return in_records(style, assembler, Print(style), notes), in_layouts()
 
 
@@ -110,7 +110,7 @@ def by_test_decoding(spool: Spool, notes: Notes) -> tuple[InParts, Tabulate]:
 
 
 def in_layouts() -> Tabulate:
-    layouts = Layouts(facts)
+    layouts = RelationResolver(facts)
     return lambda batch: rows_columnar.tabulate(batch, layouts)
 
 
@@ -129,7 +129,7 @@ def test_a_large_row_is_landed_in_few_copies(
         gc.collect()
         Path("/proc/self/clear_refs").write_text("5")  # the most so far is what there is now: proc(5)
         before = peak_mib()
-        landed = writer.append(ClosedBatch([large], large.bounds.position, large.bounds.confirm), columns)
+        landed = writer.append(TransactionBatch([large], large.bounds.position, large.bounds.confirm), columns)
         copies = (peak_mib() - before) * (1 << 20) * ROWS / max(large.size, ROWS * ROW)
     print(f"{copies:.1f} times the row")
     assert landed.changes == ROWS

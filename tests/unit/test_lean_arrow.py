@@ -23,7 +23,7 @@ import pyarrow as pa
 print(json.dumps({"pandas": "pandas" in sys.modules, "memory": pa.default_memory_pool().backend_name}))
 """
 LOAD = """
-from cdc_lake.cli import lean_arrow
+from cdc_lake.cli import arrow_memory as lean_arrow
 lean_arrow.load()
 """
 MALLOC_INFO = """
@@ -70,7 +70,7 @@ print(json.dumps({{"of the system": (of_the_system() - before) // 100_000}}))
 IDLE = """
 import json
 from pathlib import Path
-from cdc_lake.observe.progress import Progress
+from cdc_lake.observability.events import ProgressEvent
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) // 256
@@ -84,7 +84,7 @@ tell = lean_arrow.giving_back(lambda progress: stages.append(progress.stage))
 before = resident()
 for mebibytes, stage in [(120, "landed"), (500, "receive"), (0, "landed"), (500, "snapshot")]:
     held = left_idle(mebibytes) if mebibytes else None
-    tell(Progress(stage, ""))
+    tell(ProgressEvent(stage, ""))
     sizes.append(resident() - before)
 print(json.dumps({"stages": stages, "sizes": sizes}))
 """
@@ -151,7 +151,7 @@ def test_what_lies_idle_goes_back_behind_a_commit_where_it_is_much() -> None:
 def test_a_data_frame_can_be_had_all_the_same() -> None:
     pytest.importorskip("pandas")
     code = """
-from cdc_lake.cli import lean_arrow
+from cdc_lake.cli import arrow_memory as lean_arrow
 lean_arrow.load()
 import json
 import pyarrow as pa

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.errors import AnotherApply
-from cdc_lake.lake.lease import lease
+from cdc_lake.tables.control_tables import lease
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from cdc_lake.lake.lease import lease
+from cdc_lake.tables.control_tables import lease
 with lease(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -12,14 +12,13 @@ import pyarrow.compute as pc
 import pytest
 
 from cdc_lake import open_bronze
-from cdc_lake.bronze.ledger import Ledger
+from cdc_lake.bronze.change_reader import ChangeReader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.kept import PgoutputFormat
-from cdc_lake.decode.undecodable import Keeping
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.undecodable import PgoutputFormat, StoreUndecodable
 from cdc_lake.errors import (
     MalformedMessage,
     MalformedPosition,
@@ -28,10 +27,9 @@ from cdc_lake.errors import (
     ValueNotTyped,
     ViewNotMade,
 )
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.held.redecode import retry
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.redecode import retry
 from cdc_lake.testing.counted import CountedReader
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
@@ -52,8 +50,8 @@ def bronze(place: Place) -> TableBronze:
 
 
 @pytest.fixture
-def ledger(place: Place) -> Ledger:
-    return Ledger(place.reader())
+def ledger(place: Place) -> ChangeReader:
+    return ChangeReader(place.reader())
 
 
 def land(bronze: TableBronze, position: int, *changes: Change, origin: str | None = None) -> None:
@@ -67,7 +65,7 @@ def columns(rows: pa.Table, *names: str) -> list[tuple[Any, ...]]:
 # ── changes ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_change_has_its_place_its_values_and_its_old_row(bronze: TableBronze, ledger: Ledger) -> None:
+def test_a_change_has_its_place_its_values_and_its_old_row(bronze: TableBronze, ledger: ChangeReader) -> None:
     land(
         bronze,
         200,
@@ -90,7 +88,7 @@ def test_a_change_has_its_place_its_values_and_its_old_row(bronze: TableBronze, 
     assert list(rows.to_pandas()["_op"]) == ["I", "U", "D", "T"]
 
 
-def test_null_unchanged_and_not_there_yet_are_three_things(bronze: TableBronze, ledger: Ledger) -> None:
+def test_null_unchanged_and_not_there_yet_are_three_things(bronze: TableBronze, ledger: ChangeReader) -> None:
     land(bronze, 200, Insert(ORDERS, ("1", None)), Update(ORDERS, ("1", UNCHANGED)))
     land(bronze, 300, Update(WIDER, ("1", None, UNCHANGED)))
     assert columns(ledger.changes("public.orders"), "due", "note", "_unchanged", "_absent") == [
@@ -100,7 +98,7 @@ def test_null_unchanged_and_not_there_yet_are_three_things(bronze: TableBronze, 
     ]
 
 
-def test_columns_are_those_of_the_spans_own_layouts_the_newest_first(bronze: TableBronze, ledger: Ledger) -> None:
+def test_columns_are_those_of_the_spans_own_layouts_the_newest_first(bronze: TableBronze, ledger: ChangeReader) -> None:
     land(bronze, 200, Insert(ORDERS, ("1", "a")))
     land(bronze, 300, Insert(WIDER, ("2", None, "b")))
     land(bronze, 400, Insert(NARROW, ("c", None)))
@@ -116,7 +114,7 @@ def test_columns_are_those_of_the_spans_own_layouts_the_newest_first(bronze: Tab
 
 
 @pytest.mark.obeys("STA660")
-def test_a_text_that_has_no_value_stops_the_reading_or_is_kept(bronze: TableBronze, ledger: Ledger) -> None:
+def test_a_text_that_has_no_value_stops_the_reading_or_is_kept(bronze: TableBronze, ledger: ChangeReader) -> None:
     land(bronze, 200, Insert(WIDER, ("1", "infinity", "x")), Delete(WIDER, ("1", "infinity", None), OldKind.FULL))
     with pytest.raises(ValueNotTyped, match="`due` at position 200 of epoch 1") as stopped:
         ledger.changes("public.orders")
@@ -126,14 +124,14 @@ def test_a_text_that_has_no_value_stops_the_reading_or_is_kept(bronze: TableBron
     assert ledger.changes("public.orders", typed=False)["due"].to_pylist() == ["infinity", None]
 
 
-def test_copied_rows_come_where_they_are_asked_for(bronze: TableBronze, ledger: Ledger) -> None:
+def test_copied_rows_come_where_they_are_asked_for(bronze: TableBronze, ledger: ChangeReader) -> None:
     bronze.append_snapshot("i", 0, ORDERS, pa.array([["1", "a"], ["2", None]]), 0, 100)
     land(bronze, 200, Insert(ORDERS, ("3", "b")))
     assert columns(ledger.changes("public.orders", snapshot=True), "_op", "id") == [("S", 1), ("S", 2), ("I", 3)]
     assert ledger.changes("public.orders")["_op"].to_pylist() == ["I"]
 
 
-def test_a_column_named_as_ours_gets_a_mark(bronze: TableBronze, ledger: Ledger) -> None:
+def test_a_column_named_as_ours_gets_a_mark(bronze: TableBronze, ledger: ChangeReader) -> None:
     land(bronze, 200, Insert(PRICES, ("1", "mine")))
     rows = ledger.changes("shop.prices")
     assert rows["_op"].to_pylist() == ["I"]
@@ -141,7 +139,7 @@ def test_a_column_named_as_ours_gets_a_mark(bronze: TableBronze, ledger: Ledger)
     assert rows["_op_d61478"].to_pylist() == ["mine"]
 
 
-def test_without_a_span_all_epochs_are_read(bronze: TableBronze, ledger: Ledger) -> None:
+def test_without_a_span_all_epochs_are_read(bronze: TableBronze, ledger: ChangeReader) -> None:
     land(bronze, 200, Insert(ORDERS, ("1", "a")))
     bronze.begin_stream("pg:1:shop:shop:0/32", 50)
     land(bronze, 60, Insert(ORDERS, ("2", "b")))
@@ -152,19 +150,19 @@ def test_without_a_span_all_epochs_are_read(bronze: TableBronze, ledger: Ledger)
     assert [str(t) for t in ledger.tables()] == ["public.orders"]
 
 
-def test_positions_are_taken_as_they_are_printed(bronze: TableBronze, ledger: Ledger) -> None:
+def test_positions_are_taken_as_they_are_printed(bronze: TableBronze, ledger: ChangeReader) -> None:
     land(bronze, 200, Insert(ORDERS, ("1", "a")))
     assert ledger.span("0/64", "0/C8") == ledger.span(100, 200)
     with pytest.raises(MalformedPosition):
         ledger.span("yesterday")
 
 
-def test_what_is_not_in_bronze_is_said(tmp_path: Path, bronze: TableBronze, ledger: Ledger) -> None:
+def test_what_is_not_in_bronze_is_said(tmp_path: Path, bronze: TableBronze, ledger: ChangeReader) -> None:
     for asked in ("public.nowhere", "nowhere", "a.b.c"):
         with pytest.raises(NotInBronze):
             ledger.changes(asked)
     with pytest.raises(NotInBronze):
-        Ledger(BronzeReader(tmp_path / "none")).span()
+        ChangeReader(BronzeReader(tmp_path / "none")).span()
 
 
 def test_a_pipeline_file_opens_its_bronze(tmp_path: Path) -> None:
@@ -177,7 +175,7 @@ def test_a_pipeline_file_opens_its_bronze(tmp_path: Path) -> None:
         open_bronze(file).span()
 
 
-def test_the_values_of_a_random_history_come_back(bronze: TableBronze, ledger: Ledger) -> None:
+def test_the_values_of_a_random_history_come_back(bronze: TableBronze, ledger: ChangeReader) -> None:
     seed = one_seed()
     print(f"CDC_LAKE_SEED={seed}")
     first = table("public.a", id="int4", body="text", amount="int8")
@@ -206,11 +204,11 @@ def test_the_values_of_a_random_history_come_back(bronze: TableBronze, ledger: L
     assert next(rows, None) is None
 
 
-def test_a_transaction_that_is_not_decoded_stops_the_reading(bronze: TableBronze, ledger: Ledger) -> None:
+def test_a_transaction_that_is_not_decoded_stops_the_reading(bronze: TableBronze, ledger: ChangeReader) -> None:
     land(bronze, 200, Insert(ORDERS, ("1", "a")))
     odd = raw_transaction(Transaction(boundaries(300), (Insert(ORDERS, ("2", "BAD")),)))
     odd.frames[0] = odd.frames[0].replace(b"BAD", b"\xff\xfe!")
-    bronze.append([odd], Keeping(PgoutputFormat(tabulate)))
+    bronze.append([odd], StoreUndecodable(PgoutputFormat(tabulate)))
     land(bronze, 400, Insert(ORDERS, ("3", "b")))
     with pytest.raises(TransactionUndecoded, match="position 300 of epoch 1"):
         ledger.changes("public.orders")
@@ -228,8 +226,8 @@ def test_what_was_decoded_later_is_read_in_its_place(tmp_path: Path) -> None:
     sound = PgoutputFormat(tabulate)
     for position in (200, 300, 400):
         raw = raw_transaction(Transaction(boundaries(position), (Insert(ORDERS, (str(position), "a")),)))
-        writer.append([raw], Keeping(PgoutputFormat(_refuse) if position == 300 else sound))
-    assert retry(project, None, silent).failed == 0
+        writer.append([raw], StoreUndecodable(PgoutputFormat(_refuse) if position == 300 else sound))
+    assert retry(project, None, silent).failed_count == 0
     assert open_bronze(project).changes("public.orders")["id"].to_pylist() == [200, 300, 400]
 
 
@@ -240,7 +238,7 @@ def _refuse(*_: object) -> NoReturn:
 # ── transactions ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_transaction_is_one_row(place: Place, bronze: TableBronze, ledger: Ledger) -> None:
+def test_a_transaction_is_one_row(place: Place, bronze: TableBronze, ledger: ChangeReader) -> None:
     land(bronze, 200, Insert(ORDERS, ("1", "a")), Insert(PRICES, ("1", "")), origin="branch")
     land(bronze, 300, Message("app", b"x"))
     rows = ledger.transactions().to_pylist()
@@ -263,7 +261,7 @@ def test_views_that_stay_are_refused_where_no_path_names_the_table(tmp_path: Pat
     land(bronze, 200, Insert(ORDERS, ("1", "a")))
     no_session: Any = None
     with pytest.raises(ViewNotMade, match="need a bronze table in Delta"):
-        Ledger(place.reader()).register_views(no_session, database="raw")
+        ChangeReader(place.reader()).register_views(no_session, database="raw")
 
 
 # ── what is read ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -284,7 +282,7 @@ def test_one_percent_of_the_positions_is_at_most_five_percent_of_the_bytes(
         )
         for at in range(2000)
     ]
-    monkeypatch.setattr("cdc_lake.lake.parquet_file.ROW_GROUP_ROWS", 200)
+    monkeypatch.setattr("cdc_lake.tables.files.ROW_GROUP_ROWS", 200)
     place = Place("delta", tmp_path / "b")
     bronze = place.writer()
     bronze.begin_stream("pg:1:shop:shop:0/64", 100)
@@ -293,7 +291,7 @@ def test_one_percent_of_the_positions_is_at_most_five_percent_of_the_bytes(
         bronze.append(transactions[at : at + cut])
     whole = sum(file.stat().st_size for file in place.data_files())
     counted = CountedReader(place.table())
-    rows = Ledger(counted).changes("public.orders", Ledger(counted).span(11_000, 11_200))
+    rows = ChangeReader(counted).changes("public.orders", ChangeReader(counted).span(11_000, 11_200))
     assert rows.num_rows == 20 * 8
     assert pc.min(rows["_position"]).as_py() == 11_010
     assert counted.bytes_read <= 0.05 * whole, f"{counted.bytes_read:,} of {whole:,} bytes"

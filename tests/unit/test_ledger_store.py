@@ -7,9 +7,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from cdc_lake.bronze.ledger import Ledger
-from cdc_lake.model.change import Insert
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.bronze.change_reader import ChangeReader
+from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.object_store import LocalStore
 from tests.store_places import FORMATS, store, stored
@@ -27,12 +26,12 @@ def test_a_bronze_in_a_store_is_read(kind: str, store: LocalStore, tmp_path: Pat
     for position in (200, 300):
         raw = raw_transaction(Transaction(boundaries(position), (Insert(ORDERS, (str(position), "a")),)))
         writer.append([raw])
-    ledger = Ledger(place.reader())
+    ledger = ChangeReader(place.reader())
     assert ledger.changes("public.orders", ledger.span(200, 300))["id"].to_pylist() == [300]
     assert ledger.transactions()["position"].to_pylist() == [200, 300]
     assert ledger.verify().holds
     files = place.reader().files()
-    near = ledger._near(files, files.paths)
+    near = ledger._local_paths(files, files.paths)
     assert sum(pq.read_metadata(path).num_rows for path in near) == 8  # two times R B I C
     folder = Path(near[0]).parent
     del ledger

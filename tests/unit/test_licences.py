@@ -12,8 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cdc_lake.lake.session import PACKAGES
-from cdc_lake.lake.spark_catalog import POSTGRES_DRIVER
+from cdc_lake.tables.catalog import POSTGRES_DRIVER
+from cdc_lake.tables.spark_session import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

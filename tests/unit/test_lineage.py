@@ -11,9 +11,17 @@ import pytest
 
 from cdc_lake.model.change import Delete, Truncate
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.silver.holding import NOTHING_WAITS
-from cdc_lake.silver.lineage import crowded, trace, trace_content
-from cdc_lake.silver.row_events import MISSING, TAKEN, Event, Key, Traced
+from cdc_lake.silver.row_tracing import (
+    MISSING,
+    NOTHING_WAITS,
+    TAKEN,
+    Event,
+    Key,
+    TracedChange,
+    find_shared_key_positions,
+    trace,
+    trace_content,
+)
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import table
 from cdc_lake.testing.oracle import Oracle, Row
@@ -132,7 +140,7 @@ def test_rows_that_share_a_key_for_a_moment_end_as_at_the_source_whatever_the_sp
             oracle.apply(one)
             changes += one.changes
             events += [event_of(oracle, position, n, change, 99) for n, change in enumerate(one.changes, start=1)]
-        positions = crowded(events, frozenset(silver))
+        positions = find_shared_key_positions(events, frozenset(silver))
         met += len(positions)
         known = [e if e.position in positions else replace(e, old_digest=None, new_digest=None) for e in events]
         traced, _ = trace(known, existing=frozenset(silver))
@@ -142,7 +150,7 @@ def test_rows_that_share_a_key_for_a_moment_end_as_at_the_source_whatever_the_sp
     assert met
 
 
-def net(silver: dict[Key, Row], changes: list[Any], traced: list[Traced]) -> dict[Key, Row]:
+def net(silver: dict[Key, Row], changes: list[Any], traced: list[TracedChange]) -> dict[Key, Row]:
     """Silver behind a span, each row as its last change has it."""
     left = iter(traced)
     rows: dict[int, tuple[Key | None, Row | None]] = {}

@@ -8,20 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.load import load_project
-from cdc_lake.config.problems import ConfigInvalid
+from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NoStream
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import CutRow, now
-from cdc_lake.model.change import Insert
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.maintain import maintain
-from cdc_lake.pipeline.receiving.upkeep import Upkeep
+from cdc_lake.model.change import Insert, Transaction
+from cdc_lake.model.diagnostic import ConfigInvalid
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.runtime.maintain import maintain
+from cdc_lake.runtime.receive.wal_budget_monitor import BronzeMaintenance
+from cdc_lake.tables.control_schema import CutRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.shell import QuickShell
 
@@ -64,7 +63,7 @@ def cut(project: Project, epoch: int, **positions: int) -> None:
         }
         for name, at in positions.items()
     }  # fmt: skip
-    ControlTables(project.control, "os").record(CutRow(epoch, f"s{epoch}", top, None, json.dumps(tables), now()))
+    ControlTables(project.control, "os").record(CutRow(epoch, f"s{epoch}", top, None, json.dumps(tables), utc_now()))
 
 
 def places(project: Project) -> list[tuple[int, int]]:
@@ -78,7 +77,7 @@ def test_without_retention_everything_stays(tmp_path: Path):
     project = project_of(tmp_path)
     fill(project)
     cut(project, 2, orders=15)
-    done = maintain(project, at=LATER)
+    done = maintain(project, started_at=LATER)
     assert [step.kind for step in done.steps] == ["compaction", "removal"]
     assert (done.files, done.kept, done.lost) == (2, "", ())
     assert len(places(project)) == 10
@@ -89,7 +88,7 @@ def test_a_dry_run_says_it_and_does_nothing(tmp_path: Path):
     fill(project)
     cut(project, 2, orders=15)
     version = BronzeReader(project.bronze).version()
-    done = maintain(project, dry_run=True, at=LATER)
+    done = maintain(project, dry_run=True, started_at=LATER)
     assert (done.done, done.files) == (False, 10)
     assert [step.kind for step in done.steps] == ["retention", "compaction"]
     assert BronzeReader(project.bronze).version() == version
@@ -99,7 +98,7 @@ def test_retention_stops_at_the_slowest_table(tmp_path: Path):
     project = project_of(tmp_path, KEPT_90_DAYS)
     fill(project)
     cut(project, 2, orders=15, prices=13)
-    done = maintain(project, at=LATER)
+    done = maintain(project, started_at=LATER)
     assert places(project) == [(2, 14), (2, 15)]
     assert done.kept == "public.prices stands at 0/D"
     assert verify(BronzeReader(project.bronze)).holds
@@ -109,7 +108,7 @@ def test_retention_keeps_what_is_young(tmp_path: Path):
     project = project_of(tmp_path, KEPT_90_DAYS)
     fill(project)
     cut(project, 2, orders=15)
-    maintain(project, at=dt.datetime.now(dt.UTC) + dt.timedelta(days=89))
+    maintain(project, started_at=dt.datetime.now(dt.UTC) + dt.timedelta(days=89))
     assert len(places(project)) == 10
 
 
@@ -117,7 +116,7 @@ def test_retention_keeps_what_silver_could_be_built_again_from(tmp_path: Path):
     project = project_of(tmp_path, "retention: {min_age: 90 d}")
     fill(project)
     cut(project, 2, orders=15)
-    done = maintain(project, at=LATER)
+    done = maintain(project, started_at=LATER)
     assert places(project) == [(2, position) for position in range(11, 16)]
     assert "built again" in done.kept
 
@@ -126,7 +125,7 @@ def test_nothing_leaves_before_silver_has_taken_over_the_newest_stream(tmp_path:
     project = project_of(tmp_path, KEPT_90_DAYS)
     fill(project)
     cut(project, 1, orders=15)
-    done = maintain(project, at=LATER)
+    done = maintain(project, started_at=LATER)
     assert len(places(project)) == 10
     assert "not taken over" in done.kept
 
@@ -135,7 +134,7 @@ def test_forced_it_says_what_is_lost(tmp_path: Path):
     project = project_of(tmp_path, KEPT_90_DAYS)
     writer = fill(project)
     cut(project, 2, orders=12)
-    done = maintain(project, force=True, at=LATER)
+    done = maintain(project, force=True, started_at=LATER)
     assert places(project) == []
     assert done.lost == (
         "silver cannot be built again from bronze",
@@ -158,15 +157,15 @@ def test_files_in_use_are_kept_for_an_hour_at_least(tmp_path: Path):
 
 def test_a_receiver_keeps_its_files_few_by_itself(tmp_path: Path):
     project = project_of(tmp_path, "maintenance: {compact_after_files: 5}")
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     for _ in range(2):
-        with Upkeep(project, told.append) as upkeep:
+        with BronzeMaintenance(project, told.append) as upkeep:
             fill(project, streams=0)
-            upkeep.heard(Progress("landed", ""))
+            upkeep.on_progress(ProgressEvent("landed", ""))
     assert not [p for p in told if p.stage == "maintain"], "no table yet"
     writer = fill(project, streams=1, count=12)
-    with Upkeep(project, told.append) as upkeep:
-        upkeep.heard(Progress("landed", ""))
+    with BronzeMaintenance(project, told.append) as upkeep:
+        upkeep.on_progress(ProgressEvent("landed", ""))
     assert [p.text for p in told if p.stage == "maintain"] == ["12 files of bronze became 1"]
     assert writer.advance(50, 50).upto == 50
 
@@ -176,9 +175,9 @@ def test_what_fails_in_upkeep_is_told_and_stops_nobody(tmp_path: Path):
     fill(project, streams=1, count=6)
     lost = BronzeReader(project.bronze).files().paths[3]
     Path(lost).unlink()
-    told: list[Progress] = []
-    with Upkeep(project, told.append) as upkeep:
-        upkeep.heard(Progress("landed", ""))
+    told: list[ProgressEvent] = []
+    with BronzeMaintenance(project, told.append) as upkeep:
+        upkeep.on_progress(ProgressEvent("landed", ""))
     assert [p.stage for p in told] == ["landed", "maintain"]
     assert "tried again" in told[1].text
 

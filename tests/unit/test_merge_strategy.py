@@ -11,18 +11,18 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from cdc_lake.bronze.outline import Outline, Run
+from cdc_lake.bronze.span_index import RelationVersionRun, SpanSummary
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project, Target
-from cdc_lake.lake.marker import Marker, iceberg_catalog
-from cdc_lake.lake.weight import Weight, all_below, weight
-from cdc_lake.lake.written import Written, written
-from cdc_lake.model.span import Span
-from cdc_lake.model.truncated import Truncated
-from cdc_lake.pipeline.applying.judge import Survey
-from cdc_lake.pipeline.applying.strategy import choose, fits, rounded
+from cdc_lake.model.change import Truncated
+from cdc_lake.model.position import Span
+from cdc_lake.runtime.apply.merge import choose, fits, round_bounds
+from cdc_lake.runtime.apply.rule_gate import SpanProfile
 from cdc_lake.silver.kind import TablePart
-from cdc_lake.silver.shape import make_shape
+from cdc_lake.silver.layout_mapping import make_shape
+from cdc_lake.tables.commit_audit import CommitMetrics, read_commit_metrics
+from cdc_lake.tables.silver_table import Marker, iceberg_catalog
+from cdc_lake.tables.table_stats import TableStatistics, all_below, weight
 from cdc_lake.testing.messages import table
 from tests.seeds import one_seed
 
@@ -74,12 +74,12 @@ def version(of: Project, target: Target) -> int:
     return head.snapshot_id
 
 
-def seen(inserts: int = 1, count: int = 1) -> Outline:
-    return Outline(count, (Run(T.layout, 0, 0),), (), {}, 0, None, inserts)
+def seen(inserts: int = 1, count: int = 1) -> SpanSummary:
+    return SpanSummary(count, (RelationVersionRun(T.layout, 0, 0),), (), {}, 0, None, inserts)
 
 
-def survey(low: int | None, high: int = 100) -> Survey:
-    return Survey((), 0, 0, 0, 0, None, None if low is None else (low, high))
+def survey(low: int | None, high: int = 100) -> SpanProfile:
+    return SpanProfile((), 0, 0, 0, 0, None, None if low is None else (low, high))
 
 
 @FORMATS
@@ -110,7 +110,7 @@ def test_new_keys_are_appended_and_others_merged(tmp_path: Path, fmt: str) -> No
     put(rows(1, 9))
     base = Marker(10, version(of, target))
 
-    def way(found: Survey, outline: Outline, part: TablePart = PART) -> str:
+    def way(found: SpanProfile, outline: SpanSummary, part: TablePart = PART) -> str:
         return choose(of, target, base, part, outline, found, 100).way
 
     assert way(survey(10), seen()) == "append"
@@ -138,13 +138,13 @@ def test_what_is_sent_to_every_task_fits_the_heap_many_times() -> None:
 @FORMATS
 def test_weight_and_what_a_commit_wrote_are_read_from_the_table(tmp_path: Path, fmt: str) -> None:
     of, target, put = silver(tmp_path, fmt)
-    assert weight(of, target) == Weight(0, 0, marked=False)
+    assert weight(of, target) == TableStatistics(0, 0, marked=False)
     put(rows(1, 2))
     put(rows(3))
     now = weight(of, target)
     assert now.files == 2
-    last = written(of, target, version(of, target))
-    assert last == Written(1, last.size, 0, 0, 0)
+    last = read_commit_metrics(of, target, version(of, target))
+    assert last == CommitMetrics(1, last.size, 0, 0, 0)
     assert 0 < last.size < now.size
 
 
@@ -156,7 +156,7 @@ def test_a_file_that_got_marks_was_not_rewritten(tmp_path: Path) -> None:
         '{"commitInfo":{}}\n{"add":{"path":"a","size":1000,"deletionVector":{"sizeInBytes":40}}}\n'
         '{"remove":{"path":"a","size":1000}}\n{"remove":{"path":"b","size":500}}\n{"add":{"path":"c","size":300}}\n'
     )
-    assert written(of, of.target(T.table), 7) == Written(1, 340, 1, 500, 1)
+    assert read_commit_metrics(of, of.target(T.table), 7) == CommitMetrics(1, 340, 1, 500, 1)
 
 
 def test_rounded_bounds_hold_those_given_and_are_an_eighth_wider_at_most_on_either_side() -> None:
@@ -166,10 +166,10 @@ def test_rounded_bounds_hold_those_given_and_are_an_eighth_wider_at_most_on_eith
     for _ in range(2_000):
         width = 1 << dice.randrange(64)
         low, high = sorted(max(-(1 << 63), min((1 << 63) - 1, dice.randint(-width, width))) for _ in range(2))
-        wide = rounded(low, high)
+        wide = round_bounds(low, high)
         assert wide[0] <= low <= high <= wide[1]
         assert max(low - wide[0], wide[1] - high) * 8 <= high - low
         assert wide[0] >= -(1 << 63)
         assert wide[1] < 1 << 63
-    assert rounded(120, 202_249) == rounded(169, 202_499), "spans over much of the same keys share them"
-    assert rounded(-(1 << 63), (1 << 63) - 1) == (-(1 << 63), (1 << 63) - 1)
+    assert round_bounds(120, 202_249) == round_bounds(169, 202_499), "spans over much of the same keys share them"
+    assert round_bounds(-(1 << 63), (1 << 63) - 1) == (-(1 << 63), (1 << 63) - 1)

@@ -15,20 +15,20 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cdc_lake.bronze.port import BronzeState
-from cdc_lake.config.load import load_project, validate
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.config.loader import load_project, validate
+from cdc_lake.connectors.open_stream import ReceiverHealth
 from cdc_lake.errors import MetricsNotServed
-from cdc_lake.observe.endpoint import Endpoint
-from cdc_lake.observe.exposition import Exposition, Sample, Tally
-from cdc_lake.observe.metric_names import BATCH_ROWS, CHANGES_TOTAL, METRICS, TRANSACTIONS_TOTAL, Kind
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.status.health import STALLED_AFTER, health_of
-from cdc_lake.pipeline.stream.pulse import Pulse
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.observability.exposition import Exposition, Sample, Tally
+from cdc_lake.observability.http_endpoint import Endpoint
+from cdc_lake.observability.metrics import BATCH_ROWS, CHANGES_TOTAL, METRICS, TRANSACTIONS_TOTAL, Kind
+from cdc_lake.runtime.receive.metrics import STALLED_AFTER, health_of
 from cdc_lake.testing.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 LABELS = {"level", "table", "op", "rule", "code", "kind", "loop", "state"}
-STATE = BronzeState("pg:1:shop:shop:0/3E8", 1, 1000, 1000, b"")
+STATE = StreamCheckpoint("pg:1:shop:shop:0/3E8", 1, 1000, 1000, b"")
 
 
 def get(address: str, path: str, **headers: str) -> tuple[int, str, str]:
@@ -164,13 +164,13 @@ class Clock:
         return self.now
 
 
-def retry(code: str | None) -> Progress:
-    return Progress("retry", "the store is away; next attempt in 1 s", facts={"code": code})
+def retry(code: str | None) -> ProgressEvent:
+    return ProgressEvent("retry", "the store is away; next attempt in 1 s", facts={"code": code})
 
 
 def test_a_receiver_is_healthy_only_while_it_lands_and_confirms() -> None:
     clock = Clock()
-    pulse = Pulse(clock)
+    pulse = ReceiverHealth(clock)
 
     def said(
         copied: float | None = None, trouble: float | None = None, answered: float | None = None
@@ -186,42 +186,46 @@ def test_a_receiver_is_healthy_only_while_it_lands_and_confirms() -> None:
         assert said() == (True, "streaming")
         assert said(trouble=100) == (False, "waiting"), "a failure in the same moment is not passed over"
         clock.now = 110
-        pulse.turned(7, 0, idle=False)
+        pulse.record_iteration(7, 0, idle=False)
         assert said(trouble=105) == (False, "waiting")
-        pulse.turned(7, 0, idle=True)
+        pulse.record_iteration(7, 0, idle=True)
         assert said(trouble=105) == (True, "streaming"), "what made progress since has left it behind"
         clock.now += STALLED_AFTER + 1
-        pulse.turned(7, 0, idle=False)
+        pulse.record_iteration(7, 0, idle=False)
         assert said() == (False, "stalled")
-        pulse.lands(2000, 5)
-        pulse.landed(2000, 2000)
+        pulse.commit_started(2000, 5)
+        pulse.commit_finished(2000, 2000)
         assert said() == (True, "streaming")
-        assert (pulse.open_bytes, pulse.commit_ts, pulse.state) == (7, 5, BronzeState(STATE.stream, 1, 2000, 2000, b""))
+        assert (pulse.open_bytes, pulse.commit_ts, pulse.state) == (
+            7,
+            5,
+            StreamCheckpoint(STATE.stream, 1, 2000, 2000, b""),
+        )
         clock.now += STALLED_AFTER + 1
-        pulse.turned(7, 0, idle=True)
+        pulse.record_iteration(7, 0, idle=True)
         assert said() == (False, "silent"), "nothing comes, and nobody knows whether there is anything"
         assert said(answered=clock.now - 1) == (True, "streaming"), "a source at rest"
-        pulse.landed(2000, 2000)
+        pulse.commit_finished(2000, 2000)
         assert said() == (True, "streaming"), "what comes is a sign of it too"
     assert (said(), pulse.open_bytes) == ((False, "starting"), 0), "the connection is gone"
 
 
 def test_what_is_spilled_counts_over_connections() -> None:
-    pulse = Pulse()
+    pulse = ReceiverHealth()
     for written in (100, 130), (40, 40):
         with pulse.beating(STATE):
             for bytes_ in written:
-                pulse.turned(0, bytes_, idle=True)
+                pulse.record_iteration(0, bytes_, idle=True)
     assert pulse.spilled_bytes == 170
 
 
 def test_only_what_landed_says_how_old_bronze_is() -> None:
-    pulse = Pulse()
+    pulse = ReceiverHealth()
     with pulse.beating(STATE):
-        pulse.lands(2000, 5)
-        pulse.landed(1500, 1500)
+        pulse.commit_started(2000, 5)
+        pulse.commit_finished(1500, 1500)
         assert pulse.commit_ts is None, "the batch ended early"
-        pulse.landed(2000, 2000)
+        pulse.commit_finished(2000, 2000)
         assert pulse.commit_ts == 5
 
 
@@ -250,7 +254,7 @@ def test_what_is_no_address_and_no_textfile_is_told_at_its_place(tmp_path: Path,
 
 def test_nothing_of_it_is_loaded_where_nobody_asks() -> None:
     code = (
-        "import sys, cdc_lake.cli.app, cdc_lake.pipeline.run, cdc_lake.pipeline.receiving.receive, cdc_lake.pipeline.applying.apply\n"
+        "import sys, cdc_lake.cli.app, cdc_lake.runtime.run, cdc_lake.runtime.receive.receiver, cdc_lake.runtime.apply.applier\n"
         "assert not [m for m in sys.modules if m.startswith(('prometheus_client', 'http.server'))]"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.cli.render_error import error_text
+from cdc_lake.cli.text import error_text
+from cdc_lake.control.cuts import TableState
 from cdc_lake.errors import CdcLakeError, JavaMissing, OtherWriter
-from cdc_lake.lake.marker import Marker
-from cdc_lake.lake.session import require_java
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.applying.intact import damage
-from cdc_lake.pipeline.state.cuts import TableState
+from cdc_lake.runtime.apply.table_integrity import damage
+from cdc_lake.tables.silver_table import Marker
+from cdc_lake.tables.spark_session import require_java
 from tests.cut_lake import CutLake, ids
 from tests.mistakes import GOLDEN, kept
 

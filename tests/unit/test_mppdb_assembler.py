@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.binary import record_of
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Heartbeat, Operation, Record, Row, Style
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.binary import record_of
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Heartbeat, Operation, Record, Row, Style
 from cdc_lake.errors import DecodeError, MalformedMessage, NoOrderNumber, OutOfSequence, StyleMismatch
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
@@ -36,8 +36,8 @@ def payload(records: list[Record], ending: Ending = Ending.SIZE) -> bytes:
     return encode_payload(records, BINARY, Framing(batch=True, ending=ending))
 
 
-def assembler(style: Style = Style.BINARY, domain: OrderDomain = OrderDomain.CSN, **more: object) -> FamilyAssembler:
-    return FamilyAssembler(style, **({"batch": True, "domain": domain} | more))
+def assembler(style: Style = Style.BINARY, domain: OrderDomain = OrderDomain.CSN, **more: object) -> GaussDbAssembler:
+    return GaussDbAssembler(style, **({"batch": True, "domain": domain} | more))
 
 
 def lines(*texts: str) -> list[bytes]:
@@ -163,7 +163,7 @@ def test_lines_of_serial_decoding_that_are_no_changes_are_counted():
 
 def test_what_is_left_out_is_said_once_and_without_its_text():
     said: list[str] = []
-    one = FamilyAssembler(Style.SERIAL, batch=False, domain=OrderDomain.CSN, note=said.append)
+    one = GaussDbAssembler(Style.SERIAL, batch=False, domain=OrderDomain.CSN, note=said.append)
     ddl = "prefix: deparse, lsn: 1, relid 1, cmdtype: Simple, size: 2, content: {}"
     for text in lines(SERIAL[0], ddl, "secret news", "secret again", ddl, "h 0/28 of a new form", "h", SERIAL[2]):
         one.feed(text, 100)
@@ -176,7 +176,7 @@ def test_what_is_left_out_is_said_once_and_without_its_text():
 
 def test_an_option_nobody_knows_is_said_once_and_without_its_value():
     said: list[str] = []
-    one = FamilyAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN, note=said.append)
+    one = GaussDbAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN, note=said.append)
     for csn in (7, 8):
         at = csn * 100
         whole = payload([begin(csn, at, xid=5), row("1", at + 10), Commit(lsn=at + 50, xid=5)])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_lake.decode.mppdb.binary import record_of, records_binary
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Heartbeat, Operation, Row
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb.binary import record_of, records_binary
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Heartbeat, Operation, Row
 from cdc_lake.errors import DecodeError, MalformedMessage, TextNotInEncoding, TruncatedMessage, UnexpectedRecord
 from cdc_lake.model.relation import TableName
 

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from cdc_lake.decode.mppdb.codec import Codec, Policy
+from cdc_lake.decode.encoding import Codec, Policy
 from cdc_lake.errors import TextNotInEncoding, UnknownEncoding
 
 

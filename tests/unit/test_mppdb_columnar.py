@@ -10,32 +10,31 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.decode.digest import canonical_relation, digest_of
+from cdc_lake.decode.encoding import Codec, Policy
+from cdc_lake.decode.gaussdb import columnar, row_templates
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.batches import RecordTransaction, tabulate_plain
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.columnar import tabulate
+from cdc_lake.decode.gaussdb.records import Field, Operation, Row, Style, Truncated
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.hashing import canonical_relation, digest_of
 from cdc_lake.decode.historic_catalog import Attribute
-from cdc_lake.decode.mppdb import columnar, shapes
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.codec import Codec, Policy
-from cdc_lake.decode.mppdb.columnar import tabulate
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.plain import tabulate_plain
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style, Truncated
 from cdc_lake.errors import DecodeError
+from cdc_lake.model.change import Boundaries
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Boundaries
 from cdc_lake.testing.gaussdb.encode import Print, binary_record, statement
 from tests.columns import assert_same
 
 DATA = Path(__file__).parents[1] / "data" / "opengauss"
 T, U, BARE = TableName("public", "t"), TableName("public", "u"), TableName("public", "bare")
-COLUMNS = (FamilyColumn("id", "int4", 23), FamilyColumn("note", "text", 25), FamilyColumn("last", "text", 25))
+COLUMNS = (GaussDbColumn("id", "int4", 23), GaussDbColumn("note", "text", 25), GaussDbColumn("last", "text", 25))
 PRINTED = {23: "integer", 25: "text"}
 FACTS = {
-    T: FamilyTableFacts(COLUMNS, ("id",), identity_columns=("id",)),
-    U: FamilyTableFacts(COLUMNS, ("id",), ReplicaIdentity.FULL),
-    BARE: FamilyTableFacts(COLUMNS),
+    T: GaussDbTableMetadata(COLUMNS, ("id",), identity_columns=("id",)),
+    U: GaussDbTableMetadata(COLUMNS, ("id",), ReplicaIdentity.FULL),
+    BARE: GaussDbTableMetadata(COLUMNS),
 }
 
 
@@ -72,8 +71,8 @@ def raw(*rows: Row, position: int = 100, style: Style = Style.BINARY) -> RecordT
     return RecordTransaction(Boundaries(position, position), style, records, lsns, sum(map(len, records)))
 
 
-def layouts() -> Layouts:
-    return Layouts(FACTS.get)
+def layouts() -> RelationResolver:
+    return RelationResolver(FACTS.get)
 
 
 def test_changes_of_every_kind(decode):
@@ -204,12 +203,12 @@ def test_a_truncate_is_one_change_a_table():
 def test_other_encodings_are_decoded_plainly():
     record = binary_record(insert(T, "1", "中文", ""), "gbk")[12:]
     one = RecordTransaction(Boundaries(9, 9), Style.BINARY, [record] * 40, list(range(40)), 40 * len(record))
-    assert tabulate([one], Layouts(FACTS.get, Codec("GBK"))).new.to_pylist() == [["1", "中文", ""]] * 40
+    assert tabulate([one], RelationResolver(FACTS.get, Codec("GBK"))).new.to_pylist() == [["1", "中文", ""]] * 40
     with pytest.raises(DecodeError) as caught:
         tabulate([one], layouts())
     assert caught.value.where == "change 1 of the transaction at 9"
     assert caught.value.__cause__ is None
-    assert tabulate([one], Layouts(FACTS.get, Codec("UTF8", Policy.HEX))).new[0].as_py() == [
+    assert tabulate([one], RelationResolver(FACTS.get, Codec("UTF8", Policy.HEX))).new[0].as_py() == [
         "1",
         "not-text:d6d0cec4",
         "",
@@ -240,13 +239,13 @@ class AnyType(dict):
         return f"public.type_{key}"
 
 
-SPECULATIVE = FamilyTableFacts((), ("id",), identity_columns=("id",), type_names=AnyType())
+SPECULATIVE = GaussDbTableMetadata((), ("id",), identity_columns=("id",), type_names=AnyType())
 
 
 def recorded(archive: str, name: str) -> list[RecordTransaction]:
     with tarfile.open(DATA / archive) as tar:
         stream = tar.extractfile(name).read()
-    assembler = FamilyAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN)
+    assembler = GaussDbAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN)
     at, found = 0, []
     while at < len(stream):
         (size,) = struct.unpack_from(">I", stream, at)
@@ -260,14 +259,14 @@ def recorded(archive: str, name: str) -> list[RecordTransaction]:
 @pytest.mark.parametrize(("archive", "name"), list(streams()))
 def test_recorded_streams_are_the_same_plain_and_by_the_column(archive, name, monkeypatch):
     monkeypatch.setattr(columnar, "SMALL", 1)
-    monkeypatch.setattr(shapes, "SOME", 1 << 30)
-    facts = SPECULATIVE if name.startswith("spec") else FamilyTableFacts((), type_names=AnyType())
+    monkeypatch.setattr(row_templates, "SOME", 1 << 30)
+    facts = SPECULATIVE if name.startswith("spec") else GaussDbTableMetadata((), type_names=AnyType())
     transactions = recorded(archive, name)
     assert transactions
     csns = sorted(raw.bounds.csn for raw in transactions if "whitelist" not in name)
     assert not csns or csns == list(range(csns[0], csns[0] + len(csns)))  # none is missing, none twice
     size = 40 if "batch0" in name or "spec" in name else 1 << 30
-    plain, fast = Layouts(lambda _: facts), Layouts(lambda _: facts)
+    plain, fast = RelationResolver(lambda _: facts), RelationResolver(lambda _: facts)
     for at in range(0, len(transactions), size):
         batch = transactions[at : at + size]
         assert_same(tabulate(batch, fast), tabulate_plain(batch, plain))
@@ -285,7 +284,7 @@ def test_rows_on_both_sides_of_an_altered_catalog_are_each_of_its_own_time(monke
     batch = [replace(one, bounds=replace(one.bounds, xid=xid)) for one, xid in zip(rows, (7, 9, 8), strict=True)]
 
     def decoded(by, some):
-        layouts = Layouts(lambda _: replace(key, key_changed=8), known=[known])
+        layouts = RelationResolver(lambda _: replace(key, key_changed=8), known_relations=[known])
         found = by(some, layouts)
         return [found.relations[at].primary_key for at in found.relation]
 

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from cdc_lake.decode.mppdb.guess import guess
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.gaussdb.records import Style
+from cdc_lake.devtools.wire_dump import guess
 from cdc_lake.errors import UnknownStatement
 
 

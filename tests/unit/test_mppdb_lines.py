@@ -2,11 +2,9 @@
 
 import pytest
 
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.lines import boundary
-from cdc_lake.decode.mppdb.payload import records
-from cdc_lake.decode.mppdb.records import Begin, Commit, Ddl, Ended, Other, Style, Truncated
-from cdc_lake.decode.mppdb.timestamps import micros
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Ddl, Other, Style, TransactionEnd, Truncated
+from cdc_lake.decode.gaussdb.serial import line_boundary, micros, records
 from cdc_lake.errors import DecodeError, MalformedMessage, UnknownStatement, UnreadableTime
 from cdc_lake.model.relation import TableName
 
@@ -55,12 +53,12 @@ def serial(line, lsn=7, **given):
     ],
 )
 def test_a_boundary_is_read_in_every_dialect(line, record):
-    assert boundary(line.encode()) == record
+    assert line_boundary(line.encode()) == record
 
 
 @pytest.mark.parametrize("line", ["BEGINNING", "COMMITTED 4", "", "b", "table a b INSERT:", "Commit 4"])
 def test_what_only_looks_like_a_boundary_is_none(line):
-    assert boundary(line.encode()) is None
+    assert line_boundary(line.encode()) is None
 
 
 @pytest.mark.parametrize(
@@ -81,7 +79,7 @@ def test_what_only_looks_like_a_boundary_is_none(line):
 )
 def test_a_boundary_that_cannot_be_read_is_an_error_and_no_other_line(line):
     with pytest.raises(MalformedMessage):
-        serial(line) if not line.startswith(("BEGIN CSN", "commit")) else boundary(line.encode())
+        serial(line) if not line.startswith(("BEGIN CSN", "commit")) else line_boundary(line.encode())
 
 
 def test_a_serial_begin_without_an_lsn_has_none():
@@ -90,8 +88,8 @@ def test_a_serial_begin_without_an_lsn_has_none():
 
 
 def test_area_decoding_ends_transactions_otherwise():
-    assert serial(f"ABORT 5 (at {TIME})") == Ended("ABORT", lsn=7, xid=5, time=TIME)
-    assert serial("PREPARE") == Ended("PREPARE", lsn=7)
+    assert serial(f"ABORT 5 (at {TIME})") == TransactionEnd("ABORT", lsn=7, xid=5, time=TIME)
+    assert serial("PREPARE") == TransactionEnd("PREPARE", lsn=7)
 
 
 def test_a_truncate_names_its_tables_and_flags():

@@ -4,12 +4,11 @@ import struct
 
 import pytest
 
-from cdc_lake.decode.mppdb import framing
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.framing import records_of_batch
-from cdc_lake.decode.mppdb.payload import records
-from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Heartbeat, Operation, Row, Style
-from cdc_lake.decode.mppdb.runs import Run
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb import framing
+from cdc_lake.decode.gaussdb.framing import RecordRun, records_of_batch
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Heartbeat, Operation, Row, Style
+from cdc_lake.decode.gaussdb.serial import records
 from cdc_lake.errors import DecodeError, MalformedMessage, StyleMismatch, TruncatedMessage
 from cdc_lake.model.relation import TableName
 
@@ -47,11 +46,11 @@ def test_long_sequences_of_rows_are_runs_of_what_stands_there(row, odd, monkeypa
     statements = [BEGIN, *[row] * 70, odd or b"", *[row] * 64, odd or b"", *[row] * 63, COMMIT, odd or b""]
     payload = framed(*(statements if odd is not None else [row] * 65)) + END
     parts = framing.parts_of_batch(payload)
-    runs = [part for part in parts if isinstance(part, Run)]
+    runs = [part for part in parts if isinstance(part, RecordRun)]
     assert len(runs) == (1 if odd is None or odd.startswith(b"table ") else 2)
     found = []
     for part in parts:
-        found += zip(part.lsn.tolist(), part.rows(), strict=True) if isinstance(part, Run) else [part]
+        found += zip(part.lsn.tolist(), part.rows(), strict=True) if isinstance(part, RecordRun) else [part]
     assert found == records_of_batch(payload)
 
 

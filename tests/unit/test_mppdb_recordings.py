@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.payload import records
-from cdc_lake.decode.mppdb.records import Begin, Commit, Ddl, Other, Record, Row, Style, Truncated
-from cdc_lake.decode.mppdb.timestamps import micros
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Ddl, Other, Record, Row, Style, Truncated
+from cdc_lake.decode.gaussdb.serial import micros, records
 from cdc_lake.model.relation import TableName
 
 DATA = Path(__file__).parents[1] / "data" / "opengauss"

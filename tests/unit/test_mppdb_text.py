@@ -2,9 +2,9 @@
 
 import pytest
 
-from cdc_lake.decode.mppdb.codec import Codec, Policy
-from cdc_lake.decode.mppdb.payload import records
-from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
+from cdc_lake.decode.encoding import Codec, Policy
+from cdc_lake.decode.gaussdb.records import Field, Operation, Row, Style
+from cdc_lake.decode.gaussdb.serial import records
 from cdc_lake.errors import MalformedMessage, StyleMismatch, TextNotInEncoding
 from cdc_lake.model.change import UNCHANGED
 from cdc_lake.model.relation import TableName

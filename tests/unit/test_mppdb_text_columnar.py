@@ -9,28 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.mppdb import columnar, literal_walk
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.columnar import tabulate
-from cdc_lake.decode.mppdb.facts import FamilyTableFacts
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.plain import tabulate_plain
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Operation, Row, Style
-from cdc_lake.decode.mppdb.statements import Statements
-from cdc_lake.decode.mppdb.text_columnar import text_groups
-from cdc_lake.decode.walk import Irregular
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.columnar_reader import FallBackToRowDecoder
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb import columnar, literal_columnar
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.batches import RecordTransaction, tabulate_plain
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.columnar import tabulate
+from cdc_lake.decode.gaussdb.literal_columnar import Statements
+from cdc_lake.decode.gaussdb.records import Operation, Row, Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.gaussdb.text_columnar import text_groups
+from cdc_lake.model.change import Boundaries
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.transaction import Boundaries
 from cdc_lake.testing.gaussdb.encode import Print, statement
 from tests.columns import assert_same_outcome, outcome
 
 DATA = Path(__file__).parents[1] / "data" / "opengauss"
 TABLES = frozenset({TableName("My Schema", 'Tab.le "x"')})
-FACTS = FamilyTableFacts(())
+FACTS = GaussDbTableMetadata(())
 
 
 def streams() -> Iterator[tuple[str, str, Style, bool]]:
@@ -49,7 +48,7 @@ def streams() -> Iterator[tuple[str, str, Style, bool]]:
 def recorded(version: str, name: str, style: Style, batch: bool) -> list[RecordTransaction]:
     with tarfile.open(DATA / version / "streams.tar.xz") as tar:
         stream = tar.extractfile(name).read()
-    assembler = FamilyAssembler(style, batch=batch, domain=OrderDomain.LSN)
+    assembler = GaussDbAssembler(style, batch=batch, domain=OrderDomain.LSN)
     at, found = 0, []
     while at < len(stream):
         (size,) = struct.unpack_from(">I", stream, at)
@@ -66,11 +65,11 @@ def decoded(make, batch, layouts):
 @pytest.mark.parametrize(("version", "name", "style", "batch"), list(streams()))
 def test_recorded_streams_are_the_same_plain_and_by_the_column(version, name, style, batch, monkeypatch):
     monkeypatch.setattr(columnar, "SMALL", 1)
-    monkeypatch.setattr(literal_walk, "_SOME", 1 << 30)
+    monkeypatch.setattr(literal_columnar, "_SOME", 1 << 30)
     walked = []
     monkeypatch.setattr(columnar, "text_groups", lambda *given: walked.append(1) or text_groups(*given))
     transactions = recorded(version, name, style, batch)
-    plain, fast = (Layouts(lambda _: FACTS, tables=TABLES) for _ in range(2))
+    plain, fast = (RelationResolver(lambda _: FACTS, tables=TABLES) for _ in range(2))
     for at in range(0, len(transactions), 100):
         part = transactions[at : at + 100]
         assert_same_outcome(decoded(tabulate, part, fast), decoded(tabulate_plain, part, plain))
@@ -99,10 +98,10 @@ def test_statements_that_are_not_regular_are_left_to_the_plain_decoder(statement
     chunk, groups = text_groups(Statements([REGULAR]), Style.TEXT, Codec())
     assert [bytes(chunk.bytes[at:end]) for at, end in groups[0].new.slots.reshape(-1, 2)] == [b"1", b"x", b"-2.50", b""]
     assert groups[0].new.null.tolist() == [[False, False], [False, True]]
-    monkeypatch.setattr(literal_walk, "_SOME", 0)
-    monkeypatch.setattr(literal_walk, "_FEW", 3)
+    monkeypatch.setattr(literal_columnar, "_SOME", 0)
+    monkeypatch.setattr(literal_columnar, "_FEW", 3)
     for statements in ([*REGULAR, statement], [statement, *REGULAR]):
-        with pytest.raises(Irregular):
+        with pytest.raises(FallBackToRowDecoder):
             text_groups(Statements([statements]), Style.TEXT, Codec())
 
 
@@ -115,12 +114,14 @@ def test_deletes_that_bring_no_values_are_rows_too(how):
     records = [statement(gone, how)] * 2 * columnar.SMALL
     raw = RecordTransaction(Boundaries(1, 1), how.style, records, [1] * len(records), sum(map(len, records)))
     tables = frozenset({gone.table})
-    plain, fast = (decoded(make, [raw], Layouts(lambda _: FACTS, tables=tables)) for make in (tabulate_plain, tabulate))
+    plain, fast = (
+        decoded(make, [raw], RelationResolver(lambda _: FACTS, tables=tables)) for make in (tabulate_plain, tabulate)
+    )
     assert isinstance(plain, ChangeColumns)
     assert_same_outcome(fast, plain)
 
 
 def test_other_encodings_and_styles_are_left_to_the_plain_decoder():
     for style, codec in ((Style.TEXT, Codec("GBK")), (Style.JSON, Codec())):
-        with pytest.raises(Irregular):
+        with pytest.raises(FallBackToRowDecoder):
             text_groups(Statements([REGULAR]), style, codec)

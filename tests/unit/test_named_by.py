@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_lake.decode.mppdb.facts import named_anew, named_by
+from cdc_lake.decode.gaussdb.catalog_facts import named_anew, named_by
 
 
 @pytest.mark.parametrize(

@@ -5,24 +5,20 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from cdc_lake.decode import columnar as pgoutput_columnar
-from cdc_lake.decode.columnar import tabulate as tabulate_pgoutput
-from cdc_lake.decode.mppdb import columnar
-from cdc_lake.decode.mppdb.codec import Codec, Policy
-from cdc_lake.decode.mppdb.columnar import tabulate
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.plain import tabulate_plain
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
-from cdc_lake.decode.not_text import PREFIX
-from cdc_lake.decode.plain import tabulate_plain as plain_pgoutput
+from cdc_lake.decode.encoding import PREFIX, Codec, Policy
+from cdc_lake.decode.gaussdb import columnar
+from cdc_lake.decode.gaussdb.batches import RecordTransaction, tabulate_plain
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.columnar import tabulate
+from cdc_lake.decode.gaussdb.records import Field, Operation, Row, Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.pgoutput import columnar as pgoutput_columnar
+from cdc_lake.decode.pgoutput.columnar import tabulate as tabulate_pgoutput
+from cdc_lake.decode.pgoutput.columnar import tabulate_plain as plain_pgoutput
 from cdc_lake.errors import InvalidText, TextNotInEncoding
-from cdc_lake.model.change import Delete, Insert, OldKind, Update
+from cdc_lake.model.change import Boundaries, Delete, Insert, OldKind, Transaction, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Boundaries, Transaction
-from cdc_lake.source.copy_csv import csv_chunks, table_of
-from cdc_lake.source.copy_text import chunks_of
+from cdc_lake.source.copy_format import chunks_of, csv_chunks, table_of
 from cdc_lake.testing.gaussdb.encode import Print, binary_record, statement
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.columns import assert_same
@@ -97,8 +93,8 @@ def test_a_text_that_looks_like_them_is_told_apart():
 
 # ── the family ──
 
-COLUMNS = (FamilyColumn("id", "int8", 20), FamilyColumn("body", "text", 25), FamilyColumn("memo", "text", 25))
-FACTS = {TableName("public", "notes"): FamilyTableFacts(COLUMNS, ("id",), identity_columns=("id",))}
+COLUMNS = (GaussDbColumn("id", "int8", 20), GaussDbColumn("body", "text", 25), GaussDbColumn("memo", "text", 25))
+FACTS = {TableName("public", "notes"): GaussDbTableMetadata(COLUMNS, ("id",), identity_columns=("id",))}
 STYLES = [
     Print(Style.BINARY, "latin-1"),
     Print(Style.TEXT, "latin-1"),
@@ -122,8 +118,8 @@ def family(how: Print, body: bytes, memo: bytes) -> list[RecordTransaction]:
     return [RecordTransaction(Boundaries(200, 200), how.style, [data], [200], len(data))]
 
 
-def layouts(encoding: str) -> Layouts:
-    return Layouts(FACTS.get, Codec(encoding, Policy.HEX, only_body), tables=frozenset(FACTS))
+def layouts(encoding: str) -> RelationResolver:
+    return RelationResolver(FACTS.get, Codec(encoding, Policy.HEX, only_body), tables=frozenset(FACTS))
 
 
 @pytest.mark.parametrize("how", STYLES, ids=lambda how: f"{how.style.value} {how.plugin}")

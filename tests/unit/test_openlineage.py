@@ -18,25 +18,31 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from cdc_lake.config.model import Pipeline
-from cdc_lake.config.observe import Observe, OpenLineage
+from cdc_lake.config.model import Observe, OpenLineage, Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.config.transforms import Transforms
+from cdc_lake.config.silver_tables import Transforms
 from cdc_lake.errors import CdcLakeError, LakeError
-from cdc_lake.errors.root import install
+from cdc_lake.errors.base import install
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.lineage_sender import LineageSender
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.applying.applied import Applied, TableApplied
-from cdc_lake.pipeline.applying.apply_metrics import ApplyMetrics
-from cdc_lake.pipeline.applying.lineage_events import event, run_id, silver_name, source_name
-from cdc_lake.pipeline.applying.lineage_watch import LineageWatch
-from cdc_lake.pipeline.applying.watching import Both, watching
-from cdc_lake.silver.column_lineage import From, How, columns_from, rows_by
-from cdc_lake.silver.expressions import Expression
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.runtime.apply.applier import ChainedListener, watching
+from cdc_lake.runtime.apply.merge import ApplyTotals, TableApplied
+from cdc_lake.runtime.apply.metrics import ApplyMetrics
+from cdc_lake.runtime.lineage_listener import LineageWatch
+from cdc_lake.runtime.openlineage import (
+    ColumnFate,
+    ColumnOrigin,
+    LineageSender,
+    columns_from,
+    event,
+    rows_by,
+    run_id,
+    silver_name,
+    source_name,
+)
 from cdc_lake.silver.kinds import kind_of
-from cdc_lake.silver.projection import Projection, plain, silver_shape
-from cdc_lake.silver.shape import Shape
+from cdc_lake.silver.layout_mapping import RelationMapping
+from cdc_lake.silver.transforms import Expression, Projection, plain, silver_shape
 from cdc_lake.testing.messages import table
 from tests.canary import CANARY
 from tests.cut_lake import CutLake
@@ -47,8 +53,8 @@ NAMES = ("id", "qty", "note", "region", "price")
 WIDE = table("public.t", **dict.fromkeys(NAMES, "int4"))
 
 
-def shape(relation: Any = WIDE) -> Shape:
-    return Shape(relation, {relation.layout: relation}, (0,))
+def shape(relation: Any = WIDE) -> RelationMapping:
+    return RelationMapping(relation, {relation.layout: relation}, (0,))
 
 
 def projected(given: Transforms, reads: dict[str, set[str]], where: set[str] | None = None) -> Projection:
@@ -73,8 +79,8 @@ def test_column_lineage_is_what_the_transforms_say(seed: int) -> None:
     )  # fmt: skip
     projection = projected(given, reads, where)
 
-    expected = {renamed.get(name, name): {(name, How.SAME)} for name in kept}
-    expected |= {name: {(one, How.COMPUTED) for one in read} for name, read in reads.items()}
+    expected = {renamed.get(name, name): {(name, ColumnFate.SAME)} for name in kept}
+    expected |= {name: {(one, ColumnFate.COMPUTED) for one in read} for name, read in reads.items()}
     found = columns_from(projection, projection.silver.columns)
     assert {name: {(one.column, one.how) for one in ones} for name, ones in found.items()} == expected
     assert set(rows_by(projection)) == (where or set())
@@ -85,11 +91,11 @@ def test_redacted_columns_are_masked_and_columns_of_the_change_come_from_nowhere
     relation = replace(WIDE, columns=columns)
     target = replace(target_of("append"), old_values=True)
     kind = kind_of(target, relation)
-    whole = Shape(relation, {relation.layout: relation}, (0,), old_values=True)
-    whole = replace(whole, carried=kind.carried(whole))
+    whole = RelationMapping(relation, {relation.layout: relation}, (0,), old_values=True)
+    whole = replace(whole, carried=kind.passthrough_columns(whole))
     found = columns_from(plain(whole), kind.columns(whole))
-    assert found["note"] == found["_old_note"] == (From("note", How.MASKED),)
-    assert found["qty"] == found["_old_qty"] == (From("qty", How.SAME),)
+    assert found["note"] == found["_old_note"] == (ColumnOrigin("note", ColumnFate.MASKED),)
+    assert found["qty"] == found["_old_qty"] == (ColumnOrigin("qty", ColumnFate.SAME),)
     assert {"_op", "_position", "_commit_ts"} & found.keys() == set()
 
 
@@ -105,10 +111,10 @@ def project_of(root: Path = Path("/srv/shop"), lake: dict[str, Any] | None = Non
     return Project(Pipeline.model_validate(values), root / "shop.yaml", root)
 
 
-def applied(project: Project) -> Applied:
+def applied(project: Project) -> ApplyTotals:
     projection = projected(Transforms(compute=(("total", "qty * price"),)), {"total": {"qty", "price"}})
     target = project.target(TableName("public", "t"))
-    done = Applied(run="3f2a9c0d11e4")
+    done = ApplyTotals(run="3f2a9c0d11e4")
     done.tables[target.label] = TableApplied(target, projection, projection.silver.columns, 12, 2, 4096)
     done.rules = {("silver.t", "between_qty", "warn"): [12, 3], ("silver.t", "expression", "warn"): [12, 0]}
     return done
@@ -137,7 +143,7 @@ def test_an_event_is_what_the_model_takes_and_says_how_the_rules_fared() -> None
 )
 def test_an_error_of_ours_is_told_in_its_words_and_another_by_its_kind(error: Exception, message: str) -> None:
     project = project_of()
-    (said,) = read([event(project, "n", "r", "FAIL", Applied(), once=True, error=error)])
+    (said,) = read([event(project, "n", "r", "FAIL", ApplyTotals(), once=True, error=error)])
     code = getattr(error, "code", "")
     told = said["run"]["facets"]["errorMessage"]["message"]
     assert told == (f"{code}: the disk is full" if isinstance(error, CdcLakeError) else message)
@@ -172,15 +178,15 @@ def test_what_is_no_place_for_events_is_refused(to: str) -> None:
 # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def watch(lake: CutLake, to: str, told: list[Progress], timeout: int = 5000) -> LineageWatch:
+def watch(lake: CutLake, to: str, told: list[ProgressEvent], timeout: int = 5000) -> LineageWatch:
     where = OpenLineage.model_validate({"to": to, "timeout": timeout, "api_key": CANARY})
     return LineageWatch(lake.project, where, told.append, once=True)
 
 
 def one_run(watcher: LineageWatch) -> None:
     with watcher:
-        watcher.follow(Applied(run="r1"))
-        watcher.walked()
+        watcher.follow(ApplyTotals(run="r1"))
+        watcher.on_pass_end()
 
 
 @contextmanager
@@ -209,7 +215,7 @@ def serving(status: int) -> Iterator[tuple[str, list[tuple[str, str, dict[str, A
 
 
 def test_a_server_gets_every_event_of_a_run_with_its_key(tmp_path: Path) -> None:
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with serving(201) as (to, got):
         one_run(watch(CutLake(tmp_path), to, told))
     assert [(path, key, body["eventType"]) for path, key, body in got] == [
@@ -220,7 +226,7 @@ def test_a_server_gets_every_event_of_a_run_with_its_key(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("status", [302, 401, 500])
 def test_a_server_that_refuses_is_told_of_once_and_not_followed(tmp_path: Path, status: int) -> None:
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with serving(status) as (to, got):
         one_run(watch(CutLake(tmp_path), to, told))
     assert [path for path, _, _ in got] == ["/api/v1/lineage"] * 2
@@ -230,7 +236,7 @@ def test_a_server_that_refuses_is_told_of_once_and_not_followed(tmp_path: Path, 
 
 
 def test_a_server_that_is_away_is_told_of_once(tmp_path: Path) -> None:
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     one_run(watch(CutLake(tmp_path), f"http://127.0.0.1:{port}", told))
@@ -238,7 +244,7 @@ def test_a_server_that_is_away_is_told_of_once(tmp_path: Path) -> None:
 
 
 def test_a_server_that_hangs_is_waited_for_no_longer_than_the_timeout(tmp_path: Path) -> None:
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         one_run(watch(CutLake(tmp_path), f"http://127.0.0.1:{hanging.getsockname()[1]}", told, timeout=100))
     assert [one.facts["code"] for one in told] == ["DEP716"]
@@ -246,7 +252,7 @@ def test_a_server_that_hangs_is_waited_for_no_longer_than_the_timeout(tmp_path: 
 
 def test_a_server_that_answers_a_byte_at_a_time_is_not_waited_for_either(tmp_path: Path) -> None:
     """Each byte comes in time, the answer never."""
-    told, over = list[Progress](), threading.Event()
+    told, over = list[ProgressEvent](), threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def drip() -> None:
@@ -279,7 +285,7 @@ def test_whoever_has_events_never_waits_and_what_is_too_much_is_told() -> None:
 
 
 def test_events_go_into_a_file_a_line_each(tmp_path: Path) -> None:
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     lake = CutLake(tmp_path)
     one_run(watch(lake, "lineage.jsonl", told))
     one_run(watch(lake, "lineage.jsonl", told))
@@ -293,14 +299,14 @@ def test_events_go_into_a_file_a_line_each(tmp_path: Path) -> None:
 def test_a_run_that_is_interrupted_is_aborted_and_one_without_end_says_how_far_it_is(tmp_path: Path) -> None:
     lake = CutLake(tmp_path)
     to = OpenLineage.model_validate({"to": "lineage.jsonl", "every": 1000})
-    watcher = LineageWatch(lake.project, to, list[Progress]().append, once=False)
+    watcher = LineageWatch(lake.project, to, list[ProgressEvent]().append, once=False)
 
     def interrupted() -> None:
         with watcher:
-            watcher.follow(Applied(run="r1"))
-            watcher.walked()
-            watcher._said -= 1
-            watcher.walked()
+            watcher.follow(ApplyTotals(run="r1"))
+            watcher.on_pass_end()
+            watcher._sent_at -= 1
+            watcher.on_pass_end()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -311,16 +317,16 @@ def test_a_run_that_is_interrupted_is_aborted_and_one_without_end_says_how_far_i
 
 
 def test_metrics_and_lineage_watch_side_by_side_and_what_lineage_warns_of_is_told(tmp_path: Path) -> None:
-    lake, told = CutLake(tmp_path), list[Progress]()
+    lake, told = CutLake(tmp_path), list[ProgressEvent]()
     observe = Observe.model_validate({"textfile": "shop.prom", "openlineage": {"to": "no/folder.jsonl"}})
     pipeline = lake.project.pipeline.model_copy(update={"observe": observe})
     watcher = watching(Project(pipeline, lake.project.file, lake.project.root), told.append)
-    assert isinstance(watcher, Both)
+    assert isinstance(watcher, ChainedListener)
     assert isinstance(watcher._second, ApplyMetrics)
     with watcher:
-        watcher.follow(Applied(run="r1"))
-        watcher.heard(Progress("cut", "1 of 1 tables"))
-        watcher.walked()
+        watcher.follow(ApplyTotals(run="r1"))
+        watcher.on_progress(ProgressEvent("cut", "1 of 1 tables"))
+        watcher.on_pass_end()
     assert (tmp_path / "shop.prom").exists()
     assert sorted(one.stage for one in told) == ["cut", "warning"]
 
@@ -328,8 +334,8 @@ def test_metrics_and_lineage_watch_side_by_side_and_what_lineage_warns_of_is_tol
 def test_without_the_package_a_run_goes_on_and_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "cdc_lake.pipeline.applying.lineage_events", None)
-    told: list[Progress] = []
+    monkeypatch.setitem(sys.modules, "cdc_lake.runtime.openlineage", None)
+    told: list[ProgressEvent] = []
     one_run(watch(CutLake(tmp_path), "lineage.jsonl", told))
     assert [install("openlineage") in one.text for one in told] == [True]
     assert not (tmp_path / "lineage.jsonl").exists()

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.pgoutput import transaction
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.pgoutput.parser import transaction
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import OutOfSequence
-from cdc_lake.model.change import OWN_MESSAGES, Message
-from cdc_lake.model.transaction import Boundaries
+from cdc_lake.model.change import OWN_MESSAGES, Boundaries, Message
 from cdc_lake.testing import messages
 from cdc_lake.testing.streaming import inside, stream_commit, stream_start, stream_stop
 
 OUTSIDE = messages.message("p", b"\0c", 184, transactional=False)
 
 
-def fed(assembler: Assembler, *payloads: bytes) -> list[RawTransaction]:
+def fed(assembler: Assembler, *payloads: bytes) -> list[BufferedTransaction]:
     out = [raw for nth, payload in enumerate(payloads) for raw in assembler.feed(payload, nth)]
-    assert all(isinstance(raw, RawTransaction) for raw in out)
+    assert all(isinstance(raw, BufferedTransaction) for raw in out)
     return out  # type: ignore[return-value]
 
 

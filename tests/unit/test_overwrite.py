@@ -9,16 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from cdc_lake.decode import overwrite_pgoutput
-from cdc_lake.decode.filler import Filler
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.overwrite import overwritten
-from cdc_lake.decode.mppdb.payload import records
-from cdc_lake.decode.mppdb.records import Ddl, Field, Operation, Other, Record, Row, Style, Truncated
-from cdc_lake.decode.pgoutput import parse
-from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Update
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb.records import Ddl, Field, Operation, Other, Record, Row, Style, Truncated
+from cdc_lake.decode.gaussdb.serial import records
+from cdc_lake.decode.pgoutput.parser import parse
+from cdc_lake.devtools import anonymize
+from cdc_lake.devtools.anonymize import Filler, overwritten_record
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Transaction, Update
 from cdc_lake.model.relation import ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.gaussdb.encode import Framing, Print, encode_payload
 from cdc_lake.testing.messages import boundaries, encode_stream, table
 from tests.unit.test_mppdb_recordings import VERSIONS, archive, how, payloads
@@ -71,7 +69,7 @@ def test_every_recorded_stream_decodes_to_the_same_without_its_values(version: s
             before = records(payload, style, batch=batch, codec=Codec(), header_lsn=lsn, plugin=plugin)
             if any(isinstance(one, Other | Ddl) for one in before):
                 continue
-            after, readable = overwritten(payload, style, batch=batch, codec=Codec(), filler=FILLER)
+            after, readable = overwritten_record(payload, style, batch=batch, codec=Codec(), filler=FILLER)
             assert readable
             assert len(after) == len(payload)
             found = records(after, style, batch=batch, codec=Codec(), header_lsn=lsn, plugin=plugin)
@@ -101,7 +99,7 @@ def test_rows_of_any_text_keep_their_shape(style: Style, batch: bool, encoding: 
                 row = replace(row, old=old)
         framed = batch or style is Style.BINARY
         payload = encode_payload([row], Print(style, codec.python), Framing(batch=framed))
-        after, readable = overwritten(payload, style, batch=batch, codec=codec, filler=FILLER)
+        after, readable = overwritten_record(payload, style, batch=batch, codec=codec, filler=FILLER)
         assert readable
         assert len(after) == len(payload)
         assert not any(part in after for part in (b"secret", b"Secret", b"SECRET", "漢字".encode(codec.python)))
@@ -115,7 +113,7 @@ def test_literals_without_quotes_stay_literals(style: Style, value: str):
     text = f"table public t INSERT: c[x]:{value}"
     row = f'{{"table_name":"public.t","op_type":"INSERT","columns_name":["c"],"columns_type":["x"],"columns_val":["{value}"],"old_keys_name":[],"old_keys_type":[],"old_keys_val":[]}}'
     payload = (text if style is Style.TEXT else row).encode()
-    after, readable = overwritten(payload, style, batch=False, codec=Codec(), filler=FILLER)
+    after, readable = overwritten_record(payload, style, batch=False, codec=Codec(), filler=FILLER)
     before, found = (records(p, style, batch=False, codec=Codec()) for p in (payload, after))
     assert readable
     assert [shape(one) for one in found] == [shape(one) for one in before]
@@ -130,7 +128,7 @@ def test_equal_values_have_equal_fillers_under_one_secret_only():
 
 @pytest.mark.parametrize("payload", [b"table public.t: INSERT: secret", b"{secret", b"BEGIN secret", b"unknown secret"])
 def test_what_cannot_be_read_is_overwritten_as_a_whole(payload: bytes):
-    after, _ = overwritten(payload, Style.SERIAL, batch=False, codec=Codec(), filler=FILLER)
+    after, _ = overwritten_record(payload, Style.SERIAL, batch=False, codec=Codec(), filler=FILLER)
     assert b"secret" not in after
     assert len(after) == len(payload)
 
@@ -139,9 +137,9 @@ def test_truncates_stay_and_ddl_keeps_its_head():
     truncate = b"table public.t: TRUNCATE: (no-flags)"
     (found,) = records(truncate, Style.SERIAL, batch=False, codec=Codec())
     assert isinstance(found, Truncated)
-    assert overwritten(truncate, Style.SERIAL, batch=False, codec=Codec(), filler=FILLER) == (truncate, True)
+    assert overwritten_record(truncate, Style.SERIAL, batch=False, codec=Codec(), filler=FILLER) == (truncate, True)
     ddl = b"prefix: DDL, lsn: 1, relid 5, cmdtype: cmd, size: 9, content: a secret "
-    after, readable = overwritten(ddl, Style.SERIAL, batch=False, codec=Codec(), filler=FILLER)
+    after, readable = overwritten_record(ddl, Style.SERIAL, batch=False, codec=Codec(), filler=FILLER)
     assert readable
     assert after.startswith(ddl[: ddl.index(b"a secret")])
     assert b"secret" not in after
@@ -159,12 +157,12 @@ def test_messages_of_pgoutput_keep_all_but_their_values():
         ),
     )
     for _, payload in encode_stream([one]):
-        after, readable = overwrite_pgoutput.overwritten(payload, FILLER)
+        after, readable = anonymize.overwritten_message(payload, FILLER)
         assert readable
         assert len(after) == len(payload)
         assert type(parse(after)) is type(parse(payload))
         if payload[:1] not in b"IUDM":
             assert after == payload
         assert b"cret" not in after
-    assert overwrite_pgoutput.overwritten(b"Isecret", FILLER)[1] is False
-    assert b"secret" not in overwrite_pgoutput.overwritten(b"Isecret", FILLER)[0]
+    assert anonymize.overwritten_message(b"Isecret", FILLER)[1] is False
+    assert b"secret" not in anonymize.overwritten_message(b"Isecret", FILLER)[0]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 
 from cdc_lake.config.model import Snapshot
-from cdc_lake.pipeline.stream.copying import chunk_rows
-from cdc_lake.pipeline.stream.pace import Pace
+from cdc_lake.connectors.snapshot_copy import RateLimiter, chunk_rows
 
 
 class Clock(threading.Event):
@@ -27,7 +26,7 @@ class Clock(threading.Event):
 
 def test_whichever_limit_is_reached_first_holds_it_back() -> None:
     clock = Clock()
-    pace = Pace(rows=100, size=1_000, clock=clock)
+    pace = RateLimiter(rows=100, size=1_000, clock=clock)
     pace.took(50, 200, clock)
     assert round(clock.now, 6) == 100.5
     pace.took(50, 3_000, clock)
@@ -36,7 +35,7 @@ def test_whichever_limit_is_reached_first_holds_it_back() -> None:
 
 def test_time_that_passed_otherwise_counts_only_once() -> None:
     clock = Clock()
-    pace = Pace(rows=100, clock=clock)
+    pace = RateLimiter(rows=100, clock=clock)
     pace.took(100, 0, clock)
     clock.now += 60
     pace.took(100, 0, clock)
@@ -45,10 +44,10 @@ def test_time_that_passed_otherwise_counts_only_once() -> None:
 
 def test_without_limits_nothing_waits_and_stopping_ends_the_wait() -> None:
     clock, stop = Clock(), threading.Event()
-    Pace(clock=clock).took(1_000_000, 1 << 30, clock)
+    RateLimiter(clock=clock).took(1_000_000, 1 << 30, clock)
     assert clock.now == 100.0
     stop.set()
-    Pace(rows=1).took(1_000, 0, stop)
+    RateLimiter(rows=1).took(1_000, 0, stop)
 
 
 def test_chunks_of_a_copy_that_is_held_back_are_of_a_second() -> None:

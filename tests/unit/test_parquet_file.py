@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdc_lake.lake.parquet_file import write_parquet
+from cdc_lake.tables.files import write_parquet
 
 LARGE = 68_000_000
 SMALL = base64.b64encode(random.Random(5).randbytes(750)).decode()

@@ -9,8 +9,7 @@ import os
 
 import pytest
 
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Update
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Transaction, Update
 from cdc_lake.testing import histories
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import boundaries, table

@@ -17,20 +17,19 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
+from cdc_lake.control.cuts import BROKEN, IN, PAUSED, last_cut
+from cdc_lake.control.table_pauses import apply_pause_state, pause, paused_tables, resume, stopped_tables
 from cdc_lake.errors import NoStream, TableBehind, TableNotKnown
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import PauseRow, SnapshotRow, now
-from cdc_lake.model.change import Insert
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying import sessions, table_steps
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.judging.cut_list import list_cuts
-from cdc_lake.pipeline.maintain import maintain
-from cdc_lake.pipeline.state.cuts import BROKEN, IN, PAUSED, last_cut
-from cdc_lake.pipeline.state.pauses import pause, paused_tables, resume, settled, stopped_tables
-from cdc_lake.pipeline.status.standing import status
+from cdc_lake.model.change import Insert, Transaction
+from cdc_lake.model.position import Span
+from cdc_lake.observability.events import silent
+from cdc_lake.ops.status import status
+from cdc_lake.runtime.apply import spark_sessions, table_planner
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.runtime.cut_retention import list_cuts
+from cdc_lake.runtime.maintain import maintain
+from cdc_lake.tables.control_schema import PauseRow, SnapshotRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.cut_lake import CutLake, at, ids
 from tests.spark.conftest import make_project
@@ -137,25 +136,25 @@ def test_retention_keeps_what_a_paused_table_does_not_have(lake: CutLake) -> Non
     lake.cut(500, 5, t=lake.state("t", 1, 300, state=PAUSED), b=lake.state("b", 1, 500))
     project = cdc_lake.load_pipeline("shop.yaml")
     later = at(0) + timedelta(days=3650)
-    done = maintain(project, at=later, only="bronze")
+    done = maintain(project, started_at=later, only="bronze")
     assert done.kept == "public.t stands at 0/12C"
     reader = bronze_reader(project)
-    assert reader.trimmed()[1][0] <= 300
+    assert reader.last_trimmed()[1][0] <= 300
     assert [one.position for one in reader.commits(Span(1, 300, 500))] == [400, 500]
-    forced = maintain(project, at=later, only="bronze", force=True)
+    forced = maintain(project, started_at=later, only="bronze", force=True)
     assert "what silver.t (paused) does not have of public.t from 0/12C on" in forced.lost
 
 
 def test_what_pauses_make_of_the_tables_of_a_cut(lake: CutLake) -> None:
     here, there = lake.state("t", 1, 300), lake.state("b", 1, 200, state=BROKEN)
     tables = {"public.t": here, "public.b": there}
-    assert settled(lake.project, tables, (), 300) == tables
-    stopped = settled(lake.project, tables, ["public.t", "public.b", "public.new"], 300)
+    assert apply_pause_state(lake.project, tables, (), 300) == tables
+    stopped = apply_pause_state(lake.project, tables, ["public.t", "public.b", "public.new"], 300)
     assert stopped["public.t"] == replace(here, state=PAUSED)
     assert stopped["public.b"] == replace(there, state=PAUSED)
     new = stopped["public.new"]
     assert (new.table, new.version, new.position, new.state) == ("silver.new", None, 300, PAUSED)
-    gone_on = settled(lake.project, stopped, ["public.b"], 300)
+    gone_on = apply_pause_state(lake.project, stopped, ["public.b"], 300)
     assert [gone_on[f"public.{name}"].state for name in ("t", "b", "new")] == [BROKEN, PAUSED, BROKEN]
     assert IN not in {table.state for table in gone_on.values()}
 
@@ -169,9 +168,9 @@ def test_a_table_that_is_paused_stays_before_its_copy_which_it_is_asked_for_firs
     def nothing(_: object, job: Any) -> None:
         asked.append((str(job.target.source), job.snapshot, job.span.after, job.span.upto))
 
-    monkeypatch.setattr(table_steps, "prepare", nothing)
-    monkeypatch.setattr(sessions, "death", lambda _: None)
-    monkeypatch.setattr(sessions, "derive", lambda spark: spark)
+    monkeypatch.setattr(table_planner, "prepare", nothing)
+    monkeypatch.setattr(spark_sessions, "death", lambda _: None)
+    monkeypatch.setattr(spark_sessions, "derive", lambda spark: spark)
     project = make_project(tmp_path / "p")
     early, other = (table(f"public.{name}", id="int4") for name in ("early", "other"))
     bronze, control = DeltaBronze(project.bronze, durability="os"), ControlTables(project.control, durability="os")
@@ -180,11 +179,11 @@ def test_a_table_that_is_paused_stays_before_its_copy_which_it_is_asked_for_firs
     for number, layout in enumerate((early, other)):
         bronze.append_snapshot("initial-1", number, layout, pa.array([], pa.list_(pa.string())), 0, 100)
         copied.append({"relation": str(layout.table), "layout": layout.layout, "rows": 0, "chunks": 1})
-    control.record(SnapshotRow("initial-1", "test", 1, 100, json.dumps(copied), "complete", now()))
+    control.record(SnapshotRow("initial-1", "test", 1, 100, json.dumps(copied), "complete", utc_now()))
 
     def advance() -> dict[str, tuple[str, int]]:
         asked.clear()
-        with Advance(project, cast("SparkSession", None), silent) as one:
+        with SpanLoop(project, cast("SparkSession", None), silent) as one:
             one.run(None, threading.Event())
         cut = last_cut(control, "test")
         assert cut is not None

@@ -8,7 +8,7 @@ import pytest
 
 from cdc_lake.config.source import Pgoutput
 from cdc_lake.errors import OptionRefused
-from cdc_lake.source.pgoutput_options import chosen
+from cdc_lake.source.postgres.plugins import chosen
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from cdc_lake.cli.render import plan_text
-from cdc_lake.pipeline.plan import Plan
-from cdc_lake.pipeline.ports.action import Action, ActionKind
+from cdc_lake.cli.text import plan_text
+from cdc_lake.connectors.base import Action, ActionKind
+from cdc_lake.ops.plan import Plan
 
 ADD = Action(ActionKind.ADD_COLUMN, "s.t", "add column a int to s.t")
 DROP = Action(ActionKind.DROP_COLUMN, "s.t", "drop column it's of s.t", destructive=True)

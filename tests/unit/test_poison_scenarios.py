@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_lake.decode.postgres_lines import MessageLine, PhaseLine, described_line, line
+from cdc_lake.decode.test_decoding import MessageLine, PhaseLine, line
+from cdc_lake.devtools.wire_dump import described_line
 
 CASES = [
     (b"message: transactional: 1 prefix: test, sz: 4 content:msg1", MessageLine(True, "test", "msg1")),

@@ -11,19 +11,18 @@ from typing import Literal
 import pytest
 from deltalake.exceptions import DeltaError
 
-from cdc_lake.bronze import upkeep
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze import compaction
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import RunRow, now
-from cdc_lake.lake.delta_mend import mend
-from cdc_lake.lake.delta_place import LocalPlace
-from cdc_lake.model.change import Insert
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.model.change import Insert, Transaction
+from cdc_lake.tables.control_schema import RunRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.delta_log import mend
+from cdc_lake.tables.delta_storage import LocalDeltaStorage
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.power_loss import LyingDisk
 from tests.seeds import one_seed
@@ -40,7 +39,7 @@ def dice() -> random.Random:
     return random.Random(seed)
 
 
-def transaction(position: int) -> RawTransaction:
+def transaction(position: int) -> BufferedTransaction:
     return raw_transaction(Transaction(boundaries(position), (Insert(ORDERS, (str(position), "note")),)))
 
 
@@ -67,10 +66,10 @@ class Bench:
                     self._keep_up()
 
     def _keep_up(self) -> None:
-        kept = DeltaBronzeTable(LocalPlace(self.folder, durable=self.durability == "fsync"))
-        upkeep.prepare(kept)
-        upkeep.compact(kept, 5)
-        upkeep.tidy(kept, 3600.0, now().timestamp() + 4000)
+        kept = DeltaBronzeTable(LocalDeltaStorage(self.folder, durable=self.durability == "fsync"))
+        compaction.prepare(kept)
+        compaction.compact(kept, 5)
+        compaction.tidy(kept, 3600.0, utc_now().timestamp() + 4000)
 
     def _moment(self) -> None:
         if self.dice.random() < 0.12 * min(BUDGET, 5):
@@ -199,5 +198,5 @@ def test_a_control_table_survives_a_loss_of_power_too(tmp_path: Path, dice: rand
     disk = LyingDisk(root, moment)
     with disk:
         for number in range(20):
-            ControlTables(root / "control").record(RunRow(str(number), "receive", now(), now(), "done", "{}"))
+            ControlTables(root / "control").record(RunRow(str(number), "receive", utc_now(), utc_now(), "done", "{}"))
             done += 1

@@ -9,11 +9,11 @@ import unicodedata
 
 import pytest
 
-from cdc_lake.cli import logs
-from cdc_lake.cli.render import GREEN, RESET, table
-from cdc_lake.cli.view import Look, View
-from cdc_lake.model.printable import printable
-from cdc_lake.observe.progress import Progress
+from cdc_lake.cli import output
+from cdc_lake.cli.output import CommandOutput, OutputOptions
+from cdc_lake.cli.text import GREEN, RESET, table
+from cdc_lake.model.diagnostic import printable
+from cdc_lake.observability.events import ProgressEvent
 from tests.odd_names import odd_text
 from tests.seeds import one_seed
 
@@ -49,13 +49,13 @@ def test_a_row_of_a_table_is_one_line() -> None:
 
 
 def test_results_and_narration_are_printable(monkeypatch: pytest.MonkeyPatch) -> None:
-    logs.forget()  # of a test before this one
+    output.forget_log()  # of a test before this one
     out, err = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    view = View(Look(), "status")
+    view = CommandOutput(OutputOptions(), "status")
     view.result(None, f"table {CLEARS}\n")
-    view.tell(Progress("copy", f"copying {CLEARS}"))
+    view.report(ProgressEvent("copy", f"copying {CLEARS}"))
     assert "table a\\x1b[2Jb" in out.getvalue()
     assert "copying a\\x1b[2Jb" in err.getvalue()
     assert "\x1b" not in out.getvalue() + err.getvalue()

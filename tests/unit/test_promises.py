@@ -8,10 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import CutRow
-from cdc_lake.pipeline.state.cuts import TableState, WrittenCut, table_facts, written
-from cdc_lake.pipeline.state.promises import Promise, due, kept_versions, promises, record, standing
+from cdc_lake.control.cuts import (
+    Promise,
+    TableState,
+    WrittenCut,
+    due,
+    kept_versions,
+    parse_cut,
+    promises,
+    record,
+    standing,
+    table_facts,
+)
+from cdc_lake.tables.control_schema import CutRow
+from cdc_lake.tables.control_tables import ControlTables
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -29,7 +39,7 @@ def cut(control: ControlTables, position: int, epoch: int = 1, **versions: int |
     }
     row = CutRow(epoch, f"stream {epoch}", position, None, table_facts(tables), T0 + timedelta(minutes=position))
     control.record(row)
-    return written(row)
+    return parse_cut(row)
 
 
 def test_a_promise_comes_back_with_its_cut_and_its_newest_row_counts(control: ControlTables):

@@ -36,3 +36,15 @@ def test_every_public_name_can_be_imported_and_says_what_it_does(name: str):
 def test_what_is_no_public_name_is_no_attribute():
     with pytest.raises(AttributeError, match="no attribute 'load_project'"):
         cdc_lake.load_project  # noqa: B018
+
+
+def test_progress_is_reported_under_the_former_name_of_the_parameter_too():
+    takers = [
+        one
+        for one in map(cdc_lake.__getattr__, cdc_lake.__all__)
+        if "report_progress" in inspect.signature(one).parameters
+    ]
+    assert len(takers) == 9
+    for function in takers:
+        with pytest.warns(DeprecationWarning, match=rf"{function.__name__}\(report_progress"), pytest.raises(TypeError):
+            function(tell=print, no_such_parameter=True)

@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.config.load import validate
-from cdc_lake.config.qhb import protocol_of, read_as
-from cdc_lake.config.release import parse_release
-from cdc_lake.config.source import Pgoutput, PostgresSource
+from cdc_lake.config.fields import parse_release
+from cdc_lake.config.loader import validate
+from cdc_lake.config.source import Pgoutput, PostgresSource, protocol_of, read_as
+from cdc_lake.devtools.recording import RecordingHeader
 from cdc_lake.errors import ServerSettings
 from cdc_lake.model.position import Lsn
-from cdc_lake.pipeline.check.qhb import qhb_lines
-from cdc_lake.source.gaussdb.version import parse_version
-from cdc_lake.source.pgoutput_options import chosen
-from cdc_lake.source.product import product_of
-from cdc_lake.source.recording_file import RecordingHeader
-from cdc_lake.source.server import ServerFacts, decodes
+from cdc_lake.ops.check.postgres import qhb_lines
+from cdc_lake.source.gaussdb.server import parse_version
+from cdc_lake.source.postgres.plugins import chosen
+from cdc_lake.source.postgres.server import ServerFacts, decodes, product_of
 
 POSTGRES_16 = "PostgreSQL 16.10 on x86_64-pc-linux-gnu, compiled by gcc (Debian 12.2.0-14) 12.2.0, 64-bit"
 

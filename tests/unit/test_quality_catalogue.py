@@ -9,12 +9,11 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
+from cdc_lake.cli.docs_generator import CATALOGUE, Kind
 from cdc_lake.config.rules import ROW_RULES, TABLE_RULES, Expectation, Rule
-from cdc_lake.quality.catalogue import CATALOGUE, Kind
-from cdc_lake.quality.suite import expectation
-from cdc_lake.quality.table_suite import TableView, expected
-from cdc_lake.quality.tally import Referenced
-from cdc_lake.quality.whole_rules import instants
+from cdc_lake.quality.great_expectations import expectation
+from cdc_lake.quality.table_rules import Referenced, instants
+from cdc_lake.quality.table_suite import TableView, evaluate_with_engine
 from tests.unit.test_quality_tables import NOW
 
 TYPES = {"between": "decimal(10,2)"}
@@ -46,6 +45,6 @@ def test_a_rule_of_tables_becomes_the_expectation_that_the_page_names(kind: Kind
     rows = pa.table(
         {"email": ["a", "b"], "customer_id": [1, 2], "id": [1, 2], "updated_at": times, "created_at": times}
     )
-    raw = expected(TableView(rows, NOW, lambda _: Referenced(None)), rule, "t")
+    raw = evaluate_with_engine(TableView(rows, NOW, lambda _: Referenced(None)), rule, "t")
     found = [result["expectation_config"]["type"] for result in raw.get("results", ())]
     assert found == ([kind.expectation] if kind.expectation else [])

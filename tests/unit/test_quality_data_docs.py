@@ -13,10 +13,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from cdc_lake.config.rules import Rule
-from cdc_lake.quality.engine import engine, quiet
-from cdc_lake.quality.suite import run_suite
+from cdc_lake.quality.great_expectations import engine, quiet, run_suite
+from cdc_lake.quality.table_rules import Referenced
 from cdc_lake.quality.table_suite import TableView, judge_table
-from cdc_lake.quality.tally import Referenced
 
 ROWS = pa.table({"a": [1, 2, None], "s": ["x", "secret", "y"]})
 NOW = dt.datetime(2026, 1, 31, tzinfo=dt.UTC)

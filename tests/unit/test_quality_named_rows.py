@@ -15,12 +15,11 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import CutRow, StreamRow
-from cdc_lake.model.change import Insert
+from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.model.relation import Relation, ReplicaIdentity
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.status.report import ReportFiles, report
+from cdc_lake.ops.html_pages import ReportFiles, report
+from cdc_lake.tables.control_schema import CutRow, StreamRow
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 NOW = dt.datetime(2026, 1, 31, 18, 5, tzinfo=dt.UTC)

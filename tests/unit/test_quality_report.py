@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from cdc_lake.page import wording
-from cdc_lake.page.html import sparkline
+from cdc_lake.observability import html as wording
+from cdc_lake.observability.html import sparkline
 from cdc_lake.quality.report import (
     HeldGroup,
     Judged,
@@ -172,11 +172,11 @@ def test_numbers_read_at_a_glance_and_never_round_a_failure_away() -> None:
     ("modules", "absent"),
     [
         (
-            "cdc_lake.quality.rules, cdc_lake.quality.suite, cdc_lake.quality.report",
+            "cdc_lake.quality.rules, cdc_lake.quality.great_expectations, cdc_lake.quality.report",
             "pyspark pandas great_expectations",
         ),
         # pyarrow.dataset imports pandas where it is installed, so a report may not promise more.
-        ("cdc_lake.pipeline.status.report", "pyspark great_expectations"),
+        ("cdc_lake.ops.html_pages", "pyspark great_expectations"),
     ],
 )
 def test_rules_and_reports_import_what_they_need_only_when_they_need_it(modules: str, absent: str) -> None:

@@ -14,14 +14,14 @@ from deltalake import write_deltalake
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Origin, Project
+from cdc_lake.control.verdicts import Comparison, DifferingKey, KeyChange, TableComparison
+from cdc_lake.control.verdicts import Verdict as Compared
 from cdc_lake.errors import ReportNotWritten
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import CutRow, RunRow, StreamRow
-from cdc_lake.pipeline.state.comparison import Comparison, DifferingKey, KeyChange, TableComparison
-from cdc_lake.pipeline.state.comparison import Verdict as Compared
-from cdc_lake.pipeline.status.evidence import Evidence
-from cdc_lake.pipeline.status.report import ReportFiles, report
-from cdc_lake.pipeline.status.standing import Lag, TableStatus, status
+from cdc_lake.ops.html_pages import ReportFiles, report
+from cdc_lake.ops.report_data import Evidence
+from cdc_lake.ops.status import Lag, TableStatus, status
+from cdc_lake.tables.control_schema import CutRow, RunRow, StreamRow
+from cdc_lake.tables.control_tables import ControlTables
 
 NOW = dt.datetime(2026, 1, 31, 18, 5, tzinfo=dt.UTC)
 SECRET = "s3cret-row-value"
@@ -134,7 +134,7 @@ def test_the_report_tells_gate_suite_holds_and_runs_without_a_row_value(project:
 
 def test_states_reasons_and_lags_are_those_of_status(project: Project) -> None:
     landed(project)
-    known = status(project, at=NOW)
+    known = status(project, checked_at=NOW)
     table = TableStatus("public.orders", "silver.orders", "delta", "held", "2 changes wait", "0/16B3748", 0, 2)
     known = replace(known, reachable=True, tables=(table,), applied=Lag(4096, 1.5, 7))
     data = Evidence(project, ControlTables(project.control), known).collect()

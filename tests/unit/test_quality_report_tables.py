@@ -13,9 +13,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import CutRow, StreamRow
-from cdc_lake.pipeline.status.report import report
+from cdc_lake.ops.html_pages import report
+from cdc_lake.tables.control_schema import CutRow, StreamRow
+from cdc_lake.tables.control_tables import ControlTables
 
 NOW = dt.datetime(2026, 1, 31, 18, 5, tzinfo=dt.UTC)
 RULES = [

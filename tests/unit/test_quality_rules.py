@@ -10,8 +10,7 @@ from pydantic import TypeAdapter
 
 from cdc_lake.config.rules import Rule, rule_name
 from cdc_lake.errors import RuleColumnMissing, RuleDoesNotFit
-from cdc_lake.quality.constants import Bounds, bounds, member
-from cdc_lake.quality.rules import check_rule
+from cdc_lake.quality.rules import Bounds, bounds, check_rule, member
 
 _RULE = TypeAdapter(Rule)
 

@@ -13,11 +13,11 @@ from pydantic import TypeAdapter
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.config.rules import Rule
-from cdc_lake.lake.extent import silver_columns, silver_rows
-from cdc_lake.lake.marker import iceberg_catalog
-from cdc_lake.lake.read import read_silver
 from cdc_lake.model.relation import TableName
-from cdc_lake.quality.suite import run_suite
+from cdc_lake.quality.great_expectations import run_suite
+from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.silver_table import iceberg_catalog
+from cdc_lake.tables.table_stats import silver_columns, silver_rows
 
 SECRET = "s3cret-row-value"
 TABLE = pa.table({"n": pa.array([1, 200, None]), "t": pa.array(["new", SECRET, None])})
@@ -52,7 +52,7 @@ def test_a_rule_that_does_not_fit_is_broken_and_the_others_still_run() -> None:
 
 def test_an_expectation_that_raises_is_a_broken_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     # A type that the check lets through and the engine cannot compare: dates shown as what they are not.
-    monkeypatch.setattr("cdc_lake.quality.suite.type_name", lambda _: "int")
+    monkeypatch.setattr("cdc_lake.quality.great_expectations.type_name", lambda _: "int")
     found = run_suite(TABLE, rules({"rule": "between", "column": "t", "max": 100}), "t")
     assert found.rules[0].failed == 0
     assert found.rules[0].broken.startswith("the expectation could not be evaluated (")

@@ -17,10 +17,9 @@ from pydantic import TypeAdapter
 
 from cdc_lake.config.rules import Expectation, Rule, Thresholds, rule_name
 from cdc_lake.errors import RuleColumnMissing, RuleDoesNotFit
-from cdc_lake.quality.level import level
-from cdc_lake.quality.suite import RuleResult
-from cdc_lake.quality.table_suite import TableView, expected, judge_table, run_expectation
-from cdc_lake.quality.tally import Referenced, tally
+from cdc_lake.quality.great_expectations import RuleResult
+from cdc_lake.quality.table_rules import Referenced, level, tally
+from cdc_lake.quality.table_suite import TableView, evaluate_with_engine, judge_table, run_expectation
 from tests.seeds import one_seed
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
@@ -95,7 +94,7 @@ def gx(found: dict[str, Any]) -> int:
 def test_our_aggregate_and_great_expectations_count_what_the_rule_says(fields: dict[str, object], failed: int) -> None:
     one = rule(**fields)
     assert tally(one, ROWS, NOW).failed == failed
-    assert gx(expected(view(ROWS), one, "t")) == failed
+    assert gx(evaluate_with_engine(view(ROWS), one, "t")) == failed
 
 
 @pytest.mark.parametrize(("fields", "failed"), ALONE, ids=[f"{c['rule']}-{at}" for at, (c, _) in enumerate(ALONE)])
@@ -132,7 +131,7 @@ def test_three_ways_of_counting_agree_on_random_tables() -> None:
         rule(rule="monotonic", column="at", by="by"),
     ]
     assert {rule_name(one): tally(one, rows, NOW).failed for one in rules} == by_hand
-    assert {rule_name(one): gx(expected(view(rows), one, "t")) for one in rules} == by_hand
+    assert {rule_name(one): gx(evaluate_with_engine(view(rows), one, "t")) for one in rules} == by_hand
     refers = rule(rule="foreign_key", columns=["a"], references="public.o", referenced=["k"])
     assert tally(refers, rows, NOW, Referenced(others)).failed == orphans
     told = {rule_name(one): tally(one, rows, NOW, Referenced(others), many).examples for one in (*rules, refers)}

@@ -15,10 +15,9 @@ import cdc_lake
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CutNotReached, NotInCut, SilverMissing, TableBehind, VersionGone
-from cdc_lake.model.as_of import Latest
-from cdc_lake.model.position import Position
-from cdc_lake.pipeline.judging.cut_list import show_cut
-from cdc_lake.silver.as_of import rows_as_of
+from cdc_lake.model.position import Latest, Position
+from cdc_lake.runtime.cut_retention import show_cut
+from cdc_lake.silver.kinds import rows_as_of
 from tests.cut_lake import CutLake, at, forget, ids, listed
 from tests.tarballs import unpack
 

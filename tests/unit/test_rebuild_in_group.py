@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake.control.cuts import BROKEN, IN, Cut, TableState, write_cut
+from cdc_lake.control.quarantine import hold_log
+from cdc_lake.control.snapshots import CopiedTable, courses, record_left, record_recopied
 from cdc_lake.errors import GroupWaits, HeldLost
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_columns import schema_of
 from cdc_lake.model.change import Insert
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.span import Span
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.rebuild import Rebuilding
-from cdc_lake.pipeline.applying.rebuild_plan import Part, RebuildPlan, rebuild_plan
-from cdc_lake.pipeline.applying.whole_groups import Ahead, passed_by, renewed_to, together_at
-from cdc_lake.pipeline.state.copies import CopiedTable, courses, record_left, record_recopied
-from cdc_lake.pipeline.state.cuts import BROKEN, IN, Cut, TableState, write_cut
-from cdc_lake.pipeline.state.holds import hold_log
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.rebuild import Rebuilding
+from cdc_lake.runtime.apply.span_planning import Part, RebuildPlan, rebuild_plan
+from cdc_lake.runtime.apply.transaction_groups import AheadTable, passed_by, renewed_to, together_at
+from cdc_lake.tables.control_schema import schema_of
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.testing.messages import raw_transaction, table, transaction_at
 from tests.seeds import seeds
 
@@ -50,7 +50,7 @@ def made(root: Path, kind: str) -> Project:
 
 
 @pytest.fixture
-def state(project: Project) -> BronzeState:
+def state(project: Project) -> StreamCheckpoint:
     return DeltaBronze(project.bronze, durability="os").begin_stream("test", 10)
 
 
@@ -60,9 +60,9 @@ def cut(**positions: int) -> Cut:
     return Cut(at, {f"public.{name}": one for name, one in states.items()})
 
 
-def passed(project: Project, state: BronzeState, listed: Cut, upto: int) -> list[Ahead]:
+def passed(project: Project, state: StreamCheckpoint, listed: Cut, upto: int) -> list[AheadTable]:
     plan = RebuildPlan(10, upto, None, FORM, (Part(Span(1, 10, upto), 0),))
-    log = hold_log(ControlTables(project.control), anew=True)
+    log = hold_log(ControlTables(project.control), for_new_content=True)
     return passed_by(project, log, state, listed, project.target(ORDERS), plan)
 
 
@@ -72,7 +72,7 @@ def passed(project: Project, state: BronzeState, listed: Cut, upto: int) -> list
     ids=["all in the cut", "a group behind it", "itself behind", "ahead of the others", "in the cut, others behind"],
 )
 def test_a_table_is_built_to_where_its_group_is_and_never_back(
-    project: Project, state: BronzeState, orders: int, lines: int, upto: int
+    project: Project, state: StreamCheckpoint, orders: int, lines: int, upto: int
 ) -> None:
     listed = cut(orders=orders, lines=lines, alone=100)
     assert together_at(project, "test", listed, ORDERS) == upto
@@ -92,7 +92,7 @@ def test_a_group_that_no_cut_lists_yet_keeps_no_table_back(project: Project) -> 
     assert together_at(project, "test", cut(lines=60, alone=100), ORDERS) == 60
 
 
-def test_what_another_table_held_has_to_be_recorded(project: Project, state: BronzeState) -> None:
+def test_what_another_table_held_has_to_be_recorded(project: Project, state: StreamCheckpoint) -> None:
     listed = cut(orders=100, lines=100)
     listed.tables["public.lines"] = replace(listed.tables["public.lines"], held=1)
     with pytest.raises(HeldLost, match=r"silver\.orders holds what its group holds, .* 1 held keys") as lost:
@@ -136,15 +136,15 @@ class Copied:
         write_cut(self.control, _there(bronze_reader(self.project).state()), listed, None, silent)
         return Rebuilding(self.project, ORDERS)
 
-    def others(self, listed: Cut) -> list[Ahead]:
+    def others(self, listed: Cut) -> list[AheadTable]:
         """What counts of the others where orders is built again to 100."""
         reader, target = bronze_reader(self.project), self.project.target(ORDERS)
         state = _there(reader.state())
         plan = rebuild_plan(self.project, reader, state, ORDERS, 100)
-        return passed_by(self.project, hold_log(self.control, anew=True), state, listed, target, plan)
+        return passed_by(self.project, hold_log(self.control, for_new_content=True), state, listed, target, plan)
 
 
-def _there(state: BronzeState | None) -> BronzeState:
+def _there(state: StreamCheckpoint | None) -> StreamCheckpoint:
     assert state is not None
     return state
 

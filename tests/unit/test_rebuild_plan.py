@@ -13,22 +13,21 @@ import pytest
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.writer import BesideBronze, DeltaBronze
-from cdc_lake.cli.render_rebuild import rebuilt_text
+from cdc_lake.cli.commands.maintenance import rebuilt_text
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake.control.snapshots import CopiedTable, copy_name, record_recopied
 from cdc_lake.errors import NothingToRebuild, PastTrimmed, PositionNotHeld, RebuildNeedsPlace, SnapshotIncomplete
-from cdc_lake.lake.control import ControlTables, control_tables
-from cdc_lake.lake.control_rows import SnapshotRow, now
-from cdc_lake.lake.delta_place import LocalPlace
-from cdc_lake.model.change import Change, Insert
+from cdc_lake.model.change import Change, Insert, Transaction
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.applying.rebuild import Rebuilt, rebuild
-from cdc_lake.pipeline.applying.rebuild_plan import RebuildPlan, rebuild_plan
-from cdc_lake.pipeline.maintain import maintain
-from cdc_lake.pipeline.state.copies import CopiedTable, copy_name, record_recopied
-from cdc_lake.silver.difference import Columns, Difference
+from cdc_lake.runtime.apply.rebuild import Rebuilt, rebuild
+from cdc_lake.runtime.apply.span_planning import RebuildPlan, rebuild_plan
+from cdc_lake.runtime.maintain import maintain
+from cdc_lake.silver.kinds import Columns, Difference
+from cdc_lake.tables.control_schema import SnapshotRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables, control_tables
+from cdc_lake.tables.delta_storage import LocalDeltaStorage
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 T = table("public.t", id="int4", amount="int4")
@@ -102,7 +101,7 @@ def test_a_table_begins_with_its_copy(tmp_path: Path) -> None:
     bronze.writer.append_snapshot("initial-1", 0, T, pa.array([["1", "2"]]), 0, 10)
     copied = [{"relation": "public.t", "layout": T.layout, "rows": 1, "chunks": 1}]
     control = ControlTables(bronze.project.control)
-    control.record(SnapshotRow("initial-1", "test", 1, 10, json.dumps(copied), "complete", now()))
+    control.record(SnapshotRow("initial-1", "test", 1, 10, json.dumps(copied), "complete", utc_now()))
     bronze.land(100, *rows(1), *rows(1, OTHER))
     plan = bronze.plan(100)
     assert (plan.begins, plan.layout, spans(plan)) == (10, T.layout, [Span(1, 10, 100)])
@@ -130,13 +129,13 @@ def test_a_past_that_was_trimmed_is_refused_with_where_bronze_begins_and_a_new_c
     bronze = Bronze(tmp_path, bronze={"retention": {"min_age": "1 d", "rebuilds": False}})
     bronze.land(100, *rows(1))
     bronze.land(110, *rows(1))
-    maintain(bronze.project, force=True, at=now() + timedelta(days=2))
+    maintain(bronze.project, force=True, started_at=utc_now() + timedelta(days=2))
     with pytest.raises(PastTrimmed, match="bronze begins behind 0/6") as refused:
         bronze.plan(110)
     assert refused.value.remedy.startswith("`cdc-lake resync TABLE`")
     state = bronze.writer.state()
     assert state is not None
-    beside = BesideBronze(DeltaBronzeTable(LocalPlace(bronze.project.bronze, durable=False)))
+    beside = BesideBronze(DeltaBronzeTable(LocalDeltaStorage(bronze.project.bronze, durable=False)))
     beside.append_snapshot(copy_name(state, 115), 1, T, pa.array([["1", "2"]]), 0, 115)
     copy = CopiedTable(T.table, T.layout, 1, 1, 115)
     record_recopied(control_tables(bronze.project), state, copy_name(state, 115), [copy])

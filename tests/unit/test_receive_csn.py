@@ -20,39 +20,36 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from cdc_lake.bronze.chain import ChainVerdict, verify
-from cdc_lake.bronze.port import BronzeWriter
+from cdc_lake.bronze.contract import BronzeWriter
+from cdc_lake.bronze.hash_chain_verify import ChainVerdict, verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.columnar import tabulate
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.connectors.gaussdb.csn_order import CsnOrdering, recorded_gaps
+from cdc_lake.control.streams import begin_stream
+from cdc_lake.control.table_pauses import read_epoch_facts
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.batches import RecordTransaction
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.columnar import tabulate
+from cdc_lake.decode.gaussdb.records import Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.devtools.recording import Data, RecordingReader, RecordingSource
 from cdc_lake.errors import CsnMissing, LateTransaction, ServerUnreachable
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.model.position import Csn, Lsn, OrderDomain
-from cdc_lake.model.span import Span
-from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
-from cdc_lake.pipeline.gaussdb.gaps import recorded_gaps
-from cdc_lake.pipeline.receiving import receive as loop
-from cdc_lake.pipeline.receiving.connect import OpenStream
-from cdc_lake.pipeline.receiving.loop import ReceiveSummary
-from cdc_lake.pipeline.state.proof import known_beside
-from cdc_lake.pipeline.state.streams import begin_stream
-from cdc_lake.source.recording import RecordingSource
-from cdc_lake.source.recording_file import Data, RecordingReader
-from cdc_lake.source.stream import Kind, StreamIdentity
+from cdc_lake.model.position import Csn, Lsn, OrderDomain, Span
+from cdc_lake.observability.events import ProgressEvent, silent
+from cdc_lake.runtime.receive import receiver as loop
+from cdc_lake.runtime.receive.loop import ReceiveSummary
+from cdc_lake.runtime.receive.stream_setup import OpenStream
+from cdc_lake.source.base import Kind, StreamIdentity
+from cdc_lake.tables.control_tables import ControlTables
 
 TRANSFERS = Path(__file__).resolve().parents[1] / "data" / "opengauss" / "6.0.2" / "transfers"
 FIRST, LAST = 2681328, 2708050  # CSNs of the stream
 TABLES = ("tr_a", "tr_b")
-FACTS = FamilyTableFacts(
-    (FamilyColumn("id", "int4", 23), FamilyColumn("balance", "int8", 20), FamilyColumn("note", "text", 25)),
+FACTS = GaussDbTableMetadata(
+    (GaussDbColumn("id", "int4", 23), GaussDbColumn("balance", "int8", 20), GaussDbColumn("note", "text", 25)),
     primary_key=("id",),
     identity_columns=("id",),
 )
@@ -83,7 +80,7 @@ def beginning(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def last_csn(recording: Path) -> int:
-    assembler = FamilyAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN)
+    assembler = GaussDbAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN)
     with RecordingReader.open(recording) as entries:
         done = [t.bounds.position for e in entries if isinstance(e, Data) for t in assembler.feed(e.payload, e.lsn)]
     return max(done)
@@ -127,7 +124,7 @@ class Family:
         if state is None:
             identity = StreamIdentity("1", "og_pg", "s", Lsn(1), Csn(FIRST - 1), Kind.GAUSS)
             state = begin_stream(identity, identity.point.value, bronze, control, dense=True)
-        order = CsnOrder(
+        order = CsnOrdering(
             state.upto,
             state.confirm,
             bound=0.3,
@@ -137,7 +134,7 @@ class Family:
             recorded=recorded_gaps(control, BronzeReader(project.bronze), state),
         )
         source = Breaking(self._recording, self.cuts.pop(0) if self.cuts else None, self.confirmed)
-        layouts = Layouts(lambda _: FACTS)
+        layouts = RelationResolver(lambda _: FACTS)
         assembler = Lossy(self.lost, Style.BINARY, batch=True, domain=OrderDomain.CSN)
         columns = partial(tabulate, layouts=layouts)
         with closing(source):
@@ -165,7 +162,7 @@ class Breaking(RecordingSource):
         self._confirmed.append(position)
 
 
-class Lossy(FamilyAssembler):
+class Lossy(GaussDbAssembler):
     """Forgets transactions, as a server does that loses them."""
 
     def __init__(self, lost: set[int], *args: Any, **kwargs: Any) -> None:
@@ -188,7 +185,7 @@ def project_of(root: Path, **batch: Any) -> Project:
 
 def receive(project: Project, tell: Any = silent) -> ReceiveSummary:
     bronze = DeltaBronze(project.bronze, "os")
-    return loop.receive(project, bronze, once=True, stop=threading.Event(), tell=tell, pauses=(0.01, 0.01))
+    return loop.receive(project, bronze, once=True, stop=threading.Event(), report=tell, pauses=(0.01, 0.01))
 
 
 def states(project: Project) -> Iterator[tuple[int, dict[str, list[list[str | None]]]]]:
@@ -236,7 +233,7 @@ def check(project: Project, last: int, *, lost: int = 0) -> None:
 def verified(project: Project) -> ChainVerdict:
     """The chain, and every CSN accounted for."""
     reader, control = BronzeReader(project.bronze), ControlTables(project.control)
-    return verify(reader, beside=lambda: known_beside(project, reader, control))
+    return verify(reader, load_epoch_facts=lambda: read_epoch_facts(project, reader, control))
 
 
 def test_bronze_is_each_snapshot_at_its_csn(recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +298,7 @@ def test_a_recorded_gap_is_in_the_control_tables_and_its_late_transaction_in_a_f
     family = Family(beginning, monkeypatch, policy="record")
     gone = FIRST + 2000
     family.lost = {gone, gone + 7}
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     project = project_of(tmp_path)
     receive(project, told.append)
     check(project, family.goal, lost=2)

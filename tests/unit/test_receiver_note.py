@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.cli.render_status import status_text
+from cdc_lake.cli.commands.status import status_text
+from cdc_lake.control.status_files import ReceiverNote
 from cdc_lake.errors import StoreUnavailable
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.state.receiver_note import ReceiverNote
-from cdc_lake.pipeline.status.values import Lag, SlotStatus, Status
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.runtime.receive.lag import Lag, SlotStatus, Status
 
 AWAY = StoreUnavailable("the object store did not do what it was asked to", where="s3://lake/shop")
 
@@ -40,7 +40,7 @@ def test_what_is_waited_for_is_said_until_it_is_back(tmp_path: Path) -> None:
 
 def test_a_note_that_cannot_be_written_stops_nobody_and_is_told(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where the folder should be")
-    told: list[Progress] = []
+    told: list[ProgressEvent] = []
     with ReceiverNote(tmp_path, "shop", told.append) as note:
         note.waits(AWAY)
     assert told

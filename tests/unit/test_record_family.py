@@ -11,15 +11,15 @@ import pytest
 
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
-from cdc_lake.config.load import load_project
-from cdc_lake.decode.mppdb.records import Field, Operation, Row
+from cdc_lake.config.loader import load_project
+from cdc_lake.decode.gaussdb.records import Field, Operation, Row
+from cdc_lake.devtools.recording import RecordingSource
+from cdc_lake.devtools.replay import Limits, record
 from cdc_lake.errors import ServerSettings, SlotMissing
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.inspect.record import Limits, record
 from cdc_lake.source.gaussdb.slot import create_slot
-from cdc_lake.source.recording import RecordingSource
-from cdc_lake.source.wire.connect import connect
-from cdc_lake.source.wire.target import WireTarget, WireTls
+from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
+from cdc_lake.source.gaussdb.wire.session import connect
 from cdc_lake.testing.gaussdb.ledger import Ledger
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake.testing.gaussdb.server import GaussServer
@@ -85,7 +85,7 @@ def recorded(server, project, file, capsys, *, redact=None):
     writer.start()
     try:
         limits = Limits(seconds=120, transactions=10)
-        found = record(project, file, limits, redact=redact, stop=threading.Event(), tell=lambda _: None)
+        found = record(project, file, limits, redact=redact, stop=threading.Event(), report=lambda _: None)
     finally:
         done.set()
         writer.join()
@@ -116,7 +116,7 @@ def test_another_product_than_the_file_says_is_not_recorded(server, tmp_path):
     server.state.product = "MogDB"
     project = load_project(pipeline(server, tmp_path, STYLES[0]))
     with pytest.raises(ServerSettings, match="the server is MogDB"):
-        record(project, tmp_path / "a.rec", Limits(seconds=1), stop=threading.Event(), tell=lambda _: None)
+        record(project, tmp_path / "a.rec", Limits(seconds=1), stop=threading.Event(), report=lambda _: None)
     assert not (tmp_path / "a.rec").exists()
 
 
@@ -142,7 +142,7 @@ def test_a_slot_that_is_given_is_read_and_not_moved(server, tmp_path):
     project = load_project(pipeline(server, tmp_path, {"parallel-decode-num": 2, "decode-style": "b"}))
     for name in ("a.rec", "b.rec"):
         limits = Limits(seconds=120, transactions=3)
-        record(project, tmp_path / name, limits, slot="mine", stop=threading.Event(), tell=lambda _: None)
+        record(project, tmp_path / name, limits, slot="mine", stop=threading.Event(), report=lambda _: None)
         source = RecordingSource(tmp_path / name)
         assert b"".join(payload for _, payload in source.poll(0)).count("中文".encode("gbk")) == 3
         source.close()
@@ -152,5 +152,7 @@ def test_a_slot_that_is_given_is_read_and_not_moved(server, tmp_path):
 def test_a_slot_that_is_not_there_is_said_and_no_file_is_left(server, tmp_path):
     project = load_project(pipeline(server, tmp_path, {"parallel-decode-num": 2, "decode-style": "b"}))
     with pytest.raises(SlotMissing):
-        record(project, tmp_path / "a.rec", Limits(seconds=1), slot="none", stop=threading.Event(), tell=lambda _: None)
+        record(
+            project, tmp_path / "a.rec", Limits(seconds=1), slot="none", stop=threading.Event(), report=lambda _: None
+        )
     assert not (tmp_path / "a.rec").exists()

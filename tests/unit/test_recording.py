@@ -7,17 +7,17 @@ import struct
 
 import pytest
 
-from cdc_lake.errors import RecordingNotWritten, RecordingUnreadable
-from cdc_lake.source.recording import RecordingSource
-from cdc_lake.source.recording_file import (
+from cdc_lake.devtools.recording import (
     Alive,
     Data,
     RecordingHeader,
     RecordingReader,
+    RecordingSource,
     RecordingWriter,
     copy_data,
     is_recording,
 )
+from cdc_lake.errors import RecordingNotWritten, RecordingUnreadable
 
 HEADER = RecordingHeader(
     "postgres", "pgoutput", {"proto_version": "1"}, "UTF8", "0/16B3748", "2026-01-01T00:00:00+00:00"
@@ -123,7 +123,7 @@ def test_a_length_beyond_the_end_asks_for_no_memory():
 
     reader = RecordingReader(Careful(struct.pack(">I", (1 << 32) - 1) + b"w" * 50), "f")
     with pytest.raises(RecordingUnreadable, match="4294967295 bytes announced, 50 left"):
-        reader.next()
+        reader.read_entry()
 
 
 def test_an_entry_of_another_kind_is_said():
@@ -179,7 +179,7 @@ def test_a_source_plays_a_recording(tmp_path):
     source.confirm(20)
     source.confirm(16)
     assert source.confirmed == 20
-    assert not source.asked
+    assert not source.reply_requested
     source.tick(ping=True)
     source.close()
 

@@ -10,11 +10,11 @@ from typing import Literal
 import pytest
 
 from cdc_lake.config.project import Target
+from cdc_lake.connectors.redaction import NOTHING, changed_columns, check_unchanged
 from cdc_lake.errors import DestructiveChange
-from cdc_lake.lake.control_rows import ConfigurationRow
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.span import Span
-from cdc_lake.pipeline.stream.redaction_change import NOTHING, changed_columns, check_unchanged
+from cdc_lake.tables.control_schema import ConfigurationRow
 from cdc_lake.testing.messages import table
 
 USERS = table("public.users", id="int8", email="text", ssn="text")

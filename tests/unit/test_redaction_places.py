@@ -10,25 +10,24 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.columnar import tabulate
+from cdc_lake.connectors.gaussdb.csn_order import keep_late
+from cdc_lake.connectors.redaction import RedactedBronze, redaction_of, with_redaction
+from cdc_lake.connectors.snapshot_copy import CopyPoint, TableCopy, copy_tables
+from cdc_lake.control.snapshots import COMPLETE
+from cdc_lake.control.streams import record_copy
+from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.redaction import Redaction, Strategy
 from cdc_lake.errors import RedactionUnfit
-from cdc_lake.lake.control import control_tables
-from cdc_lake.model.change import Insert, Message
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.rebuild_plan import rebuild_plan
-from cdc_lake.pipeline.gaussdb.gaps import keep_late
-from cdc_lake.pipeline.state.copies import COMPLETE
-from cdc_lake.pipeline.state.streams import record_copy
-from cdc_lake.pipeline.stream.copying import CopyPoint, TableCopy, copy_tables
-from cdc_lake.pipeline.stream.redaction import RedactedBronze, redacted, redaction_of
+from cdc_lake.model.change import Insert, Message, Transaction
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.span_planning import rebuild_plan
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.canary import leaks
 
@@ -55,7 +54,7 @@ def test_transactions_copies_and_what_came_too_late_hold_no_canary(tmp_path: Pat
     state = bronze.begin_stream("s", 50)
     bronze.append_snapshot("i", 0, USERS, pa.array([["1", CANARY, CANARY, "plain"]]), 0, 50)
     bronze.append([ONE])
-    kept = keep_late(tmp_path / "control", state, ONE, redacted(tabulate, one))
+    kept = keep_late(tmp_path / "control", state, ONE, with_redaction(tabulate, one))
     assert kept.exists()
     assert leaks(tmp_path, [CANARY]) == []
     assert leaks(tmp_path, ["plain"])

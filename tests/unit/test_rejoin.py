@@ -9,24 +9,24 @@ from datetime import UTC, datetime
 
 import pytest
 
-from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.reader import CommitRow
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.connectors.gaussdb.csn_order import CsnOrdering
+from cdc_lake.connectors.gaussdb.failover import AGAIN, FailoverFrames, FailoverOrdering, FailoverReplay
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import HistoryDiffers
+from cdc_lake.model.change import Boundaries
 from cdc_lake.model.position import Csn, Lsn
-from cdc_lake.model.transaction import Boundaries
-from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
-from cdc_lake.pipeline.gaussdb.rejoin import AGAIN, Rejoin, RejoiningFrames, RejoiningOrder
-from cdc_lake.source.stream import Kind, StreamIdentity
+from cdc_lake.source.base import Kind, StreamIdentity
 
 STREAM = StreamIdentity("7", "db", "slot", Lsn(10), Csn(2021), Kind.GAUSS)
-STATE = BronzeState(str(STREAM), 1, upto=2027, confirm=100, head=b"")
+STATE = StreamCheckpoint(str(STREAM), 1, upto=2027, confirm=100, head=b"")
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def transaction(csn: int, lsn: int) -> RawTransaction:
+def transaction(csn: int, lsn: int) -> BufferedTransaction:
     bounds = Boundaries(position=csn, confirm=lsn, commit_lsn=lsn, csn=csn, xid=csn)
-    return RawTransaction(bounds, [b"x"], [lsn], [None], {}, 1)
+    return BufferedTransaction(bounds, [b"x"], [lsn], [None], {}, 1)
 
 
 def landed(csn: int, lsn: int) -> CommitRow:
@@ -36,7 +36,7 @@ def landed(csn: int, lsn: int) -> CommitRow:
 class Quiet:
     """Frames of a server that has sent all and says so."""
 
-    asked = False
+    reply_requested = False
     keepalive_end = 1000
 
     def poll(self, timeout: float) -> list[tuple[int, bytes]]:
@@ -51,9 +51,9 @@ class Quiet:
 
 
 def test_what_came_between_goes_on_where_a_keepalive_says_that_all_was_sent_again():
-    rejoin = Rejoin(STATE, [landed(2026, 110), landed(2027, 140)], confirmed=100, exact=False)
-    order = RejoiningOrder(CsnOrder(2027, 100, bound=60.0, policy="stop", clock=lambda: 0.0), rejoin, STATE)
-    frames = RejoiningFrames(Quiet(), rejoin)
+    rejoin = FailoverReplay(STATE, [landed(2026, 110), landed(2027, 140)], confirmed=100, exact=False)
+    order = FailoverOrdering(CsnOrdering(2027, 100, bound=60.0, policy="stop", clock=lambda: 0.0), rejoin, STATE)
+    frames = FailoverFrames(Quiet(), rejoin)
     for again, lsn in ((2026, 110), (2028, 120), (2029, 130), (2027, 140)):
         assert order.take(transaction(again, lsn)) == ()
     assert order.waiting == 2
@@ -71,8 +71,8 @@ def test_only_what_was_asked_for_again_is_held_against_bronze(by_csn: bool):
     state = replace(STATE, upto=last, confirm=10 * last)
     held = [landed(csn, 10 * csn) for csn in range(before + 1, last + 1) if csn != missing]
     confirmed = before if by_csn else 10 * 2021
-    rejoin = Rejoin(state, held, confirmed=confirmed, exact=False, by_csn=by_csn)
-    order = RejoiningOrder(CsnOrder(last, 10 * last, bound=60.0, policy="stop", clock=lambda: 0.0), rejoin, state)
+    rejoin = FailoverReplay(state, held, confirmed=confirmed, exact=False, by_csn=by_csn)
+    order = FailoverOrdering(CsnOrdering(last, 10 * last, bound=60.0, policy="stop", clock=lambda: 0.0), rejoin, state)
     for again in range(2022, missing):
         assert order.take(transaction(again, 10 * again)) == ()
     assert order.repeats == missing - 2022

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.errors.root import kinds
+from cdc_lake.errors.base import kinds
 
 TESTS = Path(__file__).parents[1]
 CODE = re.compile(r"(?:SRC2|LAK4|STA6)\d\d")

@@ -10,23 +10,22 @@ import pytest
 
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.connectors.open_stream import CommitLsnOrdering
+from cdc_lake.connectors.redaction import with_redaction
+from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.redaction import Redaction, Strategy
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import DecodeError, RepeatDiffers
-from cdc_lake.model.change import Insert
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.receiving.repeats import RepeatsChecked
-from cdc_lake.pipeline.stream.order import ArrivalOrder
-from cdc_lake.pipeline.stream.redaction import redacted
+from cdc_lake.model.change import Insert, Transaction
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.runtime.receive.stream_setup import DuplicateVerifier
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 USERS = table("public.users", id="int8", email="text")
 STREAM = "postgres:7:db:slot:0/32"
 
 
-def one(position: int, email: str = "a", *, xid: int | None = None) -> RawTransaction:
+def one(position: int, email: str = "a", *, xid: int | None = None) -> BufferedTransaction:
     return raw_transaction(Transaction(boundaries(position, xid=xid), (Insert(USERS, ("1", email)),)))
 
 
@@ -39,23 +38,25 @@ def folder(tmp_path: Path) -> Path:
     """Positions 100, 200 and 300, landed under configuration 2."""
     writer = DeltaBronze(tmp_path, durability="os")
     writer.begin_stream(STREAM, 50)
-    by = redacted(tabulate, hashing(b"k" * 16, 2))
+    by = with_redaction(tabulate, hashing(b"k" * 16, 2))
     writer.append([one(100), one(200)], by)
     writer.append([one(300)], by)
     return tmp_path
 
 
-def checked(folder: Path, told: list[Progress], *, key: bytes = b"k" * 16, number: int = 2, by_catalog: bool = False):
+def checked(
+    folder: Path, told: list[ProgressEvent], *, key: bytes = b"k" * 16, number: int = 2, by_catalog: bool = False
+):
     state = DeltaBronze(folder, durability="os").state()
     assert state is not None
-    return RepeatsChecked(
-        ArrivalOrder(),
+    return DuplicateVerifier(
+        CommitLsnOrdering(),
         partial(BronzeReader, folder),
         state,
         configuration=number,
-        tabulate=redacted(tabulate, hashing(key, number)),
+        tabulate=with_redaction(tabulate, hashing(key, number)),
         by_catalog=by_catalog,
-        tell=told.append,
+        report=told.append,
     )
 
 

@@ -11,24 +11,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_lake.bronze.chain import verify
-from cdc_lake.bronze.outline import outline
-from cdc_lake.bronze.touching import touching
-from cdc_lake.cli.render_row import row_text
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_columns import schema_of
-from cdc_lake.lake.control_rows import SnapshotRow
-from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
-from cdc_lake.model.reread import Reread
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.applying.reread import reread_tables, rereads_of, wanted_keys
-from cdc_lake.pipeline.inspect.bronze import inspect_row
-from cdc_lake.pipeline.inspect.row import RowChange, RowEverywhere
-from cdc_lake.pipeline.state.holds import HoldLog, open_holds
-from cdc_lake.silver.holding import Waiting
-from cdc_lake.silver.lineage import trace
-from cdc_lake.silver.row_events import MISSING, Event
+from cdc_lake.bronze.hash_chain_verify import verify
+from cdc_lake.bronze.span_index import outline, touching
+from cdc_lake.cli.commands.inspect import row_text
+from cdc_lake.control.quarantine import QuarantineLog, open_holds
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Transaction, Truncate, Update
+from cdc_lake.model.position import Span
+from cdc_lake.model.quarantine import RefetchedRows
+from cdc_lake.ops.inspect import RowChange, RowEverywhere, inspect_row
+from cdc_lake.runtime.apply.row_refetch import reread_tables, rereads_of, wanted_keys
+from cdc_lake.silver.row_tracing import MISSING, Event, QuarantineState, trace
+from cdc_lake.tables.control_schema import SnapshotRow, schema_of
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
 from tests.seeds import one_seed
@@ -73,7 +67,7 @@ def test_a_row_that_moved_while_it_was_held_is_where_the_source_has_it():
 
 
 def test_a_row_read_again_that_breaks_a_rule_is_held_for_that_and_for_nothing_else():
-    held = Waiting({(5, 1): frozenset({ONE})})
+    held = QuarantineState({(5, 1): frozenset({ONE})})
     traced, closings = trace([Event(11, -7, "I", None, ONE, failed=True, again=True)], held=held)
     assert [(t.held, t.waits, t.broke) for t in traced] == [(True, False, None)]
     assert closings == []
@@ -91,8 +85,8 @@ def held_rows(*rows: tuple[int, str, list[str] | None, tuple[str, ...] | None, t
     return pa.Table.from_pylist([dict(zip(names, row, strict=True)) | own for row in rows], schema)
 
 
-def log(held: pa.Table) -> HoldLog:
-    return HoldLog(held, schema_of("decisions").empty_table())
+def log(held: pa.Table) -> QuarantineLog:
+    return QuarantineLog(held, schema_of("decisions").empty_table())
 
 
 def test_holds_end_key_by_key_and_begin_again():
@@ -182,7 +176,7 @@ def test_what_was_read_again_is_known_by_its_stream_table_and_position(tmp_path:
     for stream, position, told in (("s1", 201, own), ("s1", 301, other), ("s0", 202, own)):
         control.record(SnapshotRow(f"reread{position}", stream, 1, position, told, "reread", now))
     rows = control.snapshots()
-    assert rereads_of(rows, "s1", "public.t", Span(1, 200, 300)) == (Reread(201, -9, 2),)
+    assert rereads_of(rows, "s1", "public.t", Span(1, 200, 300)) == (RefetchedRows(201, -9, 2),)
     assert rereads_of(rows, "s1", "public.t", Span(1, 201, 300)) == ()
     assert rereads_of(rows, "s1", "public.t", Span(2, 200, 300)) == ()
     assert reread_tables(rows, "s1", Span(1, 200, 301)) == {"public.t", "public.u"}

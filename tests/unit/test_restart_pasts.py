@@ -9,10 +9,10 @@ import pytest
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project, Target
+from cdc_lake.control.cuts import BROKEN, IN, TableState
 from cdc_lake.errors import OtherWriter
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.restart import check_pasts
-from cdc_lake.pipeline.state.cuts import BROKEN, IN, TableState
+from cdc_lake.runtime.restart import check_pasts
 
 PAST = Target(TableName("public", "past"), "silver", "past", "delta", None, (), kind="history")
 WRITTEN = ("LAK467", "something else changed rows of silver.past", "run `cdc-lake rebuild public.past` for it")

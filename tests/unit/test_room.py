@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc_lake.decode import room
-from cdc_lake.decode.room import in_room
-from cdc_lake.decode.walk import PADDING, Chunk
+from cdc_lake.decode import columnar_reader
+from cdc_lake.decode.columnar_reader import PADDING, FrameBuffer, in_room
 
 
 def address(view: memoryview) -> int:
@@ -48,7 +47,7 @@ def test_threads_have_their_own() -> None:
 
 
 def test_a_large_one_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_MOST", 100)
+    monkeypatch.setattr(columnar_reader, "_LARGEST_BUFFER", 100)
     small = in_room([b"-"], 1)
     there = address(small)
     del small
@@ -59,10 +58,10 @@ def test_a_large_one_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_chunk_may_be_written_to_and_reads_eight_bytes_at_its_end() -> None:
-    chunk = Chunk.of([b"abc", b"de"])
+    chunk = FrameBuffer.from_frames([b"abc", b"de"])
     assert bytes(chunk.bytes) == b"abcde" + PADDING
     assert (chunk.start.tolist(), chunk.end.tolist()) == ([0, 3], [3, 5])
     chunk.data[0] = ord("x")
     assert bytes(chunk.bytes[:3]) == b"xbc"
     assert int(chunk.window[5]) == 0
-    assert bytes(Chunk.of([]).bytes) == PADDING
+    assert bytes(FrameBuffer.from_frames([]).bytes) == PADDING

@@ -9,16 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc_lake.lake.canonical import from_silver
-from cdc_lake.lake.row_hash import BUCKETS, RowForm, Sums
-from cdc_lake.lake.ways import EXACT, LONG, Way
+from cdc_lake.tables.canonical_values import from_silver
+from cdc_lake.tables.row_hash import BUCKETS, EXACT, LONG, BucketSums, HashStrategy, RowForm
 from tests.seeds import seeds
 
 FORM = RowForm(("n", "a", "b"), ("n",), numbered=True)
 FORMS = [FORM, RowForm(("n", "a", "b"), ("a", "n")), RowForm(tuple("nab"), tuple("nab"))]
 TYPES = {
-    Way.INT4: pa.int32(), Way.INT8: pa.int64(), Way.BOOL: pa.bool_(), Way.INSTANT: pa.timestamp("us", tz="UTC"),
-    Way.TEXT: pa.large_string(), Way.DIGEST: pa.large_string(),
+    HashStrategy.INT4: pa.int32(), HashStrategy.INT8: pa.int64(), HashStrategy.BOOL: pa.bool_(), HashStrategy.INSTANT: pa.timestamp("us", tz="UTC"),
+    HashStrategy.TEXT: pa.large_string(), HashStrategy.DIGEST: pa.large_string(),
 }  # fmt: skip
 
 
@@ -62,16 +61,16 @@ def test_of_many_columns_each_may_be_null():
 
 
 EDGES = {
-    Way.INT4: [None, 0, 1, -1, 2**31 - 1, -(2**31)],
-    Way.INT8: [None, 0, 1, -1, 2**32, 2**32 + 1, -(2**32), 2**33 + 2, 2**63 - 1, -(2**63)],
-    Way.BOOL: [None, False, True],
-    Way.INSTANT: [None, 0, 1, -1, 2**32, 2**33 + 2, 250 * 10**15, *(s * EXACT + d for s in (-1, 1) for d in (-1, 0, 1))],
-    Way.TEXT: [None, "", "a", "größe", "x" * LONG, "x" * (LONG + 1), "x" * LONG + "y", "ß" * 128],
-    Way.DIGEST: [None, "", "a", "größe", "x" * 1000],
+    HashStrategy.INT4: [None, 0, 1, -1, 2**31 - 1, -(2**31)],
+    HashStrategy.INT8: [None, 0, 1, -1, 2**32, 2**32 + 1, -(2**32), 2**33 + 2, 2**63 - 1, -(2**63)],
+    HashStrategy.BOOL: [None, False, True],
+    HashStrategy.INSTANT: [None, 0, 1, -1, 2**32, 2**33 + 2, 250 * 10**15, *(s * EXACT + d for s in (-1, 1) for d in (-1, 0, 1))],
+    HashStrategy.TEXT: [None, "", "a", "größe", "x" * LONG, "x" * (LONG + 1), "x" * LONG + "y", "ß" * 128],
+    HashStrategy.DIGEST: [None, "", "a", "größe", "x" * 1000],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", list(Way))
+@pytest.mark.parametrize("way", list(HashStrategy))
 def test_a_value_has_one_hash_as_silver_holds_it_and_as_text_and_no_other_value_has_it(way):
     silver = pa.array(EDGES[way], TYPES[way])
     found = hashes(silver, way)
@@ -84,12 +83,12 @@ def test_a_value_has_one_hash_as_silver_holds_it_and_as_text_and_no_other_value_
 
 def test_a_long_text_is_hashed_by_its_digest():
     long = "ß" * 200
-    assert hashes(pa.array([long], pa.large_string()), Way.TEXT) == hashes(
-        pa.array(["md5:" + hashlib.md5(long.encode()).hexdigest()], pa.large_string()), Way.TEXT
+    assert hashes(pa.array([long], pa.large_string()), HashStrategy.TEXT) == hashes(
+        pa.array(["md5:" + hashlib.md5(long.encode()).hexdigest()], pa.large_string()), HashStrategy.TEXT
     )
 
 
-@pytest.mark.parametrize(("way", "odd"), [(Way.INSTANT, "infinity"), (Way.INSTANT, "0044-03-15 00:00:00 BC"), (Way.INT4, "4294967296"), (Way.BOOL, "2")])  # fmt: skip
+@pytest.mark.parametrize(("way", "odd"), [(HashStrategy.INSTANT, "infinity"), (HashStrategy.INSTANT, "0044-03-15 00:00:00 BC"), (HashStrategy.INT4, "4294967296"), (HashStrategy.BOOL, "2")])  # fmt: skip
 def test_what_silver_cannot_hold_is_like_nothing_it_holds(way, odd):
     text = pa.table({"a": pa.array([odd, None], pa.large_string())})
     _, (one, null) = RowForm(("a",), ("a",)).numbers(text, {"a": way}, {"a": TYPES[way]})
@@ -103,7 +102,7 @@ def test_what_silver_cannot_hold_is_like_nothing_it_holds(way, odd):
 def test_sums_are_alike_where_buckets_hold_the_same_rows_as_often(form, seed):
     dice = random.Random(seed)
     rows = [(str(n), dice.choice([None, "x"]), "y") for n in range(500)]
-    one, other = Sums(), Sums()
+    one, other = BucketSums(), BucketSums()
     one.add(*numbers(form, table(*rows)))
     dice.shuffle(rows)
     for at in range(0, 500, 100):
@@ -119,7 +118,7 @@ def test_sums_are_alike_where_buckets_hold_the_same_rows_as_often(form, seed):
 
 def test_a_servers_exact_sum_of_signed_numbers_is_ours():
     rows = table(*((str(n * BUCKETS), "a", None) for n in range(50)))
-    one, other = Sums(), Sums()
+    one, other = BucketSums(), BucketSums()
     buckets, found = numbers(FORM, rows)
     one.add(buckets, found)
     other.put([0], [50], [sum(found.view(np.int64).tolist())])

@@ -6,20 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.bronze.outline import Outline, outline
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.span_index import SpanSummary, outline
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Target
 from cdc_lake.errors import KeylessDelete, NoKey
-from cdc_lake.model.change import Change, Delete, Insert, OldKind, Update
+from cdc_lake.model.change import Change, Delete, Insert, OldKind, Transaction, Update
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.applying.span_shape import check_named, shape_of
-from cdc_lake.silver.kind import TablePart
+from cdc_lake.runtime.apply.table_span import check_named, shape_of
+from cdc_lake.silver.kind import TablePart, same_key
 from cdc_lake.silver.kinds import kind_of
-from cdc_lake.silver.merge_sql import same_key
-from cdc_lake.silver.shape import Shape
+from cdc_lake.silver.layout_mapping import RelationMapping
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 FULL = ReplicaIdentity.FULL
@@ -40,11 +38,11 @@ def target(**given: object) -> Target:
     )  # type: ignore[arg-type]
 
 
-def shaped(relation: Relation, of: Target) -> Shape:
+def shaped(relation: Relation, of: Target) -> RelationMapping:
     return shape_of((relation.layout,), {relation.layout: relation}, of, kind_of(of, relation))
 
 
-def condition(shape: Shape) -> str:
+def condition(shape: RelationMapping) -> str:
     return same_key(TablePart(shape, frozenset(), (), Span(1, 0, 9)), ("t.`id` BETWEEN 1 AND 5",))
 
 
@@ -62,10 +60,12 @@ def test_only_parts_of_a_key_that_may_be_null_are_matched_as_null_is():
 def test_versions_and_soft_deletes_need_a_key(given: dict[str, str]):
     with pytest.raises(NoKey) as refused:
         shaped(BARE, target(**given))
-    assert refused.value.remedy.startswith(f"{NoKey.given}; if changes landed without one, then give public.t another")
+    assert refused.value.remedy.startswith(
+        f"{NoKey.identity_hint}; if changes landed without one, then give public.t another"
+    )
 
 
-def seen(root: Path, *changes: Change) -> Outline:
+def seen(root: Path, *changes: Change) -> SpanSummary:
     bronze = DeltaBronze(root, durability="os")
     bronze.begin_stream("test", 10)
     bronze.append([raw_transaction(Transaction(boundaries(20), changes))])

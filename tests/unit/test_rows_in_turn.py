@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.bronze.fold import folded as bronze_folded
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.row_history import replay_rows as bronze_folded
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, Truncate, Tuple, Update
+from cdc_lake.comparison.pending_changes import HeldChange, fold_changes, is_explained
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, Transaction, Truncate, Tuple, Update
+from cdc_lake.model.quarantine import Key, RowsByKey
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.model.rows_by_key import Key, RowsByKey
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.held.accounting import HeldChange, explained, folded
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import raw_transaction, table
 from tests.seeds import seeds
@@ -47,7 +46,7 @@ def test_changes_folded_onto_rows_give_the_sources_rows(seed: int) -> None:
     for _ in range(10):
         before = {(row["id"],): [dict(row)] for row in history.rows(T.table)}
         some = [history.transaction(next(positions)) for _ in range(random.Random(seed).randint(1, 6))]
-        found = folded(list(changes_of(some)), ["id"], T.names, before)
+        found = fold_changes(list(changes_of(some)), ["id"], T.names, before)
         now = {(row["id"],): (row,) for row in history.rows(T.table)}
         assert not found.odd
         assert not found.shared
@@ -74,13 +73,13 @@ def test_rows_that_share_a_key_are_told_apart_by_their_old_tuples(seed: int) -> 
             changes.append(HeldChange((1, position // 2, position), op, None if op == "D" else new, old, frozenset()))
         if op != "D":
             rows.append(new)
-    found = folded(changes, ["id"], T.names, silver)
+    found = fold_changes(changes, ["id"], T.names, silver)
     of_key = {key: [row for row in rows if row["id"] == key[0]] for key in found.rows}
     assert not found.odd
     for key, some in found.rows.items():
-        assert explained(some, dice.sample(of_key[key], len(of_key[key])))
-        assert not explained(some, [*of_key[key], {"id": key[0], "amount": "9", "body": None}])
-        assert not explained([*some, {"id": key[0], "amount": "9", "body": None}], of_key[key])
+        assert is_explained(some, dice.sample(of_key[key], len(of_key[key])))
+        assert not is_explained(some, [*of_key[key], {"id": key[0], "amount": "9", "body": None}])
+        assert not is_explained([*some, {"id": key[0], "amount": "9", "body": None}], of_key[key])
 
 
 def test_keys_that_several_rows_keep_are_said() -> None:
@@ -88,7 +87,7 @@ def test_keys_that_several_rows_keep_are_said() -> None:
     insert = HeldChange((1, 10, 1), "I", rows[1], None, frozenset())
     gone = HeldChange((1, 20, 1), "D", None, rows[1], frozenset())
     for later in ([], [gone]):
-        found = folded([insert, *later], ["id"], T.names, {("1",): [rows[0]]})
+        found = fold_changes([insert, *later], ["id"], T.names, {("1",): [rows[0]]})
         assert (found.odd, found.shared) == (frozenset(), {("1",)})
         assert found.rows["1",] == (rows[0], *([] if later else [rows[1]]))
 
@@ -97,10 +96,10 @@ def test_a_change_says_nothing_of_a_key_that_was_told_anew() -> None:
     moved = HeldChange(
         (1, 10, 1), "U", {"id": "2", "amount": "5", "body": None}, {"id": "1"}, frozenset({"body"}), (True, False)
     )
-    found = folded([moved], ["id"], T.names, {("1",): [{"id": "1", "amount": "9", "body": "another row"}]})
+    found = fold_changes([moved], ["id"], T.names, {("1",): [{"id": "1", "amount": "9", "body": "another row"}]})
     assert not found.odd
     assert found.rows.keys() == {("2",)}
-    assert explained(found.rows["2",], [{"id": "2", "amount": "5", "body": "what nobody here knows"}])
+    assert is_explained(found.rows["2",], [{"id": "2", "amount": "5", "body": "what nobody here knows"}])
 
 
 def test_bronze_folded_gives_the_sources_rows(tmp_path: Path) -> None:

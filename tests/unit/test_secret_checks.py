@@ -13,11 +13,10 @@ from pydantic import BaseModel, SecretStr
 
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
-from cdc_lake.config.load import load_project, validate
+from cdc_lake.config.loader import load_project, validate
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.schema import models_in
-from cdc_lake.config.secret_checks import PATHS, PROPERTIES
-from cdc_lake.config.secret_values import secret_values
+from cdc_lake.config.secrets import PATHS, PROPERTIES, secret_values
 
 HEAD = "version: 1\npipeline: shop\n"
 SOURCE = "type: postgres, host: 127.0.0.1, port: 1, database: d, user: u, connect_timeout: 1 s, tables: ['public.*']"

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc_lake.lake import server_hash
-from cdc_lake.lake.server_hash import Hashes
+from cdc_lake.tables import row_hash
+from cdc_lake.tables.row_hash import Hashes
 from tests.seeds import seeds
 
 SEED = 7_654_321
@@ -44,7 +44,7 @@ def test_hashes_are_those_of_the_server():
 @pytest.mark.parametrize("at_most", [10, 1 << 20])
 @pytest.mark.parametrize("seed", seeds(3))
 def test_a_text_has_its_hash_whatever_stands_beside_it(seed, at_most, monkeypatch):
-    monkeypatch.setattr(server_hash, "_WORDS_AT_MOST", at_most)
+    monkeypatch.setattr(row_hash, "_WORDS_AT_MOST", at_most)
     dice = random.Random(seed)
     texts = ["".join(dice.choices("aß漢", k=dice.choice([0, 3, 12, 24, dice.randrange(200)]))) for _ in range(50)]
     one_by_one = [signed(Hashes.first(SEED, 1).text(pa.array([text], pa.large_string())))[0] for text in texts]

@@ -10,7 +10,7 @@ from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.errors import SilverNameShared
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.target.shared_names import check_names, shared_names
+from cdc_lake.runtime.apply.schema_changes import check_names, shared_names
 
 
 def test_names_that_fold_to_one_are_told_with_both(tmp_path: Path) -> None:

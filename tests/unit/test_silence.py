@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from cdc_lake.errors import ServerUnreachable
-from cdc_lake.source.gathering import Frames, Gathering
-from cdc_lake.source.silence import Silence
+from cdc_lake.source.socket_io import BatchingReader, Frames, IdleTimeout
 
 
 class Peer:
@@ -21,8 +20,8 @@ class Peer:
         self._ours = socket.create_connection(self._listener.getsockname())
         self.server, _ = self._listener.accept()
         self._ours.setblocking(False)
-        silence = Silence(10, lambda: self.now)
-        self._gathering = Gathering(self._ours.fileno(), lambda: self.now, silence, self._ask)
+        silence = IdleTimeout(10, lambda: self.now)
+        self._gathering = BatchingReader(self._ours.fileno(), lambda: self.now, silence, self._ask)
 
     def _ask(self) -> None:
         self.asked += 1

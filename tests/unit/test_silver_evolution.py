@@ -12,10 +12,15 @@ from deltalake import write_deltalake
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Target
-from cdc_lake.config.type_policy import Declared, TypePolicy
+from cdc_lake.config.silver_tables import Declared, TypePolicy
 from cdc_lake.errors import DestructiveChange, ShapeForeign, Unconvertible
-from cdc_lake.lake.conversion import conversion
-from cdc_lake.lake.evolution import (
+from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.ops.plan import _copy_again, _foreign
+from cdc_lake.runtime.apply.schema_changes import check_columns, refuse
+from cdc_lake.runtime.apply.table_integrity import ApprovedOperations
+from cdc_lake.tables.casts import conversion
+from cdc_lake.tables.schema_evolution import (
     AddColumn,
     BeginAgain,
     ChangeType,
@@ -27,16 +32,10 @@ from cdc_lake.lake.evolution import (
     columns_after,
     layout_columns,
     operations,
-    restated,
+    restate_columns,
     unlike,
 )
-from cdc_lake.lake.store import SilverColumn
-from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.applying.allowed import Allowed
-from cdc_lake.pipeline.applying.evolve import refuse
-from cdc_lake.pipeline.plan import _copy_again, _foreign
-from cdc_lake.pipeline.target.layout_changes import check_columns
+from cdc_lake.tables.types import SilverColumn
 from tests.mistakes import kept
 from tests.spark.conftest import make_project
 
@@ -172,13 +171,13 @@ def test_one_statement_states_a_table_with_all_its_changes() -> None:
         ChangeType("a", "int", "bigint"),
         AddColumn(SilverColumn("c", "string"), "'x'"),
     ]
-    assert restated(have, changes, "is_current") == (
+    assert restate_columns(have, changes, "is_current") == (
         (SilverColumn("id", "int"), "`id`"),
         (SilverColumn("b", "int"), "`a`"),
         (SilverColumn("a", "bigint"), "CAST(`b` AS bigint)"),
         (SilverColumn("c", "string"), "CAST(CASE WHEN is_current THEN 'x' END AS string)"),
     )
-    assert columns_after(have, changes) == tuple(c for c, _ in restated(have, changes, "true"))
+    assert columns_after(have, changes) == tuple(c for c, _ in restate_columns(have, changes, "true"))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +197,7 @@ def test_only_conversions_that_are_the_servers_own_are_made(old: str, new: str, 
     assert (conversion("v", old, new) is not None) is known
     if not known:
         with pytest.raises(Unconvertible):
-            restated([SilverColumn("n", old)], [ChangeType("n", old, new)], "true")
+            restate_columns([SilverColumn("n", old)], [ChangeType("n", old, new)], "true")
 
 
 @pytest.mark.parametrize(("kind", "oid", "known"), [("smalldatetime", 9003, False), ("timestamp", 1114, True)])
@@ -250,15 +249,15 @@ def test_all_that_a_table_waits_with_is_named_and_what_was_allowed_for_nothing_i
     target = Target(TableName("public", "t"), "s", "t", "delta", None, ())
     changes = (DropColumn(SilverColumn("b", "string")), RenameColumn("a", "c"), DropColumn(SilverColumn("d", "int")))
     words = [change.text("s.t") for change in changes]
-    allowed, told = Allowed([words[1], "drop column D of s.t", words[2]]), list[Progress]()
+    allowed, told = ApprovedOperations([words[1], "drop column D of s.t", words[2]]), list[ProgressEvent]()
     with pytest.raises(DestructiveChange, match=words[0]) as refused:
         refuse(changes, target, allowed)
     assert words[1] not in str(refused.value)
     allowed.say(told.append)
     assert [(one.stage, one.facts) for one in told] == [("warning", {"operation": "drop column D of s.t"})]
-    refuse(changes, target, Allowed(words))
+    refuse(changes, target, ApprovedOperations(words))
     with pytest.raises(DestructiveChange) as refused:
-        refuse(changes, target, Allowed([words[1]]))
+        refuse(changes, target, ApprovedOperations([words[1]]))
     assert f"run --allow '{words[0]}' --allow '{words[2]}'`" in (refused.value.remedy or "")
 
 

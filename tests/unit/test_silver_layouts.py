@@ -8,23 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.bronze.outline import Outline, cleared_before, outline
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.span_index import SpanSummary, cleared_before, outline
 from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.comparison.pending_changes import held_changes
 from cdc_lake.config.project import Target
-from cdc_lake.decode.announced import Announced, ColumnFacts, TableFacts
 from cdc_lake.decode.historic_catalog import Attribute
-from cdc_lake.decode.records import AnnouncedColumn, RelationMessage
+from cdc_lake.decode.pgoutput.messages import AnnouncedColumn, RelationMessage
+from cdc_lake.decode.pgoutput.relations import ColumnFacts, RelationCache, TableFacts
 from cdc_lake.errors import NoKey, Unconvertible
-from cdc_lake.model.change import Change, Insert
+from cdc_lake.model.change import Change, Insert, Transaction
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.applying.evolve import next_layout
-from cdc_lake.pipeline.applying.span_shape import check_key
-from cdc_lake.pipeline.held.accounting import held_changes
-from cdc_lake.silver.holding import NOTHING_WAITS, Waiting
-from cdc_lake.silver.shape import Shape, key_moved, make_shape
+from cdc_lake.runtime.apply.schema_changes import next_layout
+from cdc_lake.runtime.apply.table_span import check_key
+from cdc_lake.silver.layout_mapping import RelationMapping, key_moved, make_shape
+from cdc_lake.silver.row_tracing import NOTHING_WAITS, QuarantineState
 from cdc_lake.testing.messages import boundaries, raw_transaction
 
 T = TableName("public", "t")
@@ -35,13 +34,13 @@ WIDE = replace(NARROW, columns=(ID, A, Column("b", "int4", 23, number=3, missing
 TARGET = Target(T, "s", "t", "delta", None, ())
 
 
-def seen(root: Path, *transactions: tuple[Change, ...]) -> tuple[Outline, BronzeReader]:
+def seen(root: Path, *transactions: tuple[Change, ...]) -> tuple[SpanSummary, BronzeReader]:
     bronze = DeltaBronze(root / "bronze", durability="os")
     bronze.begin_stream("test", 10)
     for n, changes in enumerate(transactions, start=1):
         bronze.append([raw_transaction(Transaction(boundaries(100 * n), changes))])
     reader = BronzeReader(root / "bronze")
-    return outline(reader.applied(), T, Span(1, 10, 10_000), snapshot=False), reader
+    return outline(reader.applied_files(), T, Span(1, 10, 10_000), snapshot=False), reader
 
 
 def row(relation: Relation, key: int) -> Insert:
@@ -73,38 +72,38 @@ def test_a_layout_that_silver_does_not_see_needs_no_other_span(tmp_path: Path) -
 def test_rows_of_a_table_that_was_made_again_end_right_before_its_first_change(tmp_path: Path) -> None:
     again = replace(NARROW, oid=8)
     found, reader = seen(tmp_path, (row(NARROW, 1),), (row(NARROW, 2), row(again, 3)))
-    cleared = cleared_before(reader.applied(), T, Span(1, 10, 10_000), found.runs[1])
+    cleared = cleared_before(reader.applied_files(), T, Span(1, 10, 10_000), found.runs[1])
     assert (cleared.position, cleared.ordinal) == (200, found.runs[1].ordinal - 1)
     assert cleared.commit_ts is not None
 
 
 def test_a_column_is_read_where_its_layout_has_it_and_is_its_default_where_it_was_not_there() -> None:
     renamed = replace(WIDE, columns=(WIDE.columns[2], ID, replace(A, name="aa")))
-    shape = Shape(renamed, {1: NARROW, 2: renamed}, (1,))
+    shape = RelationMapping(renamed, {1: NARROW, 2: renamed}, (1,))
     assert shape.places == {1: (None, 0, 1), 2: (0, 1, 2)}
     assert shape.text(0, "new") == "CASE layout WHEN 1L THEN '5' WHEN 2L THEN new[0] END"
     assert shape.text(2, "new") == "CASE layout WHEN 1L THEN new[1] WHEN 2L THEN new[2] END"
-    assert shape.sent(0).startswith("CASE layout WHEN 1L THEN true WHEN 2L THEN NOT ")
+    assert shape.sent_sql(0).startswith("CASE layout WHEN 1L THEN true WHEN 2L THEN NOT ")
 
 
 def test_a_value_is_read_by_its_own_layouts_type_and_then_converted() -> None:
     wider = replace(NARROW, columns=(ID, replace(A, type_name="float8", type_oid=701)))
-    shape = Shape(wider, {1: NARROW, 2: wider}, (0,))
+    shape = RelationMapping(wider, {1: NARROW, 2: wider}, (0,))
     assert shape.value(0, "x") == "try_cast(x AS int)"
     assert shape.value(1, "x") == (
         "CASE layout WHEN 1L THEN CAST(try_cast(x AS float) AS double) ELSE try_cast(x AS double) END"
     )
     text = replace(NARROW, columns=(ID, replace(A, type_name="text", type_oid=25)))
-    assert Shape(text, {1: NARROW, 2: text}, (0,)).value(1, "x") == "CASE layout WHEN 1L THEN x ELSE x END"
+    assert RelationMapping(text, {1: NARROW, 2: text}, (0,)).value(1, "x") == "CASE layout WHEN 1L THEN x ELSE x END"
     flag = replace(NARROW, columns=(ID, replace(A, type_name="bool", type_oid=16)))
     with pytest.raises(Unconvertible):
-        Shape(flag, {1: NARROW, 2: flag}, (0,)).value(1, "x")
+        RelationMapping(flag, {1: NARROW, 2: flag}, (0,)).value(1, "x")
 
 
 def test_a_layout_has_what_the_catalog_of_now_knows_of_its_columns() -> None:
     facts = TableFacts(("id",), {23: "int4"}, {"id": ColumnFacts(1), "b": ColumnFacts(3, Missing("5"))})
     columns = tuple(AnnouncedColumn(name, 23, -1, name == "id") for name in ("id", "gone", "b"))
-    relation = Announced({T: facts}).relation(RelationMessage(7, T, ReplicaIdentity.DEFAULT, columns))
+    relation = RelationCache({T: facts}).relation(RelationMessage(7, T, ReplicaIdentity.DEFAULT, columns))
     assert [(c.number, c.missing) for c in relation.columns] == [(1, None), (None, None), (3, Missing("5"))]
     assert relation.oid == 7
 
@@ -137,7 +136,7 @@ def test_two_columns_that_a_server_announces_by_one_name_are_told_apart(
         AnnouncedColumn("b", 25, -1, key=False),
         AnnouncedColumn("b", 20, -1, key=False),
     )
-    relation = Announced({T: facts}).relation(RelationMessage(7, T, ReplicaIdentity.DEFAULT, columns))
+    relation = RelationCache({T: facts}).relation(RelationMessage(7, T, ReplicaIdentity.DEFAULT, columns))
     assert [(c.name, c.type_name, c.number) for c in relation.columns] == [
         ("id", "int4", 1),
         (names[0], "text", 2),
@@ -193,4 +192,4 @@ def test_a_span_ends_where_the_key_of_the_table_moves(
     with pytest.raises(NoKey, match="moves inside") if moved else nullcontext():
         check_key(together, shape, TARGET, NOTHING_WAITS, None, "test")
     with pytest.raises(NoKey, match="held by the former one") if moved else nullcontext():
-        check_key(replace(together, runs=()), shape, TARGET, Waiting({(1, 1): frozenset()}), before, "test")
+        check_key(replace(together, runs=()), shape, TARGET, QuarantineState({(1, 1): frozenset()}), before, "test")

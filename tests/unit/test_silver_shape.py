@@ -10,11 +10,11 @@ from deltalake import write_deltalake
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.lake.extent import silver_rows, silver_shape
-from cdc_lake.lake.marker import iceberg_catalog
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.status.evidence import Evidence
-from cdc_lake.pipeline.status.standing import status
+from cdc_lake.ops.report_data import Evidence
+from cdc_lake.ops.status import status
+from cdc_lake.tables.silver_table import iceberg_catalog
+from cdc_lake.tables.table_stats import silver_rows, silver_shape
 from tests.cut_lake import CutLake
 
 TYPES = {

@@ -10,11 +10,10 @@ import pytest
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.model.change import Insert
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.model.change import Insert, Transaction
+from cdc_lake.model.position import Span
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 T = table("public.t", id="int8", body="text")
@@ -35,8 +34,8 @@ def spans(root: Path, sizes: list[tuple[int, int]], **apply: Any) -> list[int]:
         rows = tuple(Insert(T, (str(n), "x" * text)) for n in range(changes))
         bronze.append([raw_transaction(Transaction(boundaries(100 + 10 * number), rows))])
     top, position, found = 100 + 10 * len(sizes), 10, []
-    advance: Any = Advance(project, None, silent)  # type: ignore[arg-type] # choosing a span needs no Spark
-    while commits := advance._next(state, Span(1, position, top)):
+    advance: Any = SpanLoop(project, None, silent)  # type: ignore[arg-type] # choosing a span needs no Spark
+    while commits := advance._next_transactions(state, Span(1, position, top)):
         found.append(len(commits))
         position = commits[-1].position
     return found

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.decode.frames import FrameStore, MemoryFrames
+from cdc_lake.connectors import spool as spooled
+from cdc_lake.connectors.spool import Spool, SpooledFrames
+from cdc_lake.decode.transaction import FrameStore, MemoryFrames
 from cdc_lake.errors import Retry, SpoolFull, SpoolNotWritten
-from cdc_lake.pipeline.stream import spooled
-from cdc_lake.pipeline.stream.spool import Spool
-from cdc_lake.pipeline.stream.spooled import SpooledFrames
 from tests.open_files import open_in
 from tests.seeds import seeds
 
@@ -48,7 +47,7 @@ def test_several_transactions_keep_what_they_would_keep_in_memory(
             ours.seal()
             assert content(ours) == content(theirs)
             assert content(ours) == content(theirs), "it can be read again"
-            assert not ours.spilled or ours.held == 0
+            assert not ours.is_spilled or ours.held == 0
             ours.close()
         assert spool.used == 0
 
@@ -59,7 +58,7 @@ def test_the_largest_goes_to_disk_when_memory_is_full(tmp_path: Path) -> None:
         small.append(b"x" * 300, 1)
         for _ in range(8):
             large.append(b"y" * 100, 2)
-        assert (small.spilled, large.spilled) == (False, True)
+        assert (small.is_spilled, large.is_spilled) == (False, True)
         assert spool.used == spool.written > 800
         large.close()
         assert spool.used == 0
@@ -99,11 +98,11 @@ def test_a_folder_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from cdc_lake.pipeline.stream import spooled
-from cdc_lake.pipeline.stream.spool import Spool
+from cdc_lake.connectors import spool
+from cdc_lake.connectors.spool import Spool
 store = Spool(Path(sys.argv[1]), 1 << 30, 10)()
 store.append(b"x" * 100, 1)
-assert store.spilled
+assert store.is_spilled
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -11,20 +11,18 @@ from pathlib import Path
 import pytest
 
 import cdc_lake
-from cdc_lake.cli.render_status import status_text
+from cdc_lake.cli.commands.status import status_text
+from cdc_lake.control.cuts import table_states
+from cdc_lake.control.snapshots import COMPLETE
+from cdc_lake.control.status_files import ReceiverWait
+from cdc_lake.control.streams import UndecodedTransaction, record_copy
 from cdc_lake.errors import ReportNotWritten
-from cdc_lake.lake.control_rows import RunRow
-from cdc_lake.page.html import bars
-from cdc_lake.pipeline.state.copies import COMPLETE
-from cdc_lake.pipeline.state.cuts import table_states
-from cdc_lake.pipeline.state.receiver_note import Waiting
-from cdc_lake.pipeline.state.streams import record_copy
-from cdc_lake.pipeline.state.waiting import UndecodedTransaction
-from cdc_lake.pipeline.status import standing
-from cdc_lake.pipeline.status.lags import SourceSide, lags_of
-from cdc_lake.pipeline.status.page import findings, remember, render, write_status_page
-from cdc_lake.pipeline.status.standing import status
-from cdc_lake.pipeline.status.values import HeldRows, SlotStatus, Status, TableStatus
+from cdc_lake.observability.html import bars
+from cdc_lake.ops import status as standing
+from cdc_lake.ops.html_pages import findings, remember, render, write_status_page
+from cdc_lake.ops.status import status
+from cdc_lake.runtime.receive.lag import HeldRows, SlotStatus, SourceSide, Status, TableStatus, lags_of
+from cdc_lake.tables.control_schema import RunRow
 from tests.canary import Told
 from tests.cut_lake import GAUSS_CSN, PG, CutLake, at
 from tests.live.test_status_browser import NOW, PAGE, STATUS
@@ -35,7 +33,7 @@ LIVE = replace(
     held=(),
 )
 ONE = LIVE.tables[0]
-WAITS = Waiting(NOW, NOW, "LAK420", "the disk is full", "lake/bronze")
+WAITS = ReceiverWait(NOW, NOW, "LAK420", "the disk is full", "lake/bronze")
 ODD = UndecodedTransaction(1, "0/5F", None, 7, ("public.t",), 1, 10, "DEC310", "no such message", "byte 7", "0.3.0")
 
 
@@ -84,7 +82,7 @@ def test_hostile_names_stay_text_and_nothing_is_fetched() -> None:
 
 def test_an_empty_pipeline_has_a_page(tmp_path: Path) -> None:
     lake = CutLake(tmp_path)
-    html = render(remember(lake.project, status(lake.project, at=NOW)))
+    html = render(remember(lake.project, status(lake.project, checked_at=NOW)))
     assert "No table yet." in html
     assert "No cut yet." in html
     assert "Over time" not in html
@@ -181,12 +179,12 @@ def test_a_broken_table_says_what_it_could_not_go_on_for_and_what_to_do(tmp_path
     record_copy(lake.control, lake.bronze.state(), COMPLETE, [])
     error = ("LAK410", "public.t has another layout now", "run `cdc-lake run --allow …`")
     lake.cut(105, 1, t=lake.state("t", None, 104, state="broken", error=error))
-    (found,) = status(lake.project, at=NOW).tables
+    (found,) = status(lake.project, checked_at=NOW).tables
     assert (found.state, found.reason) == ("broken", "public.t has another layout now [LAK410]")
     assert (found.code, found.remedy) == (error[0], error[2])
-    assert f"  → {error[2]}" in status_text(status(lake.project, at=NOW), 200).splitlines()
+    assert f"  → {error[2]}" in status_text(status(lake.project, checked_at=NOW), 200).splitlines()
     lake.cut(105, 2, t=lake.state("t", None, 105, error=error))  # it goes on
-    assert status(lake.project, at=NOW).tables[0].code == ""
+    assert status(lake.project, checked_at=NOW).tables[0].code == ""
     older = {
         "public.t": {
             "table": "silver.t",

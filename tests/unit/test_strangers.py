@@ -9,8 +9,8 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_lake.config.project import Project
-from cdc_lake.lake.marker import FIRST, app_id, iceberg_table, planned_for, read_marker
-from cdc_lake.lake.strangers import Stranger, stranger, taken, untouched
+from cdc_lake.tables.commit_audit import ForeignCommit, find_foreign_commit, is_latest_version, is_version_replaced
+from cdc_lake.tables.silver_table import FIRST, app_id, iceberg_table, planned_for, read_marker
 from tests.silver_commits import FORMATS, STREAM, make, write
 
 
@@ -41,14 +41,14 @@ class Table:
     def iceberg(self) -> Any:
         return iceberg_table(self.project, self.target)
 
-    def found(self, known: int | None = None, generation: int = FIRST) -> Stranger | None:
+    def found(self, known: int | None = None, generation: int = FIRST) -> ForeignCommit | None:
         now = read_marker(self.project, self.target, STREAM).version
         assert now is not None
         known = self.versions[-1] if known is None else known
-        return stranger(self.project, self.target, STREAM, known, now, generation)
+        return find_foreign_commit(self.project, self.target, STREAM, known, now, generation)
 
     def untouched(self) -> bool:
-        return untouched(self.project, self.target, self.versions[-1])
+        return is_latest_version(self.project, self.target, self.versions[-1])
 
 
 @FORMATS
@@ -156,7 +156,7 @@ def test_the_log_says_whether_another_commit_is_in_the_place_of_our_merge(tmp_pa
     version = table.versions[-1]
 
     def said(position: int) -> bool:
-        return taken(table.project, table.target, STREAM, version, position)
+        return is_version_replaced(table.project, table.target, STREAM, version, position)
 
     assert not said(110)
     assert said(120)
@@ -169,4 +169,4 @@ def test_the_log_says_whether_another_commit_is_in_the_place_of_our_merge(tmp_pa
 
 def test_a_catalog_gives_a_version_to_one_commit(tmp_path: Path) -> None:
     table = Table(tmp_path, "iceberg")
-    assert not taken(table.project, table.target, STREAM, table.versions[-1], 120)
+    assert not is_version_replaced(table.project, table.target, STREAM, table.versions[-1], 120)

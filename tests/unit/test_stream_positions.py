@@ -11,33 +11,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_lake.bronze.chain import verify
-from cdc_lake.bronze.port import ClosedBatch
+from cdc_lake.bronze.contract import TransactionBatch
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.cli.render_inspect import chain_text, transaction_text
-from cdc_lake.cli.render_row import row_text
+from cdc_lake.cli.commands.inspect import chain_text, row_text, transaction_text
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.plain import columns_of
-from cdc_lake.decode.raw import Raw, RawTransaction
+from cdc_lake.connectors.failover import check_fed_from
+from cdc_lake.connectors.gaussdb.csn_order import record_gap, recorded_gaps
+from cdc_lake.connectors.open_stream import Gap
+from cdc_lake.control.streams import snapshot_id
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.pgoutput.columnar import columns_of
+from cdc_lake.decode.transaction import BufferedTransaction, ReceivedTransaction
 from cdc_lake.errors import MalformedPosition, NotInBronze, OtherSource
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import CutRow, GapRow, SnapshotRow, now
-from cdc_lake.model.change import Delete, Insert
-from cdc_lake.model.position import Csn, Lsn, OrderDomain, format_position, parse_position
+from cdc_lake.model.change import Delete, Insert, Transaction
+from cdc_lake.model.position import Csn, Lsn, OrderDomain, Span, format_position, parse_position
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.gaussdb.gaps import record_gap, recorded_gaps
-from cdc_lake.pipeline.inspect.bronze import inspect_chain, inspect_transaction
-from cdc_lake.pipeline.inspect.row import row_everywhere
-from cdc_lake.pipeline.state.streams import snapshot_id
-from cdc_lake.pipeline.status.standing import status
-from cdc_lake.pipeline.stream.order import Gap
-from cdc_lake.source.resume import check_fed_from
-from cdc_lake.source.stream import Kind, StreamIdentity, domain_of, shown
+from cdc_lake.ops.inspect import inspect_chain, inspect_transaction, row_everywhere
+from cdc_lake.ops.status import status
+from cdc_lake.source.base import Kind, StreamIdentity, domain_of, format_stream_position
+from cdc_lake.tables.control_schema import CutRow, GapRow, SnapshotRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 ORDERS = table("public.orders", id="int8", note="text")
@@ -115,9 +111,9 @@ def test_what_is_printed_can_be_pasted_back(position: int, domain: OrderDomain) 
 
 
 def test_positions_are_shown_in_the_form_of_their_stream() -> None:
-    assert shown("pg:715:shop:s:0/3E8", 2014) == "0/7DE"
-    assert shown("gauss:715:shop:s:lsn:0/3E8", 2014) == "0/7DE"
-    assert shown(CSN_STREAM, 2014) == "2014"
+    assert format_stream_position("pg:715:shop:s:0/3E8", 2014) == "0/7DE"
+    assert format_stream_position("gauss:715:shop:s:lsn:0/3E8", 2014) == "0/7DE"
+    assert format_stream_position(CSN_STREAM, 2014) == "2014"
     with pytest.raises(MalformedPosition):
         parse_position("-1")
 
@@ -125,7 +121,7 @@ def test_positions_are_shown_in_the_form_of_their_stream() -> None:
 # ── bronze ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def committed(csn: int, lsn: int, *changes: Insert, empty_before: int = 0) -> RawTransaction:
+def committed(csn: int, lsn: int, *changes: Insert, empty_before: int = 0) -> BufferedTransaction:
     raw = raw_transaction(Transaction(boundaries(lsn), changes or (Insert(ORDERS, (str(csn), "x")),)))
     bounds = replace(raw.bounds, position=csn, csn=csn, confirm=lsn - 1, empty_before=empty_before)
     return replace(raw, bounds=bounds)
@@ -142,7 +138,7 @@ def test_order_and_slot_position_are_two_numbers(bronze: DeltaBronze, tmp_path: 
     state = bronze.state()
     assert state is not None
     assert (state.upto, state.confirm) == (2013, 1000)
-    batch = ClosedBatch([committed(2014, 5000), committed(2017, 4000, empty_before=2)], 2019, 4999, 2)
+    batch = TransactionBatch([committed(2014, 5000), committed(2017, 4000, empty_before=2)], 2019, 4999, 2)
     landed = bronze.append(batch)
     assert (landed.upto, landed.confirm, landed.transactions) == (2019, 4999, 2)
     again = DeltaBronze(tmp_path / "lake" / "bronze" / "shop").state()
@@ -160,8 +156,8 @@ def test_order_and_slot_position_are_two_numbers(bronze: DeltaBronze, tmp_path: 
 
 
 def test_a_batch_of_repeats_still_moves_the_markers(bronze: DeltaBronze) -> None:
-    bronze.append(ClosedBatch([committed(2014, 5000)], 2014, 4999))
-    landed = bronze.append(ClosedBatch([committed(2014, 5000)], 2016, 7000, 2))
+    bronze.append(TransactionBatch([committed(2014, 5000)], 2014, 4999))
+    landed = bronze.append(TransactionBatch([committed(2014, 5000)], 2016, 7000, 2))
     assert (landed.upto, landed.confirm, landed.repeats, landed.transactions) == (2016, 7000, 1, 0)
     state = bronze.state()
     assert state is not None
@@ -169,13 +165,13 @@ def test_a_batch_of_repeats_still_moves_the_markers(bronze: DeltaBronze) -> None
 
 
 def test_the_confirm_position_moves_alone_where_only_repeats_came(bronze: DeltaBronze) -> None:
-    bronze.append(ClosedBatch([committed(2014, 5000)], 2015, 4999, 1))
+    bronze.append(TransactionBatch([committed(2014, 5000)], 2015, 4999, 1))
     landed = bronze.advance(2015, 9000, 1)
     assert (landed.upto, landed.confirm) == (2015, 9000)
     assert bronze.advance(2014, 100).confirm == 9000
 
 
-def nameless(batch: Sequence[Raw]) -> ChangeColumns:
+def nameless(batch: Sequence[ReceivedTransaction]) -> ChangeColumns:
     """A delete as the family sends it for a table without a key."""
     return columns_of([(nth, 1, Delete(ORDERS, None, None)) for nth, _ in enumerate(batch)])
 
@@ -220,7 +216,7 @@ def test_a_broken_chain_names_its_stream(tmp_path: Path) -> None:
         edit(path)
         found = inspect_chain(BronzeReader(folder))
         assert found.stream == stream
-        assert f"at {shown(stream, 2014)} of" in chain_text(found)
+        assert f"at {format_stream_position(stream, 2014)} of" in chain_text(found)
 
 
 def project_of(root: Path) -> Project:
@@ -243,8 +239,8 @@ def test_status_counts_transactions_where_positions_are_csns(bronze: DeltaBronze
     assert project.bronze == tmp_path / "lake" / "bronze" / "shop"
     bronze.append([committed(2014, 5000), committed(2015, 6000)])
     control = ControlTables(project.control, "os")
-    control.record(SnapshotRow(snapshot_id(1), CSN_STREAM, 1, 2013, "[]", "complete", now()))
-    control.record(CutRow(1, CSN_STREAM, 2014, now(), "{}", now()))
+    control.record(SnapshotRow(snapshot_id(1), CSN_STREAM, 1, 2013, "[]", "complete", utc_now()))
+    control.record(CutRow(1, CSN_STREAM, 2014, utc_now(), "{}", utc_now()))
     found = status(project)
     assert (found.bronze_position, found.silver_position) == ("2015", "2014")
     assert found.applied.bytes is None
@@ -263,8 +259,8 @@ def test_recorded_gaps_come_back_without_what_bronze_holds(bronze: DeltaBronze, 
     record_gap(control, state, Gap(2014, 2016, None, 77))  # the receiver died before it landed anything above
     record_gap(control, state, Gap(2014, 2014, None, 66))  # the others came in time then
     record_gap(control, state, Gap(2030, 2031, 5, 6))  # bronze has not passed it
-    control.record(GapRow(9, "another stream", 1, 99999, None, None, now()))
-    bronze.append(ClosedBatch([committed(2015, 5000), committed(2016, 5100), committed(2020, 6000)], 2025, 5999))
+    control.record(GapRow(9, "another stream", 1, 99999, None, None, utc_now()))
+    bronze.append(TransactionBatch([committed(2015, 5000), committed(2016, 5100), committed(2020, 6000)], 2025, 5999))
     state = bronze.state()
     assert state is not None
     assert [(gap.first, gap.last) for gap in recorded_gaps(control, reader, state)] == [(2014, 2014)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.decode.streamed import Subtransactions
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.pgoutput.spooled import Subtransactions
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import DecodeError, MalformedMessage, OutOfSequence, TruncatedMessage, UnknownRelation, UnknownType
 from cdc_lake.model.relation import TableName
 from cdc_lake.testing import messages
@@ -19,9 +19,9 @@ CATALOG = catalog_of(NARROW, WIDE)
 ROW, WIDE_ROW = ("1", "x"), ("1", "x", "y")
 
 
-def fed(assembler: Assembler, *payloads: bytes) -> list[RawTransaction]:
+def fed(assembler: Assembler, *payloads: bytes) -> list[BufferedTransaction]:
     out = [raw for nth, payload in enumerate(payloads) for raw in assembler.feed(payload, nth)]
-    assert all(isinstance(raw, RawTransaction) for raw in out)
+    assert all(isinstance(raw, BufferedTransaction) for raw in out)
     return out  # type: ignore[return-value]
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.decode.mppdb import columnar
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.columnar import tabulate
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
-from cdc_lake.decode.mppdb.large_records import LargeRecords
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.plain import tabulate_plain
-from cdc_lake.decode.test_decoding.assembler import LineAssembler
+from cdc_lake.connectors.spool import Spool
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb import columnar
+from cdc_lake.decode.gaussdb.batches import SpooledRecords, tabulate_plain
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.columnar import tabulate
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.test_decoding import LineAssembler
 from cdc_lake.errors import (
     DecodeError,
     OutOfSequence,
@@ -24,15 +24,14 @@ from cdc_lake.errors import (
     StreamedBlock,
     UnknownStatement,
 )
+from cdc_lake.model.change import Boundaries
 from cdc_lake.model.relation import ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Boundaries
-from cdc_lake.pipeline.stream.spool import Spool
 from tests import decoded_both
 from tests.tally import tally
 
 T = TableName("public", "t")
 ROW = b"table public.t: INSERT: id[integer]:1"
-FACTS = FamilyTableFacts((FamilyColumn("id", "int4", 23),), ("id",), identity_columns=("id",), oid=7)
+FACTS = GaussDbTableMetadata((GaussDbColumn("id", "int4", 23),), ("id",), identity_columns=("id",), oid=7)
 
 
 def assembler(takes=lambda _: True, **given) -> LineAssembler:
@@ -151,7 +150,7 @@ def test_a_line_of_a_transaction_that_nobody_knows_may_be_kept():
     (raw,) = fed(assembler(keeps=True), b"BEGIN 1", b"something new", b"COMMIT 1")
     assert raw.records == [b"something new"]
     with pytest.raises(DecodeError):
-        tabulate([raw], Layouts(lambda _: None, takes_back=False))
+        tabulate([raw], RelationResolver(lambda _: None, takes_back=False))
 
 
 def test_a_transaction_that_outgrows_memory_is_on_disk_until_it_is_released_or_forgotten(tmp_path: Path):
@@ -160,7 +159,7 @@ def test_a_transaction_that_outgrows_memory_is_on_disk_until_it_is_released_or_f
         (small,) = fed(one, b"BEGIN 1", ROW, b"COMMIT 1")
         (large,) = fed(one, b"BEGIN 2", *[ROW] * 40, b"COMMIT 2")
         assert (small.count, large.count, large.size) == (1, 40, 40 * len(ROW))
-        assert isinstance(large, LargeRecords)
+        assert isinstance(large, SpooledRecords)
         assert [part.records for part in large.parts()] == [[ROW] * 14, [ROW] * 14, [ROW] * 12]
         assert [lsn for part in large.parts() for lsn in part.lsns] == list(range(11, 51))
         large.release()
@@ -175,8 +174,8 @@ def test_a_transaction_that_outgrows_memory_is_on_disk_until_it_is_released_or_f
 def test_a_delete_without_a_key_takes_nothing_back():
     rows = (b"table public.t: INSERT: id[integer]:1", b"table public.t: DELETE: (no-tuple-data)")
     (raw,) = fed(assembler(), b"BEGIN 1", *rows, b"COMMIT 1")
-    for facts in (FACTS, FamilyTableFacts(FACTS.columns, identity=ReplicaIdentity.NOTHING)):
-        found = tabulate([raw], Layouts(lambda _, facts=facts: facts, takes_back=False))
+    for facts in (FACTS, GaussDbTableMetadata(FACTS.columns, identity=ReplicaIdentity.NOTHING)):
+        found = tabulate([raw], RelationResolver(lambda _, facts=facts: facts, takes_back=False))
         assert bytes(found.op) == b"ID"
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.decode.announced import Announced, ColumnFacts, TableFacts
 from cdc_lake.decode.historic_catalog import Attribute
-from cdc_lake.decode.pgoutput import parse
-from cdc_lake.decode.records import RelationMessage
-from cdc_lake.decode.told import Told
+from cdc_lake.decode.pgoutput.messages import RelationMessage
+from cdc_lake.decode.pgoutput.parser import parse
+from cdc_lake.decode.pgoutput.relations import ColumnFacts, DdlMessages, RelationCache, TableFacts
 from cdc_lake.model.relation import Missing, Relation
 from cdc_lake.testing import messages
 from cdc_lake.testing.messages import oid_of, table
@@ -44,10 +43,10 @@ def facts(key: str = "id", **numbers: int) -> TableFacts:
 
 def resolved(content: list[bytes], relation: Relation, now: TableFacts) -> tuple[Relation, list[str]]:
     said: list[str] = []
-    place = Announced({relation.table: now}, Told(say=said.append))
+    place = RelationCache({relation.table: now}, DdlMessages(say=said.append))
     for one in content:
         place.take_told(one)
-    return place.resolved(announced(relation)), said
+    return place.resolve_relation(announced(relation)), said
 
 
 def numbers(relation: Relation) -> list[int | None]:
@@ -132,16 +131,16 @@ def test_a_message_that_is_none_of_the_triggers_is_said_and_not_used(content: by
 
 def test_a_layout_that_was_landed_tells_the_numbers_of_its_columns() -> None:
     landed = resolved([told(ID, A, B)], BEFORE, facts(id=1, a=2, b=3))[0]
-    place = Announced({BEFORE.table: facts("ident", ident=1, bb=3)}, Told([landed]))
-    assert place.resolved(announced(BEFORE)) == landed
+    place = RelationCache({BEFORE.table: facts("ident", ident=1, bb=3)}, DdlMessages([landed]))
+    assert place.resolve_relation(announced(BEFORE)) == landed
 
 
 def test_a_landed_column_that_was_dropped_and_made_again_is_the_catalogs_to_tell() -> None:
     landed = resolved([told(ID, A, B)], BEFORE, facts(id=1, a=2, b=3))[0]
-    place = Announced({BEFORE.table: facts(id=1, a=2, b=4)}, Told([landed]))
-    assert numbers(place.resolved(announced(BEFORE))) == [1, 2, 4]
+    place = RelationCache({BEFORE.table: facts(id=1, a=2, b=4)}, DdlMessages([landed]))
+    assert numbers(place.resolve_relation(announced(BEFORE))) == [1, 2, 4]
     place.take_told(told(ID, A, B))
-    assert numbers(place.resolved(announced(BEFORE))) == [1, 2, 3], "told in the stream"
+    assert numbers(place.resolve_relation(announced(BEFORE))) == [1, 2, 3], "told in the stream"
 
 
 def test_a_landed_layout_does_not_tell_which_names_were_swapped_since() -> None:
@@ -151,5 +150,5 @@ def test_a_landed_layout_does_not_tell_which_names_were_swapped_since() -> None:
         attributes=(Attribute(1, "id", 20), Attribute(2, "b", 25), Attribute(3, "a", 25)),
     )
     swapped = table("public.t", id="int8", b="text", a="text")
-    place = Announced({BEFORE.table: now}, Told([landed]), lambda _oid, _table: landed)
-    assert numbers(place.resolved(announced(swapped))) == [1, 2, 3]
+    place = RelationCache({BEFORE.table: now}, DdlMessages([landed]), lambda _oid, _table: landed)
+    assert numbers(place.resolve_relation(announced(swapped))) == [1, 2, 3]

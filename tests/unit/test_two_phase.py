@@ -8,13 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.bronze.port import BronzeState
-from cdc_lake.decode.assembler import Assembler, TableFacts
-from cdc_lake.decode.frames import MemoryFrames
-from cdc_lake.decode.parked_form import MAGIC, read_back, written
-from cdc_lake.decode.parking import Announcement, Parked
-from cdc_lake.decode.pgoutput_prepared import Prepared
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.connectors.prepared_transactions import (
+    LocalPreparedFiles,
+    PreparedTransactions,
+    file_name,
+    forget,
+    waiting_files,
+)
+from cdc_lake.connectors.spool import Spool
+from cdc_lake.decode.pgoutput.assembler import Assembler, TableFacts
+from cdc_lake.decode.pgoutput.parser import Prepared
+from cdc_lake.decode.pgoutput.spooled import Announcement, PreparedContent
+from cdc_lake.decode.pgoutput.two_phase import MAGIC, encode_prepared, read_back
+from cdc_lake.decode.transaction import BufferedTransaction, MemoryFrames
 from cdc_lake.errors import (
     DecodeError,
     MalformedMessage,
@@ -26,10 +33,7 @@ from cdc_lake.errors import (
     UnexpectedMessage,
     UnknownRelation,
 )
-from cdc_lake.lake.parked_place import LocalParked
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.stream.parked import ParkedTransactions, file_name, forget, waiting_files
-from cdc_lake.pipeline.stream.spool import Spool
 from cdc_lake.testing import messages
 from cdc_lake.testing.messages import catalog_of, table
 from cdc_lake.testing.streaming import inside, stream_start
@@ -44,13 +48,13 @@ from cdc_lake.testing.two_phase import (
 
 A = table("public.a", id="int8", note="text")
 ROW = ("1", "x")
-STATE = BronzeState("pg:1:d:s:0/0", 3, 50, 50, b"")
+STATE = StreamCheckpoint("pg:1:d:s:0/0", 3, 50, 50, b"")
 INSERT, ANNOUNCED = messages.insert(A, ROW), messages.relation(A)
 WHOLE = [messages.begin(100), ANNOUNCED, INSERT, messages.commit(100, 140)]
 PREPARED = [begin_prepare(7, "g", 200), ANNOUNCED, INSERT, prepare(7, "g", 200)]
 
 
-class Counting(LocalParked):
+class Counting(LocalPreparedFiles):
     """The folder, and what was written to it."""
 
     def __init__(self, folder: Path) -> None:
@@ -74,16 +78,21 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 
 def parking(
-    place: LocalParked, spool: Spool, state: BronzeState = STATE, highest: int | None = None, *, changed: bool = True
-) -> ParkedTransactions:
-    return ParkedTransactions(place, spool, state, highest=lambda: highest, changed=lambda *_: changed)
+    place: LocalPreparedFiles,
+    spool: Spool,
+    state: StreamCheckpoint = STATE,
+    highest: int | None = None,
+    *,
+    changed: bool = True,
+) -> PreparedTransactions:
+    return PreparedTransactions(place, spool, state, highest=lambda: highest, changed=lambda *_: changed)
 
 
-def assembler(parked: ParkedTransactions, **given: object) -> Assembler:
+def assembler(parked: PreparedTransactions, **given: object) -> Assembler:
     return Assembler(catalog_of(A), parking=parked, landed=STATE.upto, **given)  # type: ignore[arg-type]
 
 
-def fed(to: Assembler, payloads: Iterable[bytes]) -> list[RawTransaction]:
+def fed(to: Assembler, payloads: Iterable[bytes]) -> list[BufferedTransaction]:
     return [raw for nth, payload in enumerate(payloads) for raw in to.feed(payload, nth)]  # type: ignore[misc]
 
 
@@ -238,7 +247,7 @@ def test_a_prepared_transaction_counts_in_the_budget_of_the_spool(place: Countin
 def test_a_folder_that_cannot_be_written_is_a_typed_error(tmp_path: Path, spool: Spool) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(PreparedNotKept):
-        fed(assembler(parking(LocalParked(tmp_path / "file" / "prepared"), spool)), PREPARED)
+        fed(assembler(parking(LocalPreparedFiles(tmp_path / "file" / "prepared"), spool)), PREPARED)
 
 
 BLOCK = [stream_start(7, first=True), inside(ANNOUNCED, 7), inside(INSERT, 7)]
@@ -281,17 +290,17 @@ def test_a_file_that_is_cut_off_or_changed_anywhere_is_noticed() -> None:
     for nth in range(3):
         frames.append(bytes([nth]) * 5, nth)
     fault = OutOfSequence("odd", offset=3, where="here")
-    content = Parked(frames, [Announcement(0, b"R....", 9)], [b"told"], "far", fault)
+    content = PreparedContent(frames, [Announcement(0, b"R....", 9)], [b"told"], "far", fault)
     prepared = Prepared(7, "g 'ü'", 200, 240, 5)
-    whole = b"".join(written(prepared, content))
+    whole = b"".join(encode_prepared(prepared, content))
 
-    def read(data: bytes) -> tuple[Prepared, Parked, list[object]]:
+    def read(data: bytes) -> tuple[Prepared, PreparedContent, list[object]]:
         said, parked = read_back(lambda at, size: data[at : at + size], 1 << 20, "place")
         return said, parked, list(parked.frames.parts())
 
     said, parked, parts = read(whole)
     assert (said, parts) == (prepared, list(frames.parts()))
-    assert (parked.announcements, parked.told, parked.origin) == (content.announcements, [b"told"], "far")
+    assert (parked.announcements, parked.ddl_messages, parked.origin) == (content.announcements, [b"told"], "far")
     assert isinstance(parked.fault, OutOfSequence)
     assert (parked.fault.message, parked.fault.offset, parked.fault.where) == (fault.message, 3, "here")
     assert whole.startswith(MAGIC)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_lake.lake.canonical import from_silver, from_source, readable
+from cdc_lake.tables.canonical_values import from_silver, from_source, readable
 
 US = pa.timestamp("us")
 UTC = pa.timestamp("us", tz="UTC")

@@ -10,22 +10,28 @@ from typing import cast
 import pytest
 from pydantic import ValidationError
 
-from cdc_lake.cli.render_types import ledger_text
+from cdc_lake.cli.commands.status import ledger_text
 from cdc_lake.config.model import DefaultTypes, TableTypes
-from cdc_lake.config.type_policy import UNDECLARED, Declared, TypePolicy
+from cdc_lake.config.silver_tables import UNDECLARED, Declared, TypePolicy
+from cdc_lake.connectors.base import SourceIntrospection
 from cdc_lake.errors import NameTaken, TypeRefused
-from cdc_lake.lake.array_text import elements_of
-from cdc_lake.lake.casts import key_text
-from cdc_lake.lake.evolution import AddColumn, ChangeType, layout_columns, operations
-from cdc_lake.lake.store import SilverColumn
-from cdc_lake.lake.typed_columns import check_declared, typed_columns
-from cdc_lake.lake.types import Family, Loss, column_type, companion_type, source_type
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.pipeline.check.identity import KEY_ONLY
-from cdc_lake.pipeline.check.transforms import transforms
-from cdc_lake.pipeline.check.type_ledger import ColumnLedger, TableLedger, ledger_of, lines
-from cdc_lake.pipeline.ports.view import SourceView
-from cdc_lake.silver.shape import make_shape
+from cdc_lake.ops.check.runner import transforms
+from cdc_lake.ops.plan import KEY_ONLY, ColumnLedger, TableLedger, ledger_of, lines
+from cdc_lake.silver.layout_mapping import make_shape
+from cdc_lake.tables.canonical_values import elements_of
+from cdc_lake.tables.casts import key_text
+from cdc_lake.tables.schema_evolution import AddColumn, ChangeType, layout_columns, operations
+from cdc_lake.tables.types import (
+    Family,
+    Loss,
+    SilverColumn,
+    check_declared,
+    column_type,
+    companion_type,
+    source_type,
+    typed_columns,
+)
 from tests.mistakes import kept
 from tests.spark.conftest import make_project
 
@@ -215,7 +221,7 @@ def test_the_ledger_knows_what_a_table_takes_leaves_out_renames_and_computes(tmp
     project = make_project(tmp_path, "p", silver={"tables": [{"from": "public.t", **given}]})
     texts = (Column("note", "text", 25), Column("a b", "text", 25))
     layout = relation(Column("id", "int4", 23, key=True), NUMERIC, Column("born", "date", 1082), *texts)
-    source = cast("SourceView", Fixed(layout))
+    source = cast("SourceIntrospection", Fixed(layout))
     ledger = ledger_of(project, source, lambda _: (SilverColumn("age", "int"),))
     beside = "every digit; the column beside it has the value where it is a decimal(20,4)"
     infinite = "infinity, -infinity, BC, years above 9999"
@@ -262,7 +268,7 @@ BARE = Relation(TableName("public", "t"), (Column("id", "int4", 23, key=True),),
 )
 def test_check_says_of_transforms_what_the_first_row_would_say(tmp_path, monkeypatch, layout, given, said):
     project = make_project(tmp_path, "p", silver={"tables": [{"from": "public.t", **given}]})
-    monkeypatch.setattr("cdc_lake.pipeline.check.captured.source_view", lambda _: nullcontext(Fixed(layout)))
+    monkeypatch.setattr("cdc_lake.ops.check.findings.source_view", lambda _: nullcontext(Fixed(layout)))
     (line,) = transforms(project)
     assert (line.ok, line.code) == ((True, "") if said is None else (False, "LAK475"))
     assert said is None or said in line.text
@@ -291,8 +297,8 @@ def test_a_table_says_what_differs_from_the_defaults(tmp_path):
     }
     project = make_project(tmp_path, "p", silver=silver)
     a, b, c = (project.target(TableName("public", name)).types for name in "abc")
-    assert (a.numeric.sql, a.misfit, a.of("c")) == ("decimal(20,4)", "quarantine", Declared("array<int>"))
-    assert (b.numeric.sql, b.misfit, b.of("c")) == ("string", "stop", None)
+    assert (a.numeric.sql, a.misfit, a.declared_for("c")) == ("decimal(20,4)", "quarantine", Declared("array<int>"))
+    assert (b.numeric.sql, b.misfit, b.declared_for("c")) == ("string", "stop", None)
     assert (c.numeric.sql, c.misfit) == ("decimal(20,4)", "stop")
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_lake.lake.casts import cast_sql, fits_sql
-from cdc_lake.lake.conversion import widens
-from cdc_lake.lake.types import LEDGER, Loss, column_type
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName, numeric_modifier
+from cdc_lake.tables.casts import cast_sql, fits_sql, widens
+from cdc_lake.tables.types import LEDGER, Loss, column_type
 
 
 def numeric(precision: int, scale: int) -> int:

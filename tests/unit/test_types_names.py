@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_lake.lake.names import names_for
+from cdc_lake.tables.types import names_for
 
 NAMES = st.lists(
     st.one_of(

@@ -11,12 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_lake.decode.mppdb.builtin_types import BUILTIN, OID_OF
-from cdc_lake.decode.mppdb.literals import value_of
-from cdc_lake.lake.arrow_values import read_texts
-from cdc_lake.lake.canonical import from_silver, from_source
-from cdc_lake.lake.types import Loss, column_type
+from cdc_lake.decode.gaussdb.catalog_facts import BUILTIN, OID_OF
+from cdc_lake.decode.gaussdb.text import value_of
 from cdc_lake.model.relation import Column
+from cdc_lake.tables.canonical_values import from_silver, from_source, read_texts
+from cdc_lake.tables.types import Loss, column_type
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "opengauss" / "types_602.json").read_text("utf-8"))
 A = {one["declared"]: one for one in RECORDED["a"]}

@@ -7,17 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from cdc_lake.decode.announced import ColumnFacts
-from cdc_lake.decode.assembler import Assembler, TableFacts
-from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.historic_catalog import Attribute
-from cdc_lake.decode.kept import READING, PgoutputFormat, raw_of
-from cdc_lake.decode.plain import tabulate_plain
-from cdc_lake.decode.undecodable import Frame, Keeping, Stopping
+from cdc_lake.decode.pgoutput.assembler import Assembler, TableFacts
+from cdc_lake.decode.pgoutput.columnar import tabulate, tabulate_plain
+from cdc_lake.decode.pgoutput.relations import ColumnFacts
+from cdc_lake.decode.undecodable import READING, Frame, PgoutputFormat, StopAtUndecodable, StoreUndecodable, raw_of
 from cdc_lake.errors import DecodeError, InvalidText, MalformedMessage, OutOfSequence, UnknownRelation
-from cdc_lake.model.change import Insert, Truncate
+from cdc_lake.model.change import Boundaries, Insert, Transaction, Truncate
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Boundaries, Transaction
 from cdc_lake.testing import messages
 from cdc_lake.testing.messages import boundaries, catalog_of, encode_transaction, raw_transaction, table
 
@@ -42,7 +39,7 @@ def wrong(position: int = 200, changes: tuple = (Insert(ORDERS, ("2", "BAD")), T
 @pytest.mark.parametrize("decode", [tabulate, tabulate_plain])
 def test_the_others_are_as_if_it_were_not_there(decode):
     good = [raw_transaction(t) for t in GOOD]
-    found = Keeping(PgoutputFormat(decode))([good[0], wrong(), good[1]])
+    found = StoreUndecodable(PgoutputFormat(decode))([good[0], wrong(), good[1]])
     alone = decode(good)
     kept = found.op == ord("X")
     assert bytes(found.op).decode() == "IIXXII"
@@ -56,7 +53,7 @@ def test_the_others_are_as_if_it_were_not_there(decode):
 
 
 def test_it_says_why_and_what_it_changes():
-    found = Keeping(PgoutputFormat(tabulate))([wrong()])
+    found = StoreUndecodable(PgoutputFormat(tabulate))([wrong()])
     why = found.undecoded[0]
     assert (why.code, why.frames, why.tables) == ("DEC304", 2, ("public.orders", "public.items"))
     assert why.where == "change 1 of the transaction at 0/C8"
@@ -67,7 +64,7 @@ def test_it_says_why_and_what_it_changes():
 
 def test_a_batch_that_decodes_is_what_it_was():
     good = [raw_transaction(t) for t in GOOD]
-    found = Keeping(PgoutputFormat(tabulate))(good)
+    found = StoreUndecodable(PgoutputFormat(tabulate))(good)
     assert found.raw is None
     assert not found.undecoded
 
@@ -80,7 +77,7 @@ def test_by_the_policy_stop_the_first_that_cannot_be_decoded_is_named_and_those_
         for worse in range(bad, many):  # of several the first counts
             given = [wrong(raw.bounds.position) if at in (bad, worse) else raw for at, raw in enumerate(batch)]
             with pytest.raises(InvalidText) as caught:
-                Stopping(PgoutputFormat(decode))(given)
+                StopAtUndecodable(PgoutputFormat(decode))(given)
             assert caught.value.good == bad
             assert caught.value.where == f"change 1 of the transaction at 0/{100 + bad:X}"
 
@@ -96,11 +93,11 @@ def test_what_a_failed_batch_taught_is_forgotten():
         def mark(self):
             return Counting.learned
 
-        def back(self, mark):
+        def restore(self, mark):
             Counting.learned = mark
 
     with pytest.raises(InvalidText):
-        Stopping(Counting(tabulate))([raw_transaction(GOOD[0]), wrong(), raw_transaction(GOOD[1])])
+        StopAtUndecodable(Counting(tabulate))([raw_transaction(GOOD[0]), wrong(), raw_transaction(GOOD[1])])
     assert Counting.learned == 0
 
 
@@ -114,7 +111,7 @@ def frames_of(columns) -> list[Frame]:
 
 def again(raw, catalog=None):
     """The transaction as it is rebuilt of its rows X."""
-    columns = Keeping(PgoutputFormat(tabulate))([raw])
+    columns = StoreUndecodable(PgoutputFormat(tabulate))([raw])
     layouts = {relation.table: relation for relation in columns.relations}
     return raw_of(raw.bounds, frames_of(columns), layouts, catalog or {})
 
@@ -164,7 +161,7 @@ def test_a_relation_that_cannot_be_taken_in_makes_its_transactions_undecodable_a
     with pytest.raises(DecodeError, match="70000"):
         fed(stream, catalog)
     found = fed(stream, catalog, keeps=True)
-    columns = Keeping(PgoutputFormat(tabulate))(found)
+    columns = StoreUndecodable(PgoutputFormat(tabulate))(found)
     assert bytes(columns.op).decode() == "XXIXX"
     assert {at: why.code for at, why in columns.undecoded.items()} == {0: "DEC307", 2: "DEC307"}
     assert columns.undecoded[2].tables == ("public.moods",)
@@ -194,7 +191,7 @@ def test_an_unknown_message_is_kept_in_its_transaction():
     stream = encode_transaction(GOOD[0])
     stream.insert(2, (7, b"?what"))
     (raw,) = fed(stream, catalog_of(ORDERS, ITEMS), keeps=True)
-    columns = Keeping(PgoutputFormat(tabulate))([raw])
+    columns = StoreUndecodable(PgoutputFormat(tabulate))([raw])
     assert bytes(columns.op).decode() == "XXX"
     assert columns.undecoded[0].code == "DEC302"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.captured import Captured
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
-from cdc_lake.decode.mppdb.kept import FamilyFormat, tables_of
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Operation, Row, Style
-from cdc_lake.decode.undecodable import Keeping
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.batches import TableFilter
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Operation, Row, Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.gaussdb.undecodable import GaussDbFormat, tables_of
+from cdc_lake.decode.undecodable import StoreUndecodable
 from cdc_lake.errors import DecodeError, OutOfSequence
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
@@ -19,11 +19,11 @@ from cdc_lake.testing.gaussdb.encode import Print, binary_record, statement
 T = TableName("public", "t")
 ROW = Row(Operation.INSERT, T, (Field("id", "1", "text", 25),), lsn=70)
 BEGIN, COMMIT = Begin(lsn=60, csn=5, first_lsn=60), Commit(lsn=90, csn=5)
-FACTS = {T: FamilyTableFacts((FamilyColumn("id", "text", 25),), ("id",), identity_columns=("id",))}
+FACTS = {T: GaussDbTableMetadata((GaussDbColumn("id", "text", 25),), ("id",), identity_columns=("id",))}
 
 
-def assembler(style: Style, *, keeps: bool = True, batch: bool = False) -> FamilyAssembler:
-    return FamilyAssembler(style, batch=batch, domain=OrderDomain.LSN, keeps=keeps)
+def assembler(style: Style, *, keeps: bool = True, batch: bool = False) -> GaussDbAssembler:
+    return GaussDbAssembler(style, batch=batch, domain=OrderDomain.LSN, keeps=keeps)
 
 
 def framed(body: bytes, lsn: int = 70, end: bytes = b"P") -> bytes:
@@ -46,7 +46,7 @@ def test_a_record_of_an_unknown_kind_is_kept_in_its_place(odd: bytes):
         assembler(Style.BINARY, keeps=False).feed(payload, 90)
     (raw,) = assembler(Style.BINARY).feed(payload, 90)
     assert list(raw.records) == [ROW_BODY, odd, ROW_BODY]
-    columns = Keeping(FamilyFormat(Layouts(FACTS.get), "mppdb_decoding"))([raw])
+    columns = StoreUndecodable(GaussDbFormat(RelationResolver(FACTS.get), "mppdb_decoding"))([raw])
     assert bytes(columns.op).decode() == "XXX"
     assert columns.undecoded[0].tables == ("public.t",)
 
@@ -88,7 +88,7 @@ def test_a_statement_that_is_nothing_known_is_kept(style: Style):
     for text in (begin, row, b"what is this"):
         assert one.feed(text, 70) == []
     (raw,) = one.feed(commit, 90)
-    columns = Keeping(FamilyFormat(Layouts(FACTS.get), "mppdb_decoding"))([raw])
+    columns = StoreUndecodable(GaussDbFormat(RelationResolver(FACTS.get), "mppdb_decoding"))([raw])
     assert bytes(columns.op).decode() == "XX"
     assert columns.undecoded[0].code == "DEC313"
 
@@ -113,7 +113,7 @@ HEADS = {
 @pytest.mark.parametrize("name", HEADS)
 def test_the_table_is_known_by_the_head_of_its_row(name: str):
     style, record = HEADS[name]
-    assert tables_of(style, record, Layouts(FACTS.get, tables=frozenset({T}))) == [T]
+    assert tables_of(style, record, RelationResolver(FACTS.get, tables=frozenset({T}))) == [T]
 
 
 @pytest.mark.parametrize("style", list(Style))
@@ -121,13 +121,13 @@ def test_the_table_is_known_by_the_head_of_its_row(name: str):
     "record", [b"", b"I", b"I\0", b"I\0\1a\0\2b", b"{", b'{"table_name":"', b'{"table_name":"a"', b"table ", b"\xff"]
 )
 def test_a_head_that_is_none_gives_no_table(style: Style, record: bytes):
-    assert tables_of(style, record, Layouts(FACTS.get, tables=frozenset({T}))) == []
+    assert tables_of(style, record, RelationResolver(FACTS.get, tables=frozenset({T}))) == []
 
 
 def test_an_unreadable_first_row_of_a_table_that_is_not_captured_is_left_out():
     payload = binary(ROW_BODY[:-1] + b"\xff\xff", ROW_BODY)
-    captured = Captured(Layouts(FACTS.get), lambda _: False)
-    one = FamilyAssembler(Style.BINARY, batch=False, domain=OrderDomain.LSN, keeps=True, captured=captured)
+    captured = TableFilter(RelationResolver(FACTS.get), lambda _: False)
+    one = GaussDbAssembler(Style.BINARY, batch=False, domain=OrderDomain.LSN, keeps=True, captured=captured)
     assert [raw.count for raw in one.feed(payload, 90)] == [0]
 
 
@@ -140,11 +140,11 @@ def test_what_an_undecodable_transaction_taught_of_its_table_is_forgotten():
         *assembler(Style.BINARY).feed(binary(ROW_BODY), 90),
     ]
 
-    def layouts() -> Layouts:
-        return Layouts({}.get)
+    def layouts() -> RelationResolver:
+        return RelationResolver({}.get)
 
-    alone = FamilyFormat(layouts(), "mppdb_decoding").tabulate(batch[1:])
-    columns = Keeping(FamilyFormat(layouts(), "mppdb_decoding"))(batch)
+    alone = GaussDbFormat(layouts(), "mppdb_decoding").tabulate(batch[1:])
+    columns = StoreUndecodable(GaussDbFormat(layouts(), "mppdb_decoding"))(batch)
     assert set(columns.undecoded) == {0}
     assert columns.relations[columns.relation[-1]] == alone.relations[0]
     assert columns.digests[-1] == alone.digests[0]
@@ -157,9 +157,9 @@ def test_plans_from_before_an_undecodable_transaction_are_as_they_were():
         assembler(Style.BINARY).feed(binary(*bodies), 90)[0]
         for bodies in ((ROW_BODY, binary_record(moved, "utf-8")[12:]), (ROW_BODY, b"?"), (ROW_BODY,))
     )
-    form = FamilyFormat(Layouts({}.get), "mppdb_decoding")
-    wanted = FamilyFormat(Layouts({}.get), "mppdb_decoding")
-    keep = Keeping(form)
+    form = GaussDbFormat(RelationResolver({}.get), "mppdb_decoding")
+    wanted = GaussDbFormat(RelationResolver({}.get), "mppdb_decoding")
+    keep = StoreUndecodable(form)
     for one in (first, second, third):
         found = keep([one])
     for one in (first, third):

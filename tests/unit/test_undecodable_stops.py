@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.columnar import tabulate
-from cdc_lake.decode.mppdb.kept import FamilyFormat
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Commit, Operation, Row, Style
+from cdc_lake.connectors.gaussdb import adapter as family_stream
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.batches import RecordTransaction
+from cdc_lake.decode.gaussdb.columnar import tabulate
+from cdc_lake.decode.gaussdb.records import Commit, Operation, Row, Style
+from cdc_lake.decode.gaussdb.undecodable import GaussDbFormat
 from cdc_lake.errors import MalformedMessage
 from cdc_lake.model.position import OrderDomain
-from cdc_lake.pipeline.gaussdb import stream as family_stream
-from cdc_lake.source.stream import domain_of
+from cdc_lake.source.base import domain_of
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake.testing.gaussdb.server import GaussServer
@@ -89,7 +89,7 @@ def test_a_row_that_cannot_be_decoded(
 
     with monkeypatch.context() as patched:
         patched.setattr(
-            family_stream, "FamilyFormat", lambda layouts, plugin, _: FamilyFormat(layouts, plugin, refusing)
+            family_stream, "GaussDbFormat", lambda layouts, plugin, _: GaussDbFormat(layouts, plugin, refusing)
         )
         stops_twice_before(project, source, bad)
     once(project)
@@ -103,16 +103,16 @@ def test_a_message_that_cannot_be_taken_in(
     project = project_of(source, tmp_path, way)
     once(project)
     bad = inserts(source)
-    close = FamilyAssembler._closed
+    close = GaussDbAssembler._close_transaction
 
-    def refusing(self: FamilyAssembler, commit: Commit, header_lsn: int, at: int) -> RecordTransaction:
+    def refusing(self: GaussDbAssembler, commit: Commit, header_lsn: int, at: int) -> RecordTransaction:
         done = close(self, commit, header_lsn, at)
         if done.bounds.csn == bad.csn:
             raise MalformedMessage("a fault")
         return done
 
     with monkeypatch.context() as patched:
-        patched.setattr(FamilyAssembler, "_closed", refusing)
+        patched.setattr(GaussDbAssembler, "_close_transaction", refusing)
         stops_twice_before(project, source, bad)
     once(project)
     assert landed(project) == list(range(100, 105))

@@ -14,24 +14,21 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_lake.api import session
-from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
-from cdc_lake.config.load import load_project
+from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
+from cdc_lake.control.table_pauses import paused_tables
 from cdc_lake.errors import AnotherApply, BronzeUnknown, ControlNewer
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_columns import schema_of
-from cdc_lake.lake.control_rows import StreamRow, now
-from cdc_lake.lake.control_upgrade import CONTROL_PROPERTY, CONTROL_VERSION, version_of
-from cdc_lake.lake.lease import lease
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.span import Span
-from cdc_lake.observe.failpoint import COMMIT_WRITTEN, CONTROL_STEP
-from cdc_lake.pipeline.held.listing import held_list
-from cdc_lake.pipeline.state.pauses import paused_tables
-from cdc_lake.pipeline.upgrade import upgrade
+from cdc_lake.observability.failpoints import COMMIT_WRITTEN, CONTROL_STEP
+from cdc_lake.runtime.maintain import upgrade
+from cdc_lake.runtime.quarantine import held_list
+from cdc_lake.tables.control_schema import CONTROL_PROPERTY, CONTROL_VERSION, StreamRow, schema_of, utc_now, version_of
+from cdc_lake.tables.control_tables import ControlTables, lease
 from cdc_lake.testing.broken_off import broken_off
 from tests.data import make_lake
 from tests.data.make_lake import ARCHIVE, ROOT
@@ -85,7 +82,7 @@ def test_with_yes_other_readers_see_every_column_and_rows_stay_as_they_are(old: 
         assert version_of(control(old, name)) == CONTROL_VERSION
     assert ControlTables(old.control).streams() == streams
     assert ControlTables(old.control).read("held").to_pylist() == held
-    ControlTables(old.control).record(StreamRow(2, "new", 1, "s", "i", "d", "lsn", now(), True, 150, "ab"))
+    ControlTables(old.control).record(StreamRow(2, "new", 1, "s", "i", "d", "lsn", utc_now(), True, 150, "ab"))
     seen = control(old, "streams").to_pyarrow_table().sort_by("epoch").select(["epoch", "last_position"])
     assert seen.to_pylist() == [{"epoch": 1, "last_position": None}, {"epoch": 2, "last_position": 150}]
     assert said(capsys) == "nothing to upgrade: old_delta is as this version writes it\n"
@@ -127,7 +124,7 @@ def test_nothing_is_changed_while_a_run_applies(old: Project) -> None:
 
 def test_new_tables_are_of_this_version(tmp_path: Path) -> None:
     tables = ControlTables(tmp_path)
-    tables.record(StreamRow(1, "s", 1, "s", "i", "d", "lsn", now()))
+    tables.record(StreamRow(1, "s", 1, "s", "i", "d", "lsn", utc_now()))
     assert version_of(DeltaTable(str(tmp_path / "streams"))) == CONTROL_VERSION
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.cli.reference_options import options_page
-from cdc_lake.config.load import validate
+from cdc_lake.cli.docs_generator import options_page
+from cdc_lake.config.loader import validate
 from cdc_lake.config.source import FamilySource
 from cdc_lake.errors import OptionRefused, OptionUnknown
-from cdc_lake.pipeline.check.family import memory_lines
-from cdc_lake.source.wire.protocol import ServerMessage
-from cdc_lake.source.wire.refusals import server_error
+from cdc_lake.ops.check.gaussdb import memory_lines
+from cdc_lake.source.gaussdb.wire.auth import server_error
+from cdc_lake.source.gaussdb.wire.protocol import ServerMessage
 from tests.unit.test_mppdb_assembler import assembler
 
 HEAD = (

@@ -9,13 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cdc_lake.cli.render_status import status_text
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_columns import schema_of
-from cdc_lake.lake.control_rows import VerifiedRow
-from cdc_lake.pipeline.state.comparison import Comparison, TableComparison, Verdict
-from cdc_lake.pipeline.state.verified import Judged, Verified, record, verified
-from cdc_lake.pipeline.status.values import Lag, SlotStatus, Status, TableStatus
+from cdc_lake.cli.commands.status import status_text
+from cdc_lake.control.verdicts import Comparison, Judged, TableComparison, Verdict, Verified, record, verified_state
+from cdc_lake.runtime.receive.lag import Lag, SlotStatus, Status, TableStatus
+from cdc_lake.tables.control_schema import VerifiedRow, schema_of
+from cdc_lake.tables.control_tables import ControlTables
 
 NOW = dt.datetime(2026, 11, 22, 15, 0, tzinfo=dt.UTC)
 T = "public.t"
@@ -52,13 +50,17 @@ def rows(*found: tuple[Verdict, int], generation: int = 1, stream: str = "s1", r
 def test_the_highest_position_found_equal_counts_and_what_differs_until_it_is_proven_again(
     found: list[tuple[Verdict, int]], expected: Verified
 ) -> None:
-    assert verified(rows(*found), T, "s1", 1) == expected
+    assert verified_state(rows(*found), T, "s1", 1) == expected
 
 
 def test_another_generation_stream_or_table_has_proven_nothing() -> None:
     found = rows((EQUAL, 10))
-    assert verified(found, T, "s1", 2) == verified(found, T, "s2", 1) == verified(found, "public.u", "s1", 1)
-    assert verified(found, T, "s1", 2) == Verified()
+    assert (
+        verified_state(found, T, "s1", 2)
+        == verified_state(found, T, "s2", 1)
+        == verified_state(found, "public.u", "s1", 1)
+    )
+    assert verified_state(found, T, "s1", 2) == Verified()
 
 
 def test_what_a_comparison_finds_is_recorded_and_what_it_cannot_judge_verifies_nothing(tmp_path: Path) -> None:
@@ -70,9 +72,9 @@ def test_what_a_comparison_finds_is_recorded_and_what_it_cannot_judge_verifies_n
     control = ControlTables(tmp_path / "control", durability="os")
     record(control, Comparison("shop", NOW, "0/C", tables, 1.0), [Judged("s1", 1, 3, n) for n in (10, 11, 12)])
     found = control.read("verified")
-    assert verified(found, T, "s1", 3) == Verified(10, NOW)
-    assert verified(found, "public.u", "s1", 3) == Verified(different_at=NOW)
-    assert verified(found, "public.v", "s1", 3) == Verified()
+    assert verified_state(found, T, "s1", 3) == Verified(10, NOW)
+    assert verified_state(found, "public.u", "s1", 3) == Verified(different_at=NOW)
+    assert verified_state(found, "public.v", "s1", 3) == Verified()
     quality = control.read("quality").select(["table", "rule", "evaluated", "failed", "level", "observed", "broken"])
     assert [tuple(row.values()) for row in quality.to_pylist()] == [
         ("silver.t", "equal_to_source", 3, 0, "none", "equal at 0/A", ""),

@@ -13,26 +13,36 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from pydantic import ValidationError
 
-from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.cli.render_status import status_text
-from cdc_lake.config.load import load_project
+from cdc_lake.cli.commands.status import status_text
+from cdc_lake.config.loader import load_project
 from cdc_lake.config.model import Batch
 from cdc_lake.config.project import Project
-from cdc_lake.config.wal_budget import WalBudget
+from cdc_lake.config.source import WalBudget
+from cdc_lake.connectors import wal_budget as wal_note
+from cdc_lake.connectors.wal_budget import (
+    DROP_AFTER,
+    ApplyYield,
+    BudgetLevel,
+    BudgetStatus,
+    BudgetVerdict,
+    Mark,
+    WalNote,
+    WalSample,
+    add_mark,
+    judge,
+    prune_samples,
+)
+from cdc_lake.control.cuts import TableState
 from cdc_lake.errors import SlotGivenUp
-from cdc_lake.model.change import Insert
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.applying.advance import Advance
-from cdc_lake.pipeline.receiving.wal_watch import WalWatch, exceeded
-from cdc_lake.pipeline.state.cuts import TableState
-from cdc_lake.pipeline.status.page import findings
-from cdc_lake.pipeline.status.standing import status
-from cdc_lake.pipeline.wal import note as wal_note
-from cdc_lake.pipeline.wal.ladder import DROP_AFTER, Mark, Rung, Verdict, WalLook, judge, marked, remembered
-from cdc_lake.pipeline.wal.note import BudgetStatus, GivesWay, WalNote
+from cdc_lake.model.change import Insert, Transaction
+from cdc_lake.observability.events import ProgressEvent, silent
+from cdc_lake.ops.html_pages import findings
+from cdc_lake.ops.status import status
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.runtime.receive.wal_budget_monitor import WalBudgetMonitor, budget_exceeded_error
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.golden_lake import YAML
 from tests.mistakes import kept
@@ -47,17 +57,17 @@ BUDGET = WalBudget(max_bytes=100 * MIB)
 DROPS = WalBudget(max_bytes=100 * MIB, on_exceeded="drop_slot")
 
 
-def look(at: float, mib: float, *, confirmed: int | None = None, safe: int | None = None) -> WalLook:
+def look(at: float, mib: float, *, confirmed: int | None = None, safe: int | None = None) -> WalSample:
     """A slot whose log begins where bronze is, unless `confirmed` says otherwise."""
     kept = int(mib * MIB)
-    return WalLook(at, 1000 * MIB + kept, 1000 * MIB if confirmed is None else confirmed, kept, safe)
+    return WalSample(at, 1000 * MIB + kept, 1000 * MIB if confirmed is None else confirmed, kept, safe)
 
 
-def rungs(budget: WalBudget, looks: Sequence[WalLook]) -> list[Rung]:
+def rungs(budget: WalBudget, looks: Sequence[WalSample]) -> list[BudgetLevel]:
     """The step after each look, one after the other."""
-    found: list[Rung] = []
+    found: list[BudgetLevel] = []
     for n in range(len(looks)):
-        found.append(judge(budget, looks[: n + 1], (), found[-1] if found else Rung.CALM).rung)
+        found.append(judge(budget, looks[: n + 1], (), found[-1] if found else BudgetLevel.CALM).rung)
     return found
 
 
@@ -81,32 +91,32 @@ def test_a_step_is_left_only_well_below_where_it_begins() -> None:
 
 def test_growth_that_leads_over_the_budget_soon_is_met_early() -> None:
     slowly = [look(10 * n, 30 + 0.1 * n) for n in range(7)]
-    assert judge(BUDGET, slowly).rung is Rung.CALM
+    assert judge(BUDGET, slowly).rung is BudgetLevel.CALM
     soon = [look(10 * n, 30 + n) for n in range(7)]  # 0.1 MiB a second: 640 s to go
     found = judge(BUDGET, soon)
     assert found.growth == pytest.approx(0.1 * MIB, rel=0.01)
     assert found.exceeded_in == pytest.approx(640, rel=0.01)
-    assert found.rung is Rung.SMALLER
-    assert judge(BUDGET, [look(10 * n, 30 + 3 * n) for n in range(7)]).rung is Rung.BRONZE_ONLY
+    assert found.rung is BudgetLevel.SMALLER
+    assert judge(BUDGET, [look(10 * n, 30 + 3 * n) for n in range(7)]).rung is BudgetLevel.BRONZE_ONLY
     assert judge(BUDGET, soon[:3]).growth is None, "twenty seconds say nothing"
-    assert judge(BUDGET, [look(10 * n, n) for n in range(7)]).rung is Rung.CALM, "a small part of it neither"
+    assert judge(BUDGET, [look(10 * n, n) for n in range(7)]).rung is BudgetLevel.CALM, "a small part of it neither"
 
 
 def test_a_limit_of_the_server_that_is_lower_counts() -> None:
     assert judge(BUDGET, [look(0, 30, safe=10 * MIB)]).used == pytest.approx(0.75)
     assert judge(BUDGET, [look(0, 30, safe=500 * MIB)]).used == pytest.approx(0.3)
-    assert judge(BUDGET, [look(0, 30, safe=-1)]).rung is Rung.EXCEEDED
+    assert judge(BUDGET, [look(0, 30, safe=-1)]).rung is BudgetLevel.EXCEEDED
 
 
 def test_age_counts_from_where_bronze_is_and_a_server_that_rests_grows_no_older() -> None:
     budget = WalBudget(max_age=60_000)
-    rests = [WalLook(10.0 * n, 5000, 5000, 3 * MIB) for n in range(100)]
+    rests = [WalSample(10.0 * n, 5000, 5000, 3 * MIB) for n in range(100)]
     assert judge(budget, rests).age == 0, "restart positions move with traffic only"
-    stuck = [*rests, WalLook(1000, 9000, 5000, 3 * MIB), WalLook(1050, 9000, 5000, 3 * MIB)]
+    stuck = [*rests, WalSample(1000, 9000, 5000, 3 * MIB), WalSample(1050, 9000, 5000, 3 * MIB)]
     found = judge(budget, stuck)
     assert found.age == 60  # since the look at 990, when nothing was missing
-    assert found.rung is Rung.EXCEEDED
-    moved = [*stuck, WalLook(1060, 9500, 9000, 3 * MIB)]
+    assert found.rung is BudgetLevel.EXCEEDED
+    moved = [*stuck, WalSample(1060, 9500, 9000, 3 * MIB)]
     assert judge(budget, moved).age == 10
 
 
@@ -114,29 +124,33 @@ def test_age_outlasts_a_receiver_by_the_marks_that_it_leaves() -> None:
     budget = WalBudget(max_age=3_600_000)
     marks: list[Mark] = []
     for n in range(2000):
-        marks = marked(budget, marks, WalLook(10.0 * n, 5000 + n, 5000 + n, 0))
+        marks = add_mark(budget, marks, WalSample(10.0 * n, 5000 + n, 5000 + n, 0))
     assert len(marks) <= 40
     assert marks[-1][0] - marks[0][0] > 3600
-    later = [WalLook(30_000, 9_000_000, 5000 + 1999, MIB)]
+    later = [WalSample(30_000, 9_000_000, 5000 + 1999, MIB)]
     assert 10_000 <= judge(budget, later, marks).age <= 10_200
 
 
 def test_only_what_is_of_use_is_remembered() -> None:
-    looks: list[WalLook] = []
+    looks: list[WalSample] = []
     for n in range(1000):
-        looks = remembered([*looks, look(10.0 * n, 1)])
+        looks = prune_samples([*looks, look(10.0 * n, 1)])
     assert len(looks) == 31
 
 
 def test_a_transaction_that_is_open_for_long_is_told_from_a_bronze_that_is_behind() -> None:
-    held = WalLook(0, 2000 * MIB, 1999 * MIB, 90 * MIB)
+    held = WalSample(0, 2000 * MIB, 1999 * MIB, 90 * MIB)
     assert "open for long" in judge(BUDGET, [held]).reason
     assert "behind" in judge(BUDGET, [look(0, 120)]).reason
 
 
 def test_an_alert_is_only_told() -> None:
     budget = WalBudget(max_bytes=100 * MIB, on_exceeded="alert")
-    assert [judge(budget, [look(0, mib)]).rung for mib in (60, 90, 100)] == [Rung.CALM, Rung.CALM, Rung.EXCEEDED]
+    assert [judge(budget, [look(0, mib)]).rung for mib in (60, 90, 100)] == [
+        BudgetLevel.CALM,
+        BudgetLevel.CALM,
+        BudgetLevel.EXCEEDED,
+    ]
 
 
 @pytest.mark.parametrize("seed", seeds(20))
@@ -149,14 +163,14 @@ def test_a_slot_is_dropped_only_where_every_look_of_a_minute_exceeded_the_budget
         looks.append(look(at, mib))
     for budget in (BUDGET, DROPS):
         for n, rung in enumerate(rungs(budget, looks)):
-            recent = [one for one in looks[: n + 1] if looks[n].at - one.at < DROP_AFTER]
-            before = [one for one in looks[: n + 1] if looks[n].at - one.at >= DROP_AFTER]
+            recent = [one for one in looks[: n + 1] if looks[n].observed_at - one.observed_at < DROP_AFTER]
+            before = [one for one in looks[: n + 1] if looks[n].observed_at - one.observed_at >= DROP_AFTER]
             all_exceeded = bool(before) and all(one.retained >= 100 * MIB for one in [*recent, before[-1]])
-            assert (rung is Rung.DROP) == (budget is DROPS and all_exceeded)
+            assert (rung is BudgetLevel.DROP) == (budget is DROPS and all_exceeded)
 
 
 def test_more_of_the_budget_never_means_a_lower_step() -> None:
-    for before in (Rung.CALM, Rung.SMALLER, Rung.BRONZE_ONLY, Rung.EXCEEDED):
+    for before in (BudgetLevel.CALM, BudgetLevel.SMALLER, BudgetLevel.BRONZE_ONLY, BudgetLevel.EXCEEDED):
         heights = [judge(BUDGET, [look(0, mib)], (), before).rung.height for mib in range(0, 200, 5)]
         assert heights == sorted(heights)
 
@@ -177,7 +191,7 @@ def project(tmp_path: Path) -> Project:
 
 
 @pytest.fixture
-def told() -> list[Progress]:
+def told() -> list[ProgressEvent]:
     return []
 
 
@@ -190,26 +204,26 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def test_batches_get_smaller_and_apply_waits_until_it_is_over(
-    project: Project, told: list[Progress], clock: Callable[[float], None]
+    project: Project, told: list[ProgressEvent], clock: Callable[[float], None]
 ) -> None:
-    gives_way = GivesWay(project, told.append)
+    gives_way = ApplyYield(project, told.append)
     given = Batch()
-    with WalWatch(project, BUDGET, told.append) as watch:
+    with WalBudgetMonitor(project, BUDGET, told.append) as watch:
         clock(10)
-        watch.look(look(10, 10))
+        watch.evaluate_sample(look(10, 10))
         assert (watch.limits(given), gives_way()) == (given, False)
-        watch.look(look(20, 60))
+        watch.evaluate_sample(look(20, 60))
         assert watch.limits(given).max_bytes == given.max_bytes // 4
         assert watch.limits(Batch(max_rows=1)).max_rows == 1
         assert not gives_way()
-        watch.look(look(30, 80))
+        watch.evaluate_sample(look(30, 80))
         clock(30)
         assert gives_way()
         assert gives_way()
-        watch.look(look(40, 10))
+        watch.evaluate_sample(look(40, 10))
         clock(40)
         assert (watch.limits(given), gives_way()) == (given, False)
-        watch.look(look(50, 80))
+        watch.evaluate_sample(look(50, 80))
         clock(50)
         assert gives_way()
         clock(50 + wal_note.FRESH + 1)
@@ -223,12 +237,12 @@ def test_batches_get_smaller_and_apply_waits_until_it_is_over(
 
 
 def test_an_exceeded_budget_is_a_warning_now_and_then_and_the_slot_stays(
-    project: Project, told: list[Progress]
+    project: Project, told: list[ProgressEvent]
 ) -> None:
-    with WalWatch(project, BUDGET, told.append) as watch:
+    with WalBudgetMonitor(project, BUDGET, told.append) as watch:
         for n in range(100):
-            watch.look(look(1000 + 10 * n, 150))
-        watch.heed()
+            watch.evaluate_sample(look(1000 + 10 * n, 150))
+        watch.enforce_wal_budget()
     warnings = [one for one in told if one.stage == "warning"]
     assert [one.facts["code"] for one in warnings] == ["SRC235", "SRC235"], "in a thousand seconds"
     assert "150.0 MiB of WAL for slot `shop`" in warnings[0].text
@@ -237,23 +251,23 @@ def test_an_exceeded_budget_is_a_warning_now_and_then_and_the_slot_stays(
 
 def test_the_mistake_is_told_with_what_is_kept_and_why() -> None:
     budget = WalBudget(max_bytes=50 << 30, max_age=7_200_000)
-    found = judge(budget, [WalLook(0, 0, 0, 0), WalLook(10_800, 61 << 30, 0, 61 << 30)])
-    kept("wal-budget-exceeded", exceeded("shop", budget, found))
+    found = judge(budget, [WalSample(0, 0, 0, 0), WalSample(10_800, 61 << 30, 0, 61 << 30)])
+    kept("wal-budget-exceeded", budget_exceeded_error("shop", budget, found))
 
 
-def test_a_slot_is_given_up_where_the_pipeline_says_so(project: Project, told: list[Progress]) -> None:
-    with WalWatch(project, DROPS, told.append) as watch:
+def test_a_slot_is_given_up_where_the_pipeline_says_so(project: Project, told: list[ProgressEvent]) -> None:
+    with WalBudgetMonitor(project, DROPS, told.append) as watch:
         for n in range(6):
-            watch.look(look(1000 + 10 * n, 150))
-        watch.heed()
-        watch.look(look(1060, 150))
+            watch.evaluate_sample(look(1000 + 10 * n, 150))
+        watch.enforce_wal_budget()
+        watch.evaluate_sample(look(1060, 150))
         with pytest.raises(SlotGivenUp, match="is dropped, as the pipeline says"):
-            watch.heed()
+            watch.enforce_wal_budget()
 
 
-def test_a_receiver_that_ends_leaves_its_marks_and_no_state(project: Project, told: list[Progress]) -> None:
-    with WalWatch(project, BUDGET, told.append) as watch:
-        watch.look(look(10, 80))
+def test_a_receiver_that_ends_leaves_its_marks_and_no_state(project: Project, told: list[ProgressEvent]) -> None:
+    with WalBudgetMonitor(project, BUDGET, told.append) as watch:
+        watch.evaluate_sample(look(10, 80))
     assert WalNote(project.lake, project.name).read() is None
     assert WalNote(project.lake, project.name).begin() == [(10, 1080 * MIB)]
 
@@ -280,13 +294,13 @@ def test_a_note_that_says_something_else_says_nothing(tmp_path: Path, said: byte
 
 
 def test_status_and_its_page_show_the_budget(
-    project: Project, told: list[Progress], clock: Callable[[float], None]
+    project: Project, told: list[ProgressEvent], clock: Callable[[float], None]
 ) -> None:
     assert status(project).wal_budget is None
-    with WalWatch(project, BUDGET, told.append) as watch:
+    with WalBudgetMonitor(project, BUDGET, told.append) as watch:
         clock(60)
         for n in range(7):
-            watch.look(look(10 * n, 60 + 3 * n))
+            watch.evaluate_sample(look(10 * n, 60 + 3 * n))
         seen = status(project)
         assert seen.wal_budget is not None
         assert isinstance(seen.wal_budget, BudgetStatus)
@@ -300,11 +314,11 @@ def test_status_and_its_page_show_the_budget(
 
 
 def test_what_is_told_of_a_verdict_has_no_empty_words() -> None:
-    for rung in Rung:
-        assert Verdict(rung, 0.6, 1, 0.0, None, None, open_long=False).reason
+    for rung in BudgetLevel:
+        assert BudgetVerdict(rung, 0.6, 1, 0.0, None, None, open_long=False).reason
 
 
-class Walk(Advance):
+class Walk(SpanLoop):
     """Goes the way of apply without writing: which spans it would, and what it is told to do behind each."""
 
     def __init__(self, project: Project, answers: list[bool]) -> None:
@@ -312,7 +326,7 @@ class Walk(Advance):
         super().__init__(project, cast("SparkSession", None), silent, gives_way=lambda: answers.pop(0))
 
     def _span(
-        self, state: BronzeState, tables: dict[str, TableState], after: int, commits: list[CommitRow], upto: int
+        self, state: StreamCheckpoint, tables: dict[str, TableState], after: int, commits: list[CommitRow], upto: int
     ) -> tuple[int, dict[str, TableState]]:
         self.spans.append(upto)
         return upto, tables

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cdc_lake.decode import walk
-from cdc_lake.decode.mppdb import literal_values
-from cdc_lake.decode.mppdb.literal_values import rewritten
-from cdc_lake.decode.mppdb.statements import ROOM
-from cdc_lake.decode.walk import PADDING, Chunk, Irregular, copied, gathered
+from cdc_lake.decode import columnar_reader
+from cdc_lake.decode.columnar_reader import PADDING, FallBackToRowDecoder, FrameBuffer, copy_texts, gather_bytes
+from cdc_lake.decode.gaussdb import literal_columnar
+from cdc_lake.decode.gaussdb.literal_columnar import ROOM, rewritten
 
 VALUES = (b"plain", b"it''s", b"", b"\xc3\xa9", b'a \\"b\\"', b"\\u0009''\\n", b"''''", b"\\\\")
 
@@ -31,7 +30,7 @@ def source(values: tuple[bytes, ...]) -> tuple[Any, Any, Any]:
     )
 
 
-def texts(chunk: Chunk, slots: Any) -> list[bytes]:
+def texts(chunk: FrameBuffer, slots: Any) -> list[bytes]:
     return [bytes(chunk.bytes[first:behind]) for first, behind in slots.tolist()]
 
 
@@ -41,7 +40,7 @@ def test_beside_a_large_value_small_ones_are_what_they_are_without_it(
 ) -> None:
     found = []
     for large in (False, True):
-        monkeypatch.setattr(literal_values, "is_large", lambda _size, _count, large=large: large)
+        monkeypatch.setattr(literal_columnar, "is_large", lambda _size, _count, large=large: large)
         found.append(texts(*rewritten(*source(VALUES), escaped=escaped, inner=True)))
     assert found[0] == found[1]
     assert found[1][:4] == [b"plain", b"it's", b"", b"\xc3\xa9"]
@@ -50,21 +49,21 @@ def test_beside_a_large_value_small_ones_are_what_they_are_without_it(
 
 @pytest.mark.parametrize("large", [False, True])
 def test_values_that_are_more_than_offsets_reach_are_not_walked(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    chunk = Chunk.of([b"abc", b"defgh"])
+    chunk = FrameBuffer.from_frames([b"abc", b"defgh"])
     slots = chunk.start | (chunk.end << 32)
     statements, start, end = source(VALUES)
     size = int((end - start).sum()) + ROOM * len(VALUES)
-    for module in (walk, literal_values):
+    for module in (columnar_reader, literal_columnar):
         monkeypatch.setattr(module, "is_large", lambda _size, _count: large)
-    monkeypatch.setattr(walk, "_MOST", max(size, len(chunk.bytes)))
-    assert bytes(gathered(chunk, chunk.start, chunk.end)[1]) == bytes(copied(chunk, slots)[1]) == b"abcdefgh"
+    monkeypatch.setattr(columnar_reader, "_LARGEST_OFFSET", max(size, len(chunk.bytes)))
+    assert bytes(gather_bytes(chunk, chunk.start, chunk.end)[1]) == bytes(copy_texts(chunk, slots)[1]) == b"abcdefgh"
     rewritten(statements, start, end, escaped=False, inner=True)
-    monkeypatch.setattr(walk, "_MOST", size - 1)
-    with pytest.raises(Irregular):
+    monkeypatch.setattr(columnar_reader, "_LARGEST_OFFSET", size - 1)
+    with pytest.raises(FallBackToRowDecoder):
         rewritten(statements, start, end, escaped=False, inner=True)
-    monkeypatch.setattr(walk, "_MOST", len(chunk.bytes) - 1)
-    with pytest.raises(Irregular):
-        copied(chunk, slots)
-    monkeypatch.setattr(walk, "_MOST", 7)
-    with pytest.raises(Irregular):
-        gathered(chunk, chunk.start, chunk.end)
+    monkeypatch.setattr(columnar_reader, "_LARGEST_OFFSET", len(chunk.bytes) - 1)
+    with pytest.raises(FallBackToRowDecoder):
+        copy_texts(chunk, slots)
+    monkeypatch.setattr(columnar_reader, "_LARGEST_OFFSET", 7)
+    with pytest.raises(FallBackToRowDecoder):
+        gather_bytes(chunk, chunk.start, chunk.end)

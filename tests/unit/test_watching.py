@@ -12,16 +12,14 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.cli import watching
-from cdc_lake.cli.bars import Bars
-from cdc_lake.cli.stages import Pace, line
-from cdc_lake.cli.view import Look, View
-from cdc_lake.cli.watching import watch_status
+from cdc_lake.cli.commands import status as watching
+from cdc_lake.cli.commands.status import watch_status
+from cdc_lake.cli.output import Bars, CommandOutput, OutputOptions, Pace, progress_line
+from cdc_lake.connectors.open_stream import backlog
 from cdc_lake.errors import NoStream, StoreUnavailable
 from cdc_lake.model.position import OrderDomain
-from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.status.standing import Status, status
-from cdc_lake.pipeline.stream.backlog import backlog
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.ops.status import Status, status
 from tests.cut_lake import CutLake, ids
 
 
@@ -55,7 +53,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "time", SimpleNamespace(sleep=pause))  # its own: other threads sleep too
 
 
-def watched(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, found: Status, look: Look) -> str:
+def watched(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, found: Status, look: OutputOptions) -> str:
     monkeypatch.setattr(sys, "stdout", out)
     answers: Iterator[Any] = iter([found, StoreUnavailable("the lake's disk is away", where="/lake"), found])
 
@@ -66,19 +64,19 @@ def watched(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, found: Status, lo
         return answer  # type: ignore[no-any-return]
 
     with pytest.raises(Ended):
-        watch_status(View(look, "status"), ask, 5)
+        watch_status(CommandOutput(look, "status"), ask, 5)
     return out.getvalue()
 
 
 def test_one_of_something_is_said_to_be_one() -> None:
-    assert line(Progress("merge", "silver.t", 1, unit="changes")) == "merge     silver.t · 1 change"
-    assert line(Progress("merge", "silver.t", 0, unit="changes")) == "merge     silver.t · 0 changes"
+    assert progress_line(ProgressEvent("merge", "silver.t", 1, unit="changes")) == "merge     silver.t · 1 change"
+    assert progress_line(ProgressEvent("merge", "silver.t", 0, unit="changes")) == "merge     silver.t · 0 changes"
 
 
 def test_a_terminal_shows_one_screen_that_changes(monkeypatch: pytest.MonkeyPatch, found: Status) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "40")
-    text = watched(monkeypatch, Terminal(), found, Look())
+    text = watched(monkeypatch, Terminal(), found, OutputOptions())
     screens = text.split("\x1b[H")[1:]
     assert len(screens) == 3
     assert all(screen.endswith("\x1b[J\n") and "\x1b[2J" not in screen for screen in screens)
@@ -86,19 +84,21 @@ def test_a_terminal_shows_one_screen_that_changes(monkeypatch: pytest.MonkeyPatc
     assert "every 5 s, Ctrl-C ends" in screens[0]
     assert "the lake's disk is away" in screens[1]
     monkeypatch.setenv("LINES", "8")
-    View(Look(), "status").screen("\n".join(map(str, range(20))))
+    CommandOutput(OutputOptions(), "status").screen("\n".join(map(str, range(20))))
     assert "5\x1b[K\n… 14 more lines" in sys.stdout.getvalue()  # type: ignore[attr-defined]
 
 
 def test_without_a_terminal_each_look_is_a_line(monkeypatch: pytest.MonkeyPatch, found: Status) -> None:
-    first, away, again = watched(monkeypatch, io.StringIO(), found, Look()).splitlines()
+    first, away, again = watched(monkeypatch, io.StringIO(), found, OutputOptions()).splitlines()
     assert first == again
     assert first.split("  ")[1:] == ["shop", "silver at 0/C8, 0 B behind", "source not reachable", "1 snapshot"]
     assert away.endswith("LAK435: the lake's disk is away")
 
 
 def test_with_json_each_look_is_a_document(monkeypatch: pytest.MonkeyPatch, found: Status) -> None:
-    documents = [json.loads(one) for one in watched(monkeypatch, Terminal(), found, Look(json=True)).splitlines()]
+    documents = [
+        json.loads(one) for one in watched(monkeypatch, Terminal(), found, OutputOptions(json=True)).splitlines()
+    ]
     assert [one["schema"] for one in documents] == ["cdc-lake/status/1", "cdc-lake/error/1", "cdc-lake/status/1"]
 
 
@@ -107,7 +107,7 @@ def test_what_waiting_does_not_heal_ends_it() -> None:
         raise NoStream("x")
 
     with pytest.raises(NoStream):
-        watch_status(View(Look(), "status"), ask, 5)
+        watch_status(CommandOutput(OutputOptions(), "status"), ask, 5)
 
 
 def test_a_way_to_a_known_end_has_a_rate_and_the_time_that_is_left() -> None:
@@ -116,7 +116,7 @@ def test_a_way_to_a_known_end_has_a_rate_and_the_time_that_is_left() -> None:
 
     def told(at: float, done: int, total: int | None = 1000, unit: str = "rows") -> str:
         now[0] = at
-        return pace.of(Progress("snapshot", "copying", done, total, unit))
+        return pace.describe_pace(ProgressEvent("snapshot", "copying", done, total, unit))
 
     assert told(0, 100) == ""
     assert told(0.5, 150) == "", "too early to say"
@@ -132,11 +132,11 @@ def test_a_way_to_a_known_end_has_a_rate_and_the_time_that_is_left() -> None:
 
 def test_a_line_says_how_much_how_fast_and_how_long() -> None:
     one = backlog("applied", 3 << 20, 1 << 20, 5 << 20, OrderDomain.LSN)
-    assert line(one, "1.0 MiB/s, 2.0 s left") == (
+    assert progress_line(one, "1.0 MiB/s, 2.0 s left") == (
         "backlog   applied up to 0/300000 · 2.0 MiB of 4.0 MiB of WAL · 1.0 MiB/s, 2.0 s left"
     )
     beyond = backlog("received", 70, 10, 60, OrderDomain.CSN)
-    assert line(beyond) == "backlog   received up to 70 · 50 of 50 CSNs"
+    assert progress_line(beyond) == "backlog   received up to 70 · 50 of 50 CSNs"
 
 
 def test_a_bar_shows_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_a_bar_shows_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     bars._pace = Pace(lambda: now[0])
     for at, done in ((0.0, 0), (10.0, 100)):
         now[0] = at
-        bars.show(Progress("rebuild", "silver.t", done, 400, "spans"))
+        bars.show(ProgressEvent("rebuild", "silver.t", done, 400, "spans"))
     bars.close()
     assert "100 of 400 spans" in out.getvalue()
     assert "10 spans/s, 30.0 s left" in out.getvalue()

@@ -35,10 +35,9 @@ from cdc_lake.errors import (
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.source.gaussdb import slot
 from cdc_lake.source.gaussdb.server import current_lsn, identify, snapshot_and_csn
-from cdc_lake.source.gaussdb.stream import GaussStream
-from cdc_lake.source.wire.connect import connect
-from cdc_lake.source.wire.session import WireSession
-from cdc_lake.source.wire.target import WireTarget, WireTls
+from cdc_lake.source.gaussdb.stream import GaussDbStream
+from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
+from cdc_lake.source.gaussdb.wire.session import WireSession, connect
 from cdc_lake.testing.beside import until
 from cdc_lake.testing.gaussdb.authentication import Credentials, Method, Stored
 from cdc_lake.testing.gaussdb.dialect import Product, Version
@@ -104,8 +103,8 @@ def make_slot(server: GaussServer, name: str = "shop", plugin: str = "mppdb_deco
 @contextmanager
 def streaming(
     server: GaussServer, options: dict[str, str], name: str = "shop", start: int = 0, interval: float = 10.0
-) -> Iterator[GaussStream]:
-    stream = GaussStream(
+) -> Iterator[GaussDbStream]:
+    stream = GaussDbStream(
         connect(target(server), replication=True),
         name,
         start,
@@ -119,7 +118,7 @@ def streaming(
         stream.close()
 
 
-def collect(stream: GaussStream, size: int, seconds: float = 60.0) -> list[tuple[int, bytes]]:
+def collect(stream: GaussDbStream, size: int, seconds: float = 60.0) -> list[tuple[int, bytes]]:
     frames: list[tuple[int, bytes]] = []
     end = time.monotonic() + seconds
     while sum(len(payload) for _, payload in frames) < size and time.monotonic() < end:
@@ -396,7 +395,7 @@ def test_a_missing_slot_lost_log_and_too_many_decoders_have_their_names() -> Non
         for n in range(21):
             make_slot(server, f"s{n}")
         streams = [
-            GaussStream(
+            GaussDbStream(
                 connect(target(server), replication=True),
                 f"s{n}",
                 0,

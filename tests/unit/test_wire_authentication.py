@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.errors import AuthenticationRefused, AuthenticationUnsupported, SourceError, StreamProtocol
-from cdc_lake.source.wire import authentication
-from cdc_lake.source.wire.authentication import (
+from cdc_lake.source.gaussdb.wire import auth
+from cdc_lake.source.gaussdb.wire.auth import (
     Accepted,
     Cleartext,
     Md5,
@@ -45,7 +45,7 @@ def body(code: int, rest: bytes = b"") -> bytes:
         (Accepted(), None),
     ],
 )
-def test_the_documented_values_come_out(request_: authentication.Request, expected: str | None) -> None:
+def test_the_documented_values_come_out(request_: auth.Request, expected: str | None) -> None:
     assert answer(request_, "cdc", "Gauss@123") == expected
 
 
@@ -63,7 +63,7 @@ def test_the_documented_values_come_out(request_: authentication.Request, expect
         (body(11, SALT.encode() + SALT4), 51, Md5OverSha256(SALT, SALT4)),
     ],
 )
-def test_every_request_is_read(raw: bytes, minor: int, expected: authentication.Request) -> None:
+def test_every_request_is_read(raw: bytes, minor: int, expected: auth.Request) -> None:
     assert parse(raw, minor) == expected
 
 

@@ -37,10 +37,10 @@ from cdc_lake.errors import (
     WalGone,
     WrongOutputOrder,
 )
-from cdc_lake.source.connection import connect
+from cdc_lake.source.gaussdb.wire.auth import server_error, startup_error
+from cdc_lake.source.gaussdb.wire.protocol import ServerMessage
+from cdc_lake.source.postgres.connection import connect
 from cdc_lake.source.refusals import statement_error
-from cdc_lake.source.wire.protocol import ServerMessage
-from cdc_lake.source.wire.refusals import server_error, startup_error
 from cdc_lake.testing.gaussdb.authentication import Method
 from cdc_lake.testing.gaussdb.ledger import Ledger
 from cdc_lake.testing.gaussdb.server import GaussServer

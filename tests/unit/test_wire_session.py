@@ -28,13 +28,11 @@ from cdc_lake.errors import (
     StreamProtocol,
     TlsRefused,
 )
-from cdc_lake.source.gaussdb.stream import GaussStream
-from cdc_lake.source.wire import authentication, protocol
-from cdc_lake.source.wire.authentication import Md5, Md5OverSha256, Sha256, Sha256OverMd5
-from cdc_lake.source.wire.connect import connect
-from cdc_lake.source.wire.protocol import copy_data, message
-from cdc_lake.source.wire.session import Result
-from cdc_lake.source.wire.target import WireTls
+from cdc_lake.source.gaussdb.stream import GaussDbStream
+from cdc_lake.source.gaussdb.wire import auth, protocol
+from cdc_lake.source.gaussdb.wire.auth import Md5, Md5OverSha256, Sha256, Sha256OverMd5
+from cdc_lake.source.gaussdb.wire.protocol import WireTls, copy_data, message
+from cdc_lake.source.gaussdb.wire.session import Result, connect
 from cdc_lake.testing.ports import free_port
 from tests.certificates import make_authority
 from tests.scripted import (
@@ -91,13 +89,13 @@ def test_an_ordinary_session_says_nothing_of_replication() -> None:
     ("asked", "expected"),
     [
         (asks(3), "Gauss@123"),
-        (asks(5, SALT4), authentication.answer(Md5(SALT4), "cdc", "Gauss@123")),
+        (asks(5, SALT4), auth.answer(Md5(SALT4), "cdc", "Gauss@123")),
         (
             asks(10, struct.pack(">i", 2) + (SALT + TOKEN).encode() + struct.pack(">i", 10000)),
-            authentication.answer(Sha256(SALT, TOKEN, 10000), "cdc", "Gauss@123"),
+            auth.answer(Sha256(SALT, TOKEN, 10000), "cdc", "Gauss@123"),
         ),
-        (asks(10, struct.pack(">i", 1) + SALT4), authentication.answer(Sha256OverMd5(SALT4), "cdc", "Gauss@123")),
-        (asks(11, SALT.encode() + SALT4), authentication.answer(Md5OverSha256(SALT, SALT4), "cdc", "Gauss@123")),
+        (asks(10, struct.pack(">i", 1) + SALT4), auth.answer(Sha256OverMd5(SALT4), "cdc", "Gauss@123")),
+        (asks(11, SALT.encode() + SALT4), auth.answer(Md5OverSha256(SALT, SALT4), "cdc", "Gauss@123")),
     ],
     ids=["clear", "md5", "sha256", "sha256 over md5", "md5 over sha256"],
 )
@@ -330,7 +328,7 @@ def test_a_stream_over_tls_brings_every_frame(authority: Path) -> None:
 
     with Scripted(script) as server:
         session = connect(server.target(tls=WireTls("require")), replication=True)
-        stream = GaussStream(session, "shop", 0, {}, keepalives_confirm=False, status_interval=10)
+        stream = GaussDbStream(session, "shop", 0, {}, keepalives_confirm=False, status_interval=10)
         got: list[tuple[int, bytes]] = []
         until = time.monotonic() + 60
         while len(got) < len(expected) and time.monotonic() < until:
@@ -419,10 +417,10 @@ def test_after_an_error_the_session_goes_on() -> None:
         session = connect(server.target())
         with pytest.raises(SlotMissing, match="dropping"):
             session.query("DROP_REPLICATION_SLOT shop", doing="dropping the slot")
-        assert not session.closed
+        assert not session.is_closed
         assert session.query("SELECT 1").rows == (("1",),)
         session.close()
-        assert session.closed
+        assert session.is_closed
 
 
 def test_after_a_fatal_error_the_session_is_over_though_the_server_says_ready() -> None:
@@ -431,7 +429,7 @@ def test_after_a_fatal_error_the_session_is_over_though_the_server_says_ready() 
         session = connect(server.target(), replication=True)
         with pytest.raises(SlotMissing):
             session.query("DROP_REPLICATION_SLOT shop")
-        assert session.closed
+        assert session.is_closed
         session.close()
 
 
@@ -445,7 +443,7 @@ def test_an_error_before_the_end_of_the_connection_is_what_is_told() -> None:
         session = connect(server.target())
         with pytest.raises(ServerUnreachable, match="administrator"):
             session.query("SELECT 1")
-        assert session.closed
+        assert session.is_closed
         with pytest.raises(ServerUnreachable, match="closed already"):
             session.query("SELECT 1")
         session.close()
@@ -486,7 +484,7 @@ def test_an_answer_that_is_none_is_an_error_and_ends_the_session(reply: bytes) -
         session = connect(server.target())
         with pytest.raises(StreamProtocol):
             session.query("SELECT 1")
-        assert session.closed
+        assert session.is_closed
         session.close()
 
 
@@ -528,7 +526,7 @@ def test_a_statement_that_cannot_be_sent_is_not(words: str) -> None:
         session = connect(server.target())
         with pytest.raises(StreamProtocol):
             session.query(words)
-        assert not session.closed
+        assert not session.is_closed
         session.close()
 
 
@@ -570,7 +568,7 @@ def test_copy_out_left_early_closes_the_session() -> None:
         rows = session.copy_out("COPY t TO STDOUT")
         next(rows)
         rows.close()  # type: ignore[attr-defined]
-        assert session.closed
+        assert session.is_closed
 
 
 def test_a_copy_that_wants_data_is_refused_without_hanging() -> None:

@@ -25,11 +25,10 @@ from cdc_lake.errors import (
     SourceError,
     StreamProtocol,
 )
-from cdc_lake.source.gaussdb.messages import read_keepalive, reply
-from cdc_lake.source.gaussdb.stream import GaussStream
-from cdc_lake.source.start_command import start_command
-from cdc_lake.source.wire.connect import connect
-from cdc_lake.source.wire.protocol import copy_data, message
+from cdc_lake.source.gaussdb.stream import GaussDbStream, read_keepalive, reply
+from cdc_lake.source.gaussdb.wire.protocol import copy_data, message
+from cdc_lake.source.gaussdb.wire.session import connect
+from cdc_lake.source.sql_text import start_command
 from cdc_lake.testing.beside import until
 from tests.scripted import READY, Peer, Scripted, error, frame, keepalive, status
 from tests.seeds import one_seed
@@ -60,9 +59,9 @@ def streaming(
     clock: Callable[[], float] = time.monotonic,
     piece: int | None = None,
     unix: Path | None = None,
-) -> Iterator[GaussStream]:
+) -> Iterator[GaussDbStream]:
     with Scripted(script, piece=piece, unix=unix) as server:
-        stream = GaussStream(
+        stream = GaussDbStream(
             connect(server.target(), replication=True),
             "shop",
             start,
@@ -86,7 +85,7 @@ def sends(*messages: bytes) -> Callable[[Peer], None]:
     return script
 
 
-def collect(stream: GaussStream, count: int, seconds: float = 60.0) -> list[tuple[int, bytes]]:
+def collect(stream: GaussDbStream, count: int, seconds: float = 60.0) -> list[tuple[int, bytes]]:
     frames: list[tuple[int, bytes]] = []
     end = time.monotonic() + seconds
     while len(frames) < count and time.monotonic() < end:
@@ -235,8 +234,8 @@ def test_a_wanted_reply_goes_out_at_once_and_is_noticed_once() -> None:
         assert collect(stream, 1) == [(700, b"x")]
         while not enough.wait(0.05):
             stream.poll(0.01)
-        assert stream.asked
-        assert not stream.asked
+        assert stream.reply_requested
+        assert not stream.reply_requested
     _, receive, write, flush, apply, applied, role, state, _, wanted, flags = got[0]
     assert (receive, write, flush, apply, applied) == (700, 700, 500, 500, 500)
     assert (role, state, wanted, flags) == (0, 0, 0, 0)
@@ -330,7 +329,7 @@ def ends(*messages: bytes) -> Callable[[Peer], None]:
     return script
 
 
-def until_error(stream: GaussStream) -> tuple[list[tuple[int, bytes]], SourceError]:
+def until_error(stream: GaussDbStream) -> tuple[list[tuple[int, bytes]], SourceError]:
     frames: list[tuple[int, bytes]] = []
     for _ in range(1000):
         try:
@@ -420,8 +419,8 @@ def test_an_active_slot_is_told_apart_and_closes_the_session() -> None:
     with Scripted(script) as server:
         session = connect(server.target(), replication=True)
         with pytest.raises(SlotActive, match="shop"):
-            GaussStream(session, "shop", 0, {}, keepalives_confirm=False, status_interval=10)
-        assert session.closed
+            GaussDbStream(session, "shop", 0, {}, keepalives_confirm=False, status_interval=10)
+        assert session.is_closed
 
 
 def test_any_bytes_are_frames_or_an_error() -> None:
@@ -442,6 +441,6 @@ def test_any_bytes_are_frames_or_an_error() -> None:
     with Scripted(*(script(raw) for raw in broken)) as server:
         for _ in broken:
             session = connect(server.target(), replication=True)
-            stream = GaussStream(session, "s", 0, {}, keepalives_confirm=True, status_interval=10)
+            stream = GaussDbStream(session, "s", 0, {}, keepalives_confirm=True, status_interval=10)
             until_error(stream)
             stream.close()

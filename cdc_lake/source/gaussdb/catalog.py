@@ -1,23 +1,156 @@
-"""The catalog of a server of the GaussDB family: what rows of the stream do not say of their tables.
+"""Defaults of old rows: what the catalog of the GaussDB family keeps of a column that was added with one.
+
+Such a column is not written into the rows that are there: its default stands in `pg_attribute.attinitdefval`, as the
+bytes that a row would hold (`shouldUpdateAllTuples` of openGauss's tablecmds.cpp). The server does that for a list of
+types, for constants below 128 bytes; otherwise it writes the table anew, and keeps nothing.
+
+The catalog of a server of the GaussDB family: what rows of the stream do not say of their tables.
 
 Only what PostgreSQL 9.2, which the family comes from, had in its catalogs is asked for.
+
+How parallel decoders print values: as the server and the database are set up, whatever the session or its role asks.
+
+Serial decoding prints as its session asks (seen on openGauss 6.0.2). Floats are exact everywhere: both decoders force
+`extra_float_digits`. Under DateStyle ISO a time tells its zone, and silver takes any.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import cache, partial
+from typing import Final, TypeAlias
 
+import numpy as np
+
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata, Storage
 from cdc_lake.decode.historic_catalog import Attribute
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, Storage
-from cdc_lake.errors import NoReplicaIdentity
-from cdc_lake.model.relation import ReplicaIdentity, TableName
-from cdc_lake.source.gaussdb.defaults import missing_of
-from cdc_lake.source.quoting import literal, quoted
-from cdc_lake.source.tables import VERSION, left_out
-from cdc_lake.source.wire.session import WireSession
+from cdc_lake.errors import NoReplicaIdentity, ServerSettings
+from cdc_lake.model.relation import Missing, ReplicaIdentity, TableName
+from cdc_lake.source.base import VERSION, left_out
+from cdc_lake.source.gaussdb.wire.protocol import SETTINGS
+from cdc_lake.source.gaussdb.wire.session import WireSession
+from cdc_lake.source.sql_text import PRINTING, identifier, literal, quote_table
+
+Decode: TypeAlias = Callable[[bytes], str | None]
+"""Text from bytes in the database's encoding; None where they are none."""
+
+Print: TypeAlias = Callable[[str], str | None]
+"""A numeric as this server prints it: by a setting with or without the zero before a point."""
+
+_EPOCH: Final = datetime(2000, 1, 1)  # noqa: DTZ001 - of no zone
+_TEXTS: Final = frozenset({"text", "varchar", "bpchar"})
+
+
+def missing_of(
+    type_name: str, stored: str | None, *, has_default: bool, decode: Decode, printed: Print
+) -> Missing | None:
+    """What rows from before a column hold in it: from `stored`, the bytes that the catalog keeps, in hexadecimal
+    digits.
+
+    Without them NULL, but where the column has a default (`has_default`): the rows may have been written anew with it,
+    or it came later, so nobody can say.
+    """
+    if stored is None:
+        return Missing(None) if has_default else None
+    image = bytes.fromhex(stored)
+    if type_name in _TEXTS:
+        return Missing(decode(_payload(image)))
+    text = read(image) if (read := _READ.get(type_name)) is not None else None
+    if type_name == "numeric" and text is not None and text.lstrip("-").startswith("0."):
+        text = printed(text)
+    return Missing(text)
+
+
+def _payload(image: bytes) -> bytes:
+    """Of a value of varying length what is behind its length: one byte with its lowest bit set, or four."""
+    return image[1:] if image[0] & 1 else image[4:]
+
+
+def _number(form: str) -> Callable[[bytes], str]:
+    return lambda image: str(struct.unpack(form, image)[0])
+
+
+def _float(form: str) -> Callable[[bytes], str]:
+    def format_float(image: bytes) -> str:
+        value = np.frombuffer(image, form)[0]
+        if np.isnan(value):
+            return "NaN"
+        return "-" * bool(value < 0) + "Infinity" if np.isinf(value) else str(value)
+
+    return format_float
+
+
+def _numeric(image: bytes) -> str | None:
+    """Sign, scale and weight in one header of two bytes or in two, then digits to base 10,000 (`numeric.cpp`)."""
+    data = _payload(image)
+    (header,) = struct.unpack_from("<H", data)
+    if header >> 14 == 3:  # not a number, or a form of its own for columnar tables
+        return "NaN" if header == 0xC000 else None
+    if header >> 14 == 2:
+        negative, scale, weight, offset = (
+            bool(header & 0x2000),
+            header >> 7 & 0x3F,
+            (header & 0x3F) - (header & 0x40),
+            2,
+        )
+    else:
+        negative, scale, weight, offset = (
+            bool(header & 0x4000),
+            header & 0x3FFF,
+            struct.unpack_from("<h", data, 2)[0],
+            4,
+        )
+    digits = struct.unpack_from(f"<{(len(data) - offset) // 2}H", data, offset)
+    value = 0
+    for digit in digits:
+        value = value * 10_000 + digit
+    shift = 4 * (weight + 1 - len(digits)) + scale
+    unscaled = str(value * 10**shift if shift >= 0 else value // 10**-shift).rjust(scale + 1, "0")
+    integer, fraction = unscaled[: len(unscaled) - scale], unscaled[len(unscaled) - scale :]
+    return "-" * negative + integer + (f".{fraction}" if fraction else "")
+
+
+def _moment(zone: str) -> Callable[[bytes], str | None]:
+    def format_moment(image: bytes) -> str | None:
+        """From microseconds since the year 2000; None outside the years 1 to 9999."""
+        try:
+            moment = _EPOCH + timedelta(microseconds=struct.unpack("<q", image)[0])
+        except OverflowError:
+            return None
+        text = moment.isoformat(" ")
+        return (text.rstrip("0") if "." in text else text) + zone
+
+    return format_moment
+
+
+def _day(image: bytes) -> str | None:
+    try:
+        return (_EPOCH + timedelta(days=struct.unpack("<i", image)[0])).date().isoformat()
+    except OverflowError:
+        return None
+
+
+_READ: Final[Mapping[str, Callable[[bytes], str | None]]] = {
+    "bool": lambda image: "f" if image == b"\0" else "t",
+    "int1": _number("<B"),
+    "int2": _number("<h"),
+    "int4": _number("<i"),
+    "int8": _number("<q"),
+    "float4": _float("<f4"),
+    "float8": _float("<f8"),
+    "numeric": _numeric,
+    "bytea": lambda image: f"\\x{_payload(image).hex()}",
+    "date": _day,
+    "timestamp": _moment(""),
+    "smalldatetime": _moment(""),
+    "timestamptz": _moment("+00"),
+}
+"""By type: the text that a server prints, None for a value that is not read here. Other types are not."""
+
 
 _FIRST_OF_USERS = 16384
 """Lower OIDs are the system's own: the family has many schemas besides pg_catalog."""
@@ -81,27 +214,32 @@ def tables_in_database(session: WireSession) -> dict[TableName, int]:
     }
 
 
-def facts_of(session: WireSession, table: TableName, *, skips_generated: bool = False) -> FamilyTableFacts | None:
+def facts_of(session: WireSession, table: TableName, *, skips_generated: bool = False) -> GaussDbTableMetadata | None:
     """What the catalog says of a table now; None where there is none of that name. Raises SourceError.
 
     `skips_generated`: generated columns are left out of new rows (`skip-generated-columns`), and so of the table.
     """
     doing = f"looking up {table} in the catalog"
     sql = _TABLE.format(schema=literal(table.schema), name=literal(table.name))
-    found = session.query(sql, doing=doing).rows
-    if not found:
+    rows = session.query(sql, doing=doing).rows
+    if not rows:
         return None
-    oid, identity, options, file, parted, version = found[0]
+    oid, identity, options, file, parted, version = rows[0]
     columns, attributes = [], []
-    ways = {"decode": partial(_decoded, session, doing=doing), "printed": partial(_printed, session, doing=doing)}
+    ways = {
+        "decode": partial(_decode_text, session, doing=doing),
+        "printed": partial(_print_numeric, session, doing=doing),
+    }
     for row in session.query(_COLUMNS.format(oid=oid), doing=doing).rows:
-        number, name, schema, kind, type_oid, modifier, printed, kept, has_default, filled, dropped, changed = row
+        number, name, schema, kind, type_oid, modifier, printed, stored, has_default, filled, dropped, changed = row
         if dropped == "t":
             attributes.append(Attribute(int(number or 0), changed=int(changed or 0)))
             continue
         type_name = (kind or "") if schema == "pg_catalog" else f"{schema}.{kind}"
-        missing = missing_of(type_name, kept, has_default=has_default == "t", **ways)
-        column = FamilyColumn(name or "", type_name, int(type_oid or 0), int(modifier or -1), printed, int(number or 0))
+        missing = missing_of(type_name, stored, has_default=has_default == "t", **ways)
+        column = GaussDbColumn(
+            name or "", type_name, int(type_oid or 0), int(modifier or -1), printed, int(number or 0)
+        )
         columns.append(replace(column, missing=missing, filled=filled == "t"))
         attribute = Attribute(int(number or 0), name, int(type_oid or 0), int(modifier or -1), missing)
         attributes.append(replace(attribute, changed=int(changed or 0)))
@@ -111,7 +249,7 @@ def facts_of(session: WireSession, table: TableName, *, skips_generated: bool = 
     if skips_generated:
         skipped = {name or "" for (name,) in session.query(_GENERATED.format(oid=oid), doing=doing).rows}
     how, primary = ReplicaIdentity(identity or "d"), next((i for i in indexes if i.primary), None)
-    return FamilyTableFacts(
+    return GaussDbTableMetadata(
         columns=tuple(column for column in columns if column.name not in skipped),
         primary_key=() if primary is None else primary.columns,
         identity=how,
@@ -119,7 +257,9 @@ def facts_of(session: WireSession, table: TableName, *, skips_generated: bool = 
         storage=Storage.USTORE if "storage_type=ustore" in _options(options) else Storage.ASTORE,
         type_names=_TypeNames(session),
         oid=int(oid or 0),
-        attributes=tuple(one for one in attributes if one.name not in skipped),
+        attributes=tuple(
+            visible_attribute for visible_attribute in attributes if visible_attribute.name not in skipped
+        ),
         key_changed=None if primary is None else primary.changed,
         file=_files(session, oid or "", doing) if parted != "n" else None if file in ("0", oid) else int(file or 0),
         skipped=frozenset(skipped),
@@ -129,20 +269,20 @@ def facts_of(session: WireSession, table: TableName, *, skips_generated: bool = 
 
 
 def versions_of(session: WireSession, tables: Collection[TableName]) -> dict[TableName, tuple[int, str]]:
-    """See `decode.mppdb.facts.Versions`."""
+    """See `decode.gaussdb.catalog_facts.Versions`."""
     names = ", ".join(f"({literal(table.schema)}, {literal(table.name)})" for table in tables)
     rows = session.query(_VERSIONS.format(names=names), doing="looking which tables were altered").rows
     return {TableName(schema or "", name or ""): (int(oid or 0), version or "") for schema, name, oid, version in rows}
 
 
 def _files(session: WireSession, oid: str, doing: str) -> int | None:
-    """What tells whether a partition was rewritten, as `source.catalog` has it of PostgreSQL's."""
+    """What tells whether a partition was rewritten, as `source.postgres.catalog` has it of PostgreSQL's."""
     rows = session.query(_PARTITIONS.format(oid=oid), doing=doing).rows
     rewritten = ",".join(f"{part}:{file}" for part, file in rows if file not in ("0", part))
     return int.from_bytes(hashlib.sha256(rewritten.encode()).digest()[:8], "big") >> 1 if rewritten else None
 
 
-def _decoded(session: WireSession, image: bytes, *, doing: str) -> str | None:
+def _decode_text(session: WireSession, image: bytes, *, doing: str) -> str | None:
     """Bytes in the encoding of the database as text; None where they are none."""
     if image.isascii():
         return image.decode("ascii")
@@ -151,7 +291,7 @@ def _decoded(session: WireSession, image: bytes, *, doing: str) -> str | None:
     return session.query(sql, doing=doing).rows[0][0]
 
 
-def _printed(session: WireSession, number: str, *, doing: str) -> str | None:
+def _print_numeric(session: WireSession, number: str, *, doing: str) -> str | None:
     """A numeric as the server prints it."""
     return session.query(f"SELECT CAST({literal(number)} AS numeric)", doing=doing).rows[0][0]
 
@@ -174,10 +314,10 @@ class _TypeNames(Mapping[int, str]):
 
     def __init__(self, session: WireSession) -> None:
         self._session = session
-        self._known: dict[int, str] = {}
+        self._names: dict[int, str] = {}
 
     def __getitem__(self, oid: int) -> str:
-        if oid not in self._known:
+        if oid not in self._names:
             sql = (
                 "SELECT n.nspname, t.typname FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace "
                 f"WHERE t.oid = {oid}"
@@ -186,38 +326,42 @@ class _TypeNames(Mapping[int, str]):
             if not rows:
                 raise KeyError(oid)
             schema, name = rows[0]
-            self._known[oid] = (name or "") if schema == "pg_catalog" else f"{schema}.{name}"
-        return self._known[oid]
+            self._names[oid] = (name or "") if schema == "pg_catalog" else f"{schema}.{name}"
+        return self._names[oid]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._known)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._names)
 
 
-class FamilyTables:
-    """Answers the decoder from a session of its own (`decode.mppdb.facts.FamilyCatalog`)."""
+class GaussDbCatalog:
+    """Answers the decoder from a session of its own (`decode.gaussdb.catalog_facts.FamilyCatalog`)."""
 
     def __init__(self, session: WireSession, *, skips_generated: bool = False) -> None:
         """`skips_generated`: see `facts_of`."""
         self._session = session
         self._skips_generated = skips_generated
 
-    def __call__(self, table: TableName) -> FamilyTableFacts | None:
+    def __call__(self, table: TableName) -> GaussDbTableMetadata | None:
         """The facts of a table now; raises SourceError."""
         return facts_of(self._session, table, skips_generated=self._skips_generated)
 
     def versions(self, tables: Collection[TableName]) -> dict[TableName, tuple[int, str]]:
-        """See `decode.mppdb.facts.Versions`."""
+        """See `decode.gaussdb.catalog_facts.Versions`."""
         return versions_of(self._session, tables)
 
 
-def check_identities(facts: Mapping[TableName, FamilyTableFacts], place: str) -> None:
+def check_identities(facts: Mapping[TableName, GaussDbTableMetadata], place: str) -> None:
     """Raise NoReplicaIdentity, naming every table whose updates and deletes would not say which row they mean."""
-    bare = [table for table, one in facts.items() if not one.identity_columns and not one.whole]
+    bare = [
+        table
+        for table, table_facts in facts.items()
+        if not table_facts.identity_columns and not table_facts.logs_full_rows
+    ]
     if bare:
-        statements = "; ".join(f"ALTER TABLE {quoted(table)} REPLICA IDENTITY FULL" for table in bare)
+        statements = "; ".join(f"ALTER TABLE {quote_table(table)} REPLICA IDENTITY FULL" for table in bare)
         raise NoReplicaIdentity(
             f"no primary key and no replica identity: {', '.join(map(str, bare))}",
             where=place,
@@ -244,3 +388,46 @@ def _identity_columns(identity: ReplicaIdentity, indexes: Sequence[_Index]) -> t
 def _options(text: str | None) -> set[str]:
     """A table's options as an array prints them: `{orientation=row,storage_type=USTORE}`."""
     return {option.strip('"').lower() for option in (text or "").strip("{}").split(",")}
+
+
+_READ_BY = ("DateStyle", "bytea_output")
+_COPIED_BY = "IntervalStyle"
+
+
+def check_printing(bare: WireSession) -> None:
+    """Raise ServerSettings where parallel decoders print values that nobody could read.
+
+    `bare` is a session that asks for no settings at its start: it is shown what the decoders go by.
+    """
+    settings = _settings(bare)
+    wrong = [name for name in _READ_BY if not settings.get(name, PRINTING[name]).startswith(PRINTING[name])]
+    if wrong:
+        stated = ", ".join(f"{name} = {settings[name]}" for name in wrong)
+        statements = "; ".join(_statement(bare, name) for name in wrong)
+        raise ServerSettings(
+            f"parallel decoding prints values by the database's settings, and cannot be read with {stated}",
+            where=bare.place,
+            hint=f"run: {statements}; or read with `parallel-decode-num: 1`",
+        )
+
+
+def interval_hint(bare: WireSession) -> tuple[str, str] | None:
+    """Where intervals of the stream read otherwise than those of a copy: what is so, and the statement that helps."""
+    actual, expected = _settings(bare).get(_COPIED_BY), SETTINGS[_COPIED_BY]
+    if actual in {None, expected}:
+        return None
+    text = (
+        f"parallel decoding prints intervals by the database's {_COPIED_BY} = {actual}, the initial copy by {expected}"
+    )
+    return text, _statement(bare, _COPIED_BY)
+
+
+def _statement(bare: WireSession, name: str) -> str:
+    value = SETTINGS[name]
+    return f"ALTER DATABASE {identifier(bare.target.database)} SET {name} = '{value}'"
+
+
+def _settings(bare: WireSession) -> dict[str, str]:
+    names = ", ".join(f"'{name}'" for name in (*_READ_BY, _COPIED_BY))
+    sql = f"SELECT name, setting FROM pg_settings WHERE name IN ({names})"
+    return {name or "": value or "" for name, value in bare.query(sql, doing="reading how values are printed").rows}

@@ -1,15 +1,94 @@
-"""A server of the GaussDB family: which one it is, how it is set up, and where it is now."""
+"""Versions of the GaussDB family: product and release, read from what `version()` answers.
+
+A server of the GaussDB family: which one it is, how it is set up, and where it is now.
+
+Traps: what servers of the GaussDB family are known to withhold, repeat or break, by version and kind of decoding.
+
+Recorded from openGauss 3.0.0, 5.0.3 and 6.0.2 and read in the sources between. GaussDB's own kernels are closed: for
+them every trap of the newest open source counts as possible. Data only: `check` prints it.
+
+From the `source` section of a pipeline to a connection's target.
+"""
 
 from __future__ import annotations
 
+import enum
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
+from cdc_lake.config.fields import Release, pad_release, parse_release
+from cdc_lake.config.gaussdb_options import Mode
+from cdc_lake.config.source import FamilySource
 from cdc_lake.errors import NoPrimary, QueryRefused, ServerSettings, SourcePermission, StreamProtocol
 from cdc_lake.model.position import Csn, Lsn
-from cdc_lake.source.gaussdb.version import FamilyVersion, parse_version
-from cdc_lake.source.wire.session import WireSession
+from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
+from cdc_lake.source.gaussdb.wire.session import WireSession
+
+_KNOWN = re.compile(r"(openGauss|MogDB|GaussDB)(?:[ -](?:Kernel|lite))?\s+v?(\d[\w.-]*)", re.IGNORECASE)
+_BASE = re.compile(r"openGauss(?:-lite)?\s+v?(\d[\w.-]*)", re.IGNORECASE)
+
+
+class Product(enum.StrEnum):
+    """Whose server it is."""
+
+    OPENGAUSS = "openGauss"
+    MOGDB = "MogDB"
+    GAUSSDB = "GaussDB"
+
+
+@dataclass(frozen=True, slots=True)
+class GaussDbVersion:
+    """A product and its release. `base` is the openGauss release it behaves like; None for GaussDB's own kernels.
+
+    A release candidate counts as its release.
+    """
+
+    product: Product
+    release: str
+    base: tuple[int, ...] | None
+
+    def __str__(self) -> str:
+        return f"{self.product} {self.release}"
+
+
+def parse_version(text: str) -> GaussDbVersion:
+    """Read the answer of `version()`. Raises ServerSettings where it is no server of the family."""
+    if (match := _KNOWN.search(text)) is None:
+        raise ServerSettings(
+            "the server is not of the GaussDB family: its version() names none of openGauss, MogDB, GaussDB",
+            hint="for PostgreSQL and what is like it: `source.type: postgres` or `qhb`",
+        )
+    product = next(candidate for candidate in Product if candidate.lower() == match[1].lower())
+    if product is Product.GAUSSDB:
+        return GaussDbVersion(product, match[2], None)
+    base = _BASE.search(text)
+    # MogDB counts like the openGauss it is made from, and mostly does not name it
+    return GaussDbVersion(product, match[2], _numbers(base[1] if base else match[2]))
+
+
+def check_product(version: GaussDbVersion, stated: str, place: str) -> None:
+    """Raise ServerSettings where the server is another product than `source.type` says: rules of options differ."""
+    product = version.product.lower()
+    if product != stated:
+        raise ServerSettings(
+            f"the server is {version}, and `source.type` says {stated}",
+            where=place,
+            hint=f"set `source.type: {product}`, or connect to the server that is meant",
+        )
+
+
+def release_of(version: GaussDbVersion) -> Release:
+    """The release that rules of options compare: the openGauss it is made from, or GaussDB's own."""
+    return parse_release(version.release) if version.base is None else pad_release(version.base)
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    head = re.match(r"\d+(?:\.\d+)*", release)
+    return tuple(int(part) for part in head[0].split(".")) if head else ()
+
 
 _CSN_WRAP = 1 << 32  # pg_export_snapshot_and_csn prints the lower 32 bits only
 _MILLISECONDS = 1000
@@ -21,7 +100,7 @@ _SETTINGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class FamilySettings:
+class GaussDbSettings:
     """What a server says of itself by SQL, as far as reading its changes depends on it.
 
     `encoding` is the database's, as the server names it, `compatibility` the database's A, B, C or PG.
@@ -29,7 +108,7 @@ class FamilySettings:
     `process_memory`: `max_process_memory` in bytes, None if it is not shown.
     """
 
-    version: FamilyVersion
+    version: GaussDbVersion
     database: str
     encoding: str
     compatibility: str
@@ -44,7 +123,7 @@ class FamilySettings:
 
 
 @dataclass(frozen=True, slots=True)
-class FamilyServerFacts(FamilySettings):
+class GaussDbServerFacts(GaussDbSettings):
     """Who the server is as well (`IDENTIFY_SYSTEM`).
 
     `timeline` is 0 where only SQL was asked. `flushed` is where its log ended when asked. `known_as`: what stood for
@@ -68,14 +147,14 @@ class CsnSnapshot:
     csn: Csn
 
 
-def identify(replication: WireSession) -> FamilyServerFacts:
+def identify(replication: WireSession) -> GaussDbServerFacts:
     """Ask a replication connection who the server is; it takes plain SQL as well. Raises SourceError."""
     settings = read_settings(replication)
     rows = replication.query("IDENTIFY_SYSTEM", doing=_DOING).records()
     if len(rows) != 1:
         raise StreamProtocol(f"IDENTIFY_SYSTEM answered {len(rows)} rows", where=replication.place)
     (row,) = rows
-    return FamilyServerFacts(
+    return GaussDbServerFacts(
         **_values(settings),
         system=row.get("systemid") or "",
         timeline=int(row.get("timeline") or 0),
@@ -83,14 +162,16 @@ def identify(replication: WireSession) -> FamilyServerFacts:
     )
 
 
-def identify_by_sql(session: WireSession) -> FamilyServerFacts:
+def identify_by_sql(session: WireSession) -> GaussDbServerFacts:
     """The same without a replication connection. Raises SourceError.
 
     The database's OID stands for the system where the server does not tell its identifier by SQL: two servers may have
     the same.
     """
-    oid = f"oid{_one(session, 'SELECT oid FROM pg_database WHERE datname = current_database()', _DOING)[0]}"
-    return FamilyServerFacts(
+    oid = (
+        f"oid{_query_single_row(session, 'SELECT oid FROM pg_database WHERE datname = current_database()', _DOING)[0]}"
+    )
+    return GaussDbServerFacts(
         **_values(read_settings(session)),
         system=_system_identifier(session) or oid,
         timeline=0,
@@ -102,24 +183,24 @@ def identify_by_sql(session: WireSession) -> FamilyServerFacts:
 def _system_identifier(session: WireSession) -> str | None:
     """The same number that IDENTIFY_SYSTEM gives; None where there is no such function, or not for everybody."""
     try:
-        return _one(session, "SELECT system_identifier FROM pg_control_system()", _DOING)[0]
+        return _query_single_row(session, "SELECT system_identifier FROM pg_control_system()", _DOING)[0]
     except (QueryRefused, SourcePermission):
         return None
 
 
-def read_settings(session: WireSession) -> FamilySettings:
+def read_settings(session: WireSession) -> GaussDbSettings:
     """What the server says of itself by SQL. Raises SourceError."""
-    version = parse_version(_one(session, "SELECT version()", _DOING)[0] or "")
+    version = parse_version(_query_single_row(session, "SELECT version()", _DOING)[0] or "")
     names = ", ".join(f"'{name}'" for name in _SETTINGS)
     sql = f"SELECT name, setting FROM pg_settings WHERE name IN ({names})"
     settings = {row[0]: row[1] or "" for row in session.query(sql, doing="reading the server's settings").rows}
-    database, encoding, compatibility = _one(
+    database, encoding, compatibility = _query_single_row(
         session,
         "SELECT datname, getdatabaseencoding(), datcompatibility FROM pg_database WHERE datname = current_database()",
         "reading the database's encoding",
     )
     timeout = settings.get("logical_sender_timeout") or settings.get("wal_sender_timeout") or "0"
-    return FamilySettings(
+    return GaussDbSettings(
         version=version,
         database=database or session.target.database,
         encoding=encoding or "",
@@ -140,11 +221,11 @@ def _bytes_of_kibibytes(setting: str) -> int | None:
     return int(setting) * 1024 if setting.isdigit() else None
 
 
-def _values(settings: FamilySettings) -> dict[str, Any]:
+def _values(settings: GaussDbSettings) -> dict[str, Any]:
     return {field.name: getattr(settings, field.name) for field in fields(settings)}
 
 
-def check_server(facts: FamilyServerFacts, place: str, *, standby: bool = False) -> None:
+def check_server(facts: GaussDbServerFacts, place: str, *, standby: bool = False) -> None:
     """Raise ServerSettings or NoPrimary where it cannot be decoded from; `standby`: decoding on one is wanted."""
     if facts.in_recovery and not standby:
         raise NoPrimary("the server is a standby", where=place)
@@ -155,12 +236,12 @@ def check_server(facts: FamilyServerFacts, place: str, *, standby: bool = False)
 
 def in_recovery(session: WireSession) -> bool:
     """True on a standby."""
-    return _one(session, "SELECT pg_is_in_recovery()", "asking for the server's role")[0] == "t"
+    return _query_single_row(session, "SELECT pg_is_in_recovery()", "asking for the server's role")[0] == "t"
 
 
 def current_lsn(session: WireSession) -> Lsn:
     """Where the server's log ends now; of a primary. Raises SourceError."""
-    row = _one(session, "SELECT pg_current_xlog_location()", "asking for the end of the log")
+    row = _query_single_row(session, "SELECT pg_current_xlog_location()", "asking for the end of the log")
     return Lsn.parse(row[0] or "")
 
 
@@ -175,14 +256,16 @@ def snapshot_and_csn(session: WireSession, locked: Sequence[str] = ()) -> CsnSna
     session.query("BEGIN ISOLATION LEVEL REPEATABLE READ", doing=doing)
     if locked:
         session.query(f"LOCK TABLE {', '.join(locked)} IN ACCESS SHARE MODE", doing="locking the tables")
-    name, printed = _one(session, "SELECT * FROM pg_export_snapshot_and_csn()", doing)
+    name, printed = _query_single_row(session, "SELECT * FROM pg_export_snapshot_and_csn()", doing)
     return CsnSnapshot(name or "", Csn(_whole_csn(int(printed or "", 16), near)))
 
 
 def _next_csn(session: WireSession) -> int | None:
     """About the CSN that the server gives out next; None where it cannot be asked."""
     try:
-        row = _one(session, "SELECT int8in(xidout(next_csn)) FROM gs_get_next_xid_csn()", "asking for the next CSN")
+        row = _query_single_row(
+            session, "SELECT int8in(xidout(next_csn)) FROM gs_get_next_xid_csn()", "asking for the next CSN"
+        )
     except QueryRefused:
         return None  # no such function in this product: its CSN is taken as it is printed
     return int(row[0]) if row[0] else None
@@ -192,13 +275,174 @@ def _whole_csn(printed: int, near: int | None) -> int:
     """The CSN whose lower bits were printed, as the one nearest to a CSN of that time."""
     if near is None or printed >= _CSN_WRAP:
         return printed
-    whole = near - near % _CSN_WRAP + printed
-    candidates = (csn for csn in (whole - _CSN_WRAP, whole, whole + _CSN_WRAP) if csn >= 0)
+    full_csn = near - near % _CSN_WRAP + printed
+    candidates = (csn for csn in (full_csn - _CSN_WRAP, full_csn, full_csn + _CSN_WRAP) if csn >= 0)
     return min(candidates, key=lambda csn: abs(csn - near))
 
 
-def _one(session: WireSession, sql: str, doing: str) -> tuple[str | None, ...]:
+def _query_single_row(session: WireSession, sql: str, doing: str) -> tuple[str | None, ...]:
     rows = session.query(sql, doing=doing).rows
     if len(rows) != 1:
         raise StreamProtocol(f"{doing}: the server answered {len(rows)} rows", where=session.place)
     return rows[0]
+
+
+_PARALLEL = frozenset({Mode.PARALLEL})
+_ALL = frozenset(Mode)
+_SERIAL = _ALL - _PARALLEL
+
+
+class Effect(enum.StrEnum):
+    """What a trap does to us."""
+
+    LOST = "changes do not arrive"
+    CRASH = "the server goes down"
+    HANDLED = "handled here"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLimitation:
+    """One trap, in openGauss releases from `since` to before `before`; where there are several spans, several traps.
+
+    `compatibility`: only in databases of one of these, `plugin`: only of slots with this one; empty: of every kind.
+    """
+
+    name: str
+    effect: Effect
+    modes: frozenset[Mode]
+    about: str
+    remedy: str
+    since: tuple[int, ...] = (0,)
+    before: tuple[int, ...] | None = None
+    compatibility: frozenset[str] = frozenset()
+    plugin: str = ""
+
+    def concerns(self, version: GaussDbVersion, mode: Mode, *, compatibility: str, plugin: str) -> bool:
+        """Whether a server decoding a database of this compatibility like this has it."""
+        if mode not in self.modes or self.plugin not in {"", plugin}:
+            return False
+        if self.compatibility and compatibility.upper() not in self.compatibility:
+            return False
+        if version.base is None:
+            return self.before is None
+        return self.since <= version.base and (self.before is None or version.base < self.before)
+
+
+def traps(version: GaussDbVersion, mode: Mode, *, compatibility: str, plugin: str) -> list[KnownLimitation]:
+    """The traps of a server, a database and a slot, the worst first."""
+    order = (Effect.CRASH, Effect.LOST, Effect.HANDLED)
+    matching = (trap for trap in TRAPS if trap.concerns(version, mode, compatibility=compatibility, plugin=plugin))
+    return sorted(matching, key=lambda trap: order.index(trap.effect))
+
+
+_TRUNCATE = "TRUNCATE is not sent: the rows stay in silver"
+_TRUNCATE_REMEDY = "use DELETE at the source, or resync the table afterwards; `compare` finds it"
+_DDL = "rows that a transaction changes after DDL in it (also TRUNCATE, CREATE TABLE AS) are not sent, of any table"
+_DDL_REMEDY = "keep DDL in transactions of its own; `compare` finds what is missing"
+_NULLS = "NULL columns of old rows are left out: with REPLICA IDENTITY FULL an old row names only what was not NULL"
+_KEYLESS = "a DELETE of a table without key is not sent"
+_KEYLESS_REMEDY = "add a primary key, or ALTER TABLE … REPLICA IDENTITY FULL"
+_SPECULATIVE = "INSERT … ON DUPLICATE KEY UPDATE and REPLACE INTO send an INSERT that did not last"
+
+TRAPS: tuple[KnownLimitation, ...] = (
+    KnownLimitation(
+        "crash",
+        Effect.CRASH,
+        _PARALLEL,
+        "a composite column, or an unchanged large value of a USTORE table, crashes the whole server",
+        "upgrade to 3.0.3 or later, or read with `parallel-decode-num: 1`",
+        since=(3, 0, 0),
+        before=(3, 0, 3),
+    ),
+    KnownLimitation(
+        "truncate", Effect.LOST, _PARALLEL, _TRUNCATE, f"{_TRUNCATE_REMEDY}; or serial decoding from 6.0 on"
+    ),
+    KnownLimitation("truncate", Effect.LOST, _SERIAL, _TRUNCATE, _TRUNCATE_REMEDY, before=(6,)),
+    KnownLimitation("ddl-then-rows", Effect.LOST, _PARALLEL, _DDL, f"{_DDL_REMEDY}; or serial decoding from 6.0 on"),
+    KnownLimitation("ddl-then-rows", Effect.LOST, _SERIAL, _DDL, _DDL_REMEDY, before=(6,)),
+    KnownLimitation(
+        "keyless-delete", Effect.LOST, _PARALLEL, _KEYLESS, _KEYLESS_REMEDY, since=(3, 0, 0), before=(3, 0, 3)
+    ),
+    KnownLimitation("keyless-delete", Effect.LOST, _PARALLEL, _KEYLESS, _KEYLESS_REMEDY, since=(3, 1), before=(5,)),
+    KnownLimitation(
+        "rows-without-columns",
+        Effect.LOST,
+        _SERIAL,
+        "test_decoding prints rows of USTORE tables without their columns: the stream stops at the first one",
+        "a slot with the plugin mppdb_decoding",
+        since=(3, 0, 0),
+        before=(5,),
+        plugin="test_decoding",
+    ),
+    KnownLimitation("old-nulls", Effect.HANDLED, _ALL, _NULLS, "none needed", since=(3, 0, 0), before=(3, 0, 3)),
+    KnownLimitation("old-nulls", Effect.HANDLED, _ALL, _NULLS, "none needed", since=(3, 1), before=(5,)),
+    KnownLimitation(
+        "speculative", Effect.HANDLED, _PARALLEL, _SPECULATIVE, "none needed: a later change of the row replaces it"
+    ),
+    KnownLimitation(
+        "speculative",
+        Effect.HANDLED,
+        _SERIAL,
+        f"{_SPECULATIVE} (from 6.0 on of USTORE tables only)",
+        "none needed: a later change of the row replaces it",
+    ),
+    KnownLimitation(
+        "neighbours",
+        Effect.HANDLED,
+        _PARALLEL,
+        "transactions of other databases arrive empty: most of the traffic of a quiet database",
+        "none needed: they move the slot and prove that no CSN is missing; skip-empty-xacts takes both away",
+    ),
+    KnownLimitation(
+        "garbage-lsn",
+        Effect.HANDLED,
+        _PARALLEL,
+        "the position in the BEGIN of an empty transaction is whatever stood in memory",
+        "none needed: nothing reads it",
+        since=(3, 0, 0),
+        before=(3, 0, 3),
+    ),
+    KnownLimitation(
+        "confirm-rule",
+        Effect.HANDLED,
+        _PARALLEL,
+        "confirming the end of a commit loses the next transaction on 3.0, confirming its start repeats it on all",
+        "none needed: the position before the end is confirmed, which does neither on any release",
+    ),
+    KnownLimitation(
+        "leading-zero",
+        Effect.HANDLED,
+        _ALL,
+        "numbers come without a leading zero: `.1`, `-.5`",
+        "none needed: they are the same numbers in silver and in `compare`",
+    ),
+    KnownLimitation(
+        "compatibility-a",
+        Effect.HANDLED,
+        _ALL,
+        "in a database of compatibility A an empty string is NULL, and `date` is a timestamp",
+        "none needed: both come as the database keeps them",
+        compatibility=frozenset({"A", "ORA"}),
+    ),
+)
+"""Every trap known."""
+
+
+def target_of(source: FamilySource, root: Path) -> WireTarget:
+    """The servers, database and role of the section; files of `tls` are relative to `root`."""
+
+    def file(path: Path | None) -> Path | None:
+        return None if path is None else root / path
+
+    tls = source.tls
+    return WireTarget(
+        hosts=tuple((address.host, address.port) for address in source.addresses),
+        database=source.database,
+        user=source.user,
+        password=None if source.password is None else source.password.get_secret_value(),
+        replication_port=source.replication_port,
+        tls=WireTls(tls.mode, file(tls.root_cert), file(tls.cert), file(tls.key)),
+        alike=source.node == "coordinator",
+        connect_timeout=source.connect_timeout / 1000,
+        silence=source.silence_timeout / 1000,
+    )

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 
 from cdc_lake.errors import SlotAhead, SlotInvalidated, SlotMissing, SlotNameInvalid, WrongOutputOrder
 from cdc_lake.model.position import Lsn, OrderDomain, format_position
-from cdc_lake.source.quoting import identifier, literal
-from cdc_lake.source.slot_fit import Wanted, check_fits
-from cdc_lake.source.slot_wait import dropped_when_free
-from cdc_lake.source.wire.session import WireSession
+from cdc_lake.source.gaussdb.wire.session import WireSession
+from cdc_lake.source.slot import RequiredSlot, check_fits, dropped_when_free
+from cdc_lake.source.sql_text import identifier, literal
 
 _NAME = re.compile(r"[a-z0-9_?.-]{1,63}")
 _BACKUP = "gs_roach"  # names of the backup tool begin so
 
 
 @dataclass(frozen=True, slots=True)
-class FamilySlotFacts:
+class GaussDbSlotFacts:
     """A slot as `pg_replication_slots` shows it. `confirmed` is an LSN or a CSN, by `order`.
 
     Servers of the 3.0 line do not show what was confirmed: there it is `restart`, which is never above it, and `exact`
@@ -60,25 +59,25 @@ def check_name(name: str) -> None:
         raise SlotNameInvalid(f"`{name}` cannot be the name of a slot")
 
 
-def find_slot(session: WireSession, name: str) -> FamilySlotFacts | None:
+def find_slot(session: WireSession, name: str) -> GaussDbSlotFacts | None:
     """Look a slot up by name. Raises SourceError."""
     sql = f"SELECT * FROM pg_replication_slots WHERE slot_name = {literal(name)}"  # columns differ by product
-    found = session.query(sql, doing=f"looking up slot `{name}`").records()
-    return _facts(found[0]) if found else None
+    records = session.query(sql, doing=f"looking up slot `{name}`").records()
+    return _facts(records[0]) if records else None
 
 
-def all_slots(session: WireSession) -> list[FamilySlotFacts]:
+def all_slots(session: WireSession) -> list[GaussDbSlotFacts]:
     """Every slot of the server, of all databases and physical ones too, by name. Raises SourceError."""
-    found = session.query("SELECT * FROM pg_replication_slots", doing="listing the slots").records()
-    return sorted(map(_facts, found), key=lambda one: one.name)
+    records = session.query("SELECT * FROM pg_replication_slots", doing="listing the slots").records()
+    return sorted(map(_facts, records), key=lambda slot: slot.name)
 
 
-def _facts(row: Mapping[str, str | None]) -> FamilySlotFacts:
+def _facts(row: Mapping[str, str | None]) -> GaussDbSlotFacts:
     csn, lsn = row.get("confirmed_csn"), row.get("confirmed_flush", row.get("restart_lsn"))
     order = OrderDomain.CSN if csn and int(csn) else OrderDomain.LSN
     confirmed = int(csn or 0) if order is OrderDomain.CSN else (Lsn.parse(lsn).value if lsn else None)
     restart = row.get("restart_lsn")
-    return FamilySlotFacts(
+    return GaussDbSlotFacts(
         name=row.get("slot_name") or "",
         kind=row.get("slot_type") or "",
         plugin=row.get("plugin"),
@@ -133,8 +132,8 @@ def advance_slot(session: WireSession, name: str, upto: Lsn) -> Lsn:
 
 
 def check_slot(
-    facts: FamilySlotFacts | None, name: str, plugin: str, database: str, held: int, order: OrderDomain
-) -> FamilySlotFacts:
+    facts: GaussDbSlotFacts | None, name: str, plugin: str, database: str, held: int, order: OrderDomain
+) -> GaussDbSlotFacts:
     """The slot, if a stream that bronze confirmed up to `held` can go on from it; raises what fits otherwise.
 
     `order` is the slot's, which `held` is a position of. Whether somebody else reads the slot just now is not asked
@@ -143,7 +142,7 @@ def check_slot(
     here = format_position(held, order)
     if facts is None:
         raise SlotMissing(f"slot `{name}` is not there; bronze holds changes up to {here}")
-    check_fits(name, facts.kind, facts.plugin, facts.database, Wanted(plugin, database))
+    check_fits(name, facts.kind, facts.plugin, facts.database, RequiredSlot(plugin, database))
     if facts.order is not order:
         raise WrongOutputOrder(f"slot `{name}` is ordered by {facts.order.name}, the pipeline reads by {order.name}")
     if facts.confirmed is None:

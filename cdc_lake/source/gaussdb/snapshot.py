@@ -12,22 +12,21 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cdc_lake.decode.mppdb.codec import Codec
+from cdc_lake.decode.encoding import Codec
 from cdc_lake.errors import QueryRefused, TextNotInEncoding
 from cdc_lake.model.position import Csn, Lsn
 from cdc_lake.model.relation import Relation
-from cdc_lake.source.copy_csv import csv_chunks, csv_statement
-from cdc_lake.source.copy_text import chunks_of
+from cdc_lake.source.copy_format import chunks_of, csv_chunks, csv_statement
 from cdc_lake.source.gaussdb.server import CsnSnapshot, snapshot_and_csn
 from cdc_lake.source.gaussdb.slot import CreatedSlot, check_name
-from cdc_lake.source.quoting import identifier, literal, quoted
-from cdc_lake.source.wire.session import WireSession
+from cdc_lake.source.gaussdb.wire.session import WireSession
+from cdc_lake.source.sql_text import identifier, literal, quote_table
 
 _UNDEFINED_FUNCTION = "(42883)"
 
 
 @dataclass(frozen=True, slots=True)
-class FamilyReader:
+class GaussDbReader:
     """Reads tables in the snapshot of its session; for one thread."""
 
     session: WireSession
@@ -41,7 +40,7 @@ class FamilyReader:
         """
         doing = f"copying {relation.table}"
         columns = ", ".join(identifier(name) for name in relation.names)
-        query = f"SELECT {columns} FROM {quoted(relation.table)}"
+        query = f"SELECT {columns} FROM {quote_table(relation.table)}"
         if self.codec.python == "utf-8":
             blocks = self.session.copy_out(f"COPY ({query}) TO STDOUT", doing=doing)
             yield from chunks_of(blocks, relation, self.chunk_rows, self.codec)
@@ -55,21 +54,21 @@ class FamilyReader:
 def own_encoding(session: WireSession, encoding: str, query: str) -> Iterator[None]:
     """Answers in the encoding of the database. Raises SourceError, TextNotInEncoding for a query that is not ASCII."""
     if not query.isascii():  # the server would read it in that encoding, too
-        raise TextNotInEncoding(encoding, at=0)
+        raise TextNotInEncoding(encoding, offset=0)
     session.query(f"SET client_encoding TO {literal(encoding)}", doing="asking for the database's own encoding")
     yield
     session.query("SET client_encoding TO 'UTF8'", doing="asking for UTF-8 again")
 
 
 @dataclass(frozen=True, slots=True)
-class FamilySnapshot:
+class GaussDbSnapshot:
     """A snapshot that other sessions can take over. `csn`: it shows exactly what is below; None where unknown."""
 
     name: str
     csn: Csn | None
 
 
-def create_slot_with_snapshot(replication: WireSession, name: str, plugin: str) -> tuple[CreatedSlot, FamilySnapshot]:
+def create_slot_with_snapshot(replication: WireSession, name: str, plugin: str) -> tuple[CreatedSlot, GaussDbSnapshot]:
     """Make a slot inside a transaction that sees its consistent point, and export that snapshot.
 
     Lasts as long as the transaction of `replication`, a replication connection. Raises SourceError.
@@ -81,12 +80,12 @@ def create_slot_with_snapshot(replication: WireSession, name: str, plugin: str) 
     row = replication.query(command, doing=doing).records()[0]
     csn = row.get("snapshot_csn")
     exported_as = replication.query("SELECT pg_export_snapshot()", doing="exporting the slot's snapshot").rows[0][0]
-    made = CreatedSlot(name, Lsn.parse(row["consistent_point"] or ""), exported_as)
-    return made, FamilySnapshot(exported_as or "", Csn(int(csn)) if csn else None)
+    created = CreatedSlot(name, Lsn.parse(row["consistent_point"] or ""), exported_as)
+    return created, GaussDbSnapshot(exported_as or "", Csn(int(csn)) if csn else None)
 
 
 @contextmanager
-def exported(session: WireSession, locked: Sequence[str] = ()) -> Iterator[CsnSnapshot]:
+def export_snapshot(session: WireSession, locked: Sequence[str] = ()) -> Iterator[CsnSnapshot]:
     """A transaction of `session` that exports a snapshot with its CSN, held until the end. Raises SourceError.
 
     `locked`: see `snapshot_and_csn`.
@@ -94,14 +93,14 @@ def exported(session: WireSession, locked: Sequence[str] = ()) -> Iterator[CsnSn
     try:
         yield snapshot_and_csn(session, locked)
     finally:
-        if not session.closed:
+        if not session.is_closed:
             session.query("ROLLBACK", doing="ending the snapshot")
 
 
 def csn_now(session: WireSession) -> Csn:
     """The CSN of a snapshot that is taken now and not kept. Raises SourceError."""
-    with exported(session) as taken:
-        return taken.csn
+    with export_snapshot(session) as snapshot:
+        return snapshot.csn
 
 
 def exports_csn(session: WireSession) -> bool:
@@ -117,16 +116,16 @@ def exports_csn(session: WireSession) -> bool:
 
 @contextmanager
 def readers(
-    dial: Callable[[], WireSession], taken: FamilySnapshot, count: int, chunk_rows: int, codec: Codec
-) -> Iterator[list[FamilyReader]]:
+    dial: Callable[[], WireSession], snapshot: GaussDbSnapshot, count: int, chunk_rows: int, codec: Codec
+) -> Iterator[list[GaussDbReader]]:
     """Sessions that all see the exported snapshot, opened by `dial` and closed at the end. Raises SourceError."""
     with ExitStack() as opened:
-        out = []
+        snapshot_readers = []
         for _ in range(count):
             session = dial()
             opened.callback(session.close)
             doing = "taking over the snapshot"
             session.query("BEGIN ISOLATION LEVEL REPEATABLE READ", doing=doing)
-            session.query(f"SET TRANSACTION SNAPSHOT {literal(taken.name)}", doing=doing)
-            out.append(FamilyReader(session, chunk_rows, codec))
-        yield out
+            session.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot.name)}", doing=doing)
+            snapshot_readers.append(GaussDbReader(session, chunk_rows, codec))
+        yield snapshot_readers

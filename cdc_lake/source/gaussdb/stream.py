@@ -1,23 +1,84 @@
-"""The stream of a GaussDB, openGauss or MogDB slot: payloads of logical decoding as the server sends them.
+"""Messages inside a stream of the GaussDB family: the header of data, the keepalive, the reply. Pure.
+
+`w`, data: 24 bytes big-endian (start, end, time), then the payload. `k`, keepalive: the memory image of a structure of
+the server, little-endian on x86 and ARM, whose last bytes are padding and hold anything. `r`, the reply: a memory image
+as well, of 64 bytes; a shorter one ends the stream. Neither is PostgreSQL's of the same letter.
+
+The stream of a GaussDB, openGauss or MogDB slot: payloads of logical decoding as the server sends them.
 
 START_REPLICATION with the server's own options, then `messages` inside a two-way copy. What is read is limited by what
-the caller takes: where it does not poll, the socket fills up and the server waits. Waiting is `source.gathering`'s.
+the caller takes: where it does not poll, the socket fills up and the server waits. Waiting is `source.socket_io`'s.
+
+The functions of a slot of the GaussDB family (implements `source.polling.SlotFunctions`).
+
+Serial decoding; payloads are lines in UTF-8. The columns are taken by place: position, transaction id, line.
 """
 
 from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
-from cdc_lake.errors import ServerUnreachable, SourceError, StreamProtocol
-from cdc_lake.observe.failpoint import FRAME_PART, failpoint
-from cdc_lake.source.gathering import Frames, Gathering
-from cdc_lake.source.gaussdb.messages import DATA, DATA_HEADER, read_keepalive, reply
-from cdc_lake.source.silence import LONGEST, Silence
-from cdc_lake.source.start_command import start_command
-from cdc_lake.source.wire import protocol
-from cdc_lake.source.wire.session import WireSession
+from cdc_lake.errors import ServerUnreachable, SlotMissing, SourceError, StreamProtocol
+from cdc_lake.model.position import Lsn
+from cdc_lake.observability.failpoints import FRAME_PART, failpoint
+from cdc_lake.source.gaussdb.server import current_lsn
+from cdc_lake.source.gaussdb.slot import advance_slot, find_slot
+from cdc_lake.source.gaussdb.wire import protocol
+from cdc_lake.source.gaussdb.wire.session import WireSession
+from cdc_lake.source.socket_io import LONGEST, BatchingReader, Frames, IdleTimeout
+from cdc_lake.source.sql_text import literal, start_command
+
+DATA, KEEPALIVE = b"wk"
+DATA_HEADER = 25
+"""Letter, start, end (the same), time."""
+
+KEEPALIVE_SIZE = 33
+
+_HEADER_REST = struct.Struct(">Qq")
+_START = struct.Struct(">Q")
+_KEEPALIVE = struct.Struct("<QiiqBB")  # end, role, state, time, reply wanted, catching up; then 6 bytes of anything
+_REPLY = struct.Struct("<cQQQQQiiqB3xI")  # receive, write, flush, apply, applyRead, role, state, time, wanted, flags
+_EPOCH_2000 = 946_684_800  # seconds from 1970 to PostgreSQL's own epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Keepalive:
+    """A keepalive: how far the server has read, in its own numbers, and whether it wants a reply now."""
+
+    end: int
+    role: int
+    state: int
+    reply_wanted: bool
+    catching_up: bool
+
+
+def read_keepalive(body: bytes | memoryview) -> Keepalive:
+    """Read a keepalive with its letter. Raises StreamProtocol where its size is another."""
+    if len(body) != KEEPALIVE_SIZE or body[0] != KEEPALIVE:
+        raise StreamProtocol(
+            f"a keepalive of {len(body)} bytes where the GaussDB family sends {KEEPALIVE_SIZE}",
+            hint="is it a PostgreSQL? then `source.type: postgres`",
+        )
+    end, role, state, _, wanted, catching_up = _KEEPALIVE.unpack_from(body, 1)
+    return Keepalive(end, role, state, wanted != 0, catching_up != 0)
+
+
+def reply(received: int, confirmed: int, seconds: float, *, wanted: bool = False) -> bytes:
+    """The reply: what was received, and what may be forgotten; only the latter moves the slot.
+
+    `seconds` is the time since 1970; with `wanted` the server answers with a keepalive.
+    """
+    clock = int((seconds - _EPOCH_2000) * 1_000_000)
+    return _REPLY.pack(b"r", received, received, confirmed, confirmed, confirmed, 0, 0, clock, wanted, 0)
+
+
+def data(start: int, payload: bytes, seconds: float) -> bytes:
+    """A data message as the server sends it."""
+    return b"w" + _START.pack(start) + _HEADER_REST.pack(start, int((seconds - _EPOCH_2000) * 1_000_000)) + payload
+
 
 _FRAME = struct.Struct(">BIBQ")  # CopyData, its length, the letter inside, the start in a data header
 _HEAD = 5  # of CopyData: letter and length
@@ -29,8 +90,8 @@ _BUFFER = 2 << 20  # bytes: two batches of the server's
 _DOING = "reading the stream"
 
 
-class GaussStream:
-    """An open `START_REPLICATION` (implements `source.stream.FrameSource`).
+class GaussDbStream:
+    """An open `START_REPLICATION` (implements `source.base.FrameSource`).
 
     Frames are `(number in the header, payload)`. The numbers, of frames as of `confirm`, are LSNs, or CSNs on a
     CSN-ordered slot: the stream does not look at them.
@@ -52,9 +113,9 @@ class GaussStream:
 
         `session` is a replication connection; it is closed where starting fails (SlotActive: try again on a new one).
         `keepalives_confirm`: everything before a keepalive's position was sent, so it may be taken for reached. True of
-        serial decoding in LSN order only; otherwise `keepalive_end` stays at `start`. `status_interval` is in
-        seconds, and so is `silence`, after which a server that says nothing is given up (`source.silence`). Options the
-        server refuses are OptionUnknown or OptionRefused, from here or, in serial decoding, from the first `poll`.
+        serial decoding in LSN order only; otherwise `keepalive_end` stays at `start`. `status_interval` is in seconds,
+        and so is `silence`, after which a server that says nothing is given up (`source.socket_io`). Options the server
+        refuses are OptionUnknown or OptionRefused, from here or, in serial decoding, from the first `poll`.
         """
         self._session = session
         self._channel = session.channel
@@ -74,8 +135,8 @@ class GaussStream:
             raise
         self._channel.enlarge(_BUFFER)
         self._channel.socket.setblocking(False)
-        self._silence = Silence(silence, clock)
-        self._gathering = Gathering(self._channel.socket.fileno(), clock, self._silence, self._ask)
+        self._silence = IdleTimeout(silence, clock)
+        self._gathering = BatchingReader(self._channel.socket.fileno(), clock, self._silence, self._ask)
 
     @property
     def keepalive_end(self) -> int:
@@ -83,35 +144,35 @@ class GaussStream:
         return self._keepalive_end
 
     @property
-    def asked(self) -> bool:
-        """See FrameSource."""
+    def reply_requested(self) -> bool:
+        """True once after the server asked for a reply; reading it clears it."""
         asked, self._asked = self._asked, False
         return asked
 
     def poll(self, timeout: float) -> Frames:
-        """See FrameSource."""
+        """Frames as `(lsn, payload)`, waiting up to `timeout` seconds for the first; also answers keepalives."""
         return self._gathering.poll(timeout, self._take, self._due)
 
     def confirm(self, position: int) -> None:
         """See FrameSource. 0 is ignored by the server, and a slot never moves backwards."""
         self._confirmed = max(self._confirmed, position)
-        self._tell()
+        self._send_status()
 
     def tick(self, *, ping: bool = False) -> None:
-        """See FrameSource."""
+        """Send the status if it is due, without reading; with `ping`, now, and ask for a keepalive."""
         if self._outgoing:
             self._outgoing = self._channel.send_now(self._outgoing)
         if ping or self._clock() - self._told_at >= self._interval:
-            self._tell(ping=ping)
+            self._send_status(ping=ping)
 
     def close(self) -> None:
-        """See FrameSource."""
+        """Close the connection; the slot stays."""
         self._gathering.close()
         self._session.close()
 
     def _ask(self) -> None:
         """Ask the server for a keepalive."""
-        self._tell(ping=True)
+        self._send_status(ping=True)
 
     def _due(self) -> float:
         """Reply if it is time; the seconds until it is again."""
@@ -145,40 +206,40 @@ class GaussStream:
         """Cut the whole messages out of what was received, until about `limit` bytes; returns their size."""
         size = 0
         while size < limit:
-            taken = self._data(frames, limit - size) or self._other(has_frames=bool(frames))
-            if not taken:
+            message_size = self._data(frames, limit - size) or self._take_control_message(has_frames=bool(frames))
+            if not message_size:
                 break
-            size += taken
+            size += message_size
         return size
 
     def _data(self, frames: Frames, limit: int) -> int:
         """Take the data messages that come next; returns their size."""
-        buffer, view, first, end = self._channel.held()
-        unpack, append, at = _FRAME.unpack_from, frames.append, first
+        buffer, view, first, end = self._channel.received_buffer()
+        unpack, append, offset = _FRAME.unpack_from, frames.append, first
         upto, received = min(end - _FRAME.size, first + limit - 1), self._received
-        while at <= upto:
-            kind, length, letter, start = unpack(buffer, at)
-            following = at + 1 + length
+        while offset <= upto:
+            kind, length, letter, start = unpack(buffer, offset)
+            following = offset + 1 + length
             if following > end or letter != DATA or kind != protocol.COPY_DATA or length < _SHORTEST:
                 break
-            append((start, bytes(view[at + _PAYLOAD : following])))
+            append((start, bytes(view[offset + _PAYLOAD : following])))
             received = max(received, start)
-            at = following
+            offset = following
         self._received = received
-        self._channel.consume(at)
-        return at - first
+        self._channel.consume(offset)
+        return offset - first
 
-    def _other(self, *, has_frames: bool) -> int:
+    def _take_control_message(self, *, has_frames: bool) -> int:
         """Take one message that is not data, if there is one whole; its size. An end waits behind frames."""
         length = self._channel.pending()
-        buffer, _, at, end = self._channel.held()
-        if length is None or end - at < 1 + length:
+        buffer, _, offset, end = self._channel.received_buffer()
+        if length is None or end - offset < 1 + length:
             return 0
-        kind = buffer[at]
+        kind = buffer[offset]
         if has_frames and kind not in _PASSING:
             return 0
-        body = bytes(buffer[at + _HEAD : at + 1 + length])
-        self._channel.consume(at + 1 + length)
+        body = bytes(buffer[offset + _HEAD : offset + 1 + length])
+        self._channel.consume(offset + 1 + length)
         self._control(kind, body)
         return 1 + length
 
@@ -191,23 +252,78 @@ class GaussStream:
             case protocol.ERROR:
                 raise self._session.error(body, _DOING)
             case protocol.COPY_DONE | protocol.COMMAND_COMPLETE | protocol.READY:
-                raise self._channel.lost(_DOING)
+                raise self._channel.connection_lost_error(_DOING)
             case _:
                 raise StreamProtocol(f"a replication message of kind {kind} and {len(body)} bytes")
 
     def _keepalive(self, body: bytes) -> None:
         alive = read_keepalive(body)
-        self._silence.heard()
+        self._silence.record_activity()
         if self._keepalives_confirm:
             self._keepalive_end = max(self._keepalive_end, alive.end)
         if alive.reply_wanted:
             self._asked = True
-            self._tell()
+            self._send_status()
 
-    def _tell(self, *, ping: bool = False) -> None:
+    def _send_status(self, *, ping: bool = False) -> None:
         """Send the reply; what the socket does not take now goes out with the next call."""
         if len(self._outgoing) < _UNSENT:
             words = reply(max(self._received, self._confirmed), self._confirmed, time.time(), wanted=ping)
             self._outgoing += protocol.copy_data(words)
         self._outgoing = self._channel.send_now(self._outgoing)
         self._told_at = self._clock()
+
+
+_UNFLUSHED = 10.0
+"""Times `wal_writer_delay` after which a commit that did not wait for the disk is decoded for certain."""
+_LEAST = 2.0  # seconds
+
+
+class GaussDbSlotFunctions:
+    """The functions of `slot`, by an ordinary session."""
+
+    def __init__(self, session: WireSession, slot: str, options: Mapping[str, str]) -> None:
+        """Asks the server for a setting. Raises SourceError."""
+        self._session = session
+        self._slot = slot
+        self._options = "".join(f", {literal(name)}, {literal(value)}" for name, value in options.items())
+        self.settling = _settling(session)
+
+    def end(self) -> int:
+        """Where the server's log ends now."""
+        return current_lsn(self._session).value
+
+    def peek(self, least: int) -> Iterator[list[tuple[int, bytes]]]:
+        """See SlotFunctions; the whole answer is one piece."""
+        sql = f"SELECT * FROM pg_logical_slot_peek_changes({literal(self._slot)}, NULL, {least}{self._options})"
+        rows = self._session.query(sql, doing=f"reading slot `{self._slot}`").rows
+        return iter([[_frame(row) for row in rows]] if rows else [])
+
+    def advance(self, position: int) -> None:
+        """Let the server forget everything up to a position."""
+        advance_slot(self._session, self._slot, Lsn(position))
+
+    def load_flush_lsn(self) -> int:
+        """See SlotFunctions: or somewhere before, where the server does not tell. Raises SlotMissing."""
+        slot_facts = find_slot(self._session, self._slot)
+        if slot_facts is None:
+            raise SlotMissing(f"slot `{self._slot}` is not there any more")
+        return slot_facts.confirmed or 0
+
+    def close(self) -> None:
+        """Close the session."""
+        self._session.close()
+
+
+def _frame(row: tuple[str | None, ...]) -> tuple[int, bytes]:
+    if len(row) != 3 or row[0] is None or row[2] is None:
+        raise StreamProtocol(f"a change of {len(row)} columns: expected position, transaction id, line")
+    return Lsn.parse(row[0]).value, row[2].encode()
+
+
+def _settling(session: WireSession) -> float:
+    """Seconds after which whatever was committed is on disk, and so decoded, although nobody waited for it."""
+    doing = "reading the server's settings"
+    rows = session.query("SELECT setting FROM pg_settings WHERE name = 'wal_writer_delay'", doing=doing).rows
+    delay = int(rows[0][0]) / 1000 if rows and rows[0][0] else 0.0
+    return max(_UNFLUSHED * delay, _LEAST)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cdc_lake.model.position import Lsn
-from cdc_lake.source.quoting import literal
-from cdc_lake.source.visible import Visible
+from cdc_lake.source.postgres.snapshot_visibility import SnapshotPredicate
+from cdc_lake.source.sql_text import literal
 from cdc_lake.testing.gaussdb.answers_catalog import ShownCatalog
 from cdc_lake.testing.gaussdb.answers_relay import Relay
 from cdc_lake.testing.gaussdb.answers_settings import SessionSettings
@@ -52,7 +52,7 @@ class _Own:
 
 
 class LiveAnswers:
-    """Implements `sql.SqlAnswers` over a `LivePostgres`; `dsn` is whom the sessions are in PostgreSQL."""
+    """Implements `testing.gaussdb.sql.SqlAnswers` over a `LivePostgres`; its sessions have `dsn` in PostgreSQL."""
 
     def __init__(self, live: LivePostgres, dsn: str) -> None:
         self._live = live
@@ -126,7 +126,7 @@ class LiveAnswers:
         """Export the snapshot of the relay's transaction, which may be begun again while it has read nothing."""
         name = ""
 
-        def take() -> Visible:
+        def take() -> SnapshotPredicate:
             nonlocal name
             if name and began is not None:
                 relay.run("ROLLBACK")
@@ -136,7 +136,7 @@ class LiveAnswers:
             assert snapshot is not None
             assert position is not None
             name = taken
-            return Visible.parse(snapshot, Lsn.parse(position).value)
+            return SnapshotPredicate.parse(snapshot, Lsn.parse(position).value)
 
         point = self._live.snapshot(take, aligned=aligned and began is not None)
         return Exported(name, point.csn, point.lsn)

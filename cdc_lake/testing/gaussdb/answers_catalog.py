@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from cdc_lake.model.relation import TableName
-from cdc_lake.source.quoting import identifier, literal
+from cdc_lake.source.sql_text import identifier, literal
 from cdc_lake.testing.gaussdb.answers_relay import Relay
 from cdc_lake.testing.gaussdb.live_rows import SCHEMA
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from cdc_lake.source.quoting import identifier, literal
+from cdc_lake.source.sql_text import identifier, literal
 from cdc_lake.testing.gaussdb.answers_sql import Rows
 from cdc_lake.testing.gaussdb.sql import Answer, Done, ResultColumn, ResultSet, SqlSession
 

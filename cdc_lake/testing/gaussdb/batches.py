@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-from cdc_lake.decode.mppdb.records import Begin, Commit, Record, Row, Style
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Record, Row, Style
 from cdc_lake.testing.gaussdb.encode import Print, binary_record, framed, statement
 from cdc_lake.testing.gaussdb.ledger import LedgerTransaction
 from cdc_lake.testing.gaussdb.shape import View, records_of

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cdc_lake.decode.mppdb.records import Field, Operation, Row, Truncated
+from cdc_lake.decode.gaussdb.records import Field, Operation, Row, Truncated
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.source.quoting import literal
+from cdc_lake.source.sql_text import literal
 from cdc_lake.testing.gaussdb.ledger import Ledger
 from cdc_lake.testing.gaussdb.slot_functions import columns
 from cdc_lake.testing.gaussdb.sql import Answer, CopyOut, Failed, ResultSet, SqlSession

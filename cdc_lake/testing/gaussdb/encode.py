@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Literal, assert_never
 
-from cdc_lake.decode.mppdb.records import (
+from cdc_lake.decode.gaussdb.records import (
     Begin,
     Commit,
     Ddl,
-    Ended,
     Field,
     Heartbeat,
     Operation,
@@ -25,6 +24,7 @@ from cdc_lake.decode.mppdb.records import (
     Record,
     Row,
     Style,
+    TransactionEnd,
     Truncated,
 )
 from cdc_lake.model.change import UNCHANGED
@@ -110,7 +110,7 @@ def binary_record(record: Record, encoding: str) -> bytes:
             body = _binary_row(record, encoding)
         case Heartbeat():
             body = heartbeat(record)
-        case Ended() | Truncated() | Ddl() | Other():
+        case TransactionEnd() | Truncated() | Ddl() | Other():
             msg = f"style b never prints {type(record).__name__}"
             raise ValueError(msg)
         case _:
@@ -131,7 +131,7 @@ def statement(record: Record, how: Print) -> bytes:  # noqa: PLR0911 - a case a 
             return (_serial_begin(record) if how.style is Style.SERIAL else _begin(record, how.label)).encode()
         case Commit():
             return (_serial_commit(record) if how.style is Style.SERIAL else _commit(record, how)).encode()
-        case Ended():
+        case TransactionEnd():
             return (record.word + _number(" ", record.xid) + _at(record.time)).encode()
         case Row():
             if how.style is Style.JSON or (how.style is Style.SERIAL and how.plugin == "mppdb_decoding"):

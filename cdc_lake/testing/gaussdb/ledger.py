@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from cdc_lake.decode.mppdb.records import Ddl, Row, Truncated
+from cdc_lake.decode.gaussdb.records import Ddl, Row, Truncated
 
 LedgerChange: TypeAlias = Row | Truncated | Ddl
 """A change; its values are output text, and its fields carry both `type_name` and `type_oid`."""

@@ -24,13 +24,13 @@ from typing import Final, Self
 import psycopg
 from psycopg import conninfo
 
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
-from cdc_lake.source.catalog import SourceCatalog
-from cdc_lake.source.connection import Session
-from cdc_lake.source.visible import Visible
+from cdc_lake.source.postgres.catalog import SourceCatalog
+from cdc_lake.source.postgres.connection import Session
+from cdc_lake.source.postgres.snapshot_visibility import SnapshotPredicate
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
 from cdc_lake.testing.gaussdb.live_errands import Errands
 from cdc_lake.testing.gaussdb.live_journal import Journal, Numbered, Opening
@@ -171,7 +171,7 @@ class LivePostgres:
         """False once the reader has failed or stopped."""
         return self._thread.is_alive()
 
-    def snapshot(self, take: Callable[[], Visible], *, aligned: bool = False) -> SnapshotPoint:
+    def snapshot(self, take: Callable[[], SnapshotPredicate], *, aligned: bool = False) -> SnapshotPoint:
         """Take a snapshot with `take` and give it a place: see `SnapshotPoint`.
 
         With `aligned` it is taken again until no transaction it shows stands in the log behind one it does not, as a
@@ -182,7 +182,7 @@ class LivePostgres:
     def point(self) -> SnapshotPoint:
         """This moment as a point: everything committed by now is in the ledger, and nothing else lies before it."""
 
-        def now() -> Visible:
+        def now() -> SnapshotPredicate:
             with psycopg.connect(self._dsn, autocommit=True) as session:
                 return current_snapshot(session)
 
@@ -214,11 +214,11 @@ class LivePostgres:
     def _read(self, timeout: float) -> None:
         for lsn, payload in self._stream.poll(timeout):
             for raw in self._assembler.feed(payload, lsn):
-                assert isinstance(raw, RawTransaction), "none is large to an assembler without a spool"
+                assert isinstance(raw, BufferedTransaction), "none is large to an assembler without a spool"
                 self._take(raw)
         self._places.reach(self._stream.keepalive_end)
 
-    def _take(self, raw: RawTransaction) -> None:
+    def _take(self, raw: BufferedTransaction) -> None:
         if not raw.lsns:
             return  # PostgreSQL before 15 sends also what holds nothing of the publication
         bounds = raw.bounds
@@ -231,7 +231,7 @@ class LivePostgres:
             assert beside is not None, "a record ends where the next one may begin"
             self._add(self._waiting(None, beside, bounds.commit_ts))
 
-    def _waiting(self, raw: RawTransaction | None, at: int, time_us: int, csn: int | None = None) -> Waiting:
+    def _waiting(self, raw: BufferedTransaction | None, at: int, time_us: int, csn: int | None = None) -> Waiting:
         """A transaction as it waits for the ledger; without `raw` an empty one of another database."""
         if raw is None:
             return Waiting(Told(()), None, at, at, at + EMPTY, time_us, csn)
@@ -286,7 +286,7 @@ class LivePostgres:
         self._number()
         return xid
 
-    def _place(self, take: Callable[[], Visible], *, aligned: bool) -> SnapshotPoint:
+    def _place(self, take: Callable[[], SnapshotPredicate], *, aligned: bool) -> SnapshotPoint:
         while True:
             visible = take()
             self._read_to(visible.position)
@@ -315,7 +315,7 @@ class LivePostgres:
             self._read(0.005)
 
 
-def _shows(visible: Visible) -> Callable[[int], bool]:
+def _shows(visible: SnapshotPredicate) -> Callable[[int], bool]:
     """What a snapshot shows of transactions that commit about now, before it or behind it."""
     half = 1 << 31
     return lambda xid: visible.shows_whole(visible.xmax + (xid - visible.xmax + half) % (2 * half) - half)

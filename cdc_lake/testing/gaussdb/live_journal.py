@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.model.change import Tuple
 from cdc_lake.model.relation import Relation
 
@@ -34,7 +34,7 @@ class Numbered:
     csn: int
     commit_lsn: int
     commit_ts: int
-    raw: RawTransaction | None
+    raw: BufferedTransaction | None
 
 
 class Journal:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.testing.gaussdb.live_rows import Told
 
 WINDOW: Final = 10
@@ -42,7 +42,7 @@ class Waiting:
     end_lsn: int
     commit_ts: int
     csn: int | None = None
-    raw: RawTransaction | None = None
+    raw: BufferedTransaction | None = None
 
 
 class Places:

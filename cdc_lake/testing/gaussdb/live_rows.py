@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final, TypeAlias, assert_never
 
-from cdc_lake.decode.mppdb.records import Ddl, Field, Operation, Row, Truncated
-from cdc_lake.decode.pgoutput import changes
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.gaussdb.records import Ddl, Field, Operation, Row, Truncated
+from cdc_lake.decode.pgoutput.parser import changes
+from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, Truncate, Tuple, Update, Value
-from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
-from cdc_lake.model.succession import predecessors
+from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName, predecessors
 
 Key: TypeAlias = tuple[Value, ...]
 Touched: TypeAlias = tuple[TableName, Key]
@@ -103,7 +102,7 @@ class LiveRows:
         image = self._images.setdefault(_identity(relation), _Image(relation))
         image.rows.update((_key(relation, row), row) for row in rows)
 
-    def tell(self, raw: RawTransaction) -> Told:
+    def tell(self, raw: BufferedTransaction) -> Told:
         """The transaction as records; the image is then at its end."""
         told: list[Row | Truncated | Ddl] = []
         touched: set[Touched] = set()

@@ -14,15 +14,15 @@ from cdc_lake.errors import SlotActive
 from cdc_lake.model.change import Tuple
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.source.catalog import relation_of
-from cdc_lake.source.connection import Session
-from cdc_lake.source.plugins import message_options
-from cdc_lake.source.postgres import PostgresStream
-from cdc_lake.source.printing import PRINTING
-from cdc_lake.source.publication import published
-from cdc_lake.source.slot import export_slot, keep_slot
-from cdc_lake.source.snapshot import exported, read_chunks
-from cdc_lake.source.visible import Visible
+from cdc_lake.source.postgres.catalog import relation_of
+from cdc_lake.source.postgres.connection import Session
+from cdc_lake.source.postgres.plugins import message_options
+from cdc_lake.source.postgres.publication import load_published_tables
+from cdc_lake.source.postgres.slot import export_slot, keep_slot
+from cdc_lake.source.postgres.snapshot import import_snapshot, read_chunks
+from cdc_lake.source.postgres.snapshot_visibility import SnapshotPredicate
+from cdc_lake.source.postgres.stream import PostgresStream
+from cdc_lake.source.sql_text import PRINTING
 from cdc_lake.testing.gaussdb.live_journal import Opening
 from cdc_lake.testing.gaussdb.live_rows import SCHEMA
 
@@ -67,8 +67,8 @@ def prepare(session: Session, keyless: Collection[TableName], *, ddl_marks: bool
 
 def rows_at(session: Session, snapshot: str) -> Iterator[tuple[Relation, list[Tuple]]]:
     """The rows of every published table in an exported snapshot, in portions."""
-    with exported(session, snapshot):
-        for entry in published(session, PUBLICATION):
+    with import_snapshot(session, snapshot):
+        for entry in load_published_tables(session, PUBLICATION):
             relation = relation_of(session, entry.table, entry.columns)
             for rows in read_chunks(session, relation, row_filter=None, chunk_rows=_CHUNK_ROWS):
                 yield relation, [tuple(row) for row in rows.to_pylist()]
@@ -97,11 +97,11 @@ def open_stream(replication: Session, slot: str, start: int) -> PostgresStream:
             time.sleep(0.1)
 
 
-def current_snapshot(session: Session) -> Visible:
+def current_snapshot(session: Session) -> SnapshotPredicate:
     """What `session` sees now, and a position nothing of it lies above."""
     row = session.execute("SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text").fetchone()
     assert row is not None
-    return Visible.parse(str(row[0]), Lsn.parse(str(row[1])).value)
+    return SnapshotPredicate.parse(str(row[0]), Lsn.parse(str(row[1])).value)
 
 
 class TypeNames:

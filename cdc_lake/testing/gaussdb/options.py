@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.testing.gaussdb.dialect import Dialect
 from cdc_lake.testing.gaussdb.sql import Failed
 

@@ -10,10 +10,10 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from cdc_lake.decode.mppdb.binary import records_binary
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Record, Row
-from cdc_lake.decode.mppdb.timestamps import micros
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb.binary import records_binary
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Record, Row
+from cdc_lake.decode.gaussdb.serial import micros
 from cdc_lake.testing.gaussdb.ledger import LedgerTransaction
 from cdc_lake.testing.gaussdb.wire import packet
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeAlias
 
-from cdc_lake.decode.mppdb.records import Begin, Commit, Ddl, Field, Operation, Record, Row, Truncated
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Ddl, Field, Operation, Record, Row, Truncated
 from cdc_lake.testing.gaussdb.dialect import Dialect
 from cdc_lake.testing.gaussdb.ledger import LedgerTransaction
 from cdc_lake.testing.gaussdb.live_rows import GeneratedField

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
-from cdc_lake.decode.mppdb.codec import Codec
+from cdc_lake.decode.encoding import Codec
 from cdc_lake.model.relation import TableName
 from cdc_lake.testing.gaussdb.batches import Encoded
 from cdc_lake.testing.gaussdb.dialect import Dialect, Product, Version, dialect_of, version_text

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-from cdc_lake.decode.mppdb.records import Heartbeat, Row, Style
+from cdc_lake.decode.gaussdb.records import Heartbeat, Row, Style
 from cdc_lake.testing.gaussdb.backlog import Backlog
 from cdc_lake.testing.gaussdb.batches import UNIX_TO_2000, Batcher, encode, message
 from cdc_lake.testing.gaussdb.encode import Print, framed, heartbeat

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cdc_lake.bronze.port import BronzeState
-from cdc_lake.decode import columnar
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.kept import PgoutputFormat
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
-from cdc_lake.decode.mppdb.kept import FamilyFormat
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Operation, Record, Row, Style
-from cdc_lake.decode.undecodable import Stopping
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Update, Value
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.connectors.gaussdb.csn_order import CsnOrdering
+from cdc_lake.connectors.open_stream import CommitLsnOrdering
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Operation, Record, Row, Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.gaussdb.undecodable import GaussDbFormat
+from cdc_lake.decode.pgoutput import columnar
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.undecodable import PgoutputFormat, StopAtUndecodable
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Transaction, Update, Value
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
-from cdc_lake.pipeline.stream.order import ArrivalOrder
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
 from cdc_lake.testing.messages import catalog_of, encode_transaction, oid_of, relation
 from cdc_lake.testing.simulation.server import Opened
@@ -88,10 +86,12 @@ class Postgres:
         needs = [self._by_oid[_table_of(payload)] if payload[:1] in _OF_TABLES else None for _, payload in payloads]
         return Sent(one.bounds.position, one.bounds.position, payloads, needs)
 
-    def open(self, state: BronzeState, after: int, world: World, store: Store) -> Opened:  # noqa: ARG002 - of the port
+    def open(self, state: StreamCheckpoint, after: int, world: World, store: Store) -> Opened:  # noqa: ARG002 - of the port
         """See Kind."""
-        tabulate = Stopping(PgoutputFormat(columnar.tabulate))
-        return Opened(InOrder(self._log, after, keepalives=True), Assembler(self._catalog), ArrivalOrder(), tabulate)
+        tabulate = StopAtUndecodable(PgoutputFormat(columnar.tabulate))
+        return Opened(
+            InOrder(self._log, after, keepalives=True), Assembler(self._catalog), CommitLsnOrdering(), tabulate
+        )
 
 
 _OF_TABLES = (b"I", b"U", b"D", b"T")
@@ -128,20 +128,20 @@ class Gauss:
         self.goal = csns[-1]
         self.start = (first, 900)
 
-    def open(self, state: BronzeState, after: int, world: World, store: Store) -> Opened:  # noqa: ARG002 - of the port
+    def open(self, state: StreamCheckpoint, after: int, world: World, store: Store) -> Opened:  # noqa: ARG002 - of the port
         """See Kind."""
         return Opened(
             InOrder(self._log, after, keepalives=False),
-            FamilyAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN),
-            CsnOrder(state.upto, state.confirm, bound=BOUND, policy="stop", clock=world.clock, empty=state.empty),
-            Stopping(FamilyFormat(Layouts(self._facts.get), "mppdb_decoding")),
+            GaussDbAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN),
+            CsnOrdering(state.upto, state.confirm, bound=BOUND, policy="stop", clock=world.clock, empty=state.empty),
+            StopAtUndecodable(GaussDbFormat(RelationResolver(self._facts.get), "mppdb_decoding")),
         )
 
 
-def _facts(relation: Relation) -> FamilyTableFacts:
-    columns = tuple(FamilyColumn(c.name, c.type_name, c.type_oid) for c in relation.columns)
+def _facts(relation: Relation) -> GaussDbTableMetadata:
+    columns = tuple(GaussDbColumn(c.name, c.type_name, c.type_oid) for c in relation.columns)
     logged = tuple(c.name for c in relation.columns if c.key)
-    return FamilyTableFacts(columns, relation.primary_key, relation.identity, identity_columns=logged)
+    return GaussDbTableMetadata(columns, relation.primary_key, relation.identity, identity_columns=logged)
 
 
 def _in_family(one: Transaction, csn: int) -> Transaction:

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from cdc_lake.model.change import Change
-from cdc_lake.model.transaction import Boundaries, Transaction
+from cdc_lake.model.change import Boundaries, Change, Transaction
 from cdc_lake.testing.messages import DEFAULT_COMMIT_TS, encode_change
 
 RECORD = 40
@@ -222,7 +221,7 @@ class Log:
         return any(isinstance(record, Changed) and record.sub not in gone for record in mine)
 
     def changed(self, xid: int, end_lsn: int) -> bool:
-        """What the server says of a transaction that ended there (`decode.parking.Parking`)."""
+        """What the server says of a transaction that ended there (`decode.pgoutput.spooled.PreparedStorage`)."""
         [found] = [one for one in self.committed if one.bounds.position == end_lsn]
         assert found.bounds.xid == xid
         return bool(found.changes)

@@ -19,17 +19,27 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from cdc_lake.bronze.writer import TableBronze
-from cdc_lake.config.load import load_project
+from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
+from cdc_lake.connectors.open_stream import ReceiverHealth
 from cdc_lake.errors import AnotherReceiver, DecodeError, LakeError, SourceError
-from cdc_lake.lake.control import control_tables
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Tuple, Update
+from cdc_lake.model.change import (
+    UNCHANGED,
+    Boundaries,
+    Change,
+    Delete,
+    Insert,
+    OldKind,
+    Transaction,
+    Truncate,
+    Tuple,
+    Update,
+)
 from cdc_lake.model.relation import Relation, ReplicaIdentity
-from cdc_lake.model.transaction import Boundaries, Transaction
-from cdc_lake.observe import failpoint
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.receiving.loop import Receiving
-from cdc_lake.pipeline.stream.pulse import Pulse
+from cdc_lake.observability import failpoints
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.receive.loop import ReceiveLoop
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import table
 from cdc_lake.testing.simulation.kinds import Gauss, Postgres
@@ -39,8 +49,8 @@ from cdc_lake.testing.simulation.table import SimulatedTable, Store
 from cdc_lake.testing.simulation.world import Died, World
 
 POINTS = (
-    failpoint.COMMIT_RECEIVED, failpoint.STATE_READ, failpoint.FILE_WRITTEN, failpoint.BRONZE_COMMITTED,
-    failpoint.CONFIRMED, failpoint.PREPARE_KEPT, failpoint.PREPARE_ENDED, failpoint.PREPARE_CLEANED,
+    failpoints.COMMIT_RECEIVED, failpoints.STATE_READ, failpoints.FILE_WRITTEN, failpoints.BRONZE_COMMITTED,
+    failpoints.CONFIRMED, failpoints.PREPARE_KEPT, failpoints.PREPARE_ENDED, failpoints.PREPARE_CLEANED,
 )  # fmt: skip
 """Where a receiver dies, beside between any two of its steps."""
 RELATIONS = (
@@ -126,12 +136,12 @@ def _limits(dice: random.Random) -> Project:
 def _process(settings: Project, server: SimulatedServer, store: Store, world: World) -> bool:
     """One process from its start to its end; True where it had nothing more to do."""
     bronze = TableBronze(SimulatedTable(store, world), clock=world.wall_clock, worker=world.worker)
-    run = Receiving(
-        settings, bronze, control_tables(settings), once=True, stop=threading.Event(), tell=silent,
-        connected=nullcontext(), pulse=Pulse(world.clock), clock=world.clock, worker=world.worker,
+    run = ReceiveLoop(
+        settings, bronze, control_tables(settings), once=True, stop=threading.Event(), report=silent,
+        connected=nullcontext(), pulse=ReceiverHealth(world.clock), clock=world.clock, worker=world.worker,
     )  # fmt: skip
     dies = world.dice.random() < world.stormy * 0.5
-    failpoint.arm(f"{world.dice.choice(POINTS)}:{world.dice.randint(1, 4)}" if dies else "", partial(_die, world))
+    failpoints.arm(f"{world.dice.choice(POINTS)}:{world.dice.randint(1, 4)}" if dies else "", partial(_die, world))
     try:
         for _ in range(MOST_CONNECTIONS):
             try:
@@ -143,7 +153,7 @@ def _process(settings: Project, server: SimulatedServer, store: Store, world: Wo
     except (Died, AnotherReceiver, DecodeError):
         return False
     finally:
-        failpoint.arm("")
+        failpoints.arm("")
     return False
 
 

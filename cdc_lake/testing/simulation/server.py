@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from cdc_lake.bronze.port import BronzeState, Tabulate
+from cdc_lake.bronze.contract import StreamCheckpoint, Tabulate
+from cdc_lake.connectors.open_stream import OpenStream, TransactionOrdering
+from cdc_lake.connectors.prepared_transactions import PreparedTransactions
 from cdc_lake.errors import ServerUnreachable
 from cdc_lake.model.position import OrderDomain
-from cdc_lake.pipeline.stream.open_stream import OpenStream
-from cdc_lake.pipeline.stream.order import Order
-from cdc_lake.pipeline.stream.parked import ParkedTransactions
-from cdc_lake.source.stream import TransactionAssembler
+from cdc_lake.source.base import TransactionAssembler
 from cdc_lake.testing.simulation.table import Store
 from cdc_lake.testing.simulation.world import World
 
@@ -40,13 +39,13 @@ class Sending(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What belongs to one connection (`pipeline.stream.open_stream.OpenStream`)."""
+    """What belongs to one connection (`connectors.open_stream.OpenStream`)."""
 
     sending: Sending
     assembler: TransactionAssembler
-    order: Order
+    order: TransactionOrdering
     tabulate: Tabulate
-    parked: ParkedTransactions | None = None
+    parked: PreparedTransactions | None = None
 
 
 class Kind(Protocol):
@@ -63,7 +62,7 @@ class Kind(Protocol):
     landmarks: list[tuple[int, int]]
     fragile: bytes | None
 
-    def open(self, state: BronzeState, after: int, world: World, store: Store) -> Opened:
+    def open(self, state: StreamCheckpoint, after: int, world: World, store: Store) -> Opened:
         """A connection of a receiver whose bronze is at `state`, to a slot that was confirmed up to `after`."""
         ...
 
@@ -79,7 +78,7 @@ class SimulatedServer:
     _confirmations: list[int] = field(default_factory=lambda: [0])
     _forgotten: int = 0  # of the kind's landmarks, so many were in bronze when they were confirmed
 
-    def connect(self, state: BronzeState) -> OpenStream:
+    def connect(self, state: StreamCheckpoint) -> OpenStream:
         """A connection that goes on from what bronze holds. Raises ServerUnreachable."""
         if self.world.chance("server away", 0.3):
             raise ServerUnreachable("the server is not there")
@@ -104,7 +103,7 @@ class SimulatedServer:
 
 
 class SimulatedFrames:
-    """One connection (`source.stream.FrameSource`): so many frames at a time, until it is lost."""
+    """One connection (`source.base.FrameSource`): so many frames at a time, until it is lost."""
 
     def __init__(self, server: SimulatedServer, sending: Sending) -> None:
         self._server = server
@@ -114,7 +113,7 @@ class SimulatedFrames:
         self.keepalive_end = 0
 
     @property
-    def asked(self) -> bool:
+    def reply_requested(self) -> bool:
         """See FrameSource."""
         return self._world.dice.random() < 0.05
 

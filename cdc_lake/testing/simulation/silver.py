@@ -15,21 +15,19 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from cdc_lake.bronze.outline import Outline, Run
-from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.reader import CommitRow
+from cdc_lake.bronze.span_index import RelationVersionRun, SpanSummary
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import ApplyFailed, ControlNotWritten, TableChangedMeanwhile
-from cdc_lake.lake.control_columns import schema_of
-from cdc_lake.lake.control_rows import NAMES, ControlRow, CutRow, PauseRow
-from cdc_lake.lake.marker import Marker
-from cdc_lake.lake.written import Written
+from cdc_lake.model.change import Transaction
+from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.applying.merging import Merged
-from cdc_lake.pipeline.applying.strategy import Strategy
-from cdc_lake.pipeline.applying.table_job import TableJob
+from cdc_lake.runtime.apply.merge import MergeResult, WriteStrategy
+from cdc_lake.runtime.apply.table_span import TableTask
+from cdc_lake.tables.commit_audit import CommitMetrics
+from cdc_lake.tables.control_schema import NAMES, ControlRow, CutRow, PauseRow, schema_of
+from cdc_lake.tables.silver_table import Marker
 from cdc_lake.testing.expected import of_table
 from cdc_lake.testing.oracle import Oracle, Row
 from cdc_lake.testing.simulation.world import World
@@ -71,7 +69,10 @@ class SilverTable:
 
 
 class MemoryControl:
-    """The control tables that a walk uses (`lake.control.ControlTables`); `written`: every cut there ever was."""
+    """The control tables that a walk uses (`tables.control_tables.ControlTables`).
+
+    `written`: every cut there ever was.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -139,12 +140,12 @@ class MemoryBronze:
 
     commits: Sequence[CommitRow]
     relations: Mapping[int, Relation]
-    state: BronzeState
+    state: StreamCheckpoint
     world: World
     landed: int = 0
     place: str = "memory"
 
-    def proven(self) -> BronzeState:
+    def proven(self) -> StreamCheckpoint:
         """See BronzeReader; a stale listing shows less than there is."""
         return self._at(self.landed - (self.world.dice.randint(1, 9) if self.world.chance("stale listing", 0.3) else 0))
 
@@ -153,10 +154,10 @@ class MemoryBronze:
         self.landed = min(self.landed + transactions, len(self.commits))
         self.state = self._at(self.landed)
 
-    def _at(self, landed: int) -> BronzeState:
+    def _at(self, landed: int) -> StreamCheckpoint:
         return replace(self.state, upto=self.commits[landed - 1].position if landed > 0 else 0)
 
-    def trimmed(self) -> Mapping[int, tuple[int, bytes]]:
+    def last_trimmed(self) -> Mapping[int, tuple[int, bytes]]:
         """See BronzeReader: nothing leaves."""
         return {}
 
@@ -170,7 +171,7 @@ class MemoryBronze:
         wanted = None if relations is None else set(relations)
         return {n: one for n, one in self.relations.items() if wanted is None or one.table in wanted}
 
-    def applied(self) -> None:
+    def applied_files(self) -> None:
         """See BronzeReader: there are no files."""
 
 
@@ -195,34 +196,34 @@ class Silver:
         return sum(table.take(cuts) for table in self.tables.values()) > 0
 
     def read_marker(self, project: Project, target: Target, stream: str) -> Marker:
-        """See `lake.marker`."""
+        """See `tables.silver_table`."""
         del project, stream
         return self.table(target.source).marker
 
-    def untouched(self, project: Project, target: Target, version: int) -> bool:
-        """See `lake.strangers`."""
+    def is_latest_version(self, project: Project, target: Target, version: int) -> bool:
+        """See `tables.commit_audit`."""
         del project
         return self.table(target.source).marker.version == version
 
     def taken(self, project: Project, target: Target, stream: str, version: int, position: int) -> bool:
-        """See `lake.strangers`."""
+        """See `tables.commit_audit`."""
         del project, stream
         return self.table(target.source).versions[version][0].position != position
 
-    def outline(self, files: None, table: TableName, span: Span, **_: object) -> Outline:
-        """See `bronze.outline`: one layout."""
+    def outline(self, files: None, table: TableName, span: Span, **_: object) -> SpanSummary:
+        """See `bronze.span_index`: one layout."""
         del files
         own = [(one, c) for one in self._within(span) for c in one.changes if c.relation.table == table]  # type: ignore[union-attr]
-        runs = (Run(own[0][1].relation.layout, own[0][0].bounds.position, 1),) if own else ()  # type: ignore[union-attr]
-        return Outline(len(own), runs, (), {}, 0)
+        runs = (RelationVersionRun(own[0][1].relation.layout, own[0][0].bounds.position, 1),) if own else ()  # type: ignore[union-attr]
+        return SpanSummary(len(own), runs, (), {}, 0)
 
     def _within(self, span: Span) -> Iterator[Transaction]:
         return (one for one in self.transactions if one.bounds.position in span)
 
-    def prepare(self, spark: None, job: TableJob) -> Any:
-        """See `pipeline.applying.table_span`; somebody may put files of the table together meanwhile."""
+    def prepare(self, spark: None, job: TableTask) -> Any:
+        """See `runtime.apply.table_span`; somebody may put files of the table together meanwhile."""
         del spark
-        table, seen = self.table(job.target.source), job.seen
+        table, seen = self.table(job.target.source), job.summary
         assert seen is not None
         if seen.rows == 0:
             return None
@@ -232,13 +233,13 @@ class Silver:
         touched = [one.bounds.position for one in self._within(job.span) if one.bounds.position == rule]
         layout = SimpleNamespace(layout=seen.runs[0].layout)
         return SimpleNamespace(
-            job=job, base=base, seen=seen, projection=None, counts=(), stop=(touched[0], "rule") if touched else None,
+            job=job, base=base, summary=seen, projection=None, counts=(), stop=(touched[0], "rule") if touched else None,
             kind=SimpleNamespace(columns=lambda _: ()), shape=SimpleNamespace(relation=layout),
             store=SimpleNamespace(marker=lambda _: table.marker), folded=SimpleNamespace(held=None, closings=()),
         )  # fmt: skip
 
-    def merge(self, spark: None, prepared: Any) -> Merged:
-        """See `pipeline.applying.merging`; whether it landed may stay unknown."""
+    def merge(self, spark: None, prepared: Any) -> MergeResult:
+        """See `runtime.apply.merge`; whether it landed may stay unknown."""
         del spark
         job, name = prepared.job, prepared.job.target.source
         table = self.table(name)
@@ -263,11 +264,11 @@ class Silver:
             raise ApplyFailed("no answer")
         version = table.marker.version
         assert version is not None
-        return Merged(version, Strategy("merge", sent=False), Written(1, 1, 0, 0, 0), 0.0)
+        return MergeResult(version, WriteStrategy("merge", sent=False), CommitMetrics(1, 1, 0, 0, 0), 0.0)
 
 
 class Alone:
-    """Sessions without Spark, one table after the other (`pipeline.applying.sessions.Sessions`)."""
+    """Sessions without Spark, one table after the other (`runtime.apply.spark_sessions.Sessions`)."""
 
     def __init__(self, *_: object) -> None:
         pass
@@ -275,10 +276,10 @@ class Alone:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def of(self, target: Target) -> None:
+    def session_for(self, target: Target) -> None:
         """See Sessions."""
 
-    def each(self, work: Callable[[Any], Any], items: Sequence[Any], _label: Callable[[Any], str]) -> list[Any]:
+    def run_each(self, work: Callable[[Any], Any], items: Sequence[Any], _label: Callable[[Any], str]) -> list[Any]:
         """See Sessions."""
         return [work(item) for item in items]
 
@@ -300,10 +301,10 @@ class Nothing:
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_: None
 
-    def step(self, _state: BronzeState, tables: Mapping[str, Any], *_: object) -> Mapping[str, Any]:
-        """See `pipeline.applying.renewing.Renewing`."""
+    def step(self, _state: StreamCheckpoint, tables: Mapping[str, Any], *_: object) -> Mapping[str, Any]:
+        """See `runtime.apply.resync_swap.ResyncSwapper`."""
         return tables
 
-    def unfollowed(self, *_: object) -> Container[str]:
-        """See `pipeline.applying.renewing.Renewing`."""
+    def unfollowed_tables(self, *_: object) -> Container[str]:
+        """See `runtime.apply.resync_swap.ResyncSwapper`."""
         return frozenset()

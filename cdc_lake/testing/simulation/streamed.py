@@ -7,19 +7,18 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from cdc_lake.bronze.port import BronzeState
-from cdc_lake.decode import columnar
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.frames import MemoryFrames, Part
-from cdc_lake.decode.kept import PgoutputFormat
-from cdc_lake.decode.undecodable import Stopping
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.connectors.open_stream import CommitLsnOrdering
+from cdc_lake.connectors.prepared_transactions import PreparedTransactions, file_name
+from cdc_lake.connectors.spool import Spool
+from cdc_lake.decode.pgoutput import columnar
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.transaction import MemoryFrames, Part
+from cdc_lake.decode.undecodable import PgoutputFormat, StopAtUndecodable
 from cdc_lake.errors import PreparedNotKept
+from cdc_lake.model.change import Transaction
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.stream.order import ArrivalOrder
-from cdc_lake.pipeline.stream.parked import ParkedTransactions, file_name
-from cdc_lake.pipeline.stream.spool import Spool
 from cdc_lake.testing.messages import catalog_of
 from cdc_lake.testing.simulation.log import Log
 from cdc_lake.testing.simulation.server import Opened
@@ -31,7 +30,7 @@ from cdc_lake.testing.simulation.world import World
 class SmallFrames(MemoryFrames):
     """Frames in memory that are given back in parts, as those on disk are."""
 
-    spilled = True
+    is_spilled = True
 
     def __init__(self, part: int) -> None:
         super().__init__()
@@ -53,7 +52,7 @@ class SmallFrames(MemoryFrames):
 
 
 class SomeLarge:
-    """Makes stores for transactions that are large from `part` bytes on (`decode.frames.NewFrames`)."""
+    """Makes stores for transactions that are large from `part` bytes on (`decode.transaction.FrameStoreFactory`)."""
 
     def __init__(self, part: int) -> None:
         self.part = part
@@ -64,7 +63,9 @@ class SomeLarge:
 
 
 class MemoryParked:
-    """Files of prepared transactions (`lake.parked_place.ParkedPlace`), which outlast processes in a store."""
+    """Files of prepared transactions (`connectors.prepared_transactions.PreparedFileStore`), which outlast processes in
+    a store.
+    """
 
     name = "memory"
 
@@ -120,19 +121,19 @@ class Streaming:
         self.goal = self._log.end
         self.start = (0, 0)
 
-    def open(self, state: BronzeState, after: int, world: World, store: Store) -> Opened:
+    def open(self, state: StreamCheckpoint, after: int, world: World, store: Store) -> Opened:
         """See Kind. A receiver asks for what lies behind bronze's position; with two-phase it relies on that."""
         start = max(after, state.confirm) if self._two_phase else after
         settings = Settings.by_chance(world.dice, two_phase=self._two_phase)
         frames = SomeLarge(self._part)
         parked = self._parked(state, store, world) if self._two_phase else None
         assembler = Assembler(self._catalog, frames=frames, parking=parked, landed=state.upto)
-        tabulate = Stopping(PgoutputFormat(columnar.tabulate))
-        return Opened(Walsender(self._log, start, settings), assembler, ArrivalOrder(), tabulate, parked)
+        tabulate = StopAtUndecodable(PgoutputFormat(columnar.tabulate))
+        return Opened(Walsender(self._log, start, settings), assembler, CommitLsnOrdering(), tabulate, parked)
 
-    def _parked(self, state: BronzeState, store: Store, world: World) -> ParkedTransactions:
+    def _parked(self, state: StreamCheckpoint, store: Store, world: World) -> PreparedTransactions:
         counting = Spool(Path("nowhere"), 1 << 40, self._part)  # it makes no stores, so it keeps nothing
-        return ParkedTransactions(
+        return PreparedTransactions(
             MemoryParked(store, world), counting, state,
             highest=lambda: max(store.positions, default=None), changed=self._log.changed,
         )  # fmt: skip

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from cdc_lake.bronze.files import Files
-from cdc_lake.bronze.port import BronzeState
-from cdc_lake.bronze.table import Written
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.data_files import Files, WrittenFile
 from cdc_lake.errors import AnotherReceiver, BronzeNotWritten, StoreUnavailable
-from cdc_lake.lake.parquet_file import Rows
+from cdc_lake.tables.files import Rows
 from cdc_lake.testing.simulation.world import World
 
 
@@ -24,7 +23,7 @@ class Version:
     """A version of the table: the rows that it added, and the state."""
 
     rows: tuple[pa.Table, ...]
-    state: BronzeState | None
+    state: StreamCheckpoint | None
 
 
 @dataclass
@@ -42,7 +41,7 @@ class Store:
             self.positions.update(np.unique(rows["position"]).tolist())
 
     @property
-    def state(self) -> BronzeState | None:
+    def state(self) -> StreamCheckpoint | None:
         """What the newest version says."""
         return self.versions[-1].state if self.versions else None
 
@@ -52,7 +51,7 @@ class Store:
 
 
 class SimulatedTable:
-    """The table as one process sees it (`bronze.table.BronzeTable`)."""
+    """The table as one process sees it (`bronze.data_files.BronzeTable`)."""
 
     place = "memory"
 
@@ -80,7 +79,7 @@ class SimulatedTable:
         self._store.add(Version((), None))
         self._at = 0
 
-    def state(self) -> BronzeState | None:
+    def state(self) -> StreamCheckpoint | None:
         """See BronzeTable."""
         return self._store.versions[self._at].state
 
@@ -95,18 +94,18 @@ class SimulatedTable:
         """See BronzeTable: who simulates reads the store."""
         raise NotImplementedError
 
-    def trimmed(self) -> Mapping[int, tuple[int, bytes]]:
+    def last_trimmed(self) -> Mapping[int, tuple[int, bytes]]:
         """See BronzeTable: nothing leaves."""
         return {}
 
-    def write(self, rows: Rows) -> Written:
+    def write(self, rows: Rows) -> WrittenFile:
         """See BronzeTable; a torn file is one that no version names."""
         table = rows if isinstance(rows, pa.Table) else pa.concat_tables(list(rows))
         if self._world.chance("torn write", 0.3):
             raise BronzeNotWritten("the disk is full", where=self.place)
-        return Written(table, table.nbytes)
+        return WrittenFile(table, table.nbytes)
 
-    def commit(self, files: Sequence[Written], state: BronzeState, chunks: Mapping[str, int]) -> int:  # noqa: ARG002
+    def commit(self, files: Sequence[WrittenFile], state: StreamCheckpoint, chunks: Mapping[str, int]) -> int:  # noqa: ARG002
         """See BronzeTable; whether it landed may stay unknown."""
         if self._at != len(self._store.versions) - 1:
             raise AnotherReceiver("another version was made", where=self.place)

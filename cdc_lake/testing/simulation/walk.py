@@ -12,26 +12,25 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from unittest import mock
 
-from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.project import Project
+from cdc_lake.control.cuts import IN, table_states
 from cdc_lake.errors import LakeError, RuleStopped
-from cdc_lake.lake.control_rows import CutRow, PauseRow
-from cdc_lake.model.change import Message
+from cdc_lake.model.change import Message, Transaction, Undecoded
 from cdc_lake.model.relation import Relation
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.model.undecoded import Undecoded
-from cdc_lake.observe import failpoint
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.applying import advance, intact, table_job, table_steps
-from cdc_lake.pipeline.state.cuts import IN, table_states
+from cdc_lake.observability import failpoints
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply import span_loop, table_integrity, table_planner, table_span
+from cdc_lake.tables.control_schema import CutRow, PauseRow
 from cdc_lake.testing.oracle import Oracle
 from cdc_lake.testing.simulation.silver import Alone, MemoryBronze, MemoryControl, Nothing, Silver
 from cdc_lake.testing.simulation.world import Died, World
 
 STREAM = "pg:1:d:s:0/0"
 POINTS = (
-    failpoint.PREPARED, failpoint.HELD_RECORDED, failpoint.TABLE_MERGED, failpoint.ALL_MERGED, failpoint.CUT_WRITTEN,
+    failpoints.PREPARED, failpoints.HELD_RECORDED, failpoints.TABLE_MERGED, failpoints.ALL_MERGED,
+    failpoints.CUT_WRITTEN,
 )  # fmt: skip
 MOST_WALKS = 200
 _BEFORE = datetime.min.replace(tzinfo=UTC)
@@ -53,7 +52,7 @@ def walk(project: Project, transactions: Sequence[Transaction], seed: int) -> Wa
     relations = {one.layout: one for one in _relations(transactions)}
     commits = list(_commits(transactions, dice))
     control, silver = MemoryControl(world), Silver(transactions, world)
-    bronze = MemoryBronze(commits, relations, BronzeState(STREAM, 1, 0, 0, b""), world)
+    bronze = MemoryBronze(commits, relations, StreamCheckpoint(STREAM, 1, 0, 0, b""), world)
     if dice.random() < world.stormy and commits:
         silver.rule = dice.choice(commits).position
     last = transactions[-1].bounds.position if transactions else 0
@@ -93,13 +92,18 @@ def _commits(transactions: Sequence[Transaction], dice: random.Random) -> Iterat
 def _in_memory(silver: Silver, bronze: MemoryBronze, control: MemoryControl) -> Iterator[None]:
     """The walk over these instead of over files and Spark."""
     reads = {"bronze_reader": lambda _: bronze, "control_tables": lambda _: control}
-    of_silver = {name: getattr(silver, name) for name in ("read_marker", "untouched", "outline", "prepare", "merge")}
+    of_silver = {
+        name: getattr(silver, name) for name in ("read_marker", "is_latest_version", "outline", "prepare", "merge")
+    }
     with ExitStack() as patched:
         for module, given in (
-            (advance, {**reads, "Renewing": Nothing, "Keeper": Nothing, "JudgingClock": Nothing}),
-            (table_steps, {**reads, **of_silver, "Nearby": Nothing, "Splitter": Nothing, "Sessions": Alone}),
-            (table_job, {"outline": silver.outline}),
-            (intact, {"stranger": lambda *_: None, "taken": silver.taken}),
+            (span_loop, {**reads, "ResyncSwapper": Nothing, "Keeper": Nothing, "JudgingClock": Nothing}),
+            (
+                table_planner,
+                {**reads, **of_silver, "DataFileCache": Nothing, "SpanPartitioner": Nothing, "Sessions": Alone},
+            ),
+            (table_span, {"outline": silver.outline}),
+            (table_integrity, {"find_foreign_commit": lambda *_: None, "is_version_replaced": silver.taken}),
         ):
             patched.enter_context(mock.patch.multiple(module, **given))
         yield
@@ -113,15 +117,15 @@ def _process(
     if world.chance("cuts lost", 0.2):
         control.lose_cuts(dice.randrange(len(control.written) + 1))
     dies = dice.random() < world.stormy * 0.5
-    failpoint.arm(f"{dice.choice(POINTS)}:{dice.randint(1, 6)}" if dies else "", partial(_die, world))
+    failpoints.arm(f"{dice.choice(POINTS)}:{dice.randint(1, 6)}" if dies else "", partial(_die, world))
     try:
-        with advance.Advance(_bounded(project, dice), None, silent, waits=True) as walking:
+        with span_loop.SpanLoop(_bounded(project, dice), None, silent, waits=True) as walking:
             for _ in range(dice.randint(1, 6)):
                 bronze.grow(dice.choice((0, 1, 3, 20, 100)))
                 _paused(control, world, bronze.relations.values(), calm=calm)
                 with _unread(bronze, control, world) as unread:
                     walking.run(None, threading.Event())
-                    reached = walking.done.upto or 0
+                    reached = walking.totals.upto or 0
                     assert unread is None or reached < unread, "it went past what cannot be read"
                 taken = silver.take(len(control.written))
     except RuleStopped:
@@ -132,8 +136,8 @@ def _process(
     except (Died, LakeError):
         return False
     finally:
-        failpoint.arm("")
-    return calm and silver.world.stormy == 0.0 and reached == last and not walking.done.broken and not taken
+        failpoints.arm("")
+    return calm and silver.world.stormy == 0.0 and reached == last and not walking.totals.broken and not taken
 
 
 def _bounded(project: Project, dice: random.Random) -> Project:

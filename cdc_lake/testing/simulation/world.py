@@ -49,7 +49,7 @@ class World:
         return self.wall
 
     def worker(self, _name: str) -> Executor:
-        """See `pipeline.receiving.landing.Landing`."""
+        """See `runtime.receive.commit_pipeline.BronzeCommitPipeline`."""
         return Worker(self)
 
 

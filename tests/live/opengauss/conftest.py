@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.source.quoting import identifier
+from cdc_lake.source.sql_text import identifier
 from tests.conftest import Database, drop_database, make_database
 from tests.live.opengauss.receiving import Place
 from tests.live.opengauss.site import HOW, STAND_IN, Site, given, real_site, stand_in_site

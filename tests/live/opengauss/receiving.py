@@ -13,21 +13,20 @@ from typing import Any
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.plain import transaction
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.batches import RecordTransaction, transaction
+from cdc_lake.decode.gaussdb.records import Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.model.change import Transaction
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.transaction import Transaction
-from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.receiving.loop import ReceiveSummary
-from cdc_lake.pipeline.receiving.receive import receive
-from cdc_lake.source.gaussdb.catalog import FamilyTables
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.receive.loop import ReceiveSummary
+from cdc_lake.runtime.receive.receiver import receive
+from cdc_lake.source.gaussdb.catalog import GaussDbCatalog
 from cdc_lake.source.gaussdb.slot import CreatedSlot, create_slot
-from cdc_lake.source.gaussdb.stream import GaussStream
-from cdc_lake.source.quoting import identifier
+from cdc_lake.source.gaussdb.stream import GaussDbStream
+from cdc_lake.source.sql_text import identifier
 from tests.live.opengauss.site import Site
 from tests.live.opengauss.workload import Workload, tables_at_source
 from tests.replay import tables_from_bronze
@@ -121,7 +120,7 @@ class Place:
 def once(project: Project) -> ReceiveSummary:
     """Receive what was committed up to now."""
     bronze = DeltaBronze(project.bronze, "os")
-    return receive(project, bronze, once=True, stop=threading.Event(), tell=silent, slot_patience=75)
+    return receive(project, bronze, once=True, stop=threading.Event(), report=silent, slot_patience=75)
 
 
 def assert_equal(project: Project, place: Place, workload: Workload) -> None:
@@ -142,9 +141,9 @@ def assert_equal(project: Project, place: Place, workload: Workload) -> None:
 
 
 @contextmanager
-def streaming(place: Place, kind: Kind, **options: str) -> Iterator[GaussStream]:
+def streaming(place: Place, kind: Kind, **options: str) -> Iterator[GaussDbStream]:
     """The slot's stream."""
-    stream = GaussStream(
+    stream = GaussDbStream(
         place.site.replication(),
         place.name,
         0,
@@ -160,7 +159,7 @@ def streaming(place: Place, kind: Kind, **options: str) -> Iterator[GaussStream]
 
 def read_until(place: Place, kind: Kind, marker: TableName) -> list[RecordTransaction]:
     """The slot's transactions up to the one that touches `marker`; nothing is confirmed."""
-    assembler = FamilyAssembler(kind.style, batch=kind.batch, domain=OrderDomain.CSN)
+    assembler = GaussDbAssembler(kind.style, batch=kind.batch, domain=OrderDomain.CSN)
     wanted = marker.name.encode()
     done: list[RecordTransaction] = []
     deadline = time.monotonic() + 120
@@ -175,5 +174,5 @@ def read_until(place: Place, kind: Kind, marker: TableName) -> list[RecordTransa
 def decoded(place: Place, raws: Sequence[RecordTransaction]) -> list[Transaction]:
     """The transactions by their CSN, read with the catalog as it is now."""
     with place.site.sql() as session:
-        layouts = Layouts(FamilyTables(session))
+        layouts = RelationResolver(GaussDbCatalog(session))
         return [transaction(raw, layouts) for raw in sorted(raws, key=lambda raw: raw.bounds.position)]

@@ -22,12 +22,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cdc_lake.errors import SlotActive, SourceError
-from cdc_lake.source.gaussdb.server import FamilyServerFacts, identify
+from cdc_lake.source.gaussdb.server import GaussDbServerFacts, identify
 from cdc_lake.source.gaussdb.slot import drop_slot
-from cdc_lake.source.quoting import identifier, literal
-from cdc_lake.source.wire.connect import connect
-from cdc_lake.source.wire.session import WireSession
-from cdc_lake.source.wire.target import WireTarget, WireTls
+from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
+from cdc_lake.source.gaussdb.wire.session import WireSession, connect
+from cdc_lake.source.sql_text import identifier, literal
 from cdc_lake.testing.gaussdb.answers import LiveAnswers
 from cdc_lake.testing.gaussdb.authentication import Method
 from cdc_lake.testing.gaussdb.live import LivePostgres
@@ -56,7 +55,7 @@ class Site:
         """A replication connection."""
         return connect(replace(self.address, **changes), replication=True)
 
-    def facts(self) -> FamilyServerFacts:
+    def facts(self) -> GaussDbServerFacts:
         """Who the server is."""
         with self.replication() as session:
             return identify(session)

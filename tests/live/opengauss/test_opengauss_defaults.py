@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from cdc_lake.model.relation import TableName
-from cdc_lake.source.quoting import identifier
+from cdc_lake.source.sql_text import identifier
 from tests.live.old_rows import CHANGES, WORDS, altered, check_old_rows, layouts, words
 from tests.live.opengauss.receiving import FAST, SERIAL, Kind, Place, once
 

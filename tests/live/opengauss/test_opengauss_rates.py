@@ -8,12 +8,12 @@ import time
 import pytest
 
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.columnar import tabulate
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.raw import RecordTransaction
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.batches import RecordTransaction
+from cdc_lake.decode.gaussdb.columnar import tabulate
+from cdc_lake.decode.gaussdb.relations import RelationResolver
 from cdc_lake.model.position import OrderDomain
-from cdc_lake.source.gaussdb.catalog import FamilyTables
+from cdc_lake.source.gaussdb.catalog import GaussDbCatalog
 from tests.live.opengauss.receiving import FAST, KINDS, Kind, Place, once, streaming
 
 pytestmark = pytest.mark.live
@@ -45,7 +45,7 @@ def make(place: Place) -> int:
 
 def read(place: Place, kind: Kind) -> tuple[list[RecordTransaction], int]:
     """Everything up to the marker, and its bytes."""
-    assembler = FamilyAssembler(kind.style, batch=kind.batch, domain=OrderDomain.CSN)
+    assembler = GaussDbAssembler(kind.style, batch=kind.batch, domain=OrderDomain.CSN)
     done: list[RecordTransaction] = []
     size, found = 0, False
     with streaming(place, kind) as stream:
@@ -63,7 +63,7 @@ def test_rates_of_every_way_to_read(place: Place, capsys: pytest.CaptureFixture[
     place.slot()
     load(place, rows)
     with place.site.sql() as session:
-        layouts = Layouts(FamilyTables(session))
+        layouts = RelationResolver(GaussDbCatalog(session))
         for kind in KINDS:
             start = time.perf_counter()
             raws, size = read(place, kind)

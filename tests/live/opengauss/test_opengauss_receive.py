@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.errors import ServerSettings
-from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.source.base import StreamIdentity
 from tests.live.opengauss.receiving import FAST, KINDS, SERIAL, Kind, Place, assert_equal, once
 from tests.live.test_gaussdb_faults import CHILD
 from tests.replay import bronze_rows

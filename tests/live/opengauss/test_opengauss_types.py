@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.lake.types import Loss
-from cdc_lake.pipeline.check.type_ledger import type_ledger
-from cdc_lake.pipeline.compare.prove import compare
+from cdc_lake.comparison.compare import compare
+from cdc_lake.ops.plan import type_ledger
+from cdc_lake.tables.types import Loss
 from tests.live.opengauss.receiving import FAST, SERIAL, Kind, Place, once
 
 pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.timeout(900)]

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from cdc_lake.model.relation import TableName
-from cdc_lake.source.quoting import identifier, literal
-from cdc_lake.source.wire.session import WireSession
+from cdc_lake.source.gaussdb.wire.session import WireSession
+from cdc_lake.source.sql_text import identifier, literal
 from cdc_lake.testing.workload import WIDE, Shape
 
 SHAPES: Final = (

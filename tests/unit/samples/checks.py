@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from functools import cache
 
-from cdc_lake.decode.mppdb.records import Begin, Record
+from cdc_lake.decode.gaussdb.records import Begin, Record
 from cdc_lake.model.relation import TableName
 from cdc_lake.testing.oracle import Oracle
 from tests.unit.samples.recorded import State, Stream, final, stream, transactions

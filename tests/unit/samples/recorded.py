@@ -18,14 +18,13 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.identifiers import table_name
-from cdc_lake.decode.mppdb.payload import records
-from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Operation, Record, Row, Style, Truncated
-from cdc_lake.model.change import Change, Delete, Insert, OldKind, Truncate, Tuple
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Operation, Record, Row, Style, Truncated
+from cdc_lake.decode.gaussdb.serial import records
+from cdc_lake.decode.gaussdb.text import table_name
+from cdc_lake.devtools.recording import Data, RecordingReader
+from cdc_lake.model.change import Boundaries, Change, Delete, Insert, OldKind, Transaction, Truncate, Tuple
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Boundaries, Transaction
-from cdc_lake.source.recording_file import Data, RecordingReader
 from cdc_lake.testing.oracle import Oracle
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "opengauss"

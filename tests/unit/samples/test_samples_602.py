@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_lake.decode.mppdb.records import Begin, Commit, Row
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Row
 from tests.tally import tally
 from tests.unit.samples.checks import bags, prove, values
 from tests.unit.samples.recorded import stream, streams_of

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.facts import FamilyTableFacts, Storage
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.plain import transaction
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Begin, Field, Operation, Row, Truncated
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.batches import RecordTransaction, transaction
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbTableMetadata, Storage
+from cdc_lake.decode.gaussdb.records import Begin, Field, Operation, Row, Truncated
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.devtools.recording import RecordingSource
 from cdc_lake.model.change import Change, Delete, Insert, OldKind, Truncate, Tuple, Update
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
-from cdc_lake.source.recording import RecordingSource
 from tests.unit.samples.recorded import CODEC, HEADS, KEYLESS, KEYS, State, Stream, stream, streams_of
 
 OWN_TYPES = dict.fromkeys(range(1, 70_000), "public.own")
@@ -32,7 +31,7 @@ STREAMS = [
 ]
 
 
-def facts(table: TableName) -> FamilyTableFacts:
+def facts(table: TableName) -> GaussDbTableMetadata:
     """What the catalog said of a table of the workload, but for its columns: they changed in the stream's time."""
     key = () if table.name in KEYLESS else KEYS.get(table.name, ("id",))
     identity = ReplicaIdentity.DEFAULT
@@ -42,11 +41,11 @@ def facts(table: TableName) -> FamilyTableFacts:
         identity = ReplicaIdentity.NOTHING
     logged = key if identity is ReplicaIdentity.DEFAULT else ()
     storage = Storage.USTORE if table.name.startswith("u_") else Storage.ASTORE
-    return FamilyTableFacts((), key, identity, logged, storage, OWN_TYPES)
+    return GaussDbTableMetadata((), key, identity, logged, storage, OWN_TYPES)
 
 
 def assembled(recorded: Stream) -> list[RecordTransaction]:
-    assembler = FamilyAssembler(recorded.style, batch=recorded.batch, domain=OrderDomain.LSN, codec=CODEC)
+    assembler = GaussDbAssembler(recorded.style, batch=recorded.batch, domain=OrderDomain.LSN, codec=CODEC)
     found = [one for lsn, payload in recorded.messages() for one in assembler.feed(payload, lsn)]
     assert not assembler.in_transaction
     assert not assembler.others
@@ -63,7 +62,7 @@ def test_the_receivers_changes_give_the_state_of_the_records(version, name):
     if recorded.parallel:
         csns = sorted(raw.bounds.csn for raw in raws)
         assert csns == list(range(csns[0], csns[0] + len(csns))), "dense where empty transactions are sent"
-    layouts, state = Layouts(facts, CODEC, tables=HEADS), State()
+    layouts, state = RelationResolver(facts, CODEC, tables=HEADS), State()
     for raw in raws:
         state.apply([row_of(change) for change in transaction(raw, layouts).changes])
     assert state.bags() == State().run(records).bags()
@@ -74,7 +73,7 @@ def test_a_recording_is_a_source_that_the_receiver_can_read(tmp_path):
     recorded = stream("6.0.2", "og_a_par2_b_batch1")
     (tmp_path / "a.bin").write_bytes(streams_of("6.0.2")[recorded.name])
     source = RecordingSource(tmp_path / "a.bin")
-    assembler = FamilyAssembler(recorded.style, batch=recorded.batch, domain=OrderDomain.CSN)
+    assembler = GaussDbAssembler(recorded.style, batch=recorded.batch, domain=OrderDomain.CSN)
     found: list[RecordTransaction] = []
     while not source.ended:
         for lsn, payload in source.poll(0):

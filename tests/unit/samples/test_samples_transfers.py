@@ -13,25 +13,24 @@ from functools import cache
 from io import BytesIO
 from itertools import pairwise
 
-from cdc_lake.decode.mppdb.assembler import FamilyAssembler
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
-from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.decode.mppdb.plain import transaction
-from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.connectors.gaussdb.csn_order import CsnOrdering
+from cdc_lake.connectors.open_stream import OrderedTransaction
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.batches import RecordTransaction, transaction
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.records import Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.devtools.recording import Data, RecordingReader
 from cdc_lake.model.change import Delete, Insert, Update
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
-from cdc_lake.pipeline.stream.order import Closed
-from cdc_lake.source.recording_file import Data, RecordingReader
 from tests.unit.samples.recorded import DATA
 
 FOLDER = DATA / "6.0.2" / "transfers"
 TABLES = ("tr_a", "tr_b")
 KEY = ReplicaIdentity.DEFAULT
-FACTS = FamilyTableFacts(
-    (FamilyColumn("id", "int4", 23), FamilyColumn("v", "int4", 23), FamilyColumn("note", "text", 25)),
+FACTS = GaussDbTableMetadata(
+    (GaussDbColumn("id", "int4", 23), GaussDbColumn("v", "int4", 23), GaussDbColumn("note", "text", 25)),
     ("id",), KEY, ("id",),
 )  # fmt: skip
 
@@ -39,7 +38,7 @@ FACTS = FamilyTableFacts(
 @cache
 def assembled() -> tuple[RecordTransaction, ...]:
     """The transactions as the server sent them: in the order of their commit records."""
-    assembler = FamilyAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN)
+    assembler = GaussDbAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN)
     recording = RecordingReader(BytesIO(lzma.decompress((FOLDER / "stream.bin.xz").read_bytes())), "transfers")
     return tuple(
         one for entry in recording if isinstance(entry, Data) for one in assembler.feed(entry.payload, entry.lsn)
@@ -69,7 +68,7 @@ def test_commit_lsns_ascend():
 def test_every_snapshot_is_the_state_below_its_csn():
     wanted = {snapshot["csn"]: snapshot for snapshot in snapshots()}
     assert len(wanted) == 16
-    layouts = Layouts(lambda table: FACTS if table.name in TABLES else None)
+    layouts = RelationResolver(lambda table: FACTS if table.name in TABLES else None)
     state = {name: {str(i): (str(i), "1000", "n") for i in range(1, 301)} for name in TABLES}
     shown = 0
     for step in closed():
@@ -87,9 +86,9 @@ def test_the_order_of_commit_records_is_not_that_of_csns():
     assert found != sorted(found)
 
 
-def closed() -> Iterator[Closed]:
+def closed() -> Iterator[OrderedTransaction]:
     """The transactions as they are closed, by the order that receives use."""
-    order = CsnOrder(min(csns()) - 1, 0, bound=60.0, policy="stop", clock=lambda: 0.0)
+    order = CsnOrdering(min(csns()) - 1, 0, bound=60.0, policy="stop", clock=lambda: 0.0)
     for one in assembled():
         yield from order.take(one)
 

@@ -1,0 +1,349 @@
+"""Transactions as rows: one a transaction, from its BEGIN and COMMIT rows.
+
+The ledger: bronze as people and programs read it, typed and by transaction, without Spark or with it.
+
+Only the files and row groups whose bounds meet the span are read, and large spans come a part at a time. The schema of
+a table's changes follows from the layouts that the span's own changes use; where it has none, from the newest one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
+from weakref import finalize
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_lake.bronze.contract import BEGIN, COMMIT, DELETE, INSERT, RELATION, SNAPSHOT, TRUNCATE, UNDECODABLE, UPDATE
+from cdc_lake.bronze.data_files import Files
+from cdc_lake.bronze.hash_chain_verify import ChainVerdict, verify
+from cdc_lake.bronze.reader import BronzeReader, decoded_later, in_order, relation_of, span_filter
+from cdc_lake.bronze.span_index import DataFileCache
+from cdc_lake.bronze.typed_changes import SOURCES as TYPED_SOURCES
+from cdc_lake.bronze.typed_changes import (
+    Misfits,
+    TableColumns,
+    changes_frame,
+    register,
+    register_lasting,
+    transactions_frame,
+    typed_changes,
+)
+from cdc_lake.errors import BronzeDamaged, NotInBronze, TransactionUndecoded
+from cdc_lake.model.position import Span, parse_position
+from cdc_lake.model.relation import Relation, TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+TRANSACTIONS = pa.schema(
+    [
+        ("epoch", pa.int32()),
+        ("position", pa.int64()),
+        ("csn", pa.int64()),
+        ("first_lsn", pa.int64()),
+        ("commit_lsn", pa.int64()),
+        ("xid", pa.int64()),
+        ("commit_ts", pa.timestamp("us", tz="UTC")),
+        ("ingest_ts", pa.timestamp("us", tz="UTC")),
+        ("user", pa.string()),
+        ("origin", pa.string()),
+        ("counts", pa.map_(pa.string(), pa.map_(pa.string(), pa.int64()))),
+        ("bytes", pa.int64()),
+        ("empty_before", pa.int64()),
+        ("configuration", pa.int64()),
+        ("content", pa.string()),
+        ("hash", pa.string()),
+        ("undecodable", pa.string()),
+    ]
+)
+"""A row a transaction: the columns of bronze, and what its BEGIN and COMMIT rows say in `info`.
+
+`counts`: table → operation → number. `undecodable`: the code of the error that decoding it gave, NULL where it is
+decoded.
+"""
+
+SOURCES = ("epoch", "position", "op", "csn", "first_lsn", "commit_lsn", "xid", "commit_ts", "ingest_ts", "info")
+"""The columns of bronze that are read, of rows `B` and `C`."""
+
+
+def transactions_of(parts: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
+    """Rows `B` and `C` in order, as they come, to `TRANSACTIONS`. Raises BronzeDamaged."""
+    begins: dict[tuple[int, int], str | None] = {}
+    for part in parts:
+        rows: list[dict[str, Any]] = []
+        for row in part.to_pylist():
+            place = (row["epoch"], row["position"])
+            if row["op"] == BEGIN:
+                begins[place] = row["info"]
+            else:
+                rows.append(_transaction(row, begins.pop(place, None)))
+        yield pa.RecordBatch.from_pylist(rows, schema=TRANSACTIONS)
+
+
+def _transaction(row: dict[str, Any], begin: str | None) -> dict[str, Any]:
+    try:
+        commit_info = json.loads(row["info"])
+        counts = [(table, list(kinds.items())) for table, kinds in commit_info["counts"].items()]
+        names = ("bytes", "empty_before", "configuration", "content", "hash")
+        begin_info = {"user": None, "origin": None} | json.loads(begin or "{}")
+        odd = commit_info["undecodable"]["code"] if "undecodable" in commit_info else None
+        return {
+            **row,
+            **begin_info,
+            "counts": counts,
+            "undecodable": odd,
+            **{name: commit_info[name] for name in names},
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as cause:
+        raise BronzeDamaged(f"the BEGIN or COMMIT row at position {row['position']} cannot be read") from cause
+
+
+_END = (1 << 63) - 1
+_CHANGES = (INSERT, UPDATE, DELETE, TRUNCATE)
+
+
+class ChangeReader:
+    """A bronze table to read. Each call sees the newest version; one instance a thread.
+
+    Of a bronze in an object store Spark reads copies near by, which last as long as this object.
+    """
+
+    def __init__(self, reader: BronzeReader) -> None:
+        self._reader = reader
+        self._layouts: dict[int, Relation] = {}
+        self._nearby: DataFileCache | None = None
+
+    def span(self, after: str | int | None = None, upto: str | int | None = None, *, epoch: int | None = None) -> Span:
+        """The transactions behind `after`, up to and with `upto`, of one epoch: by default the newest one, all of it.
+
+        Positions are as `cdc-lake status` prints them or as bronze stores them. Raises MalformedPosition, NotInBronze.
+        """
+        state = self._reader.state()
+        if state is None:
+            raise NotInBronze("bronze holds no stream", where=self._reader.place)
+        end = state.upto if epoch in (None, state.epoch) else _END
+        return Span(epoch or state.epoch, _number(after, -1), _number(upto, end))
+
+    def tables(self) -> tuple[TableName, ...]:
+        """The tables that the newest files of bronze have changes or copied rows of, by name."""
+        state = self._reader.state()
+        epochs = range(1, state.epoch + 1) if state is not None else ()
+        return tuple(sorted({r.table for epoch in epochs for r in self._reader.latest_layouts(epoch)}))
+
+    # ── changes ──
+
+    def changes(
+        self,
+        table: TableName | str,
+        span: Span | None = None,
+        *,
+        typed: bool = True,
+        misfits: Misfits = "stop",
+        snapshot: bool = False,
+    ) -> pa.Table:
+        """The changes of a table in order, in its own columns (`bronze.typed_changes`); without a span of all epochs.
+
+        `typed=False` leaves the server's text. `misfits`: what becomes of a text that has no value of its column's
+        type. With `snapshot` the rows of initial copies too (`_op` is S).
+
+        Raises NotInBronze, ValueNotTyped, TransactionUndecoded.
+        """
+        batches = self.change_batches(table, span, typed=typed, misfits=misfits, snapshot=snapshot)
+        return batches.read_all()
+
+    def change_batches(
+        self,
+        table: TableName | str,
+        span: Span | None = None,
+        *,
+        typed: bool = True,
+        misfits: Misfits = "stop",
+        snapshot: bool = False,
+    ) -> pa.RecordBatchReader:
+        """The same as a stream of record batches, for spans that memory does not hold. Errors come while it is read."""
+        self._all_decoded(span)
+        asked = self._plan_read(table, span, snapshot=snapshot)
+        of = self._columns(asked)
+        schema = of.schema(typed=typed, misfits=misfits)
+        parts = in_order(asked.files, asked.paths, TYPED_SOURCES, asked.wanted)
+        return pa.RecordBatchReader.from_batches(schema, _batches(parts, of, typed=typed, misfits=misfits))
+
+    def columns(self, table: TableName | str, span: Span | None = None, *, snapshot: bool = False) -> TableColumns:
+        """The columns that a table's changes in a span have. Raises NotInBronze where there is no such table."""
+        return self._columns(self._plan_read(table, span, snapshot=snapshot))
+
+    def _columns(self, asked: _Asked) -> TableColumns:
+        numbers: dict[int, None] = {}
+        for part in asked.files.batches(asked.paths, ["layout"], asked.wanted):
+            used = part["layout"].drop_null().combine_chunks()
+            for number in reversed(used[::-1].unique().to_pylist()):  # in the order of their last use
+                numbers.pop(number, None)
+                numbers[number] = None
+        if not numbers:
+            relation = self._newest(asked)
+            return TableColumns(asked.table, {relation.layout: relation})
+        self._learn(set(numbers), asked)
+        if unknown := [number for number in numbers if number not in self._layouts]:
+            what = f"bronze has no description of layout {unknown[0]} of {asked.table}"
+            raise BronzeDamaged(what, where=self._reader.place)
+        return TableColumns(asked.table, {number: self._layouts[number] for number in numbers})
+
+    # ── transactions ──
+
+    def transactions(self, span: Span | None = None) -> pa.Table:
+        """A row a transaction, in order (`TRANSACTIONS`); without a span of all epochs. Raises BronzeDamaged."""
+        return self.transaction_batches(span).read_all()
+
+    def transaction_batches(self, span: Span | None = None) -> pa.RecordBatchReader:
+        """The same as a stream of record batches."""
+        wanted = pc.field("op").isin([BEGIN, COMMIT])
+        parts = self._parts(SOURCES, wanted if span is None else wanted & span_filter(span), span, COMMIT)
+        return pa.RecordBatchReader.from_batches(TRANSACTIONS, transactions_of(parts))
+
+    def verify(self, span: Span | None = None) -> ChainVerdict:
+        """Whether the chain holds over the span, or all of bronze. See `bronze.hash_chain_verify`."""
+        return verify(self._reader, span)
+
+    # ── the same from Spark ──
+
+    def spark_changes(
+        self,
+        spark: SparkSession,
+        table: TableName | str,
+        span: Span | None = None,
+        *,
+        misfits: Misfits = "stop",
+        snapshot: bool = False,
+    ) -> DataFrame:
+        """What `changes` gives, as a DataFrame without order, of the files of bronze as they are now."""
+        asked = self._plan_read(table, span, snapshot=snapshot)
+        of, later = self._columns(asked), decoded_later(asked.files)
+        # an undecodable transaction need not name the table
+        paths = [*dict.fromkeys([*asked.paths, *_select(asked.files, span, UNDECODABLE)])]
+        return changes_frame(
+            spark, self._local_paths(asked.files, paths), of, span, misfits=misfits, snapshot=snapshot, later=later
+        )
+
+    def spark_transactions(self, spark: SparkSession, span: Span | None = None) -> DataFrame:
+        """What `transactions` gives, as a DataFrame without order."""
+        files = self._reader.files()
+        return transactions_frame(spark, self._local_paths(files, _select(files, span, COMMIT)), span)
+
+    def register_views(self, spark: SparkSession, *, database: str | None = None) -> tuple[str, ...]:
+        """A SQL view of each table's changes, and `transactions`; their names.
+
+        Without `database` they are temporary views over the files as they are now; with it they stay as long as the
+        session's catalog keeps them and read the table as it is then, which needs a Delta bronze on this machine.
+        Raises ViewNotMade.
+        """
+        shapes = [self.columns(table, snapshot=True) for table in self.tables()]
+        if database is not None:
+            return register_lasting(spark, self._reader, shapes, database)
+        files = self._reader.applied_files()
+        return register(spark, self._local_paths(files, files.select()), shapes, later=decoded_later(files))
+
+    def _local_paths(self, files: Files, paths: list[str]) -> list[str]:
+        """Where Spark can read data files."""
+        if self._nearby is None:
+            folder = mkdtemp(prefix="cdc_lake_")
+            finalize(self, rmtree, folder, ignore_errors=True)
+            self._nearby = DataFileCache(Path(folder))
+        return self._nearby.local_paths(files, paths)
+
+    # ── files ──
+
+    def _plan_read(self, table: TableName | str, span: Span | None, *, snapshot: bool) -> _Asked:
+        name, files = _table(table), self._reader.applied_files()
+        ops = [*_CHANGES, SNAPSHOT] if snapshot else list(_CHANGES)
+        wanted = (pc.field("relation") == str(name)) & pc.field("op").isin(ops)
+        paths = _select(files, span, None, [str(name)])
+        return _Asked(name, span, files, paths, wanted if span is None else wanted & span_filter(span))
+
+    def _parts(
+        self, columns: Sequence[str], wanted: pc.Expression, span: Span | None, op: str | None
+    ) -> Iterator[pa.Table]:
+        files = self._reader.files()
+        return files.batches(_select(files, span, op), columns, wanted)
+
+    def _all_decoded(self, span: Span | None) -> None:
+        """Raise TransactionUndecoded where a transaction is there as bytes only."""
+        state = self._reader.state()
+        epochs = range(1, state.epoch + 1) if state is not None else ()
+        for searched_span in [span] if span is not None else [Span(epoch, -1, _END) for epoch in epochs]:
+            for commit in self._reader.undecodable(searched_span):
+                what = f"the transaction at position {commit.position} of epoch {commit.epoch} is not decoded"
+                raise TransactionUndecoded(what, where=self._reader.place)
+
+    def _learn(self, numbers: set[int], asked: _Asked) -> None:
+        """Read descriptions of layouts: each commit repeats those it uses, so most often they stand in the span."""
+        described, span = asked.layout_filter, asked.span
+        tries = [described] if span is None else [described & span_filter(span), described & within_reach(span)]
+        for place in tries:
+            if not (missing := numbers - self._layouts.keys()):
+                return
+            wanted = place & pc.field("layout").isin(sorted(missing))
+            for part in asked.files.batches(asked.paths, ["layout", "info"], wanted):
+                for number, info in zip(part["layout"].to_pylist(), part["info"].to_pylist(), strict=True):
+                    self._layouts[number] = relation_of(info)
+
+    def _newest(self, asked: _Asked) -> Relation:
+        """The layout of the last file that describes one. Raises NotInBronze."""
+        for path in reversed(asked.files.select(op=RELATION, relations=[str(asked.table)])):
+            infos = asked.files.read([path], ["info"], asked.layout_filter)["info"].to_pylist()
+            if infos:
+                return relation_of(infos[-1])
+        raise NotInBronze(f"bronze has no changes of {asked.table}", where=self._reader.place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Rows of a table in a span, in one version of bronze: the files that may have them, and which rows they are."""
+
+    table: TableName
+    span: Span | None
+    files: Files
+    paths: list[str]
+    wanted: pc.Expression
+
+    @property
+    def layout_filter(self) -> pc.Expression:
+        """The table's layout rows, which have no ordinal: row groups without such a row are not read."""
+        layout_row = pc.field("ordinal").is_null() & (pc.field("op") == RELATION)
+        return layout_row & (pc.field("relation") == str(self.table))
+
+
+def _select(files: Files, span: Span | None, op: str | None, relations: list[str] | None = None) -> list[str]:
+    if span is None:
+        return files.select(op=op, relations=relations)
+    return files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=op, relations=relations)
+
+
+def within_reach(span: Span) -> pc.Expression:
+    """Rows of the span's epoch up to its end: layout rows stand before the changes that follow them."""
+    return (pc.field("epoch") == span.epoch) & (pc.field("position") <= span.upto)
+
+
+def _batches(parts: Iterator[pa.Table], of: TableColumns, *, typed: bool, misfits: Misfits) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        yield from typed_changes(part, of, typed=typed, misfits=misfits).to_batches()
+
+
+def _table(name: TableName | str) -> TableName:
+    try:
+        return name if isinstance(name, TableName) else TableName.parse(name)
+    except ValueError as bad:
+        raise NotInBronze(str(bad)) from bad
+
+
+def _number(position: str | int | None, otherwise: int) -> int:
+    if position is None:
+        return otherwise
+    return parse_position(position) if isinstance(position, str) else position

@@ -1,0 +1,545 @@
+"""Rows: a batch of transactions as the bronze table has them (`bronze/contract.py`).
+
+Layout rows first, one a layout of the batch, then each transaction as B, its changes, C. Changes come and go as
+columns: their place is computed once and nothing is done per change in Python. Lists are not copied at all: a row
+without a tuple is a NULL of length zero between the others.
+
+A large transaction as rows of bronze, a part at a time: one commit of several files, memory for one part.
+
+The rows are those of any other transaction (`bronze.row_builder`): layouts first, B, its changes, C. Ordinals go on
+from part to part, a layout is described once, and the last part has C, which speaks of them all.
+
+The rows of a batch, a file's worth at a time: all of its ordinary transactions, the parts of each large one.
+
+While one file is written, by a thread of its own, the rows of the next one are made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_lake.bronze.contract import (
+    BEGIN,
+    COMMIT,
+    MESSAGE,
+    RELATION,
+    SCHEMA,
+    SNAPSHOT,
+    UNDECODABLE,
+    StreamCheckpoint,
+    Tabulate,
+)
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.hashing import Content, chain_of, content_of
+from cdc_lake.decode.in_parts import InParts
+from cdc_lake.decode.transaction import DecodedMarker, ReceivedTransaction
+from cdc_lake.errors import DecodeError
+from cdc_lake.model.change import Undecoded
+from cdc_lake.model.relation import Relation
+
+_UNCOUNTED = (ord(MESSAGE), ord(UNDECODABLE))
+"""Rows that are of no table, or of one that is not certain."""
+
+
+def build(
+    batch: Sequence[ReceivedTransaction],
+    changes: ChangeColumns,
+    *,
+    stream: str,
+    epoch: int,
+    previous: bytes,
+    ingest_ts: int,
+) -> tuple[pa.Table, bytes]:
+    """The rows of a batch in bronze order, and the hash of its last transaction.
+
+    `batch` is not empty and ascends by position; `previous` is the hash of the transaction before it; `ingest_ts` is in
+    microseconds since 1970-01-01 UTC.
+    """
+    places = _places(batch, changes)
+    infos, head = _commit_infos(batch, changes, places.sizes, previous)
+    bounds = [raw.bounds for raw in batch]
+    layouts = changes.relations
+    per_transaction = {
+        "position": pa.array([b.position for b in bounds], pa.int64()),
+        "csn": pa.array([b.csn for b in bounds], pa.int64()),
+        "first_lsn": pa.array([b.first_lsn for b in bounds], pa.int64()),
+        "commit_lsn": pa.array([b.commit_lsn for b in bounds], pa.int64()),
+        "xid": pa.array([b.xid for b in bounds], pa.int64()),
+        "commit_ts": pa.array([b.commit_ts for b in bounds], pa.timestamp("us", tz="UTC")),
+    }
+    columns: dict[str, Any] = {name: values.take(places.transaction) for name, values in per_transaction.items()}
+    columns["position"] = pc.fill_null(columns["position"], bounds[0].position)
+    columns |= _constants(places.rows, stream=stream, epoch=epoch, ingest_ts=ingest_ts)
+    columns |= {
+        "ordinal": pa.array(places.ordinal, mask=places.ordinal < 0),
+        "op": _ops(places, changes.op),
+        "lsn": _scatter_values(places, changes.lsn, pa.int64()),
+        "relation": pa.array([str(r.table) for r in layouts], pa.string()).take(places.relation),
+        "layout": pa.array([r.layout for r in layouts], pa.int64()).take(places.relation),
+        "new": _lists(places, changes.new, SCHEMA.field("new").type),
+        "old": _lists(places, changes.old, SCHEMA.field("old").type),
+        "unchanged": _lists(places, changes.unchanged, SCHEMA.field("unchanged").type),
+        "old_kind": _as_array(changes.old_kind, pa.string()).take(places.change),
+        "info": _infos(places, layouts, [_begin_info(raw) for raw in batch], infos, changes.info),
+    }
+    if changes.raw is not None:
+        columns["raw"] = _as_array(changes.raw, pa.binary()).take(places.change)
+    return pa.table({name: columns[name] for name in SCHEMA.names}, schema=SCHEMA), head
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where rows of a snapshot stand, and when they were written: microseconds since 1970."""
+
+    stream: str
+    epoch: int
+    position: int
+    ingest_ts: int
+
+
+def snapshot_rows(relation: Relation, rows: Any, place: Place, first_ordinal: int) -> pa.Table:
+    """The rows of one snapshot chunk: its layout row, then one `S` row an entry of `rows`, list<string>, an array or a
+    chunked one, whose values are not copied.
+    """
+    kind = SCHEMA.field("new").type
+    pieces = rows.chunks if isinstance(rows, pa.ChunkedArray) else [rows]
+    size = len(rows) + 1
+    ordinal = np.arange(first_ordinal - 1, first_ordinal - 1 + size, dtype=np.int64)
+    nothing = np.zeros(size, bool)
+    nothing[0] = True
+    columns = {
+        "position": pa.array(np.full(size, place.position, np.int64)),
+        "ordinal": pa.array(ordinal, mask=nothing),
+        "op": pa.array([RELATION] + [SNAPSHOT] * len(rows), pa.string()),
+        "relation": pa.repeat(str(relation.table), size),
+        "layout": pa.array(np.full(size, relation.layout, np.int64)),
+        "new": pa.chunked_array([pa.nulls(1, kind), *(_as_array(piece, kind) for piece in pieces)]),
+        "info": pa.array([_layout_info(relation)] + [None] * len(rows), pa.string()),
+    } | _constants(size, stream=place.stream, epoch=place.epoch, ingest_ts=place.ingest_ts)
+    return _full_table(columns, size)
+
+
+def absent_rows(relation: Relation, keys: Any, place: Place, first_ordinal: int) -> pa.Table:
+    """One `S` row without a new tuple an entry of `keys`, a list<string> array by position in the layout, where only
+    the key is told: a snapshot has no row of it.
+    """
+    size = len(keys)
+    columns = {
+        "position": pa.array(np.full(size, place.position, np.int64)),
+        "ordinal": pa.array(np.arange(first_ordinal, first_ordinal + size, dtype=np.int64)),
+        "op": pa.repeat(SNAPSHOT, size),
+        "relation": pa.repeat(str(relation.table), size),
+        "layout": pa.array(np.full(size, relation.layout, np.int64)),
+        "old": _as_array(keys, SCHEMA.field("old").type),
+        "old_kind": pa.repeat("key", size),
+    } | _constants(size, stream=place.stream, epoch=place.epoch, ingest_ts=place.ingest_ts)
+    return _full_table(columns, size)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where everything stands. Arrays have one entry a row, unless said otherwise; NULL: the row has none."""
+
+    rows: int
+    sizes: Any  # changes of each transaction
+    begin: Any  # row of each transaction's B
+    commit: Any  # row of each transaction's C
+    change_rows: Any  # row of each change
+    change: Any  # index of the row's change
+    transaction: Any  # index of the row's transaction
+    relation: Any  # index of the row's relation
+    ordinal: Any  # -1: none
+
+
+def _places(batch: Sequence[ReceivedTransaction], changes: ChangeColumns) -> _Places:
+    layouts = len(changes.relations)
+    sizes = np.bincount(changes.transaction, minlength=len(batch))
+    rows = layouts + len(changes) + 2 * len(batch)
+    commit = layouts + np.cumsum(sizes + 2) - 1
+    begin = commit - sizes - 1
+    change_rows = np.arange(len(changes)) + layouts + 2 * changes.transaction.astype(np.int64) + 1
+    change = np.full(rows, -1, np.int64)
+    change[change_rows] = np.arange(len(changes))
+    transaction = np.concatenate((np.full(layouts, -1), np.repeat(np.arange(len(batch)), sizes + 2)))
+    relation = np.full(rows, -1, np.int64)
+    relation[:layouts] = np.arange(layouts)
+    relation[change_rows] = changes.relation
+    ordinal = np.arange(rows) - np.concatenate((np.zeros(layouts, np.int64), np.repeat(begin, sizes + 2)))
+    ordinal[:layouts] = -1
+    return _Places(
+        rows,
+        sizes,
+        begin,
+        commit,
+        change_rows,
+        _index(change),
+        _index(transaction),
+        _index(relation),
+        ordinal.astype(np.int64),
+    )
+
+
+def _index(values: Any) -> pa.Array:
+    """Indices to take by, NULL where negative."""
+    return pa.array(values, pa.int64(), mask=values < 0)
+
+
+def _as_array(values: Any, kind: pa.DataType) -> Any:
+    """One array of a kind, from an array or a chunked one."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    return values if values.type == kind else values.cast(kind)
+
+
+def _full_table(columns: dict[str, Any], rows: int) -> pa.Table:
+    """A table of the contract; columns that are not given are NULL."""
+    return pa.table(
+        {f.name: columns[f.name] if f.name in columns else pa.nulls(rows, f.type) for f in SCHEMA}, schema=SCHEMA
+    )
+
+
+def _constants(rows: int, *, stream: str, epoch: int, ingest_ts: int) -> dict[str, Any]:
+    return {
+        "stream": pa.repeat(stream, rows),
+        "epoch": pa.array(np.full(rows, epoch, np.int32)),
+        "raw": pa.nulls(rows, pa.binary()),
+        "ingest_ts": pa.array(np.full(rows, ingest_ts, np.int64)).cast(pa.timestamp("us", tz="UTC")),
+    }
+
+
+def _ops(places: _Places, op: Any) -> Any:
+    letters = np.full(places.rows, ord(RELATION), np.uint8)
+    letters[places.begin] = ord(BEGIN)
+    letters[places.commit] = ord(COMMIT)
+    letters[places.change_rows] = op
+    offsets = np.arange(places.rows + 1, dtype=np.int32)
+    return pa.StringArray.from_buffers(places.rows, pa.py_buffer(offsets.tobytes()), pa.py_buffer(letters.tobytes()))
+
+
+def _scatter_values(places: _Places, values: Any, kind: pa.DataType) -> Any:
+    numbers = np.zeros(places.rows, np.int64)
+    numbers[places.change_rows] = values
+    missing = np.ones(places.rows, bool)
+    missing[places.change_rows] = False
+    return pa.array(numbers, kind, mask=missing)
+
+
+def _lists(places: _Places, arrays: Any, kind: pa.DataType) -> Any:
+    """The lists at their rows, sharing the values of the given arrays: as many arrays as there are."""
+    chunks = arrays.chunks if isinstance(arrays, pa.ChunkedArray) else [arrays]
+    spread_chunks, first, row = [], 0, 0
+    for lists in chunks:
+        stop = first + len(lists)
+        end = places.change_rows[stop] if stop < len(places.change_rows) else places.rows
+        spread_chunks.append(_spread(lists, places.change_rows[first:stop] - row, end - row).cast(kind))
+        first, row = stop, end
+    return pa.chunked_array(spread_chunks, kind)
+
+
+def _spread(lists: Any, row_indices: Any, rows: int) -> Any:
+    """The lists at these of so many rows, NULL at the others."""
+    offsets = np.asarray(lists.offsets).astype(np.int64)
+    missing = np.asarray(lists.is_null())
+    lengths = np.diff(offsets)
+    if lengths[missing].any():  # Arrow allows a NULL to own values; then they have to be copied out
+        index = np.full(rows, -1, np.int64)
+        index[row_indices] = np.arange(len(row_indices))
+        return lists.take(_index(index))
+    spread = np.zeros(rows + 1, np.int64)
+    spread[row_indices + 1] = lengths
+    nothing = np.ones(rows, bool)
+    nothing[row_indices] = missing
+    where = (np.cumsum(spread) + offsets[0]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(where), lists.values, mask=pa.array(nothing))
+
+
+def _infos(places: _Places, layouts: list[Relation], begins: list[str | None], commits: list[str], infos: Any) -> Any:
+    pool = pa.concat_arrays(
+        [
+            pa.array([_layout_info(r) for r in layouts], pa.string()),
+            pa.array(begins, pa.string()),
+            pa.array(commits, pa.string()),
+            _as_array(infos, pa.string()),
+        ]
+    )
+    source = np.empty(places.rows, np.int64)
+    source[: len(layouts)] = np.arange(len(layouts))
+    source[places.begin] = len(layouts) + np.arange(len(begins))
+    source[places.commit] = len(layouts) + len(begins) + np.arange(len(commits))
+    source[places.change_rows] = len(layouts) + 2 * len(begins) + np.arange(len(places.change_rows))
+    return pool.take(pa.array(source))
+
+
+def _layout_info(relation: Relation) -> str:
+    return json.dumps(relation.describe(), ensure_ascii=False, separators=(",", ":"))
+
+
+def _begin_info(raw: ReceivedTransaction) -> str | None:
+    fields = {"user": raw.bounds.user, "origin": raw.bounds.origin}
+    present = {name: value for name, value in fields.items() if value is not None}
+    return json.dumps(present, ensure_ascii=False) if present else None
+
+
+def _commit_infos(
+    batch: Sequence[ReceivedTransaction], changes: ChangeColumns, sizes: Any, previous: bytes
+) -> tuple[list[str], bytes]:
+    """The `info` of each COMMIT row, and the last hash. Written by hand: this is the cost of a small transaction."""
+    head, start, infos = previous, 0, []
+    digests = changes.digests
+    for index, (raw, size, counts) in enumerate(zip(batch, sizes.tolist(), _counts(changes, len(batch)), strict=True)):
+        content = content_of(digests[start : start + size])
+        head = chain_of(head, raw.bounds.position, content)
+        start += size
+        infos.append(commit_info(raw, counts, content, head, changes.configuration, changes.undecoded.get(index)))
+    return infos, head
+
+
+def commit_info(
+    raw: ReceivedTransaction, counts: str, content: bytes, head: bytes, configuration: int, undecoded: Undecoded | None
+) -> str:
+    """The `info` of a COMMIT row; `counts` is the inside of its object."""
+    odd = f',"undecodable":{json.dumps(undecoded.describe(), ensure_ascii=False)}' if undecoded else ""
+    return (
+        f'{{"counts":{{{counts}}},"bytes":{raw.size},"content":"{content.hex()}","hash":"{head.hex()}",'
+        f'"empty_before":{raw.bounds.empty_before},"configuration":{configuration}{odd}}}'
+    )
+
+
+def _counts(changes: ChangeColumns, transactions: int) -> list[str]:
+    """For each transaction the inside of `counts`: `"public.a":{"I":2,"U":1}` and so on, of changes of tables."""
+    names = [json.dumps(str(r.table), ensure_ascii=False) for r in changes.relations]
+    # two layouts of one table are one table here; in the order of names, whatever came first in the batch
+    tables = {name: index for index, name in enumerate(sorted(set(names)))}
+    labels = list(tables)
+    table_of = np.array([tables[name] for name in names] or [0], np.int64)
+    counted = ~np.isin(changes.op, _UNCOUNTED)
+    width = max(len(labels), 1) << 8
+    code = changes.transaction[counted].astype(np.int64) * width
+    code += (table_of[changes.relation[counted]] << 8) + changes.op[counted]
+    groups, numbers = np.unique(code, return_counts=True)
+    texts = [""] * transactions
+    last = (-1, -1)
+    for group, number in zip(groups.tolist(), numbers.tolist(), strict=True):
+        transaction, rest = divmod(group, width)
+        table, op = rest >> 8, chr(rest & 0xFF)
+        if last == (transaction, table):
+            texts[transaction] = f'{texts[transaction][:-1]},"{op}":{number}}}'
+        else:
+            comma = "," if texts[transaction] else ""
+            texts[transaction] += f'{comma}{labels[table]}:{{"{op}":{number}}}'
+        last = (transaction, table)
+    return texts
+
+
+Build: TypeAlias = Callable[..., tuple[pa.Table, bytes]]
+"""`bronze.row_builder.build` with what is the same for all rows of a commit."""
+
+
+class LargeRows:
+    """The rows of one transaction, used once. `head`: its hash, once it had its last part."""
+
+    def __init__(self, raw: ReceivedTransaction, build: Build, previous: bytes) -> None:
+        """`raw`: all of it; `previous`: the hash of the transaction before."""
+        self._raw = raw
+        self._build = build
+        self.head = previous
+        self._content = Content()
+        self._counts: dict[str, dict[str, int]] = {}
+        self._layouts: set[int] = set()
+        self._undecoded: Undecoded | None = None
+        self._frames = self._changes = 0
+
+    def part(self, raw: ReceivedTransaction, changes: ChangeColumns) -> pa.Table:
+        """The rows of the next part."""
+        rows, _ = self._build([raw], changes, previous=self.head)
+        layouts, first = len(changes.relations), self._frames == 0
+        ordinals = np.arange(self._changes + 1, self._changes + len(changes) + 1, dtype=np.int64)
+        body = _set_column(rows.slice(layouts + 1, len(changes)), "ordinal", pa.array(ordinals))
+        pieces = [self._new_layouts(rows.slice(0, layouts)), rows.slice(layouts, int(first)), body]
+        commit = rows.slice(rows.num_rows - 1)
+        self._frames += raw.count
+        self._changes += len(changes)
+        self._content.add_all(changes.digests)
+        self._count(json.loads(commit["info"][0].as_py())["counts"])
+        if (why := changes.undecoded.get(0)) is not None:
+            self._undecoded = why if self._undecoded is None else _merge_undecoded(self._undecoded, why)
+        if self._frames == self._raw.count:
+            pieces.append(self._end(commit, changes.configuration))
+        return pa.concat_tables(pieces)
+
+    def _end(self, commit: pa.Table, configuration: int) -> pa.Table:
+        content = self._content.root()
+        self.head = chain_of(self.head, self._raw.bounds.position, content)
+        ordered = sorted(self._counts.items(), key=lambda item: json.dumps(item[0], ensure_ascii=False))
+        counts = json.dumps(
+            {table: dict(sorted(kinds.items())) for table, kinds in ordered}, ensure_ascii=False, separators=(",", ":")
+        )
+        info = commit_info(self._raw, counts[1:-1], content, self.head, configuration, self._undecoded)
+        return _set_column(_set_column(commit, "ordinal", pa.array([self._changes + 1])), "info", pa.array([info]))
+
+    def _count(self, counts: dict[str, dict[str, int]]) -> None:
+        for table, kinds in counts.items():
+            totals = self._counts.setdefault(table, {})
+            for op, number in kinds.items():
+                totals[op] = totals.get(op, 0) + number
+
+    def _new_layouts(self, rows: pa.Table) -> pa.Table:
+        """Layout rows that no part before had."""
+        numbers = rows["layout"].to_pylist()
+        fresh = pa.array([number not in self._layouts for number in numbers], pa.bool_())
+        self._layouts.update(numbers)
+        return rows.filter(fresh)
+
+
+def _set_column(rows: pa.Table, name: str, values: Any) -> pa.Table:
+    index = SCHEMA.get_field_index(name)
+    return rows.set_column(index, SCHEMA.field(index), values.cast(SCHEMA.field(index).type))
+
+
+def _merge_undecoded(first: Undecoded, second: Undecoded) -> Undecoded:
+    tables = tuple(dict.fromkeys([*first.tables, *second.tables]))
+    return replace(first, frames=first.frames + second.frames, tables=tables)
+
+
+T = TypeVar("T")
+
+_LARGE: Final = 16 << 20
+"""Bytes of a part that is one large row: what Arrow took for it, several times as much, it keeps for a while when it is
+not needed any more (measured), unless it is told to give it back.
+"""
+_FEW: Final = 1000
+"""Fewer rows than that, in a table of so many bytes, are large ones."""
+
+
+def one_thread(name: str) -> Executor:
+    """A thread of its own."""
+    return ThreadPoolExecutor(1, thread_name_prefix=f"cdc-lake-{name}")
+
+
+class BatchRows:
+    """Rows of ascending transactions behind `before`. Once all were given, `head` is the last one's hash, `changes` how
+    many there are, `operations` how many of each kind. `worker` makes what writes files, beside the caller.
+    """
+
+    def __init__(
+        self,
+        fresh: Sequence[ReceivedTransaction],
+        tabulate: Tabulate,
+        before: StreamCheckpoint,
+        ingest_ts: int,
+        worker: Callable[[str], Executor] = one_thread,
+    ) -> None:
+        self._fresh = fresh
+        self._tabulate = tabulate
+        self._before = before
+        self._build = partial(build, stream=before.stream, epoch=before.epoch, ingest_ts=ingest_ts)
+        self._worker = worker
+        self._faults: dict[int, DecodeError] = {}
+        self._under_way: InParts | None = None
+        self._numbers = np.zeros(256, np.int64)
+        self.head = before.head
+
+    def map_tables(self, use: Callable[[pa.Table], list[T]]) -> list[T]:
+        """What `use`, called by the worker, makes of the rows, a file's worth at a time and in order. Starts over,
+        also when asked for again, where the parts of a large transaction begin elsewhere, or all of it is kept as
+        bytes. Raises DecodeError, LakeError.
+        """
+        with self._worker("files") as pool:
+            while True:
+                try:
+                    return _used(self._tables(), lambda table: pool.submit(use, table))
+                except DecodeError as error:
+                    if not self._keeps(error):
+                        raise
+
+    def _tables(self) -> Iterator[pa.Table]:
+        self.head, self._under_way = self._before.head, None
+        self._numbers[:] = 0
+        for run in _runs(self._fresh):
+            if isinstance(run, InParts):
+                yield from self._large(run)
+                continue
+            changes = self._tabulate(run)
+            self._count(changes)
+            rows, self.head = self._build(run, changes, previous=self.head)
+            yield rows
+
+    def _keeps(self, error: DecodeError) -> bool:
+        """Whether to start over after this error."""
+        large = self._under_way
+        if large is None or large.bounds.position in self._faults:
+            return False
+        if not large.cut_otherwise(error):
+            self._faults[large.bounds.position] = error.with_traceback(None)  # which would keep the part in memory
+        return True
+
+    @property
+    def changes(self) -> int:
+        """How many changes there are."""
+        return int(self._numbers.sum())
+
+    @property
+    def operations(self) -> dict[str, int]:
+        """Of the changes: `I U D T M X` → how many."""
+        return {chr(code): number for code, number in enumerate(self._numbers.tolist()) if number}
+
+    def _large(self, large: InParts) -> Iterator[pa.Table]:
+        rows = LargeRows(large, self._build, self.head)
+        self._under_way = large
+        for part in large.parts(self._faults.get(large.bounds.position)):
+            changes, marker = self._tabulate([part]), DecodedMarker(part.bounds, part.size, part.count)
+            del part  # its bytes are not needed while its rows are written
+            _release_memory(marker)
+            self._count(changes)
+            table = rows.part(marker, changes)
+            if table.num_rows:  # none where all of it was taken back
+                yield table
+            del changes, table
+            _release_memory(marker)
+        self._under_way = None
+        self.head = rows.head
+
+    def _count(self, changes: ChangeColumns) -> None:
+        self._numbers += np.bincount(changes.op, minlength=256)
+
+
+def _used(tables: Iterator[pa.Table], use: Callable[[pa.Table], Future[list[T]]]) -> list[T]:
+    """What comes of each table; at most one is in use while the next one is made, and none that is of a large row."""
+    results: list[T] = []
+    before: Future[list[T]] | None = None
+    for table in tables:
+        results += before.result() if before is not None else []
+        before = use(table)
+        if table.num_rows < _FEW and table.nbytes >= _LARGE:
+            results, before = results + before.result(), None
+        del table
+    return results + (before.result() if before is not None else [])
+
+
+def _release_memory(part: ReceivedTransaction) -> None:
+    if part.size >= _LARGE:
+        pa.default_memory_pool().release_unused()
+
+
+def _runs(transactions: Sequence[ReceivedTransaction]) -> Iterator[Sequence[ReceivedTransaction] | InParts]:
+    """Ordinary transactions that stand together, and each large one."""
+    run: list[ReceivedTransaction] = []
+    for transaction in transactions:
+        if isinstance(transaction, InParts):
+            if run:
+                yield run
+            yield transaction
+            run = []
+        else:
+            run.append(transaction)
+    if run:
+        yield run

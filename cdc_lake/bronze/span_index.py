@@ -1,0 +1,479 @@
+"""The outline of a span: what a table's changes are like, without their values and without Spark.
+
+It decides how the span is applied: which layouts occur and which is the newest, whether there is a truncate, which
+columns have values that were not sent, whether a key can have moved. Reading it costs milliseconds: six narrow columns
+of the files whose statistics overlap the span.
+
+A span of bronze split by table: read once, and written to scratch files of which each table reads its own.
+
+Data files of bronze hold the changes of all tables. Where a span touches several tables and is large, each of them
+would read the others' rows in vain, and the cost would grow with tables times changes. Split, it does with changes.
+
+Files hold the columns that applying reads, some 64 MiB of rows at a time, so memory does not grow with the span. They
+are gone with the next span or with the run; what a killed run left goes with the next one.
+
+Data files of bronze near by: where Spark, which is given no client of object stores, can read them.
+
+Files on this machine are read where they are. Files of a store are copied whole into a scratch folder, once however
+many tables of a span read them, and stay while the span is applied; of what was needed earlier so much is kept as fits
+into `KEPT_BYTES`, oldest out first. The folder goes with the run, and what a killed run left goes with the next one.
+
+The changes in bronze that touched some keys of a table, found file by file: memory holds no whole history.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from cdc_lake.bronze.contract import DELETE, INSERT, SCHEMA, SNAPSHOT, TRUNCATE, UPDATE
+from cdc_lake.bronze.data_files import Files
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.errors import LakeError
+from cdc_lake.model.change import Truncated
+from cdc_lake.model.position import Span
+from cdc_lake.model.quarantine import RefetchedRows
+from cdc_lake.model.relation import TableName
+from cdc_lake.tables.object_store import reading
+
+
+@dataclass(frozen=True, slots=True)
+class RelationVersionRun:
+    """Changes that follow each other with one layout: its number, and the place of the first of them."""
+
+    layout: int
+    position: int
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpanSummary:
+    """One table's changes in a span.
+
+    `runs`: its layouts in the order of its changes; one that comes back is there again. `truncated`: its truncates in
+    order. `unchanged`: layout → positions in the new tuple that some change did not send. `olds`: updates that carry an
+    old tuple. `nameless`: the position of the first delete without an old tuple, None where there is none. `inserts`:
+    how many of the rows are. `by_key`: layouts in which a change names its old row by its key; `bare`: the position of
+    the first update or delete that does not name all of it. `rereads`: whose rows are among the changes.
+    `by_whole`: layouts in which a change names all of its old row; `whole_deletes`: deletes that do.
+    `older`: layouts of held changes that are let through in it.
+    """
+
+    rows: int
+    runs: tuple[RelationVersionRun, ...]
+    truncated: tuple[Truncated, ...]
+    unchanged: dict[int, frozenset[int]]
+    olds: int
+    nameless: int | None = None
+    inserts: int = 0
+    by_key: frozenset[int] = frozenset()
+    bare: int | None = None
+    rereads: tuple[RefetchedRows, ...] = ()
+    whole_deletes: int = 0
+    older: tuple[int, ...] = ()
+    by_whole: frozenset[int] = frozenset()
+
+    @property
+    def layouts(self) -> tuple[int, ...]:
+        """Layout numbers, each once, in order of last use: the newest one is the last."""
+        used = [*self.older, *(run.layout for run in self.runs)]
+        return tuple(reversed(dict.fromkeys(reversed(used))))
+
+    @property
+    def truncates(self) -> tuple[tuple[int, int], ...]:
+        """`(position, ordinal)` of each truncate, ascending."""
+        return tuple((truncate.position, truncate.ordinal) for truncate in self.truncated)
+
+
+_ORDER = [("position", "ascending"), ("ordinal", "ascending")]
+_SUMMARY_COLUMNS = ["position", "ordinal", "op", "layout", "unchanged", "old_kind"]
+
+
+def span_files(files: Files, table: TableName, span: Span, *, snapshot: bool) -> list[str]:
+    """The data files that may hold changes of `table` in `span`, or its snapshot rows at `span.upto`."""
+    after = span.upto - 1 if snapshot else span.after
+    return files.select(epoch=span.epoch, after=after, upto=span.upto, relations=[str(table)])
+
+
+def outline(
+    files: Files,
+    table: TableName,
+    span: Span,
+    *,
+    snapshot: bool,
+    rereads: Sequence[RefetchedRows] = (),
+    released: pa.Table | None = None,
+    follows: int | None = None,
+) -> SpanSummary:
+    """Read the outline of `table` in `span`, with `rereads` in it; with `snapshot` of its snapshot rows at `span.upto`
+    instead. `released`: held changes that are let through in it (`model.quarantine`); `follows`: the layout that the
+    table has, where nothing else is there.
+    """
+    op, ordinal, position = pc.field("op"), pc.field("ordinal"), pc.field("position")
+    wanted = op.isin([SNAPSHOT] if snapshot else [INSERT, UPDATE, DELETE, TRUNCATE])
+    for reread in rereads:
+        wanted |= (op == SNAPSHOT) & (ordinal >= reread.first) & (ordinal <= reread.last)
+    wanted &= (pc.field("epoch") == span.epoch) & (pc.field("relation") == str(table))
+    wanted &= (position <= span.upto) & (position > (span.upto - 1 if snapshot else span.after))
+    paths = span_files(files, table, span, snapshot=snapshot)
+    rows = files.read(paths, _SUMMARY_COLUMNS, wanted)
+    runs = _runs(rows.take(pc.sort_indices(rows, _ORDER)))
+    older: tuple[int, ...] = ()
+    if released is not None:
+        rows = pa.concat_tables([rows, released.select(_SUMMARY_COLUMNS).cast(rows.schema)])
+        older = tuple(sorted(set(released["layout"].to_pylist())))
+        first = released.slice(0, 1).to_pylist()[0]
+        runs = runs or (
+            RelationVersionRun(older[-1] if follows is None else follows, first["position"], first["ordinal"]),
+        )
+    rows = rows.take(pc.sort_indices(rows, _ORDER))
+    truncated: tuple[Truncated, ...] = ()
+    if pc.any(pc.equal(rows["op"], TRUNCATE)).as_py():
+        truncate_rows = files.read(paths, [f.name for f in fields(Truncated)], wanted & (pc.field("op") == TRUNCATE))
+        truncated = tuple(Truncated(**row) for row in truncate_rows.sort_by(_ORDER).to_pylist())
+    updates = rows.filter(pc.and_(pc.equal(rows["op"], UPDATE), pc.is_valid(rows["old_kind"])))
+    nameless = rows.filter(pc.and_(pc.equal(rows["op"], DELETE), pc.is_null(rows["old_kind"])))
+    named = pc.and_(pc.equal(rows["old_kind"], "key"), pc.not_equal(rows["op"], SNAPSHOT))
+    has_full_old = pc.fill_null(pc.equal(rows["old_kind"], "full"), False)
+    old = rows.filter(pc.and_(pc.is_in(rows["op"], pa.array([UPDATE, DELETE])), pc.invert(has_full_old)))
+    return SpanSummary(
+        rows=rows.num_rows,
+        runs=runs,
+        truncated=truncated,
+        unchanged=_unchanged_columns(rows),
+        olds=updates.num_rows,
+        nameless=nameless["position"][0].as_py() if nameless.num_rows else None,
+        inserts=pc.sum(pc.equal(rows["op"], INSERT)).as_py() or 0,
+        by_key=frozenset(rows.filter(pc.fill_null(named, False))["layout"].to_pylist()),
+        bare=old["position"][0].as_py() if old.num_rows else None,
+        rereads=tuple(rereads),
+        whole_deletes=pc.sum(pc.and_(has_full_old, pc.equal(rows["op"], DELETE))).as_py() or 0,
+        older=older,
+        by_whole=frozenset(rows.filter(has_full_old)["layout"].to_pylist()),
+    )
+
+
+def cleared_before(files: Files, table: TableName, span: Span, run: RelationVersionRun) -> Truncated:
+    """What stands for the end of all rows right before the first change of a run."""
+    place = (pc.field("position") == run.position) & (pc.field("ordinal") == run.ordinal)
+    wanted = (pc.field("epoch") == span.epoch) & (pc.field("relation") == str(table)) & place
+    paths = span_files(files, table, Span(span.epoch, run.position - 1, run.position), snapshot=False)
+    rows = files.read(paths, [f.name for f in fields(Truncated)], wanted)
+    return Truncated(**(rows.to_pylist()[0] | {"ordinal": run.ordinal - 1}))
+
+
+def _runs(rows: pa.Table) -> tuple[RelationVersionRun, ...]:
+    described_rows = rows.filter(pc.is_valid(rows["layout"]))
+    if described_rows.num_rows == 0:
+        return ()
+    layouts = described_rows["layout"].combine_chunks()
+    differs = pc.not_equal(layouts.slice(1), layouts.slice(0, len(layouts) - 1))
+    first = described_rows.filter(pa.concat_arrays([pa.array([True]), differs]))
+    columns = (first[name].to_pylist() for name in ("layout", "position", "ordinal"))
+    return tuple(RelationVersionRun(*place) for place in zip(*columns, strict=True))
+
+
+def _unchanged_columns(rows: pa.Table) -> dict[int, frozenset[int]]:
+    partial_rows = rows.filter(pc.is_valid(rows["unchanged"]))
+    columns: dict[int, frozenset[int]] = {}
+    for layout in partial_rows["layout"].unique().to_pylist():
+        of_layout = partial_rows.filter(pc.equal(partial_rows["layout"], layout))
+        columns[layout] = frozenset(pc.list_flatten(of_layout["unchanged"]).unique().to_pylist())
+    return columns
+
+
+SPLIT_FROM = 50_000
+"""Rows that the tables of a span together would read in vain, from which it is split. Splitting 100,000 rows takes a
+half second of processor time (measured); where it begins to pay is an estimate."""
+
+_LEFT_OUT = {"stream", "raw", "info", "ingest_ts"}
+_SPAN_COLUMNS = [name for name in SCHEMA.names if name not in _LEFT_OUT]
+_READ_AT_ONCE_BYTES = 64 << 20  # bytes of rows in memory
+
+
+class SpanPartitioner:
+    """Splits spans, one at a time, into `folder`, which is its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._number = 0
+
+    def split(self, files: Files, span: Span) -> dict[str, Files]:
+        """The changes of a span by table, as bronze writes it, each as files of its own; a table without has none.
+
+        Those of the span before are gone. Raises LakeError where the folder cannot be written.
+        """
+        self.close()
+        self._number += 1
+        folder = self._folder / str(self._number)
+        written: dict[str, list[str]] = {}
+        numbers: dict[str, int] = {}
+        for n, part in enumerate(_parts(_rows(files, span))):
+            for relation, rows in _by_table(part):
+                number = numbers.setdefault(relation, len(numbers))
+                written.setdefault(relation, []).append(_write(rows, folder / f"{number}-{n}.parquet"))
+        return {relation: Files(pa.table({"path": paths})) for relation, paths in written.items()}
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _rows(files: Files, span: Span) -> Iterator[pa.Table]:
+    """The changes of a span, a part at a time."""
+    position = pc.field("position")
+    wanted = (pc.field("epoch") == span.epoch) & (position > span.after) & (position <= span.upto)
+    again = (pc.field("op") == SNAPSHOT) & (pc.field("ordinal") < 0)  # rows that were read again
+    wanted &= pc.field("op").isin([INSERT, UPDATE, DELETE, TRUNCATE]) | again
+    paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto)
+    return files.batches(paths, _SPAN_COLUMNS, wanted)
+
+
+def _parts(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The same rows in parts of about `_AT_ONCE`."""
+    buffer: list[pa.Table] = []
+    for batch in batches:
+        buffer.append(batch)
+        if sum(part.nbytes for part in buffer) >= _READ_AT_ONCE_BYTES:
+            yield pa.concat_tables(buffer)
+            buffer = []
+    if buffer:
+        yield pa.concat_tables(buffer)
+
+
+def _by_table(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each table, in order."""
+    ordered = rows.sort_by([(name, "ascending") for name in ("relation", "position", "ordinal")])
+    counts = ordered.group_by("relation", use_threads=False).aggregate([([], "count_all")])
+    offset = 0
+    for relation, count in zip(counts["relation"].to_pylist(), counts["count_all"].to_pylist(), strict=True):
+        yield relation, ordered.slice(offset, count)
+        offset += count
+
+
+def _write(rows: pa.Table, path: Path) -> str:
+    """A file that lives for a span: fast to write and to read, not small."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(rows, path, compression="snappy", use_dictionary=["op", "relation"], write_statistics=False)
+    except OSError as cause:
+        raise LakeError("a span could not be split by table", where=str(path.parent)) from cause
+    return str(path)
+
+
+KEPT_BYTES = 256 << 20
+"""Files of spans that are over: commits come in one file each and are read once; what is compacted is read again."""
+
+_SIDE_BY_SIDE = 4
+_CHUNK = 4 << 20
+
+
+def as_they_are(files: Files, paths: Sequence[str]) -> list[str]:
+    """Of a bronze on this machine."""
+    del files
+    return list(paths)
+
+
+class DataFileCache:
+    """Copies of data files in `folder`, which is its own. Safe to be used by several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._turn = threading.Lock()
+        self._sizes: dict[str, int] = {}
+        """What is there, by when it was needed last."""
+        self._fresh = False
+
+    def local_paths(self, files: Files, paths: Sequence[str]) -> list[str]:
+        """The paths on this machine of data files of bronze. Raises StoreUnavailable, LakeError."""
+        if files.is_local:
+            return list(paths)
+        with self._turn:
+            afar = [path for path in paths if not path.startswith("/")]  # what stands beside bronze is near
+            self._fetch(files.filesystem, [path for path in afar if path not in self._sizes])
+            for path in afar:
+                self._sizes[path] = self._sizes.pop(path)
+        return [path if path.startswith("/") else str(self._local(path)) for path in paths]
+
+    def release(self) -> None:
+        """Nothing that was asked for is read any more: the span is over."""
+        with self._turn:
+            left = sum(self._sizes.values())
+            for path in list(self._sizes):
+                if left <= KEPT_BYTES:
+                    break
+                left -= self._sizes.pop(path)
+                self._local(path).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        with self._turn:
+            self._sizes.clear()
+            if self._fresh:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _fetch(self, filesystem: pafs.FileSystem, missing: Sequence[str]) -> None:
+        if not missing:
+            return
+        if not self._fresh:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._fresh = True
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(_SIDE_BY_SIDE, "fetch") as pool:
+            for path, size in zip(missing, pool.map(lambda path: self._copy(filesystem, path), missing), strict=True):
+                self._sizes[path] = size
+
+    def _copy(self, filesystem: pafs.FileSystem, path: str) -> int:
+        near = self._local(path)
+        part = near.with_suffix(".part")
+        with reading(path), filesystem.open_input_file(path) as source, part.open("wb") as sink:
+            size = int(source.size())
+            while chunk := source.read(_CHUNK):
+                sink.write(chunk)
+            if sink.tell() != size:
+                raise LakeError(f"{sink.tell()} of {size} bytes of a data file could be read", where=path)
+        part.rename(near)
+        return size
+
+    def _local(self, path: str) -> Path:
+        """Names of data files hold a UUID, so that of the file is enough."""
+        return self._folder / path.rpartition("/")[2]
+
+
+Key: TypeAlias = tuple[str | None, ...]
+KeysOf: TypeAlias = Callable[[pa.Table], list[Key]]
+"""The key of each row of a table, whose columns are those of the key and hold texts as the server prints them."""
+
+TextsOf: TypeAlias = Callable[[pa.Table], pa.Table]
+"""The same columns in the form that the wanted keys have."""
+
+_OPS = (INSERT, UPDATE, DELETE, TRUNCATE, SNAPSHOT)
+_OF_OPS = pa.array(_OPS)
+_FILES_AT_ONCE = 2
+"""Files that are looked through side by side: one alone is unpacked by one core."""
+
+_KEY_SCAN_COLUMNS = (
+    "relation",
+    "stream",
+    "epoch",
+    "position",
+    "ordinal",
+    "op",
+    "csn",
+    "commit_lsn",
+    "commit_ts",
+    "xid",
+    "layout",
+    "new",
+    "old",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTouch:
+    """One change that touched a key; of a truncate all keys. Times and numbers as its row has them."""
+
+    epoch: int
+    position: int
+    ordinal: int
+    op: str
+    stream: str
+    commit_ts: datetime | None
+    csn: int | None
+    commit_lsn: int | None
+    xid: int | None
+
+
+def touching(
+    reader: BronzeReader, table: TableName, names: Sequence[str], keys: frozenset[Key], texts_of: TextsOf
+) -> dict[Key, list[KeyTouch]]:
+    """The changes of each key, whose columns are `names`, in order; copied rows and rows read again are among them.
+
+    Layouts without a column of the key are passed over.
+    """
+    changes_by_key: dict[Key, set[KeyTouch]] = {key: set() for key in keys}
+    places = {number: _places(layout.names, names) for number, layout in reader.layouts([table]).items()}
+    files = reader.applied_files()
+
+    def look(path: str) -> list[tuple[Key | None, KeyTouch]]:
+        parts = files.rough(path, _KEY_SCAN_COLUMNS, (pc.field("relation") == str(table)) & pc.field("op").isin(_OPS))
+        return [hit for part in parts for hit in _hits(_rows_of_table(part, table), keys, names, places, texts_of)]
+
+    with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="touching") as threads:
+        for hits in threads.map(look, files.select(relations=[str(table)])):
+            for key, change in hits:
+                for touched_key in keys if key is None else (key,):
+                    changes_by_key[touched_key].add(change)
+    return {key: sorted(changes, key=_place) for key, changes in changes_by_key.items()}
+
+
+def _rows_of_table(rows: pa.Table, table: TableName) -> pa.Table:
+    """Those that change the table."""
+    return _filter_rows(rows, pc.and_(pc.equal(rows["relation"], str(table)), pc.is_in(rows["op"], value_set=_OF_OPS)))
+
+
+def _hits(
+    rows: pa.Table,
+    keys: frozenset[Key],
+    names: Sequence[str],
+    places: Mapping[int, Sequence[int] | None],
+    texts_of: TextsOf,
+) -> Iterator[tuple[Key | None, KeyTouch]]:
+    """The changes that touch one of the keys, and which; None: every one."""
+    truncates = pc.equal(rows["op"], TRUNCATE)
+    for row in rows.filter(truncates).to_pylist():
+        yield None, _touching(row)
+    for number in rows["layout"].drop_null().unique().to_pylist():
+        key_columns = places.get(number)
+        if key_columns is not None:
+            layout_filter = pc.and_(pc.equal(rows["layout"], number), pc.invert(truncates))
+            yield from _of_layout(_filter_rows(rows, layout_filter), keys, names, key_columns, texts_of)
+
+
+def _of_layout(
+    rows: pa.Table, wanted: frozenset[Key], names: Sequence[str], key_columns: Sequence[int], texts_of: TextsOf
+) -> Iterator[tuple[Key, KeyTouch]]:
+    """The same of rows of one layout, by the keys before and after each change."""
+    first = pa.array({key[0] for key in wanted}, pa.large_string())
+    both = _filter_rows(rows, pc.and_(pc.is_valid(rows["new"]), pc.is_valid(rows["old"])))
+    for candidates, tuple_, other in ((rows, "new", "old"), (both, "old", "new")):
+        key_values = [
+            pc.coalesce(pc.list_element(candidates[tuple_], n), pc.list_element(candidates[other], n))
+            for n in key_columns
+        ]
+        texts = texts_of(pa.table(key_values, names=list(names)))
+        near = pc.indices_nonzero(pc.is_in(pc.cast(texts[0], first.type), value_set=first))
+        keys = zip(*(column.to_pylist() for column in texts.take(near).columns), strict=True)
+        hits = [(n, key) for n, key in zip(near.to_pylist(), keys, strict=True) if key in wanted]
+        for (_, key), row in zip(
+            hits, candidates.take(pa.array([n for n, _ in hits], pa.int64())).to_pylist(), strict=True
+        ):
+            yield key, _touching(row)
+
+
+def _filter_rows(rows: pa.Table, wanted: Any) -> pa.Table:
+    """The rows that are wanted, not copied where all are: those of a copy are many."""
+    return rows if pc.all(wanted, skip_nulls=False).as_py() else rows.filter(wanted)
+
+
+def _touching(row: Mapping[str, Any]) -> KeyTouch:
+    return KeyTouch(**{field.name: row[field.name] for field in fields(KeyTouch)})
+
+
+def _place(change: KeyTouch) -> tuple[int, int, int]:
+    return change.epoch, change.position, change.ordinal
+
+
+def _places(columns: Sequence[str], names: Sequence[str]) -> list[int] | None:
+    return [columns.index(name) for name in names] if set(names) <= set(columns) else None

@@ -1,0 +1,165 @@
+"""A verb: a command with the options that every command has, before or behind its name.
+
+The function of a verb takes a `Call` first and its own options after it. What is shared (`--json`, `-q`, `-v`,
+`--debug`, `--no-color`, and `--pipeline`, `--env` where a verb is about a pipeline) is declared here once.
+
+Which pipeline a command is about, when its file was not named.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cdc_lake.cli import output
+from cdc_lake.cli.output import CommandOutput, OutputOptions, keep_out, stderr
+from cdc_lake.config.loader import PIPELINES, display
+from cdc_lake.model.diagnostic import PipelineNotChosen
+
+if TYPE_CHECKING:
+    from cdc_lake.config.project import Project
+
+
+_OUTPUT = "Output"
+_PIPELINE = "Pipeline"
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.", rich_help_panel=_OUTPUT)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No narration, only errors.", rich_help_panel=_OUTPUT)]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Every step, and logs.", rich_help_panel=_OUTPUT)]
+Debug = Annotated[bool, typer.Option("--debug", help="Debug logs; errors with traceback.", rich_help_panel=_OUTPUT)]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colour, as NO_COLOR=1.", rich_help_panel=_OUTPUT)]
+PipelineFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--pipeline", "-p", metavar="FILE", help="Pipeline file; the project's only one by default.",
+        rich_help_panel=_PIPELINE,
+    ),
+]  # fmt: skip
+Environment = Annotated[
+    str | None,
+    typer.Option("--env", "-e", metavar="NAME", help="Lay conf/NAME.yaml over it.", rich_help_panel=_PIPELINE),
+]
+
+_SHARED = {"json": Json, "quiet": Quiet, "verbose": Verbose, "debug": Debug, "no_color": NoColor}
+_OF_PIPELINE = {"pipeline": PipelineFile, "env": Environment}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a verb: how to answer, and which pipeline it is about."""
+
+    verb: str
+    view: CommandOutput
+    pipeline: Path | None
+    environment: str | None
+
+    def file(self) -> Path:
+        """The pipeline file. Raises PipelineNotChosen."""
+        return choose(self.pipeline, Path.cwd())
+
+    def project(self) -> Project:
+        """The loaded pipeline. Raises ConfigInvalid, PipelineNotChosen, LakeError."""
+        from cdc_lake.config.loader import load_project
+
+        project = keep_out(load_project(self.file(), environment=self.environment))
+        project.require_folders()
+        output.begin(project, self.verb, self.view.options, stderr())
+        return project
+
+
+class Interrupted(BaseException):
+    """Ctrl-C while a verb worked. Not KeyboardInterrupt, which typer answers itself, without a word."""
+
+
+_options: OutputOptions = OutputOptions()
+
+
+def current_options() -> OutputOptions:
+    """How the command that runs answers; errors that end it are shown the same way."""
+    return _options
+
+
+def set_options(new: OutputOptions) -> None:
+    """Start from these output options; a verb's own ones come on top."""
+    global _options  # noqa: PLW0603  # one process, one command line
+    _options = new
+
+
+def verb(
+    app: typer.Typer, name: str, *, pipeline: bool = True, document: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as a command with the shared options behind its own; `document`: its name in JSON output."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function, eval_str=True)
+        own = list(signature.parameters.values())[1:]
+        shared = {**(_OF_PIPELINE if pipeline else {}), **_SHARED}
+        added = [
+            inspect.Parameter(
+                key,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None if key in _OF_PIPELINE else False,
+                annotation=annotation,
+            )
+            for key, annotation in shared.items()
+        ]
+
+        @functools.wraps(function)
+        def command(**options: Any) -> None:
+            chosen = {key: options.pop(key) for key in shared}
+            set_options(current_options().plus(**{key: chosen[key] for key in _SHARED}))
+            try:
+                with CommandOutput(current_options(), document or name) as view:
+                    function(Call(name, view, chosen.get("pipeline"), chosen.get("env")), **options)
+            except KeyboardInterrupt as stop:
+                raise Interrupted from stop
+
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # what inspect looks for
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        del command.__wrapped__  # typer would read the inner signature
+        return app.command(name)(command)
+
+    return register
+
+
+_SUFFIXES = frozenset({".yaml", ".yml"})
+_PIPELINE_KEY = re.compile(rb"^pipeline\s*:", re.MULTILINE)
+
+
+def choose(file: Path | None, folder: Path) -> Path:
+    """The file that was named, or the only one of the project in `folder`. Raises PipelineNotChosen."""
+    if file is not None:
+        return file
+    files = candidates(folder)
+    if len(files) == 1:
+        return files[0]
+    if not files:
+        raise PipelineNotChosen(
+            f"no pipeline file in {folder}",
+            hint="go to the project's folder, name a file with `--pipeline FILE`, or start with "
+            "`cdc-lake init postgres DIR`",
+        )
+    names = "\n  ".join(display(f) for f in files)
+    raise PipelineNotChosen(
+        f"this project has {len(files)} pipelines:\n  {names}", hint=f"name one: `--pipeline {display(files[0])}`"
+    )
+
+
+def candidates(folder: Path) -> list[Path]:
+    """The pipeline files of a project: all of `pipelines/`, or the files in the folder that say `pipeline:`."""
+    inside = folder / PIPELINES
+    if inside.is_dir() and (files := _yaml(inside)):
+        return files
+    return [f for f in _yaml(folder) if folder.name == PIPELINES or _PIPELINE_KEY.search(f.read_bytes())]
+
+
+def _yaml(folder: Path) -> list[Path]:
+    return sorted(f for f in folder.iterdir() if f.suffix in _SUFFIXES and f.is_file())

@@ -1,0 +1,171 @@
+"""The verb `compare`.
+
+A comparison as text: one line a table with its verdict, differences below it, then the verdict over all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc_lake.cli.command import Call, verb
+from cdc_lake.cli.text import table
+from cdc_lake.model.diagnostic import pluralize
+
+if TYPE_CHECKING:
+    from cdc_lake.comparison.columns import Sample
+    from cdc_lake.control.verdicts import Comparison, DifferingKey, KeyChange, Repair, TableComparison
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    verb(app, "compare")(compare)
+
+
+def compare(
+    call: Call,
+    tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="All by default.")] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Say which keys can be brought from the source into bronze; with --yes do.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --repair: do it; the next run merges what landed.")] = False,
+    show_values: Annotated[
+        bool,
+        typer.Option("--show-values", help="Also the rows of the keys that are named; compare.json has them then."),
+    ] = False,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="CUT", help="Silver as the cut at or below a position, time or promise has it."),
+    ] = None,
+    sample: Annotated[
+        str | None, typer.Option("--sample", metavar="N%|ROWS", help="Some rows only, other ones each time.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", metavar="TABLE", help="Leave a table out; may be repeated.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Match all rows, hash none of them first.")] = False,
+) -> None:
+    """Prove that silver equals the source, row by row."""
+    from cdc_lake.comparison.compare import compare as prove
+    from cdc_lake.control.verdicts import Verdict
+    from cdc_lake.model.position import as_of
+
+    if yes and not repair:
+        raise typer.BadParameter("there is nothing to agree to without --repair", param_hint="--yes")
+    if repair and at is not None:
+        raise typer.BadParameter("what differs in an older version of silver is not repaired", param_hint="--at")
+    comparison = prove(
+        call.project(),
+        tables or (),
+        call.view.report,
+        repair=repair,
+        yes=yes,
+        values=show_values,
+        as_of=None if at is None else as_of(at),
+        full=full,
+        exclude=exclude or (),
+        sample=None if sample is None else _sample(sample),
+    )
+    call.view.result(comparison.document(), comparison_text(comparison, call.view.width))
+    if comparison.verdict in {Verdict.INCONCLUSIVE, Verdict.DIFFERENT}:
+        raise typer.Exit(1)
+
+
+def _sample(text: str) -> Sample:
+    from cdc_lake.comparison.columns import Sample
+
+    try:
+        return Sample.parse(text)
+    except ValueError as wrong:
+        raise typer.BadParameter(str(wrong), param_hint="--sample") from wrong
+
+
+_CHANGES = 3  # of a key, the last ones
+_LONG = 60  # characters of a value
+_KINDS = ("missing", "extra", "changed", "repeated", "unaccounted")
+
+
+def comparison_text(comparison: Comparison, width: int) -> str:
+    """The verdicts."""
+    head = ("table", "silver", "source", "silver rows", "verdict")
+    rows = [(t.table, t.silver, _number(t.source_rows), _number(t.silver_rows), t.text) for t in comparison.tables]
+    lines = table([head, *rows], right=frozenset({2, 3}), indent="")
+    if max(map(len, lines)) > width:
+        narrow = [(head[0], *head[3:]), *((row[0], *row[3:]) for row in rows)]
+        lines = table(narrow, right=frozenset({1}), indent="")
+    parts = [lines[0]]
+    for line, comparison_of_table in zip(lines[1:], comparison.tables, strict=True):
+        parts += [line, *_details(comparison_of_table)]
+    total = pluralize(len(comparison.tables) - comparison.not_compared, "table")
+    total += f", {comparison.not_compared} not compared" if comparison.not_compared else ""
+    return "\n".join([*parts, "", f"{comparison.text}: {total} at {comparison.position}, {comparison.seconds:.1f} s"])
+
+
+def _details(comparison: TableComparison) -> list[str]:
+    lines = [f"  {pluralize(getattr(comparison, kind), 'key')} {kind}" for kind in _KINDS if getattr(comparison, kind)]
+    lines += [f"  {kind}: {', '.join(_key(key) for key in keys)}" for kind, keys in comparison.samples if keys]
+    lines += [f"  column {name} differs in {pluralize(rows, 'row')}" for name, rows in comparison.columns]
+    lines += [line for differing_key in comparison.differing for line in _differing(differing_key)]
+    if comparison.repair is not None:
+        lines += _repair(comparison.repair)
+    if comparison.reason:
+        lines.append(f"  {comparison.reason}")
+    if comparison.hint:
+        lines.append(f"  → {comparison.hint}")
+    return lines
+
+
+def _differing(differing_key: DifferingKey) -> list[str]:
+    """A key, what differs of it, and the last changes in bronze that touched it."""
+    columns = (
+        f": {', '.join(differing_key.columns)}"
+        if differing_key.columns and not (differing_key.source and differing_key.silver)
+        else ""
+    )
+    lines = [f"  {differing_key.kind} {_key(differing_key.key)}{columns}"]
+    if differing_key.source is not None and differing_key.silver is not None:
+        lines += [
+            f"    {n}: source {_text(differing_key.source[n])}, silver {_text(differing_key.silver[n])}"
+            for n in differing_key.columns
+        ]
+    else:
+        for side, row in (("source", differing_key.source), ("silver", differing_key.silver)):
+            lines += [f"    {side}: {n} {_text(value)}" for n, value in (row or {}).items()]
+    last = differing_key.changes[-_CHANGES:]
+    if (more := differing_key.touched - len(last)) > 0:
+        lines.append(f"    … {pluralize(more, 'earlier change')} in bronze (`cdc-lake inspect row`)")
+    lines += [f"    {line}" for line in map(_change, last)]
+    return lines if differing_key.touched else [*lines, "    bronze has no change of it"]
+
+
+def _change(change: KeyChange) -> str:
+    when = change.note or change.committed or "copied"
+    csn = "" if change.csn is None or str(change.csn) == change.position else f"  csn {change.csn}"
+    return f"{change.position}  {change.op}  {when}{csn}"
+
+
+def _text(value: str | None) -> str:
+    if value is None:
+        return "NULL"
+    text = value if len(value) <= _LONG else f"{value[:_LONG]}…"
+    return "'" + text.replace("'", "''").replace("\n", "\\n") + "'"
+
+
+def _repair(repair: Repair) -> list[str]:
+    lines = []
+    if repair.landed:
+        lines.append(f"  repair: {pluralize(repair.keys, 'key')} landed at {repair.position}, the next run merges them")
+    elif repair.keys:
+        lines.append(f"  repair: {pluralize(repair.keys, 'key')} can be brought from the source: add --yes")
+    if repair.left:
+        lines.append(f"  not repaired: {pluralize(repair.left, 'key')}: {repair.reason}")
+    return lines
+
+
+def _key(key: tuple[str | None, ...]) -> str:
+    return "(" + ", ".join("NULL" if part is None else part for part in key) + ")"
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"

@@ -1,0 +1,149 @@
+"""The verbs of `cuts`: which positions all silver tables can be read at, and which of them stay.
+
+Cuts as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc_lake.cli.command import Call, verb
+from cdc_lake.cli.text import table
+from cdc_lake.model.diagnostic import pluralize
+
+if TYPE_CHECKING:
+    from cdc_lake.runtime.cut_retention import CutLine, CutList, CutTable, CutView, Promised, PromiseLine
+
+cuts_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Cuts: the positions at which all silver tables can be read."
+)
+
+Epoch = Annotated[int | None, typer.Option("--epoch", min=1, help="Of which stream; by default of the newest.")]
+_LONGEST = timedelta(days=36_500)
+_AS_OF = "`latest`, a position as printed, a time with its zone, or the name of a promise."
+
+
+@verb(cuts_app, "list", document="cuts-list")
+def cuts_list(
+    call: Call,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many to list, from the newest on.")] = 20,
+    promised: Annotated[bool, typer.Option("--promised", help="Only those that stay readable.")] = False,
+) -> None:
+    """The cuts, the newest first: position, time, tables that are behind, and which stay readable until when."""
+    from cdc_lake.runtime.cut_retention import list_cuts
+
+    cuts = list_cuts(call.project(), limit, promised=promised)
+    call.view.result(cuts, list_text(cuts))
+
+
+@verb(cuts_app, "show", document="cuts-show")
+def cuts_show(
+    call: Call, as_of: Annotated[str, typer.Argument(metavar="[AS_OF]", help=_AS_OF)] = "latest", epoch: Epoch = None
+) -> None:
+    """One cut: the version, position and state of each table, and whether the version is there."""
+    from cdc_lake.model.position import as_of as parse
+    from cdc_lake.runtime.cut_retention import show_cut
+
+    cut = show_cut(call.project(), parse(as_of), epoch)
+    call.view.result(cut, cut_text(cut))
+
+
+@verb(cuts_app, "promise", document="cuts-promise")
+def cuts_promise(
+    call: Call,
+    name: Annotated[str, typer.Argument(help="Name to read it by: letters, digits, underscores.")],
+    at: Annotated[str, typer.Option("--at", metavar="AS_OF", help=_AS_OF)] = "latest",
+    epoch: Epoch = None,
+    keep: Annotated[
+        str | None, typer.Option("--for", metavar="TIME", help="How long, as 90d or 12h; by default until it is ended.")
+    ] = None,
+    end: Annotated[bool, typer.Option("--end", help="End the promise of that name.")] = False,
+) -> None:
+    """Keep a cut readable under a name, whatever upkeep removes; or end that."""
+    from cdc_lake.model.position import as_of as parse
+    from cdc_lake.runtime.cut_retention import end_promise, promise_cut
+
+    project = call.project()
+    if end:
+        promised = end_promise(project, name, call.view.report)
+    else:
+        promised = promise_cut(project, name, parse(at), epoch, _duration(keep), call.view.report)
+    call.view.result(promised, promised_text(promised))
+
+
+def _duration(text: str | None) -> timedelta | None:
+    from cdc_lake.config.fields import parse_milliseconds
+
+    if text is None:
+        return None
+    try:
+        milliseconds = parse_milliseconds(text)
+    except ValueError as bad:
+        raise typer.BadParameter("expected a time with a unit, as 90d or 12h", param_hint="--for") from bad
+    if milliseconds > _LONGEST.total_seconds() * 1000:
+        raise typer.BadParameter("that is longer than a hundred years: leave it out", param_hint="--for")
+    return timedelta(milliseconds=milliseconds)
+
+
+def list_text(cuts: CutList) -> str:
+    """One cut a line, the newest first."""
+    if not cuts.cuts:
+        return "there is no cut yet: `cdc-lake run --once` makes one" if not cuts.total else "no cut is promised"
+    rows: list[tuple[str, ...]] = [("epoch", "position", "committed", "tables", "stays readable")]
+    rows += [_line(cut) for cut in cuts.cuts]
+    more = cuts.total - len(cuts.cuts)
+    return "\n".join([*table(rows, indent=""), *([f"… and {pluralize(more, 'older cut')}"] if more > 0 else [])])
+
+
+def _line(cut: CutLine) -> tuple[str, ...]:
+    tables = str(cut.tables)
+    if cut.behind:
+        tables += f", {len(cut.behind)} behind"
+    if cut.held:
+        tables += f", {pluralize(cut.held, 'key')} held"
+    promises = _promises_text(cut.promises) or ", ".join(
+        f"not as {withheld.name}: {withheld.reason}" for withheld in cut.withheld
+    )
+    return str(cut.epoch), cut.position, _timestamp(cut.commit_ts), tables, promises
+
+
+def cut_text(cut: CutView) -> str:
+    """The cut, then its tables."""
+    head = f"{cut.position} of epoch {cut.epoch}, committed {_timestamp(cut.commit_ts)}"
+    rows: list[tuple[str, ...]] = [("table", "silver", "format", "version", "position", "state")]
+    rows += [_table(entry) for entry in cut.tables]
+    promised = [f"stays readable as {_promises_text(cut.promises)}"] if cut.promises else []
+    back = [f"not promised as {entry.name}: {entry.reason}" for entry in cut.withheld]
+    return "\n".join([head, *promised, *back, *table(rows, indent="")])
+
+
+def _table(cut_table: CutTable) -> tuple[str, ...]:
+    version = "none yet" if cut_table.version is None else str(cut_table.version)
+    state = cut_table.state if not cut_table.held else f"{cut_table.state}, {pluralize(cut_table.held, 'key')} held"
+    if cut_table.version is not None and not cut_table.readable:
+        state += ", its version is gone"
+    return cut_table.source, cut_table.table, cut_table.format, version, cut_table.position, state
+
+
+def promised_text(promised: Promised) -> str:
+    """What stands now."""
+    if promised.ended:
+        return f"the promise `{promised.name}` is ended; the cut at {promised.position} may go with the next upkeep"
+    until = "until the promise is ended" if promised.until is None else _until_text(promised.until)
+    return f"the cut at {promised.position} stays readable as `{promised.name}` {until}"
+
+
+def _promises_text(promises: Sequence[PromiseLine]) -> str:
+    return ", ".join(f"{promise.name} ({_until_text(promise.until)})" for promise in promises)
+
+
+def _until_text(time: datetime | None) -> str:
+    return "no end" if time is None else f"until {_timestamp(time)}"
+
+
+def _timestamp(time: datetime | None) -> str:
+    return "before the stream" if time is None else time.astimezone(UTC).isoformat(timespec="seconds")

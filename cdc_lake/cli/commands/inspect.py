@@ -1,0 +1,437 @@
+"""The verbs of `inspect`: a span, a transaction, a row, the chain, what is parked. They read the lake only, a row in
+silver too, unless asked to set bronze beside its source. And the failpoints, which are the program's own.
+
+What `inspect` found, as text. These show row values, because that is what was asked for.
+
+The row of one key as text: a line an event with what it changed, then where the row stands.
+
+The places to break a pipeline at, as text: the crash points in their order, then the failpoints beyond them.
+
+Prepared transactions that are kept, as text: one a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cdc_lake.cli.command import Call, verb
+from cdc_lake.cli.text import size, table
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.observability.failpoints import FailpointList
+from cdc_lake.source.base import format_stream_position
+
+if TYPE_CHECKING:
+    from cdc_lake.bronze.hash_chain_verify import ChainVerdict
+    from cdc_lake.bronze.reader import BronzeReader
+    from cdc_lake.bronze.row_history import RowEvent
+    from cdc_lake.comparison.bronze_vs_source import SourceProof
+    from cdc_lake.config.project import Project
+    from cdc_lake.model.relation import TableName
+    from cdc_lake.ops.inspect import (
+        ChangeView,
+        RowChange,
+        RowEverywhere,
+        SilverRows,
+        SpanView,
+        TransactionLine,
+        TransactionView,
+    )
+    from cdc_lake.runtime.quarantine import HeldChange
+    from cdc_lake.runtime.receive.lag import ParkedList, PreparedTransaction
+
+
+inspect_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look into bronze: a span, a transaction, a row, the chain, what is parked; or at what may kill a pipeline.",
+)
+
+From = Annotated[
+    str | None, typer.Option("--from", metavar="POSITION", help="Behind this position, by default from the start.")
+]
+To = Annotated[
+    str | None, typer.Option("--to", metavar="POSITION", help="Up to this position and with it, by default to the end.")
+]
+Epoch = Annotated[int | None, typer.Option("--epoch", min=1, help="Of which stream; by default of the newest.")]
+
+
+@verb(inspect_app, "span")
+def inspect_span(
+    call: Call,
+    after: From = None,
+    upto: To = None,
+    epoch: Epoch = None,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Transactions to list; totals are of all.")] = 100,
+) -> None:
+    """The transactions of a range of positions, one a line, and their totals by table."""
+    from cdc_lake.ops.inspect import asked_span
+    from cdc_lake.ops.inspect import inspect_span as look_up
+
+    bronze = _bronze(call)
+    span_view = look_up(bronze, asked_span(bronze, after, upto, epoch), limit)
+    call.view.result(span_view, span_text(span_view))
+
+
+@verb(inspect_app, "tx")
+def inspect_tx(
+    call: Call,
+    position: Annotated[str, typer.Argument(help="As printed: 0/16B3748, or a number.")],
+    epoch: Epoch = None,
+) -> None:
+    """The transaction that was committed at a position: its boundaries and its changes in order."""
+    from cdc_lake.model.position import parse_position
+    from cdc_lake.ops.inspect import inspect_transaction
+
+    transaction = inspect_transaction(_bronze(call), parse_position(position), epoch)
+    call.view.result(transaction, transaction_text(transaction))
+
+
+@verb(inspect_app, "row")
+def inspect_row(
+    call: Call,
+    table: Annotated[str, typer.Argument(help="Source table, schema.table.")],
+    key: Annotated[list[str], typer.Argument(help="The key: values in key order, or column=value.")],
+) -> None:
+    """The row of one key: everything that happened to it, what that comes to, what is held of it, what silver has."""
+    from cdc_lake.bronze.open import bronze_reader
+    from cdc_lake.control.streams import source_table
+    from cdc_lake.ops.inspect import row_everywhere
+
+    project, name = call.project(), source_table(table)
+    bronze = bronze_reader(project)
+    row = row_everywhere(project, bronze, name, _key(key, name, bronze))
+    call.view.result(row, row_text(row))
+
+
+@verb(inspect_app, "chain")
+def inspect_chain(
+    call: Call,
+    after: From = None,
+    upto: To = None,
+    epoch: Epoch = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="source", help="Set bronze beside the source's rows and slot."),
+    ] = None,
+) -> None:
+    """Verify that no transaction of bronze is missing, repeated or changed: all of them, or those of a range."""
+    from cdc_lake.bronze.open import bronze_reader
+    from cdc_lake.control.table_pauses import read_epoch_facts
+    from cdc_lake.ops.inspect import asked_span, plain
+    from cdc_lake.ops.inspect import inspect_chain as verify
+    from cdc_lake.tables.control_tables import control_tables
+
+    project = call.project()
+    if against is not None:
+        _against(call, project, against, whole_chain=(after, upto, epoch) == (None, None, None))
+        return
+    bronze = bronze_reader(project)
+    span = None if (after, upto, epoch) == (None, None, None) else asked_span(bronze, after, upto, epoch)
+    control = control_tables(project)
+    verdict = verify(bronze, span, lambda: read_epoch_facts(project, bronze, control), call.view.report)
+    call.view.result(plain(verdict), chain_text(verdict))
+    if not verdict.holds:
+        raise typer.Exit(1)
+
+
+@verb(inspect_app, "parked")
+def inspect_parked(call: Call) -> None:
+    """Prepared transactions that are kept until their COMMIT PREPARED, the oldest first."""
+    from cdc_lake.runtime.receive.lag import inspect_parked as look_up
+
+    prepared = look_up(call.project())
+    call.view.result(prepared, parked_text(prepared))
+
+
+@verb(inspect_app, "failpoints", pipeline=False)
+def inspect_failpoints(call: Call) -> None:
+    """The places where a pipeline can be killed on purpose, and how: the crash points and their failpoints."""
+    from cdc_lake.observability.failpoints import list_failpoints
+
+    failpoints = list_failpoints()
+    call.view.result(failpoints, failpoints_text(failpoints))
+
+
+def _against(call: Call, project: Project, what: str, *, whole_chain: bool) -> None:
+    from cdc_lake.comparison.bronze_vs_source import against_source
+
+    if what != "source" or not whole_chain:
+        raise typer.BadParameter("expected `source`, without a range", param_hint="--against")
+    proof = against_source(project, call.view.report)
+    call.view.result({"holds": proof.holds, **_fields(proof)}, proof_text(proof))
+    if not proof.holds:
+        raise typer.Exit(1)
+
+
+def _fields(value: object) -> dict[str, Any]:
+    from cdc_lake.cli.output import plain
+
+    body = plain(value)
+    return body if isinstance(body, dict) else {"value": body}
+
+
+def _bronze(call: Call) -> BronzeReader:
+    from cdc_lake.bronze.open import bronze_reader
+
+    return bronze_reader(call.project())
+
+
+def _key(values: list[str], table: TableName, bronze: BronzeReader) -> dict[str, str]:
+    """A key as `column=value` for each column, or as bare values in the order of the primary key."""
+    from cdc_lake.ops.inspect import row_key
+
+    if all("=" in part for part in values):
+        return dict(part.split("=", 1) for part in values)
+    return row_key(bronze, table, values)
+
+
+OPS = {
+    "I": "insert",
+    "U": "update",
+    "D": "delete",
+    "T": "truncate",
+    "M": "message",
+    "S": "snapshot",
+    "X": "undecodable",
+}
+"""Operations of bronze as people read them."""
+
+END = (1 << 63) - 1
+"""The end of a span that has none."""
+
+_DIGITS = 32  # of a digest; `--json` has all
+
+
+def transaction_text(transaction: TransactionView) -> str:
+    """A transaction: its boundaries, then one line a change."""
+    xid = "" if transaction.xid is None else f", xid {transaction.xid}"
+    by = f", by {transaction.user}" if transaction.user else ""
+    lines = [
+        (
+            f"transaction {format_stream_position(transaction.stream, transaction.position)}, "
+            f"epoch {transaction.epoch}{xid}{by}"
+        ),
+        f"committed   {time_text(transaction.commit_ts)}",
+        f"size        {pluralize(len(transaction.changes), 'change')}, {size(transaction.size)}",
+        f"content     {transaction.content[:_DIGITS]}…",
+        f"hash        {transaction.hash[:_DIGITS]}…",
+    ]
+    if (why := transaction.undecodable) is not None:
+        lines += [f"undecodable {why.code}: {why.message}", f"            in {why.where}; tried by cdc_lake {why.by}"]
+    lines.append("")
+    return "\n".join(lines + [_change(change) for change in transaction.changes])
+
+
+def span_text(span: SpanView) -> str:
+    """The transactions of a span, one a line, and the totals by table."""
+    start_text = "from its start" if span.after < 0 else f"behind {format_stream_position(span.stream, span.after)}"
+    upto = "" if span.upto == END else f" up to {format_stream_position(span.stream, span.upto)}"
+    empty = f", {span.empty:,} without rows" if span.empty else ""
+    lines = [
+        f"epoch {span.epoch}, {start_text}{upto}",
+        (
+            f"{pluralize(span.transactions, 'transaction')}{empty}, "
+            f"{pluralize(span.changes, 'change')}, {size(span.bytes)}"
+        ),
+    ]
+    if span.listed:
+        rows = [_line(span.stream, line) for line in span.listed]
+        lines += ["", *table(rows, right=frozenset({0, 2, 3}))]
+    if (more := span.transactions - len(span.listed)) > 0:
+        lines.append(f"  … and {more:,} more (`--limit`)")
+    totals = [[name, *_kinds(kinds)] for name, kinds in span.counts.items()]
+    return "\n".join([*lines, "", *table(totals)] if totals else lines)
+
+
+def _line(stream: str, line: TransactionLine) -> list[str]:
+    changes = "undecodable" if line.undecodable else pluralize(line.changes, "change")
+    when = "-" if line.commit_ts is None else f"{line.commit_ts:%Y-%m-%dT%H:%M:%SZ}"
+    return [format_stream_position(stream, line.position), when, changes, size(line.bytes)]
+
+
+def _kinds(kinds: Mapping[str, int]) -> list[str]:
+    return [f"{op} {kinds[op]:,}" if op in kinds else "" for op in "IUDT"]
+
+
+def _change(change: ChangeView) -> str:
+    op = OPS.get(change.op, change.op)
+    return f"  {change.ordinal:>4} {op:<8} {change.relation or ''}{_tuples(change.new, change.old, change.unchanged)}"
+
+
+def chain_text(verdict: ChainVerdict) -> str:
+    """Whether the chain holds, and where not."""
+    totals = f"{pluralize(verdict.transactions, 'transaction')}, {pluralize(verdict.changes, 'change')}"
+    if verdict.empty:
+        totals += f", {verdict.empty:,} without rows"
+    if verdict.passed_over:
+        totals += f", {verdict.passed_over:,} CSNs in recorded gaps"
+    if verdict.holds:
+        return f"the chain holds: {totals}"
+    place = ""
+    if verdict.broken_at is not None:
+        epoch, position = verdict.broken_at
+        place = f" at {format_stream_position(verdict.stream, position)} of epoch {epoch}"
+    return f"the chain is broken{place}: {verdict.reason}\nverified before it: {totals}"
+
+
+def proof_text(proof: SourceProof) -> str:
+    """The chain, the slot and each table."""
+    lines = [chain_text(proof.chain)]
+    if proof.confirmed is None:
+        lines.append("slot: it is not there")
+    else:
+        word = "forgot what bronze does not have" if proof.forgotten else "forgot nothing that bronze does not have"
+        lines.append(f"slot: confirmed {proof.confirmed}, bronze holds {proof.held}: it {word}")
+    for table_proof in proof.tables:
+        kinds = ("missing", "extra", "changed", "repeated")
+        odd = ", ".join(f"{getattr(table_proof, kind):,} {kind}" for kind in kinds if getattr(table_proof, kind))
+        because = f" ({odd or table_proof.reason})" if odd or table_proof.reason else ""
+        lines.append(
+            f"{table_proof.table}: {table_proof.verdict}, {pluralize(table_proof.source_rows, 'row')}{because}"
+        )
+    return "\n".join(lines)
+
+
+def _tuples(
+    new: Mapping[str, str | None] | None, old: Mapping[str, str | None] | None, unchanged: Sequence[str]
+) -> str:
+    parts = []
+    if old is not None:
+        parts.append(f"old {_values(old, ())}")
+    if new is not None:
+        parts.append(f"new {_values(new, unchanged)}" if old is not None else _values(new, unchanged))
+    return "".join(f"  {part}" for part in parts)
+
+
+def _values(values: Mapping[str, str | None], unchanged: Sequence[str]) -> str:
+    shown = [f"{n}=<unchanged>" if n in unchanged else f"{n}={value_text(v)}" for n, v in values.items()]
+    return "(" + ", ".join(shown) + ")"
+
+
+def value_text(value: str | None) -> str:
+    """A value in quotes, short enough for a line."""
+    if value is None:
+        return "NULL"
+    text = value if len(value) <= 60 else f"{value[:57]}… [{len(value):,} characters]"
+    return "'" + text.replace("'", "''").replace("\n", "\\n") + "'"
+
+
+def time_text(value: datetime | None) -> str:
+    """A time to the millisecond, `-` where there is none."""
+    return "-" if value is None else value.isoformat(timespec="milliseconds")
+
+
+def row_text(row: RowEverywhere) -> str:
+    """The whole of it; `bronze`, `held` and `silver` are the last lines, so that a glance at the end tells most."""
+    key = ", ".join(f"{column}={value}" for column, value in row.key.items())
+    lines = [f"{row.table} ({key}): {pluralize(len(row.events), 'event')}", ""]
+    epochs = len({event.epoch for event in row.events}) > 1
+    for event, change in zip(row.events, row.changes, strict=True):
+        lines.append(_event(event, change, epoch=epochs))
+    lines += ["", f"bronze  {_row_text(row.net)}"]
+    lines += [f"held    {_held_text(change)}" for change in row.held]
+    return "\n".join([*lines, *_silver(row.silver)])
+
+
+def _event(event: RowEvent, change: RowChange, *, epoch: bool) -> str:
+    of = f"epoch {event.epoch}  " if epoch else ""
+    place = f"{of}{format_stream_position(event.stream, event.position)}:{event.ordinal}"
+    values = f"  {_values_text(event, change)}".rstrip()
+    if event.note:  # its ordinal is a time, and no place in a transaction
+        op = "read" if event.new is not None else "gone"
+        return f"  {of}{format_stream_position(event.stream, event.position)}  {op:<8}{values}  {event.note}"
+    return f"  {place}  {time_text(event.commit_ts)}  {OPS.get(event.op, event.op):<8}{values}"
+
+
+def _values_text(event: RowEvent, change: RowChange) -> str:
+    """What is new: all of a new row, of an update what differs, and what is not known of what was not sent."""
+    after = change.after
+    if after is None:
+        return _row_text(change.before) if change.before is not None else ""
+    before = change.before
+    unknown = [f"{name} was not sent" for name in event.unchanged if name not in after]
+    if before is None:
+        moved = [f"from {_row_text(event.old)}"] if event.old is not None else []
+        return ", ".join([_row_text(after), *moved, *unknown])
+    changed = [
+        f"{name} {value_text(before[name])} → {value_text(value)}" if name in before else f"{name} {value_text(value)}"
+        for name, value in after.items()
+        if name not in before or before[name] != value
+    ]
+    return ", ".join([*changed, *unknown]) or "no value changed"
+
+
+def _row_text(values: Mapping[str, str | None] | None) -> str:
+    if values is None:
+        return "no row"
+    return "(" + ", ".join(f"{name}={value_text(value)}" for name, value in values.items()) + ")"
+
+
+def _held_text(change: HeldChange) -> str:
+    why = f"breaks {', '.join(change.rules)}" if change.rules else "waits behind a held change"
+    return f"{change.position}:{change.ordinal} {OPS.get(change.op, change.op)}, {why}"
+
+
+def _silver(silver: SilverRows | None) -> list[str]:
+    if silver is None:
+        return ["silver  has nothing of this table yet"]
+    state = "" if silver.state == "in" else f" ({silver.state})"
+    head = f"silver  {silver.table} at {silver.position}{state}:"
+    if silver.reason:
+        return [f"{head} {silver.reason}"]
+    if len(silver.rows) == 1:
+        return [f"{head} {_row_text(silver.rows[0])}"]
+    return [f"{head} no row"] if not silver.rows else [head, *(f"        {_row_text(row)}" for row in silver.rows)]
+
+
+def failpoints_text(listing: FailpointList) -> str:
+    """Each crash point with its failpoints under it, and how one is armed."""
+    says = {failpoint.name: failpoint.says for failpoint in listing.failpoints}
+    rows = table([(name, says[name]) for name in says], indent="     ")
+    lines = dict(zip(says, rows, strict=True))
+    texts = [
+        f"{listing.variable}=NAME kills the process that comes there (SIGKILL), NAME:3 the third time it does.",
+        "Whatever died there, the next start ends at the same state.",
+        "",
+    ]
+    for point in listing.points:
+        texts += [f"{point.number:>3}  {point.says}", *(lines[name] for name in point.failpoints)]
+        texts += [f"     {point.besides}"] if point.besides else []
+    beyond = [lines[failpoint.name] for failpoint in listing.failpoints if not failpoint.points]
+    return "\n".join([*texts, "", "beyond these", *beyond])
+
+
+_NUMBERS = frozenset({1, 4, 5})  # columns
+
+
+def parked_text(listing: ParkedList) -> str:
+    """Each with what it has; its gid as Python writes it, since it may hold anything."""
+    if listing.place is None:
+        return "none are kept: they arrive whole at their COMMIT PREPARED (`source.decoding.two_phase` is off)"
+    if not listing.transactions:
+        return f"none wait in {listing.place}"
+    heads = ("gid", "xid", "position", "prepared", "changes", "bytes", "tables")
+    lines = table([heads, *map(_prepared_row, listing.transactions)], right=_NUMBERS, indent="")
+    many, held = (
+        pluralize(len(listing.transactions), "transaction"),
+        sum(transaction.bytes for transaction in listing.transactions),
+    )
+    return "\n".join([*lines, "", f"{many} kept until COMMIT PREPARED, {size(held)}, in {listing.place}"])
+
+
+def _prepared_row(transaction: PreparedTransaction) -> tuple[str, ...]:
+    prepared_at = f"{transaction.prepared_at:%Y-%m-%dT%H:%M:%SZ}"
+    tables = ", ".join(transaction.tables) or "-"
+    return (
+        repr(transaction.gid),
+        str(transaction.xid),
+        transaction.position,
+        prepared_at,
+        f"{transaction.changes:,}",
+        size(transaction.bytes),
+        tables,
+    )

@@ -1,0 +1,273 @@
+"""The verb `rebuild`: a silver table again from bronze.
+
+The verbs that copy again from the source: `resync` some tables, `restart` all of them in a new stream.
+
+The verbs `pause` and `resume`: one table stopped while the others flow.
+
+The verb `upgrade`: a lake of an older version in the form of this one.
+
+What a rebuild made, and how it differs from what was there, as text.
+
+What a resync or a restart did, as text.
+
+What maintenance did, or would do, as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc_lake.cli.command import Call, verb
+from cdc_lake.model.diagnostic import pluralize
+
+if TYPE_CHECKING:
+    from cdc_lake.control.table_pauses import PauseState
+    from cdc_lake.runtime.apply.rebuild import Rebuilt
+    from cdc_lake.runtime.maintain import Maintenance, Upgrade
+    from cdc_lake.runtime.restart import Restarted
+    from cdc_lake.runtime.resync import Resynced, ResyncedTable
+    from cdc_lake.silver.kinds import Difference
+
+
+def register_rebuild(app: typer.Typer) -> None:
+    """Add the verb."""
+    verb(app, "rebuild")(rebuild)
+
+
+def rebuild(
+    call: Call,
+    table: Annotated[str, typer.Argument(help="The source table: schema.table, or a table of `public`.")],
+    into: Annotated[
+        str | None, typer.Option("--into", metavar="NAME", help="Into a new table; the one there is left as it is.")
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="POSITION", help="As it was there: 0/16B3748, or a number. Only with --into."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Build it, say what would change, and change nothing.")
+    ] = False,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Also where the table belongs to another pipeline, or to nobody.")
+    ] = False,
+    keys: Annotated[
+        int, typer.Option("--keys", metavar="N", min=0, help="Show the keys of so many rows that differ.")
+    ] = 0,
+) -> None:
+    """Make a silver table again from bronze, by the settings and rules of now, in one commit; old cuts stay."""
+    from cdc_lake.model.position import parse_position
+    from cdc_lake.runtime.apply.rebuild import rebuild as build
+
+    position = None if to is None else parse_position(to)
+    result = build(
+        call.project(), table, to=position, into=into, dry_run=dry_run, keys=keys, adopt=adopt, report=call.view.report
+    )
+    call.view.result(result, rebuilt_text(result))
+
+
+def register_resync(app: typer.Typer) -> None:
+    """Add the verbs."""
+    verb(app, "resync")(resync)
+    verb(app, "restart")(restart)
+
+
+def resync(
+    call: Call,
+    tables: Annotated[list[str], typer.Argument(metavar="TABLE...", help="schema.table, or a table of `public`.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be copied, and change nothing.")] = False,
+) -> None:
+    """Copy tables again from the source while everything flows; silver takes the copy with the next run."""
+    from cdc_lake.cli.command import Interrupted
+    from cdc_lake.cli.process import StopOnSignal
+    from cdc_lake.connectors.snapshot_copy import Stopped
+    from cdc_lake.runtime.resync import resync as copy
+
+    project = call.project()
+    with StopOnSignal(call.view.note) as stop:
+        try:
+            result = copy(project, tables, dry_run=dry_run, stop=stop.event, report=call.view.report)
+        except Stopped as stopped:
+            raise Interrupted from stopped
+    call.view.result(result, resynced_text(result))
+
+
+def restart(
+    call: Call,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it only what it does is said.")] = False,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long who reads the slot is waited for.")
+    ] = 0.0,
+) -> None:
+    """Have the next run begin a new stream with new copies, where the old one cannot go on; silver and cuts stay."""
+    from cdc_lake.runtime.restart import restart as start_over
+
+    result = start_over(call.project(), yes=yes, wait=wait)
+    call.view.result(result, restarted_text(result))
+
+
+Table = Annotated[str, typer.Argument(help="The source table: schema.table, or a table of `public`.")]
+
+
+def register_pause(app: typer.Typer) -> None:
+    """Add the verbs."""
+    verb(app, "pause")(pause)
+    verb(app, "resume")(resume)
+
+
+def pause(call: Call, table: Table) -> None:
+    """Stop one silver table while the others flow: bronze keeps its changes until `resume`."""
+    from cdc_lake.control.table_pauses import pause as stop
+
+    result = stop(call.project(), table)
+    call.view.result(result, _pause_text(result))
+
+
+def resume(call: Call, table: Table) -> None:
+    """Let a paused table go on from where it stayed."""
+    from cdc_lake.control.table_pauses import resume as go_on
+
+    result = go_on(call.project(), table)
+    call.view.result(result, _pause_text(result))
+
+
+def _pause_text(state: PauseState) -> str:
+    if state.paused and state.changed:
+        return (
+            f"{state.table} is paused: a run stops it at its next span; `cdc-lake resume {state.source}` lets it go on"
+        )
+    if state.paused and state.since is not None:
+        return f"{state.table} is paused already, since {state.since.isoformat(timespec='seconds')}"
+    return f"{state.table} goes on with the next span of a run" if state.changed else f"{state.table} is not paused"
+
+
+def register_upgrade(app: typer.Typer) -> None:
+    """Add the verb."""
+    verb(app, "upgrade")(upgrade)
+
+
+def upgrade(
+    call: Call, yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what it takes.")] = False
+) -> None:
+    """Bring bronze and the control tables to this version's form: says what that takes, and does it with --yes."""
+    from cdc_lake.runtime.maintain import upgrade as bring
+
+    result = bring(call.project(), yes=yes)
+    call.view.result(result, _upgrade_text(result))
+
+
+def _upgrade_text(result: Upgrade) -> str:
+    from cdc_lake.cli.text import table
+    from cdc_lake.model.diagnostic import pluralize
+
+    if not result.pending:
+        return f"nothing to upgrade: {result.pipeline} is as this version writes it"
+    rows = [
+        (table_upgrade.table, f"{table_upgrade.version} → {table_upgrade.to}", "; ".join(table_upgrade.steps))
+        for table_upgrade in result.pending
+    ]
+    number = pluralize(len(rows), "table")
+    end = f"upgraded {number}" if result.done else f"{number} to upgrade: stop the runs, then `cdc-lake upgrade --yes`"
+    return "\n".join([*table(rows, indent=""), "", end])
+
+
+def rebuilt_text(result: Rebuilt) -> str:
+    """A line for the table, then one for each thing that differs."""
+    from cdc_lake.tables.silver_table import FIRST
+
+    what = f"{result.table} at {result.position} from {result.source}"
+    if result.version is None:
+        head = f"{what}: built and set beside the table, which was left as it is"
+    else:
+        head = f"{what}: generation {result.generation}, version {result.version}"
+    lines = [head, *_rows(result.difference), *_columns(result.difference), *_keys(result.difference)]
+    lines += [f"done on the way: {operation}" for operation in result.operations]
+    if result.operations and result.version is not None and result.generation > FIRST:
+        shows = f"`cdc-lake compare {result.source}` shows it"
+        lines.append(f"what the server did to rows with them and did not send is not in bronze: {shows}")
+    if result.held:
+        lines.append(f"{pluralize(result.held, 'change')} held by rules: `cdc-lake held list`")
+    return "\n".join(lines)
+
+
+def _rows(difference: Difference) -> Iterator[str]:
+    if difference.before is None:
+        yield pluralize(difference.after, "row")
+    elif difference.added is None:
+        yield (
+            f"{pluralize(difference.after, 'row')}, {difference.before:,} before; they cannot be "
+            "set beside each other one by one"
+        )
+    else:
+        yield (
+            f"{pluralize(difference.after, 'row')}, {difference.before:,} before: "
+            f"{difference.added:,} added, {difference.removed:,} removed, {difference.changed:,} changed"
+        )
+
+
+def _columns(difference: Difference) -> Iterator[str]:
+    columns = difference.columns
+    parts = (("new", columns.added), ("gone", columns.gone), ("of another type", columns.changed))
+    yield from (f"columns {word}: {', '.join(names)}" for word, names in parts if names)
+
+
+def _keys(difference: Difference) -> Iterator[str]:
+    for what, keys in difference.keys.items():
+        shown = ", ".join("(" + ", ".join("NULL" if part is None else part for part in key) + ")" for key in keys)
+        yield f"{what}: {shown}"
+
+
+def resynced_text(result: Resynced) -> str:
+    """A line for each table, then what comes next."""
+    lines = [_table(result, table) for table in result.tables]
+    then = "nothing was changed" if result.position is None else "silver takes the copy with the next `cdc-lake run`"
+    return "\n".join([*lines, then])
+
+
+def restarted_text(result: Restarted) -> str:
+    """What goes and what stays, then what comes next."""
+    would = "" if result.done else "would "
+    lines = []
+    if result.slot is not None:
+        lines.append(f"slot `{result.slot}` {'is' if result.done else 'would be'} dropped")
+    if result.left is not None:
+        remove = f"if nobody reads it any more, `cdc-lake slot drop {result.left}` removes it"
+        lines.append(f"slot `{result.left}` of the old stream stays, and the server keeps log for it: {remove}")
+    end = "" if result.position is None else f"; the stream before it ends at {result.position}"
+    begins, copied = "begins" if result.done else "begin", pluralize(len(result.tables), "table")
+    lines.append(f"the next `cdc-lake run` {would}{begins} a new stream with copies of {copied}{end}")
+    lines.append("silver tables, cuts, promises and decisions stay; each table begins again with its copy")
+    if keep := [restarted_table.table for restarted_table in result.tables if restarted_table.keeps]:
+        more = f" and {len(keep) - 5} more" if len(keep) > 5 else ""
+        lines.append(f"kept, with what they were: {', '.join(keep[:5])}{more}; changes since then are in no stream")
+    if result.unapplied:
+        count = pluralize(result.unapplied, "transaction")
+        lines.append(f"silver has not applied {count} of bronze: first `cdc-lake run --once --only apply`")
+    lines.append("" if result.done else "nothing was changed: add --yes")
+    return "\n".join(filter(None, lines))
+
+
+def _table(result: Resynced, table: ResyncedTable) -> str:
+    if table.rows is None:
+        what = f"{table.source} would be copied again"
+    else:
+        what = f"{table.source} copied again at {result.position}: {pluralize(table.rows, 'row')}"
+    if table.remembers:
+        return f"{what}; {table.table} ({table.kind}) ends what it has there, and keeps what it was before"
+    return f"{what}; {table.table} begins again with the copy"
+
+
+def maintenance_text(result: Maintenance) -> str:
+    """A line a step, then what limits retention or what was given up; silver's tables last."""
+    lines = [step.text for step in result.steps] or ["nothing to do"]
+    lines.append(f"bronze has {pluralize(result.files, 'data file')}")
+    if result.kept and not result.lost:
+        lines.append(f"retention: {result.kept}")
+    lines += [f"{'lost' if result.done else 'would be lost'}: {lost}" for lost in result.lost]
+    for table in result.silver or ():
+        lines += [f"{table.table}: {step.text}" for step in table.steps] or [f"{table.table}: nothing to do"]
+    if not result.done:
+        lines.append("nothing was changed")
+    return "\n".join(lines)

@@ -1,0 +1,208 @@
+"""The verbs of `held`: what waits and why, decisions on it, and transactions that could not be decoded tried again.
+
+What is held, as text. Keys are shown, because that is what was asked for; no other values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc_lake.cli.command import Call, verb
+from cdc_lake.cli.text import size, table
+from cdc_lake.model.diagnostic import pluralize
+
+if TYPE_CHECKING:
+    from cdc_lake.control.streams import UndecodedTransaction
+    from cdc_lake.model.quarantine import Verb
+    from cdc_lake.runtime.quarantine import HeldChange, HeldDecision, HeldList
+    from cdc_lake.runtime.redecode import HeldRetry
+
+
+held_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="What waits: held changes, and what could not be decoded."
+)
+
+
+Table = Annotated[str, typer.Argument(help="The source table: schema.table, or a table of `public`.")]
+KeyParts = Annotated[
+    list[str] | None,
+    typer.Option("--key", metavar="VALUE", help="Changes that keep this key: once a part, in key order."),
+]
+All = Annotated[bool, typer.Option("--all", help="All held changes of the table.")]
+RuleName = Annotated[
+    str | None, typer.Option("--rule", metavar="NAME", help="With --all: only what this rule alone holds.")
+]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the decision.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Decide; without it the changes are only listed.")]
+
+
+@verb(held_app, "list")
+def held_list(call: Call) -> None:
+    """Changes that rules hold, by key, and transactions that are in bronze as bytes, with the reason."""
+    from cdc_lake.runtime.quarantine import held_list as look_up
+
+    listing = look_up(call.project())
+    call.view.result(listing, list_text(listing))
+
+
+@verb(held_app, "retry")
+def held_retry(
+    call: Call,
+    position: Annotated[
+        str | None, typer.Argument(help="One transaction, as printed: 0/16B3748, or a number; by default all.")
+    ] = None,
+) -> None:
+    """Decode again what is in bronze as bytes, with this version and the settings of now. Bronze stays as it is."""
+    from cdc_lake.model.position import parse_position
+    from cdc_lake.runtime.redecode import retry
+
+    result = retry(call.project(), None if position is None else parse_position(position), call.view.report)
+    call.view.result(result, retry_text(result))
+    if result.failed_count:
+        raise typer.Exit(1)
+
+
+@verb(held_app, "release", document="held-release")
+def held_release(
+    call: Call,
+    table: Table,
+    reason: Reason,
+    key: KeyParts = None,
+    every: All = False,
+    rule: RuleName = None,
+    yes: Yes = False,
+) -> None:
+    """Let held changes through as they are, in their order: the next run makes them, whatever rule they break."""
+    _decide(call, "release", table, key, rule, reason, every=every, yes=yes)
+
+
+@verb(held_app, "discard", document="held-discard")
+def held_discard(
+    call: Call,
+    table: Table,
+    reason: Reason,
+    key: KeyParts = None,
+    every: All = False,
+    rule: RuleName = None,
+    yes: Yes = False,
+) -> None:
+    """Give held changes up for good: silver keeps the rows as it has them, and the keys flow again."""
+    _decide(call, "discard", table, key, rule, reason, every=every, yes=yes)
+
+
+def _decide(
+    call: Call, verb: Verb, table: str, key: list[str] | None, rule: str | None, reason: str, *, every: bool, yes: bool
+) -> None:
+    from cdc_lake.runtime.quarantine import Choice, decide
+
+    if every == bool(key):
+        raise typer.BadParameter("name one key, or say --all", param_hint="--key")
+    if rule is not None and not every:
+        raise typer.BadParameter("it chooses among --all", param_hint="--rule")
+    decision = decide(call.project(), verb, table, Choice(tuple(key) if key else None, rule), reason, yes=yes)
+    call.view.result(decision, decided_text(decision))
+
+
+_SHOWN = 100
+_KEYS = 3
+
+
+def list_text(listing: HeldList) -> str:
+    """The undecodable transactions, each with its error, then held changes, one a line."""
+    lines: list[str] = []
+    for transaction in listing.undecodable:
+        lines += _undecodable(transaction)
+    if listing.undecodable:
+        after = f", and {pluralize(listing.behind, 'transaction')} behind the first" if listing.behind else ""
+        several = "them" if len(listing.undecodable) > 1 else "it"
+        lines += [f"silver stops before {several}{after}: `cdc-lake held retry` decodes {several} again", ""]
+    lines += _changes(listing.changes)
+    return "\n".join(lines).rstrip() or "nothing is held"
+
+
+def _undecodable(transaction: UndecodedTransaction) -> list[str]:
+    what = f"{pluralize(transaction.frames, 'message')}, {size(transaction.bytes)}"
+    return [
+        f"transaction {transaction.position} could not be decoded: {what}, {_tables(transaction.tables)}",
+        f"  {transaction.code}: {transaction.message}",
+        f"  in {transaction.where}; tried by cdc_lake {transaction.by}",
+    ]
+
+
+def _tables(tables: Sequence[str]) -> str:
+    return f"of {', '.join(tables)}" if tables else "of tables that could not be read"
+
+
+def _changes(changes: Sequence[HeldChange]) -> list[str]:
+    if not changes:
+        return []
+    rows: list[tuple[str, ...]] = [("table", "position", "op", "key", "held by")]
+    lines = table([*rows, *(_change(change) for change in changes[:_SHOWN])], indent="")
+    more = len(changes) - _SHOWN
+    return [*lines, *([f"… and {more:,} more: the control table `held` has all"] if more > 0 else [])]
+
+
+def decided_text(decision: HeldDecision) -> str:
+    """What was decided, or would be, change by change, and what stays held."""
+    past = {"release": "released", "discard": "discarded"}[decision.verb]
+    lines = _changes(decision.changes)
+    for group in decision.left:
+        keys = ", ".join(_key(key) for key in group.keys[:_KEYS]) + (", …" if len(group.keys) > _KEYS else "")
+        lines.append(f"{keys} stays held: {group.why}")
+    if decision.before:
+        was = "was" if decision.before == 1 else "were"
+        lines.append(f"{pluralize(decision.before, 'change')} {was} {past} before")
+    if not decision.changes:
+        return "\n".join([*lines, *([] if lines else [f"nothing of {decision.source} is held that was asked for"])])
+    many = pluralize(len(decision.changes), "change")
+    if decision.done:
+        when = "a run carries it out once the table is resumed" if decision.paused else "the next run carries it out"
+        verdict = f"{many} {past}: {when}, before position {decision.position}"
+    else:
+        verdict = f"{many} would be {past}: say --yes to do it"
+    return "\n".join([*lines, "", verdict])
+
+
+def _key(key: Sequence[str | None]) -> str:
+    return f"({', '.join('NULL' if part is None else part for part in key)})"
+
+
+def _change(change: HeldChange) -> tuple[str, ...]:
+    from cdc_lake.model.quarantine import CEILING
+
+    waits = "a held change of its key" if change.group is None else f"what group {change.group} holds"
+    why = ", ".join(change.rules) or f"waits behind {waits}"
+    decided = {None: "", "release": "; to be released", "discard": "; to be discarded"}
+    return (
+        change.table,
+        f"{change.position} released" if change.ordinal < CEILING else f"{change.position}:{change.ordinal}",
+        change.op,
+        _key(change.key),
+        why + decided[change.decided],
+    )
+
+
+def retry_text(result: HeldRetry) -> str:
+    """What became of each transaction."""
+    lines = []
+    for attempt in result.tried:
+        if attempt.changes is None:
+            lines += [
+                f"{attempt.position}  still cannot be decoded",
+                f"  {attempt.code}: {attempt.message}",
+                f"  in {attempt.where}",
+            ]
+        else:
+            lines.append(
+                f"{attempt.position}  decoded: {pluralize(attempt.changes, 'change')} {_tables(attempt.tables)}"
+            )
+    if not result.tried:
+        return "nothing waits to be decoded"
+    verdict = (
+        f"{pluralize(result.failed_count, 'transaction')} of {len(result.tried)} cannot be "
+        f"decoded by cdc_lake {result.version}"
+    )
+    return "\n".join([*lines, verdict if result.failed_count else "`cdc-lake run` applies what waited"])

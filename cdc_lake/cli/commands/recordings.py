@@ -1,0 +1,277 @@
+"""The verbs about bytes of a stream: `inspect payload`, `record`, `replay`. They need no bronze and no Spark.
+
+What a replay or a recording amounts to, as text.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cdc_lake.cli.command import Call, Environment, verb
+from cdc_lake.cli.commands.inspect import inspect_app
+from cdc_lake.cli.output import keep_out
+from cdc_lake.cli.process import EXIT_FAILED, EXIT_INTERRUPTED
+from cdc_lake.cli.text import seconds, size
+from cdc_lake.model.diagnostic import pluralize
+
+if TYPE_CHECKING:
+    from cdc_lake.devtools.replay import Reading, Recorded, Replayed
+
+
+class PluginName(enum.StrEnum):
+    """Output plugins whose payloads can be read."""
+
+    MPPDB = "mppdb_decoding"
+    TEST = "test_decoding"
+    PGOUTPUT = "pgoutput"
+
+
+class StyleName(enum.StrEnum):
+    """How a family server writes."""
+
+    BINARY = "b"
+    TEXT = "t"
+    JSON = "j"
+    SERIAL = "serial"
+
+
+class BatchFlag(enum.StrEnum):
+    """The option `sending-batch`."""
+
+    OFF = "0"
+    ON = "1"
+
+
+class BadText(enum.StrEnum):
+    """What to do with text that is not valid in the encoding."""
+
+    STOP = "stop"
+    HEX = "hex"
+
+
+PluginOption = Annotated[
+    PluginName | None,
+    typer.Option("--plugin", help="The slot's output plugin. Default: what a recording says, else mppdb_decoding."),
+]
+StyleOption = Annotated[
+    StyleName | None,
+    typer.Option("--style", help="decode-style, or serial (parallel-decode-num 1). Read off the bytes by default."),
+]
+BatchOption = Annotated[
+    BatchFlag | None, typer.Option("--batch", help="sending-batch of styles t and j. Read off the bytes by default.")
+]
+EncodingOption = Annotated[
+    str, typer.Option("--encoding", metavar="NAME", help="The database's encoding, as the server names it.")
+]
+BadTextOption = Annotated[
+    BadText, typer.Option("--encoding-errors", help="Text that is not valid in the encoding: stop, or as \\x… digits.")
+]
+
+
+@verb(inspect_app, "payload", pipeline=False)
+def inspect_payload(
+    call: Call,
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE", help="Payloads (CopyData without its `w` header) or recordings; - is stdin."),
+    ],
+    plugin: PluginOption = None,
+    style: StyleOption = None,
+    batch: BatchOption = None,
+    encoding: EncodingOption = "UTF8",
+    encoding_errors: BadTextOption = BadText.STOP,
+    recording: Annotated[
+        bool | None,
+        typer.Option("--recording/--payload", help="What the files hold. Read off the bytes by default."),
+    ] = None,
+) -> None:
+    """Decode payloads of a replication stream: one JSON object a record, a line each.
+
+    Files are read in their order: a relation that one announces names the columns in the next ones. What cannot be
+    decoded is an object of type `error`, and the exit code is then 1.
+    """
+    from cdc_lake.devtools.replay import inspect_files
+
+    reading = _reading_options(plugin, style, batch, encoding, encoding_errors)
+    _print(call, inspect_files(files, reading, recording=recording))
+
+
+def register(app: typer.Typer) -> None:
+    """Add `record` and `replay`, beside the verbs of `inspect`."""
+    verb(app, "record", pipeline=False)(record_command)
+    verb(app, "replay", pipeline=False)(replay_command)
+
+
+def record_command(
+    call: Call,
+    pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE", help="Pipeline file: which source to record.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The recording; it must not be there yet.")],
+    seconds: Annotated[float | None, typer.Option("--seconds", min=0.1, help="End after so long.")] = None,
+    size: Annotated[
+        str | None, typer.Option("--bytes", metavar="SIZE", help="End after so much of the stream, such as 64MiB.")
+    ] = None,
+    transactions: Annotated[int | None, typer.Option("--transactions", min=1, help="End after so many.")] = None,
+    slot: Annotated[
+        str | None,
+        typer.Option("--slot", help="Read this slot, from where it is confirmed. Default: a temporary one, from now."),
+    ] = None,
+    plugin: Annotated[
+        PluginName | None, typer.Option("--plugin", help="Output plugin of the slot. Default: the pipeline's.")
+    ] = None,
+    redact: Annotated[
+        bool | None,
+        typer.Option("--redact/--raw", help="Overwrite every value of every row; or not."),
+    ] = None,
+    environment: Environment = None,
+) -> None:
+    """Capture the live stream of a pipeline's source into a file: until a limit, or Ctrl-C.
+
+    With `--redact` every value of every row is overwritten by one of the same length; names, types and positions stay.
+    Nothing is confirmed to the server and neither the pipeline's slot nor its lake is touched.
+    """
+    from cdc_lake.cli.process import StopOnSignal
+    from cdc_lake.config.loader import load_project
+    from cdc_lake.connectors.snapshot_copy import Stopped
+    from cdc_lake.devtools.replay import Limits
+    from cdc_lake.devtools.replay import record as run
+
+    project = keep_out(load_project(pipeline, environment=environment))
+    limits = Limits(seconds, None if size is None else _bytes(size), transactions)
+    with StopOnSignal(lambda _: call.view.note("stopping: the recording is closed")) as stop:
+        plugin_name = plugin.value if plugin else None
+        try:
+            recorded = run(
+                project,
+                file,
+                limits,
+                plugin=plugin_name,
+                slot=slot,
+                redact=redact,
+                stop=stop.event,
+                report=call.view.report,
+            )
+        except Stopped as early:
+            raise typer.Exit(EXIT_INTERRUPTED) from early
+    call.view.result(recorded, recorded_text(recorded))
+
+
+def _bytes(text: str) -> int:
+    from pydantic import TypeAdapter, ValidationError
+
+    from cdc_lake.config.fields import Bytes
+
+    try:
+        return TypeAdapter[int](Bytes).validate_python(int(text) if text.isdigit() else text)
+    except ValidationError as bad:
+        raise typer.BadParameter("expected a size such as 64 MiB", param_hint="--bytes") from bad
+
+
+def replay_command(
+    call: Call,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Recordings.")],
+    records: Annotated[bool, typer.Option("--records", help="Every record, as `inspect payload` prints it.")] = False,
+    plugin: PluginOption = None,
+    style: StyleOption = None,
+    batch: BatchOption = None,
+    encoding: EncodingOption = "UTF8",
+    encoding_errors: BadTextOption = BadText.STOP,
+) -> None:
+    """Run a recording: follow every transaction from BEGIN to COMMIT and count what it held."""
+    from cdc_lake.devtools.replay import inspect_files
+    from cdc_lake.devtools.replay import replay as run
+
+    reading = _reading_options(plugin, style, batch, encoding, encoding_errors)
+    if records:
+        _print(call, inspect_files([str(file) for file in files], reading, recording=True))
+        return
+    replays = [run(file, reading) for file in files]
+    call.view.result({"recordings": replays}, "\n\n".join(replayed_text(replay) for replay in replays))
+
+
+def _print(call: Call, objects: Iterable[dict[str, Any]]) -> None:
+    """One line an object, many lines a write. Raises Exit where one was an error."""
+    from cdc_lake.cli.output import json_line
+
+    failed, lines, size = False, [], 0
+    for document in objects:
+        failed = failed or document["type"] == "error"
+        lines.append(json_line(document))
+        size += len(lines[-1])
+        if size > 1 << 16:
+            call.view.raw("\n".join(lines))
+            lines, size = [], 0
+    if lines:
+        call.view.raw("\n".join(lines))
+    if failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _reading_options(
+    plugin: PluginName | None, style: StyleName | None, batch: BatchFlag | None, encoding: str, bad_text: BadText
+) -> Reading | None:
+    """How to read, as far as anything was said; else a recording says it, and the bytes."""
+    from cdc_lake.decode.encoding import Codec, Policy
+    from cdc_lake.decode.gaussdb.records import Style
+    from cdc_lake.devtools.replay import DEFAULT, Reading
+
+    codec = Codec(encoding, Policy(bad_text.value))
+    if plugin is PluginName.PGOUTPUT:
+        if style not in {None, StyleName.SERIAL} or batch is BatchFlag.ON:
+            raise typer.BadParameter("pgoutput has one style and no batches", param_hint="--style, --batch")
+        if codec.python != DEFAULT.codec.python:
+            raise typer.BadParameter("pgoutput sends UTF-8, as it was asked to", param_hint="--encoding")
+    reading = Reading(
+        plugin.value if plugin else DEFAULT.plugin,
+        Style(style.value) if style else None,
+        batch is BatchFlag.ON if batch else None,
+        codec,
+    )
+    has_options = (
+        plugin or style or batch or encoding != DEFAULT.codec.encoding or codec.policy is not DEFAULT.codec.policy
+    )
+    return reading if has_options else None
+
+
+def replayed_text(replay: Replayed) -> str:
+    """A recording: its stream, then one line a table."""
+    csns = "" if replay.first_csn is None else f", CSN {replay.first_csn} to {replay.last_csn}"
+    messages = (
+        f"{pluralize(replay.messages, 'message')}, {size(replay.bytes)}, {pluralize(replay.keepalives, 'keepalive')}"
+    )
+    lines = [
+        f"{replay.file}: {replay.plugin}, {messages}",
+        f"{pluralize(replay.transactions, 'transaction')}, {replay.empty:,} of them empty{csns}",
+    ]
+    for table, kinds in replay.changes.items():
+        lines.append(f"  {table}: " + ", ".join(pluralize(number, kind) for kind, number in kinds.items()))
+    if replay.others:
+        lines.append("also: " + ", ".join(pluralize(number, kind) for kind, number in replay.others.items()))
+    if replay.open_changes:
+        lines.append(f"it ends inside a transaction, after {pluralize(replay.open_changes, 'change')} of it")
+    return "\n".join(lines)
+
+
+def _unreadable(recorded: Recorded) -> str:
+    number = recorded.unreadable
+    return f", and {pluralize(number, 'message')} as a whole: not to be read" if number else ""
+
+
+def recorded_text(recorded: Recorded) -> str:
+    """What was recorded, and what to do with it."""
+    transactions = "" if recorded.transactions is None else f"{pluralize(recorded.transactions, 'transaction')}, "
+    messages = f"{pluralize(recorded.messages, 'message')} and {pluralize(recorded.keepalives, 'keepalive')}"
+    return "\n".join(
+        [
+            (
+                f"recorded {transactions}{messages}, {size(recorded.bytes)} "
+                f"in {seconds(recorded.seconds)}, into {recorded.file}"
+            ),
+            *([f"every value is overwritten{_unreadable(recorded)}"] if recorded.redacted else []),
+            f"next: cdc-lake replay {recorded.file}",
+        ]
+    )

@@ -1,0 +1,258 @@
+"""A status as text: what it is about, the flow with its lags, the slot, the tables, what is held.
+
+`status --watch`: a live view on a terminal, a line each time elsewhere, a document a line with `--json`.
+
+The ledger of types as text: a table a source table, a line a column.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from cdc_lake.cli.output import CommandOutput, document, error_document
+from cdc_lake.cli.text import GREEN, RED, YELLOW, error_text, seconds, size, table, tint, wrap_line
+from cdc_lake.errors import CdcLakeError, Retry
+from cdc_lake.model.diagnostic import pluralize, printable
+
+if TYPE_CHECKING:
+    from cdc_lake.connectors.wal_budget import BudgetStatus
+    from cdc_lake.ops.plan import ColumnLedger, TableLedger
+    from cdc_lake.ops.status import Lag, Status
+
+
+_COLOURS = {
+    "live": GREEN,
+    "held": YELLOW,
+    "paused": YELLOW,
+    "broken": RED,
+    "active": GREEN,
+    "lost": RED,
+    "missing": RED,
+}
+
+
+def status_text(status: Status, width: int, *, colour: bool = False) -> str:
+    """The whole status. On a narrow terminal the reasons go below their tables."""
+    lines = [f"pipeline  {status.pipeline}  at {status.at.isoformat(timespec='seconds')}"]
+    where = status.source if status.reachable else f"{status.source}  not reachable: {status.unreachable_because}"
+    lines += wrap_line("source    ", where, width)
+    lines += _slot(status, width, colour=colour)
+    lines += wrap_line("budget    ", _budget(budget), width) if (budget := status.wal_budget) is not None else []
+    lines += wrap_line("prepared  ", _prepared_text(status), width) if status.prepared else []
+    last = status.last_commit
+    landed = "no commit landed yet" if last is None else f"commit landed {last.isoformat(timespec='milliseconds')}"
+    lines.append(f"last      {landed}")
+    if (waits := status.receiver_waits) is not None:
+        since, tried = (when.isoformat(timespec="seconds") for when in (waits.since, waits.tried))
+        what = f"the receiver waits since {since}: {waits.message} ({waits.code}) at {waits.where}"
+        lines += wrap_line("waiting   ", what, width)
+        lines.append(f"          last tried {tried}; it goes on by itself; the server keeps what was not confirmed")
+    lines += ["", *_flow(status), "", *_tables(status, width, colour=colour)]
+    lines += _verified_lines(status)
+    if status.undecodable:
+        transaction, more = status.undecodable[0], len(status.undecodable) - 1
+        also = f", and {pluralize(more, 'transaction')} more" if more else ""
+        what = f"silver stops before {transaction.position}, which could not be decoded ({transaction.code}){also}"
+        lines += ["", *wrap_line("stopped   ", what, width)]
+        lines.append("          `cdc-lake held list` says more")
+    if (withheld := status.withheld) is not None:
+        what = f"the cut at {withheld.position} is not promised as {withheld.name}: {withheld.reason}"
+        lines += ["", *wrap_line("withheld  ", what, width)]
+    if status.held:
+        lines += ["", "held", *table([(h.table, h.rule, f"{h.rows:,}") for h in status.held], right=frozenset({2}))]
+    return "\n".join(lines)
+
+
+def status_line(status: Status) -> str:
+    """A status on one line: when, how far silver is and how far behind, the slot, tables by state, what is held."""
+    by_state = Counter(table.state for table in status.tables)
+    tables = ", ".join(f"{number} {state}" for state, number in by_state.items()) or "no tables"
+    lag = status.applied
+    lags = [text for text in (size(lag.bytes), seconds(lag.seconds)) if text != "-"]
+    lag_text = f", {' and '.join(lags)} behind" if lags else ""
+    parts = [
+        status.at.isoformat(timespec="seconds"),
+        status.pipeline,
+        f"silver at {status.silver_position}{lag_text}" if status.silver_position else "silver is empty",
+        f"slot {status.slot.state}" if status.reachable else "source not reachable",
+        tables,
+        *([f"{pluralize(sum(held.rows for held in status.held), 'row')} held"] if status.held else []),
+        *(["receiver waits"] if status.receiver_waits is not None else []),
+    ]
+    return "  ".join(parts)
+
+
+def _verified_lines(status: Status) -> list[str]:
+    """How far comparisons proved tables equal to the source, and which they found to differ since."""
+    rows = []
+    for table_status in status.tables:
+        if table_status.verified_at is not None or table_status.different_at is not None:
+            through = "never" if table_status.verified_at is None else f"through {table_status.verified_through}"
+            differs = (
+                "" if table_status.different_at is None else f"different {table_status.different_at:%Y-%m-%dT%H:%MZ}"
+            )
+            when = "" if table_status.verified_at is None else f"{table_status.verified_at:%Y-%m-%dT%H:%MZ}"
+            rows.append((table_status.table, through, when, differs))
+    return ["", "verified", *table(rows)] if rows else []
+
+
+def _slot(status: Status, width: int, *, colour: bool) -> list[str]:
+    slot = status.slot
+    retained = f", {size(slot.retained_bytes)} of WAL kept" if slot.retained_bytes is not None else ""
+    retained += f", {size(slot.safe_bytes)} until it is in danger" if slot.safe_bytes is not None else ""
+    first, *more = wrap_line("slot      ", f"{slot.name}  {slot.state}{retained}: {slot.reason}", width)
+    tinted = tint(slot.state, _COLOURS.get(slot.state, ""), on=colour and slot.state in _COLOURS)
+    return [first.replace(f"{slot.name}  {slot.state}", f"{slot.name}  {tinted}", 1), *more]
+
+
+def _prepared_text(status: Status) -> str:
+    first, held = status.prepared[0], sum(transaction.bytes for transaction in status.prepared)
+    age = seconds((status.at - first.prepared_at).total_seconds())
+    many = f"{pluralize(len(status.prepared), 'transaction')} kept until COMMIT PREPARED, {size(held)}"
+    return f"{many}; the oldest, `{first.gid}` (xid {first.xid}), for {age}"
+
+
+def _budget(budget: BudgetStatus) -> str:
+    grows = f", {size(round(budget.growth))}/s more" if budget.growth is not None and budget.growth >= 1 else ""
+    ends = f", used up in {seconds(budget.exceeded_in)}" if budget.exceeded_in else ""
+    waits = "; apply waits" if budget.pauses_apply else ""
+    return f"{budget.step}  {budget.used:.0%} of the WAL budget{grows}{ends}: {budget.reason}{waits}"
+
+
+def _flow(status: Status) -> list[str]:
+    def row(name: str, position: str | None, lag: Lag) -> tuple[str, ...]:
+        # What is not in bronze has no known commit time: it is no older than the last transaction that is.
+        time = f"≤ {seconds(lag.seconds)}" if lag.seconds and name != "applied" else seconds(lag.seconds)
+        return name, position or "-", size(lag.bytes), time, _transactions(lag.transactions)
+
+    rows = [
+        ("lag", "position", "bytes", "time", "transactions"),
+        row("received", None, status.received),
+        row("landed", status.bronze_position, status.landed),
+        row("applied", status.silver_position, status.applied),
+    ]
+    return table(rows, right=frozenset({2, 3, 4}), indent="")
+
+
+def _transactions(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
+
+
+def _tables(status: Status, width: int, *, colour: bool) -> list[str]:
+    if not status.tables:
+        return ["no tables yet: `cdc-lake run --once` takes the first copy"]
+    rows = [("table", "format", "state", "position")]
+    rows += [(t.table, t.format, t.state, t.position or "-") for t in status.tables]
+    lines = table(rows, indent="")
+    reasons = ["", *(printable(t.reason, keep="") for t in status.tables)]
+    remedies = ["", *(printable(t.remedy, keep="") for t in status.tables)]
+    longest = max(map(len, lines)) + 2
+    parts = []
+    states = ["", *(t.state for t in status.tables)]
+    for line, reason, remedy, state in zip(lines, reasons, remedies, states, strict=True):
+        shown = (
+            line.replace(f"  {state}  ", f"  {tint(state, _COLOURS[state], on=colour)}  ", 1)
+            if state in _COLOURS
+            else line
+        )
+        if not reason:
+            parts.append(shown)
+        elif longest + len(reason) <= width:
+            parts.append(shown + " " * (longest - len(line)) + reason)
+        else:
+            parts += [shown, f"  {reason}"]
+        parts += [f"  → {remedy}"] if remedy else []
+    by_state = pluralize(len(status.tables), "table")
+    return [*parts, f"{by_state}, {sum(t.state == 'live' for t in status.tables)} live"]
+
+
+def watch_status(view: CommandOutput, load_status: Callable[[], Status], every: float) -> None:
+    """Look and show until Ctrl-C. A source or lake that is away is shown as that, and looked for again.
+
+    Raises what waiting does not heal.
+    """
+    live = sys.stdout.isatty() and not view.options.json
+    while True:
+        try:
+            current = load_status()
+        except CdcLakeError as error:
+            if error.retry is Retry.NEVER:
+                raise
+            _show_error(view, error, live=live)
+        else:
+            _show(view, current, every, live=live)
+        time.sleep(every)
+
+
+def _show(view: CommandOutput, status: Status, every: float, *, live: bool) -> None:
+    if view.options.json:
+        view.event(document(view.verb, status))
+    elif live:
+        text = status_text(status, view.width, colour=view.options.colour(sys.stdout))
+        view.screen(f"{text}\n\nevery {every:g} s, Ctrl-C ends")
+    else:
+        view.raw(printable(status_line(status), keep=""))
+
+
+def _show_error(view: CommandOutput, error: CdcLakeError, *, live: bool) -> None:
+    if view.options.json:
+        view.event(error_document(error))
+    elif live:
+        view.screen(error_text(error, colour=view.options.colour(sys.stdout)))
+    else:
+        line = f"{datetime.now(UTC).isoformat(timespec='seconds')}  {error.code}: {error.message}"
+        view.raw(printable(line, keep=""))
+
+
+_TYPE_COLOURS = {"converted": YELLOW, "refused": RED}
+
+
+FEW = 5
+"""Tables whose columns are shown unless all are asked for."""
+
+
+def ledger_text(ledger: Sequence[TableLedger], *, colour: bool, verb: str = "check", verbose: bool = True) -> str:
+    """What becomes of every captured column, a blank line behind each table; empty if nothing is captured.
+
+    Without `verbose`, of many tables the first few in which something is refused.
+    """
+    parts, left = [], 0
+    if not verbose and len(ledger) > FEW:
+        wrong = [
+            table_ledger
+            for table_ledger in ledger
+            if table_ledger.problem or any(c.loss.value == "refused" for c in table_ledger.columns)
+        ][:FEW]
+        left, ledger = len(ledger) - len(wrong), wrong
+    for table_ledger in ledger:
+        parts.append(f"types of {table_ledger.table} → {table_ledger.silver}")
+        rows = table(
+            [
+                _row(column, "held" if table_ledger.misfit == "quarantine" else "stops")
+                for column in table_ledger.columns
+            ]
+        )
+        for line, column in zip(rows, table_ledger.columns, strict=True):
+            tone = _TYPE_COLOURS.get(column.loss.value)
+            parts.append(tint(line, tone, on=colour) if tone else line)
+        if table_ledger.identity:
+            unsent = f": {table_ledger.unsent}" if table_ledger.unsent else ": nothing of a change is lost"
+            parts.append(f"  replica identity {table_ledger.identity}{unsent}")
+        if table_ledger.problem:
+            parts.append(tint(f"  {table_ledger.problem}", RED, on=colour))
+        parts.append("")
+    if left:
+        parts += [f"types of {left} more tables: `cdc-lake {verb} -v`", ""]
+    return "\n".join([*parts, ""]) if parts else ""
+
+
+def _row(column: ColumnLedger, misfit: str) -> tuple[str, ...]:
+    renamed = "" if column.silver_column == column.column else column.silver_column
+    becomes = " ".join(filter(None, ("→", renamed, column.silver_type)))
+    remarks = [column.how, f"{misfit}: {column.held}" if column.held else ""]
+    return column.column, column.source_type, becomes, column.loss.value, "; ".join(filter(None, remarks))

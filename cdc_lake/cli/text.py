@@ -1,0 +1,283 @@
+"""Results as text: pure functions from values to what people read.
+
+Numbers carry units, positions can be pasted back.
+
+Errors and diagnostics as text: what failed, where, then the hint. The same form everywhere.
+
+The pages of error codes: in the wheel beside the package, in a checkout in `docs/errors`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from pathlib import Path
+from textwrap import TextWrapper
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cdc_lake.errors import CdcLakeError
+from cdc_lake.model.diagnostic import Diagnostic, Severity, UnknownCode, pluralize, printable
+from cdc_lake.source.base import format_stream_position
+
+if TYPE_CHECKING:
+    from cdc_lake.cli.project_template import NewProject
+    from cdc_lake.config.effective import Setting
+    from cdc_lake.ops.check.runner import CheckLine
+    from cdc_lake.ops.plan import Plan
+    from cdc_lake.runtime.run import RunSummary
+
+
+T = TypeVar("T")
+GREEN, RED, YELLOW, DIM, RESET = "\x1b[32m", "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
+
+
+def tint(text: str, colour: str, *, on: bool) -> str:
+    """The text in a colour, where colour is on."""
+    return f"{colour}{text}{RESET}" if on else text
+
+
+def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(), indent: str = "  ") -> list[str]:
+    """Rows as aligned columns two blanks apart, a line each; `right` are the columns of numbers."""
+    if not rows:
+        return []
+    rows = [[printable(cell, keep="") for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        padded = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(cells)]
+        lines.append((indent + "  ".join(padded)).rstrip())
+    return lines
+
+
+def wrap_line(head: str, text: str, width: int) -> list[str]:
+    """A line of any length within the width, behind its head; words are not cut, so that they can be pasted."""
+    fill = TextWrapper(width, subsequent_indent=" " * len(head), break_long_words=False, break_on_hyphens=False)
+    return fill.wrap(head + printable(text))
+
+
+def size(value: int | None) -> str:
+    """Bytes with a unit that fits, `-` where it is not known."""
+    if value is None:
+        return "-"
+    amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(amount) >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def seconds(value: float | None) -> str:
+    """A length of time with a unit that fits, `-` where it is not known."""
+    if value is None:
+        return "-"
+    if value < 120:
+        return f"{value:.1f} s"
+    if value < 7200:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3600:.1f} h" if value < 172_800 else f"{value / 86_400:.1f} d"
+
+
+def new_project_text(project: NewProject) -> str:
+    """What `init` wrote and what to do next."""
+    lines = [f"made a {project.template} project in {project.folder}", ""]
+    lines += [f"  {name}" for name in project.files]
+    return "\n".join([*lines, "", "next:", *(f"  {command}" for command in project.next)])
+
+
+def validation_text(files: Sequence[str], problems: Sequence[Diagnostic]) -> str:
+    """The verdict over pipeline files."""
+    errors = sum(d.severity is Severity.ERROR for d in problems)
+    warnings = len(problems) - errors
+    notes = f" ({pluralize(warnings, 'warning')})" if warnings else ""
+    if errors:
+        return f"{pluralize(errors, 'problem')} in {', '.join(files)}{notes}"
+    return f"valid: {', '.join(files)}{notes}"
+
+
+def settings_text(settings: Iterable[Setting], width: int) -> str:
+    """Every setting with its origin, lined up where the width allows."""
+    rows = [(s.path, s.text, s.source) for s in settings]
+    path = min(max(len(r[0]) for r in rows), width // 2)
+    value = min(max(len(r[1]) for r in rows), width // 3)
+    return "\n".join(f"{p.ljust(path)}  {v.ljust(value)}  {o}" for p, v, o in rows)
+
+
+def check_text(
+    lines: Sequence[CheckLine],
+    width: int,
+    *,
+    colour: bool,
+    verbose: bool = False,
+    quiet: bool = False,
+    receives: bool = False,
+) -> str:
+    """The doctor's findings: what has to be fixed first, then what should be known, then what is right.
+
+    The fix stays in one line, so that it can be pasted. Of many findings of one kind the first few are shown, with
+    `verbose` all; with `quiet` only what has to be fixed. `receives`: the host is one that only receives.
+    """
+    marks = {
+        True: tint("✓", GREEN, on=colour),
+        False: tint("✗", RED, on=colour),
+        None: tint("-", YELLOW, on=colour),
+    }
+    shown = sorted(lines, key=lambda line: _CONCERN.index(line.ok))
+    shown = [line for line in shown if line.ok is False or not quiet]
+    subject = max((len(line.subject) for line in shown), default=0)
+    result = []
+    for group in _alike(shown, lambda line: (line.ok, line.subject, line.code)):
+        few = group if verbose or len(group) <= _FEW else group[:_FEW]
+        for line in few:
+            code = f" [{line.code}]" if line.code and line.ok is False else ""
+            first, *more = wrap_line(f"  {line.subject.ljust(subject)}  ", f"{line.text}{code}", width)
+            result += [f"{marks[line.ok]}{first[1:]}", *more]
+            if line.fix and line.ok is not True:
+                fixes = line.fix.splitlines()
+                left = 0 if verbose or len(fixes) <= _FEW else len(fixes) - _FEW
+                result += [f"    → {part}" for part in fixes[: len(fixes) - left]]
+                result += [f"    … {pluralize(left, 'more line')}: `cdc-lake check --sql` prints them"] if left else []
+        if left := len(group) - len(few):
+            result.append(f"  {''.ljust(subject)}  … and {left} more of this kind: `cdc-lake check -v`")
+    bad = sum(line.ok is False for line in lines)
+    ready = f"ready: `cdc-lake run{' --only receive' if receives else ''}`"
+    verdict = f"{pluralize(bad, 'thing')} to fix" if bad else ready
+    return "\n".join([*result, "", verdict] if result else [verdict])
+
+
+_CONCERN = (False, None, True)
+_FEW = 5
+"""Findings or steps of one kind that are shown unless all are asked for."""
+
+
+def _alike(items: Iterable[T], kind: Callable[[T], Hashable]) -> list[list[T]]:
+    """Items by their kind, in the order of the first of each."""
+    groups: dict[Hashable, list[T]] = {}
+    for item in items:
+        groups.setdefault(kind(item), []).append(item)
+    return list(groups.values())
+
+
+def plan_text(planned: Plan, *, verbose: bool = False) -> str:
+    """The actions of a plan, those first that would lose something.
+
+    Of many actions of one kind the first few are shown, with `verbose` all.
+    """
+    if not planned.actions:
+        return f"nothing to do: {planned.pipeline} is up to date"
+    lines = [f"plan for {planned.pipeline}", ""]
+    ordered = sorted(planned.actions, key=lambda action: not action.destructive)
+    for group in _alike(ordered, lambda action: (action.kind, action.changes, action.destructive)):
+        few = group if verbose or group[0].destructive or len(group) <= _FEW else group[:_FEW]
+        for action in few:
+            mark = "!" if action.destructive else "+" if action.changes else " "
+            lines.append(f"  {mark} {action.text}")
+        if left := group[len(few) :]:
+            rows = [action.rows for action in left if action.rows is not None]
+            about = f", about {pluralize(sum(rows), 'row')}" if rows else ""
+            lines.append(f"    … and {len(left)} more of this kind{about}: `cdc-lake plan -v`")
+    lines.append("")
+    if waiting := planned.waiting:
+        lines.append(f"! {pluralize(len(waiting), 'destructive action')}: not done unless allowed:")
+        lines.append("  cdc-lake run " + " \\\n    ".join(f"--allow {shlex.quote(text)}" for text in waiting))
+    if planned.rebuilds:
+        lines.append(f"! {pluralize(planned.rebuilds, 'rebuild')} needed, which no run makes")
+    if planned.copy_count:
+        lines.append(f"! {pluralize(planned.copy_count, 'operation')} for which only another copy of the table helps")
+    if adopted := planned.adopted_tables:
+        lines.append(f"! {pluralize(len(adopted), 'table')} of others: not replaced unless adopted:")
+        lines.append("  cdc-lake run " + " ".join(f"--adopt {shlex.quote(label)}" for label in adopted))
+    if not planned.destructive:
+        lines.append("nothing destructive; `cdc-lake run` does it" if planned.changes else "nothing to make or alter")
+    return "\n".join(lines)
+
+
+def run_text(summary: RunSummary) -> str:
+    """What a run did: where bronze and silver are, how much moved, what was held."""
+    lines = [f"{summary.outcome}  {summary.pipeline} in {seconds(summary.seconds)}"]
+    if (got := summary.receive) is not None:
+        copied = f", {pluralize(got.snapshot_rows, 'snapshot row')}" if got.snapshot_rows else ""
+        moved = f"{pluralize(got.transactions, 'transaction')}, {pluralize(got.changes, 'change')}{copied}"
+        lines.append(f"received  {moved}; bronze is at {_position(got.stream, got.upto)}")
+    if (applied := summary.apply) is not None:
+        moved = f"{pluralize(applied.transactions, 'transaction')}, {pluralize(applied.changes, 'change')}"
+        position = _position(applied.stream, applied.upto)
+        lines.append(f"applied   {moved} in {pluralize(applied.merges, 'merge')}; silver is at {position}")
+        if applied.held:
+            lines.append(f"held      {pluralize(applied.held, 'change')}: `cdc-lake status` says by which rule")
+        lines += [f"paused    {table}: it stays where it was paused" for table in applied.paused]
+    return "\n".join(lines)
+
+
+def _position(stream: str | None, value: int | None) -> str:
+    return "no position yet" if stream is None or value is None else format_stream_position(stream, value)
+
+
+def report_text(files: Any) -> str:
+    """Where the report is."""
+    return f"report  {files.html}\ndata    {files.json}"
+
+
+_BOLD, _RED, _YELLOW, _CYAN, _RESET = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[36m", "\x1b[0m"
+
+
+def error_text(error: CdcLakeError, *, colour: bool = False) -> str:
+    """An error; one that carries diagnostics is shown as them."""
+    diagnostics: tuple[Diagnostic, ...] = getattr(error, "diagnostics", ())
+    if diagnostics:
+        return "\n\n".join(diagnostic_text(d, colour=colour) for d in diagnostics)
+    return _text("error", error.code, error.message, error.where, error.remedy, colour=colour)
+
+
+def diagnostic_text(diagnostic: Diagnostic, *, colour: bool = False) -> str:
+    """One diagnostic."""
+    where = str(diagnostic.location) if diagnostic.location else ""
+    return _text(diagnostic.severity.value, diagnostic.code, diagnostic.summary, where, diagnostic.hint, colour=colour)
+
+
+def _text(severity: str, code: str, summary: str, where: str, hint: str, *, colour: bool) -> str:
+    head = f"{severity}[{code}]"
+    label = "hint"
+    if colour:
+        tint = _RED if severity == Severity.ERROR.value else _YELLOW
+        head, label = f"{_BOLD}{tint}{head}{_RESET}", f"{_CYAN}{label}{_RESET}"
+    lines = [f"{head}: {printable(summary)}"]
+    if where:
+        lines.append(f"  in {printable(where)}")
+    if hint:
+        lines += ["", f"{label}: {printable(hint)}"]
+    return "\n".join(lines)
+
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def folder() -> Path:
+    """Where the pages are."""
+    shipped = _PACKAGE / "docs" / "errors"
+    return shipped if shipped.is_dir() else _PACKAGE.parent / "docs" / "errors"
+
+
+def codes() -> list[str]:
+    """Every code that has a page."""
+    return sorted(f.stem for f in folder().glob("*.md"))
+
+
+def page(code: str) -> str:
+    """The page of a code. Raises UnknownCode."""
+    known_codes, wanted = codes(), code.strip().upper()
+    if wanted not in known_codes:
+        digits = wanted[:3] + wanted[3:].translate(str.maketrans("OIL", "011"))
+        close = difflib.get_close_matches(digits, known_codes, n=1)
+        hint = f"did you mean {close[0]}? `cdc-lake explain --list` lists all codes" if close else None
+        raise UnknownCode(f"there is no code `{code}`", hint=hint)
+    return (folder() / f"{wanted}.md").read_text(encoding="utf-8")
+
+
+def titles() -> list[tuple[str, str]]:
+    """Each code with the title of its page."""
+    result = []
+    for code in codes():
+        first = (folder() / f"{code}.md").read_text(encoding="utf-8").partition("\n")[0]
+        result.append((code, first.partition(":")[2].strip()))
+    return result

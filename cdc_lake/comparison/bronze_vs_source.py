@@ -1,0 +1,174 @@
+"""Bronze against its source: is everything that was committed in it, once, and nothing that was not?
+
+What can be asked of a source that keeps no history of its own: the state of its tables. So the chain is verified, then
+bronze's newest stream, from its copy on, is folded (`bronze.row_history`) and set beside one snapshot of the source,
+row by row; a change that is missing, doubled, out of order, torn or of an aborted transaction leaves another state,
+unless a later change of the same row hides it. And the slot is asked what it was told to forget: bronze must hold that.
+Silver and Spark have no part in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.hash_chain_verify import ChainVerdict, verify
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.row_history import Row, replay_rows
+from cdc_lake.comparison.columns import count_copies, match
+from cdc_lake.config.project import Project
+from cdc_lake.connectors.factory import compare_source, source_view
+from cdc_lake.connectors.redaction import RedactedComparison, redaction_of
+from cdc_lake.control.snapshots import copies_in_force
+from cdc_lake.control.table_pauses import read_epoch_facts
+from cdc_lake.errors import BronzeDamaged, NoKey, NoStream
+from cdc_lake.model.position import Lsn, Span, parse_position
+from cdc_lake.model.relation import Relation
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
+from cdc_lake.runtime.apply.snapshot_alignment import AlignmentPoint, point
+from cdc_lake.silver.layout_mapping import default_keys, without_key
+from cdc_lake.tables.canonical_values import arrow_type, from_source
+from cdc_lake.tables.control_tables import control_tables
+
+
+@dataclass(frozen=True, slots=True)
+class TableProof:
+    """One table: `equal`, `different` or `inconclusive`, and in how many keys."""
+
+    table: str
+    verdict: str
+    source_rows: int = 0
+    bronze_rows: int = 0
+    missing: int = 0
+    extra: int = 0
+    changed: int = 0
+    repeated: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceProof:
+    """What was found. `confirmed`: what the slot was told to forget; `held`: what bronze says it may."""
+
+    chain: ChainVerdict
+    confirmed: str | None
+    held: str
+    forgotten: bool  # the slot was told to forget more than bronze holds
+    tables: tuple[TableProof, ...]
+
+    @property
+    def holds(self) -> bool:
+        """True where nothing contradicts; tables that could not be judged do not."""
+        return self.chain.holds and not self.forgotten and all(t.verdict != "different" for t in self.tables)
+
+
+def against_source(project: Project, report: ProgressReporter = silent) -> SourceProof:
+    """Verify the chain and set bronze beside its source. Raises SourceError, LakeError, StateError."""
+    with source_view(project) as view:
+        slot = view.slot()  # before bronze is looked at: it may grow meanwhile
+    bronze = bronze_reader(project)
+    state = bronze.state()
+    if state is None:
+        raise NoStream("bronze holds no stream yet: there is nothing to verify", where=bronze.place)
+    control = control_tables(project)
+    chain = verify(bronze, load_epoch_facts=lambda: read_epoch_facts(project, bronze, control), report=report)
+    confirmed = None if slot is None else slot.confirmed
+    forgotten = confirmed is not None and parse_position(confirmed) > state.confirm
+    tables = _tables(project, bronze, state, report)
+    return SourceProof(chain, confirmed, _format_confirmed(confirmed, state), forgotten, tables)
+
+
+def _format_confirmed(confirmed: str | None, state: StreamCheckpoint) -> str:
+    """What bronze says may be forgotten, printed as the slot's own position is."""
+    return str(Lsn(state.confirm)) if confirmed is not None and "/" in confirmed else str(state.confirm)
+
+
+def _tables(
+    project: Project, bronze: BronzeReader, state: StreamCheckpoint, report: ProgressReporter
+) -> tuple[TableProof, ...]:
+    with compare_source(project, state) as opened:
+        source = RedactedComparison(opened, redaction_of(project))
+        captured = source.captured_tables()
+        report(ProgressEvent("chain", "taking a snapshot of the source"))
+        with source.snapshot([published.table for published in captured]) as snapshot:
+            where = point(bronze, snapshot, state.upto, partial(source.ahead, snapshot))
+            relations = [source.relation_of(published) for published in captured]
+            rows = [source.rows(relation, published) for relation, published in zip(relations, captured, strict=True)]
+    keys: dict[str, tuple[str, ...]] = {}
+    reasons = {str(relation.table): _cannot(project, bronze, state, where, relation) for relation in relations}
+    for relation in relations:
+        try:
+            keys[str(relation.table)] = relation.names if without_key(relation) else default_keys(relation)
+        except NoKey as none:
+            reasons[str(relation.table)] = none.message
+    copies = copies_in_force(control_tables(project).snapshots(), state.stream, state.upto) or {}
+    copied = {name: published.position for name, published in copies.items()}
+    proofs = []
+    for relation, source_rows in zip(relations, rows, strict=True):
+        name = str(relation.table)
+        if reasons[name]:
+            proofs.append(TableProof(name, "inconclusive", source_rows.num_rows, reason=reasons[name]))
+        else:
+            proofs.append(_compare_table(bronze, state, relation, source_rows, keys[name], copied))
+        report(ProgressEvent("chain", f"{name}: {proofs[-1].verdict}", source_rows.num_rows, unit="rows"))
+    return tuple(proofs)
+
+
+def _cannot(
+    project: Project, bronze: BronzeReader, state: StreamCheckpoint, where: AlignmentPoint, relation: Relation
+) -> str:
+    """Why a table's fold cannot be the source's state, if it cannot."""
+    if project.pipeline.snapshot.mode == "none":
+        return "the stream began without a copy of the rows that were there"
+    if state.epoch in bronze.last_trimmed():
+        return "retention let the beginning of the stream go"
+    if bronze.undecodable(Span(state.epoch, -1, state.upto)):
+        return "bronze holds a transaction that could not be decoded"
+    gap = where.gap(relation.table, state.upto)
+    return "" if gap is None else gap.reason
+
+
+def _compare_table(
+    bronze: BronzeReader,
+    state: StreamCheckpoint,
+    relation: Relation,
+    source_rows: pa.Table,
+    keys: Sequence[str],
+    copied: Mapping[str, int],
+) -> TableProof:
+    name = str(relation.table)
+    try:
+        rows = replay_rows(bronze, state.epoch, {name: keys}, copied)[name]
+    except BronzeDamaged as damaged:
+        return TableProof(name, "different", source_rows.num_rows, reason=damaged.message)
+    bronze_side, source_side = _table(rows, relation), _canonical({c: source_rows[c] for c in relation.names}, relation)
+    rows_there, rows_here = source_side.num_rows, bronze_side.num_rows
+    if without_key(relation):
+        source_side, bronze_side = count_copies(source_side), count_copies(bronze_side)
+    differences = match(source_side, bronze_side, keys)
+    same = not differences.keys and bronze_side.num_rows == source_side.num_rows
+    return TableProof(
+        name,
+        "equal" if same else "different",
+        rows_there,
+        rows_here,
+        len(differences.missing),
+        len(differences.extra),
+        len(differences.changed),
+        len(differences.repeated),
+    )
+
+
+def _table(rows: Sequence[Row], relation: Relation) -> pa.Table:
+    texts = {name: pa.array([row.get(name) for row in rows], pa.large_string()) for name in relation.names}
+    return _canonical({name: pa.chunked_array([values]) for name, values in texts.items()}, relation)
+
+
+def _canonical(columns: Mapping[str, pa.ChunkedArray], relation: Relation) -> pa.Table:
+    kinds = {column.name: arrow_type(column) for column in relation.columns}
+    return pa.table({name: from_source(values, kinds[name]) for name, values in columns.items()})

@@ -1,0 +1,294 @@
+"""The two sides of a table, read block by block: summed up by bucket, or the rows of some buckets.
+
+The source sums up its rows itself where it can (`source.row_hash_sql`); otherwise they are streamed and hashed here, as
+silver's are. Never is a whole table in memory.
+
+Shelf: rows of one side of a comparison by bucket, in memory while they are few, then on disk.
+
+So whatever differs, only a part of it is matched at a time. A file is one group of rows, a record batch a part.
+
+What is known of the keys that differ: both rows, which columns differ, and the changes in bronze that touched them.
+
+For the first keys of each kind only. Values leave this module where they were asked for; keys, columns and
+transactions always do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_lake.bronze.span_index import KeyTouch, touching
+from cdc_lake.comparison.columns import CompareTask, Differences, Key, Layout, SilverRows, rows_among
+from cdc_lake.comparison.pending_changes import Overlay
+from cdc_lake.control.snapshots import in_whole_copy, whole_copies
+from cdc_lake.control.verdicts import SAMPLE, DifferingKey, KeyChange
+from cdc_lake.runtime.apply.row_refetch import canonical_texts, read_again_note
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.source.row_hash_sql import HashSql, hash_sql
+from cdc_lake.tables.canonical_values import readable
+from cdc_lake.tables.control_schema import SnapshotRow
+from cdc_lake.tables.row_hash import BUCKETS, BucketSums, HashStrategy, bucket_of
+from cdc_lake.tables.silver_reader import silver_blocks
+
+_NAMED = BUCKETS // 4
+"""A statement names buckets up to so many; of more, all rows are read and some taken."""
+
+
+class SourceRowSet:
+    """The rows of a source table in the snapshot that is open. Raises SourceError, TypesApart."""
+
+    def __init__(self, job: CompareTask, layout: Layout) -> None:
+        self._source = job.source
+        self._published = job.pinned.published
+        self._layout = layout
+        self._sql, self.streamed = self._choose_hash()
+
+    def _choose_hash(self) -> tuple[HashSql | None, str]:
+        """How the server sums up, and why it does not."""
+        layout = self._layout
+        if layout.view.evaluates:
+            return None, "expressions make silver's rows of the source's"
+        if because := self._source.unsummable_reason(layout.relation):
+            return None, because
+        expression = hash_sql(layout.relation, layout.form, layout.types)
+        if isinstance(expression, HashSql):
+            return expression, ""
+        return None, f"no expression of the server gives column {expression} as it is compared"
+
+    @property
+    def ways(self) -> Mapping[str, HashStrategy]:
+        """How its columns are hashed; where it is not here, all are by their texts."""
+        return {} if self._sql is None else self._sql.ways
+
+    def sums(self, buckets: Any = None) -> BucketSums:
+        """What is in each bucket; `buckets`: only of these, a bool each."""
+        sums = BucketSums()
+        if self._sql is None:
+            for rows, _ in self.blocks(buckets):
+                sums.add(*self._layout.form.numbers(rows, self.ways, self._layout.types))
+            return sums
+        summed = list(self._source.sums(self._among(buckets), self._sql))
+        if summed:
+            sums.put(*zip(*summed, strict=True))
+        return sums if buckets is None else sums.select(buckets)
+
+    def blocks(self, buckets: Any = None) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """The rows that silver should have, and all, in canonical text; see `Layout.source`."""
+        relation = self._layout.relation
+        for block in self._source.parts(relation, self._among(buckets)):
+            yield self._layout.source(block, buckets)
+
+    def _among(self, buckets: Any) -> Any:
+        """What is published, less the rows of other buckets where the server can tell."""
+        if buckets is None or self._sql is None or (wanted := np.flatnonzero(buckets)).size > _NAMED:
+            return self._published
+        row_filter = self._published.row_filter
+        condition = self._sql.among(wanted.tolist()) if wanted.size else "false"
+        return replace(self._published, row_filter=f"({row_filter}) AND {condition}" if row_filter else condition)
+
+
+class SilverRowSet:
+    """The rows of a silver table at a version, rolled forward by an overlay. Raises LakeError."""
+
+    def __init__(self, job: CompareTask, layout: Layout, overlay: Overlay) -> None:
+        self._job = job
+        self._overlay = overlay
+        self._layout = layout
+        self.astray: frozenset[str] = frozenset()
+        self.shared: frozenset[Key] = frozenset()
+
+    def sums(self, ways: Mapping[str, HashStrategy], buckets: Any = None) -> BucketSums:
+        """What is in each bucket, hashed in these ways; `buckets`: only of these, a bool each."""
+        sums, form = BucketSums(), self._layout.form
+        for rows in self._rows(buckets):
+            if isinstance(rows, pa.Table):
+                sums.add(*form.numbers(rows, ways, self._layout.types))
+                continue
+            hashes = rows.hashes(ways)
+            sums.add(bucket_of(hashes) if form.is_key_only else rows.buckets, hashes)
+        return sums
+
+    def blocks(self, buckets: Any = None) -> Iterator[pa.Table]:
+        """The rows in canonical text."""
+        return (rows if isinstance(rows, pa.Table) else rows.texts() for rows in self._rows(buckets))
+
+    def _rows(self, buckets: Any) -> Iterator[SilverRows | pa.Table]:
+        """The rows as of the snapshot; notes which companions are astray, and which keys several rows would have."""
+        overlay = self._overlay.among(buckets)
+        yield from overlay.overlay_blocks(self._read_blocks(overlay.needed_buckets(buckets)), buckets)
+        self.shared |= overlay.shared
+
+    def _read_blocks(self, buckets: Any) -> Iterator[SilverRows]:
+        pinned = self._job.pinned
+        _, blocks = silver_blocks(self._job.project, pinned.target, pinned.marker.version)
+        for block in blocks:
+            rows = self._layout.silver(block, buckets)
+            self.astray |= rows.astray
+            yield rows
+
+
+def both_sums(source: SourceRowSet, silver: SilverRowSet, buckets: Any = None) -> tuple[BucketSums, BucketSums]:
+    """The sums of both sides, worked out side by side."""
+    with ThreadPoolExecutor(1, thread_name_prefix="compare") as other:
+        waiting = other.submit(source.sums, buckets)
+        silver_sums = silver.sums(source.ways, buckets)
+        return waiting.result(), silver_sums
+
+
+ROWS_IN_MEMORY = 500_000
+PARTS = 64
+
+
+class BucketStore:
+    """Rows of one schema in `PARTS` parts; rows of one bucket are in one part."""
+
+    def __init__(self, folder: Path, name: str, at_most: int = ROWS_IN_MEMORY) -> None:
+        """`folder` is made when the first file is."""
+        self._folder = folder
+        self._name = name
+        self._at_most = at_most
+        self._open: list[tuple[pa.Table, Any]] = []
+        self._rows = 0
+        self._files: list[Path] = []
+
+    @property
+    def is_spilled(self) -> bool:
+        """Whether some rows are on disk."""
+        return bool(self._files)
+
+    def add(self, rows: pa.Table, buckets: Any) -> None:
+        """Put rows in; `buckets`: the bucket of each."""
+        self._open.append((rows, buckets % PARTS))
+        self._rows += rows.num_rows
+        if self._rows >= self._at_most:
+            self._spill()
+
+    def all_rows(self) -> pa.Table | None:
+        """All rows, where none is on disk; None where there are none."""
+        return pa.concat_tables([rows for rows, _ in self._open]) if self._open else None
+
+    def part(self, number: int) -> pa.Table | None:
+        """The rows of one part; None where there are none."""
+        tables = [rows.filter(pa.array(parts == number)) for rows, parts in self._open]
+        tables += [table for file in self._files for table in _read(file, number)]
+        return pa.concat_tables(tables) if tables else None
+
+    def _spill(self) -> None:
+        rows = pa.concat_tables([rows for rows, _ in self._open]).combine_chunks()
+        parts = np.concatenate([parts for _, parts in self._open])
+        ordered = rows.take(pa.array(np.argsort(parts, kind="stable")))
+        ends = np.cumsum(np.bincount(parts, minlength=PARTS))
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = self._folder / f"{self._name}.{len(self._files)}.arrow"
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+            for first, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+                (batch,) = ordered.slice(first, end - first).combine_chunks().to_batches() or _no_rows(rows.schema)
+                writer.write_batch(batch)
+        self._files.append(file)
+        self._open, self._rows = [], 0
+
+
+def _no_rows(schema: pa.Schema) -> list[pa.RecordBatch]:
+    return [pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)]
+
+
+def _read(file: Path, number: int) -> Iterator[pa.Table]:
+    with pa.OSFile(str(file), "rb") as source, pa.ipc.open_file(source) as reader:
+        yield pa.Table.from_batches([reader.get_batch(number)])
+
+
+def pair_shelves(left: BucketStore, right: BucketStore) -> Iterator[tuple[pa.Table | None, pa.Table | None]]:
+    """The rows of two shelves, so that rows of one bucket come together: all at once where they are few."""
+    if not left.is_spilled and not right.is_spilled:
+        yield left.all_rows(), right.all_rows()
+        return
+    for number in range(PARTS):
+        yield left.part(number), right.part(number)
+
+
+CHANGES = 10
+"""The last changes that are told of a key."""
+
+Row = Mapping[str, str | None]
+
+
+class KeyRows:
+    """Rows of keys that differ, as both sides have them: gathered part by part, of the first keys of each kind."""
+
+    def __init__(self, layout: Layout, held: frozenset[Key]) -> None:
+        """`held`: keys whose rows are explained otherwise, some of which may not be."""
+        self._layout = layout
+        self._held = held
+        self.source: dict[Key, Row] = {}
+        self.silver: dict[Key, Row] = {}
+
+    def add(self, differences: Differences, source_rows: pa.Table, silver_rows: pa.Table) -> None:
+        """Take note of what one part's differences are of."""
+        if self._layout.by_content:
+            return
+        keys = self._layout.keys
+        kinds = (differences.missing, differences.extra, differences.changed, differences.repeated)
+        wanted = {key for kind in kinds for key in first(kind, self._held)} | {*first(self._held, frozenset())}
+        for rows, rows_by_key in ((source_rows, self.source), (silver_rows, self.silver)):
+            for row in rows_among(rows, keys, frozenset(wanted)):
+                rows_by_key[tuple(row[name] for name in keys)] = row
+
+
+def first(keys: Sequence[Key] | frozenset[Key], held: frozenset[Key]) -> list[Key]:
+    """The first keys of a kind that are told, without those that are held."""
+    return sorted((key for key in keys if key not in held), key=repr)[:SAMPLE]
+
+
+def differing_keys(
+    job: CompareTask, layout: Layout, samples: Sequence[tuple[str, Sequence[Key]]], rows: KeyRows
+) -> tuple[DifferingKey, ...]:
+    """What is known of the sample keys, kind by kind. Raises LakeError."""
+    wanted = frozenset(key for _, keys in samples for key in keys)
+    if layout.by_content or not wanted:
+        return ()
+    changes = touching(
+        job.bronze, layout.relation.table, layout.keys, wanted, canonical_texts(layout.keys, layout.types)
+    )
+    snapshots = job.control.snapshots()
+    copies = whole_copies(snapshots, layout.relation.table)
+    changes = {
+        key: [
+            change
+            for change in key_changes
+            if in_whole_copy(copies, change.epoch, change.position, change.ordinal, change.op)
+        ]
+        for key, key_changes in changes.items()
+    }
+    result = []
+    for kind, key in ((kind, key) for kind, keys in samples for key in keys):
+        source, silver = rows.source.get(key), rows.silver.get(key)
+        columns = () if source is None or silver is None else tuple(n for n in source if source[n] != silver[n])
+        last = tuple(_change(snapshots, change) for change in changes[key][-CHANGES:])
+        sides = (_readable(row, layout) if job.asked.values else None for row in (source, silver))
+        result.append(DifferingKey(kind, key, columns, last, len(changes[key]), *sides))
+    return tuple(result)
+
+
+def _change(snapshots: Sequence[SnapshotRow], change: KeyTouch) -> KeyChange:
+    return KeyChange(
+        position=format_stream_position(change.stream, change.position),
+        op=change.op,
+        committed=None if change.commit_ts is None else change.commit_ts.isoformat(timespec="milliseconds"),
+        csn=change.csn,
+        commit_lsn=change.commit_lsn,
+        note=read_again_note(snapshots, change.stream, change.position, change.ordinal, change.op),
+    )
+
+
+def _readable(row: Row | None, layout: Layout) -> dict[str, str | None] | None:
+    """A row in canonical text, with floats as numbers again, which that text has as bits."""
+    if row is None:
+        return None
+    return {name: readable(text, layout.types.get(name)) for name, text in row.items()}

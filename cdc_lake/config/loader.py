@@ -1,0 +1,315 @@
+"""References inside values: `${env:NAME}`, `${env:NAME:-default}`, `${file:path}`, `${secret:scope/key}`.
+
+One grammar for every value. `$${` writes a literal `${`. A value that is one reference as a whole stands as if its
+text had been written there; `:-` gives the default where the variable is unset or empty, as in a shell. File paths are
+relative to the project, and one trailing line end is not part of the value. What is no reference is not repeated in its
+problem: it may be a part of a password. This is the only place that reads the environment.
+
+From files to a project: read, lay over, resolve, check, and tell every problem at once.
+
+`conf/<environment>.yaml` of the project is laid over the pipeline file key by key: what is present there replaces what
+is here, also with null; lists are replaced whole. A value keeps the place where it was written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Origin, Project
+from cdc_lake.config.schema import check
+from cdc_lake.config.secrets import is_secret, secret_rules
+from cdc_lake.config.validation.source import cross_field
+from cdc_lake.config.yaml_tree import MappingNode, Mark, Node, ScalarNode, SequenceNode, join, parse, resolve_plain
+from cdc_lake.model.diagnostic import ConfigInvalid, Diagnostic, Problem, Severity
+
+Secrets: TypeAlias = Callable[[str, str], str]
+"""Looks up `(scope, key)` in the secret store of the platform."""
+
+MAX_FILE_BYTES = 64 << 10
+_REFERENCE = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}?")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_GRAMMAR = "references are ${env:NAME}, ${env:NAME:-default}, ${file:path} and ${secret:scope/key}; $${ is a literal ${"
+
+
+def bodies(text: str) -> tuple[str, ...]:
+    """What stands between `${` and `}` in a text, reference by reference: `env:NAME:-default`."""
+    return tuple(m["body"] for m in _REFERENCE.finditer(text) if not m["escape"])
+
+
+class _Unresolved(Exception):  # never leaves this module
+    def __init__(self, problem: Problem, summary: str, hint: str) -> None:
+        super().__init__(summary)
+        self.problem, self.summary, self.hint = problem, summary, hint
+
+
+@dataclass(slots=True)
+class References:
+    """Resolves the references of a tree in place and collects what is missing."""
+
+    root: Path
+    secrets: Secrets | None = None
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+
+    def resolve(self, node: Node, path: str = "") -> None:
+        """Replace every reference below a node; a missing one becomes a diagnostic and leaves None."""
+        if isinstance(node, ScalarNode):
+            if isinstance(node.value, str) and "${" in node.value:
+                self._scalar(node, path)
+        elif isinstance(node, SequenceNode):
+            for i, item in enumerate(node.items):
+                self.resolve(item, join(path, i))
+        else:
+            for key, value in node.entries.items():
+                self.resolve(value, join(path, key))
+
+    def _scalar(self, node: ScalarNode, path: str) -> None:
+        text = node.text
+        names: list[str] = []
+        pieces: list[str] = []
+        position = 0
+        ok = True
+        for m in _REFERENCE.finditer(text):
+            pieces.append(text[position : m.start()])
+            position = m.end()
+            if m["escape"]:
+                pieces.append("${")
+                continue
+            try:
+                if not m[0].endswith("}"):
+                    raise _Unresolved(Problem.REFERENCE, "a reference is not closed by `}`", _GRAMMAR)  # noqa: TRY301
+                pieces.append(self._value(m["body"]))
+            except _Unresolved as missing:
+                place, hint = _shift(node.mark, m.start(), node), missing.hint
+                if missing.problem is Problem.ENV_MISSING and is_secret(path):
+                    hint = f"`export {m['body'].removeprefix('env:')}=…`, or keep it in a file: ${{file:secrets/NAME}}"
+                diagnostic = Diagnostic(Severity.ERROR, missing.problem, missing.summary, place.location(path), hint)
+                self.diagnostics.append(diagnostic)
+                ok = False
+            names.append(m["body"].split(":-")[0])
+        pieces.append(text[position:])
+        node.references = tuple(names)
+        resolved = "".join(pieces)
+        is_single = len(names) == 1 and node.plain and _REFERENCE.fullmatch(text) is not None
+        node.text = resolved
+        node.broken = not ok
+        node.value = None if not ok else resolve_plain(resolved) if is_single and resolved else resolved
+
+    def _value(self, body: str) -> str:
+        kind, colon, rest = body.partition(":")
+        if kind == "env" and colon:
+            return self._env(rest)
+        if kind == "file" and rest:
+            return self._file(rest)
+        if kind == "secret" and rest:
+            return self._secret(rest)
+        raise _Unresolved(Problem.REFERENCE, "`${…}` is not a reference", _GRAMMAR)
+
+    def _env(self, rest: str) -> str:
+        name, has_default, default = rest.partition(":-")
+        if not _NAME.fullmatch(name):
+            raise _Unresolved(Problem.REFERENCE, "`${env:…}` does not name an environment variable", _GRAMMAR)
+        value = self.environ.get(name)
+        if has_default:
+            return value or default
+        if value is None:
+            raise _Unresolved(
+                Problem.ENV_MISSING,
+                f"environment variable {name} is not set",
+                f"`export {name}=…`, or give a default: ${{env:{name}:-default}}",
+            )
+        return value
+
+    def _file(self, rest: str) -> str:
+        file = self.root / rest
+        try:
+            with file.open("rb") as opened:
+                data = opened.read(MAX_FILE_BYTES + 1)
+            if len(data) > MAX_FILE_BYTES:
+                raise _Unresolved(Problem.FILE_MISSING, f"file `{rest}` is larger than 64 KiB", "name a smaller file")
+            text = data.decode("utf-8")
+        except (OSError, ValueError) as bad:
+            why = bad.strerror if isinstance(bad, OSError) and bad.strerror else "not UTF-8 text"
+            raise _Unresolved(
+                Problem.FILE_MISSING,
+                f"file `{rest}` cannot be read: {why}",
+                f"paths in references are relative to the project folder, {self.root}",
+            ) from bad
+        return text.removesuffix("\n").removesuffix("\r")
+
+    def _secret(self, rest: str) -> str:
+        scope, slash, key = rest.partition("/")
+        if not (scope and slash and key):
+            raise _Unresolved(Problem.REFERENCE, "`${secret:…}` does not name scope/key", _GRAMMAR)
+        if self.secrets is None:
+            raise _Unresolved(
+                Problem.SECRET,
+                f"secret `{rest}` can only be read on Databricks",
+                "elsewhere use ${env:NAME} or ${file:path}; conf/ENVIRONMENT.yaml can set it for one place",
+            )
+        return self.secrets(scope, key)
+
+
+def _shift(mark: Mark, by: int, node: ScalarNode) -> Mark:
+    """The place of a reference inside a plain scalar of one line; the scalar's own place otherwise."""
+    return Mark(mark.file, mark.line, mark.column + by) if node.plain and "\n" not in node.text else mark
+
+
+PIPELINES = "pipelines"
+CONF = "conf"
+
+
+def load_project(file: Path, *, environment: str | None = None, secrets: Secrets | None = None) -> Project:
+    """Load a pipeline file, with `conf/<environment>.yaml` laid over where one is named.
+
+    `secrets` looks up `${secret:scope/key}` where the platform has a store. Raises ConfigInvalid with every problem.
+    """
+    loaded = _load(Path(file), environment, secrets)
+    if loaded.pipeline is None:
+        raise ConfigInvalid(loaded.diagnostics)
+    return Project(
+        pipeline=loaded.pipeline,
+        file=Path(file).resolve(),
+        root=loaded.root,
+        environment=environment,
+        origins=loaded.origins,
+    )
+
+
+def validate(
+    files: Sequence[Path], *, environment: str | None = None, secrets: Secrets | None = None
+) -> list[Diagnostic]:
+    """Everything wrong with these pipeline files, warnings included; empty where all is well."""
+    diagnostics = [d for file in files for d in _load(Path(file), environment, secrets).diagnostics]
+    return list(dict.fromkeys(diagnostics))
+
+
+def project_root(file: Path) -> Path:
+    """The project a pipeline file belongs to: the folder above `pipelines/`, otherwise the file's own folder."""
+    folder = file.resolve().parent
+    return folder.parent if folder.name == PIPELINES else folder
+
+
+@dataclass(slots=True)
+class _Loaded:
+    root: Path
+    pipeline: Pipeline | None = None
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    origins: dict[str, Origin] = field(default_factory=dict)
+
+
+def _load(file: Path, environment: str | None, secrets: Secrets | None) -> _Loaded:
+    loaded = _Loaded(project_root(file))
+    tree, loaded.diagnostics = read_tree(file, environment)
+    if tree is None:
+        return loaded
+    references = References(loaded.root, secrets)
+    references.resolve(tree)
+    pipeline, problems = check(tree)
+    loaded.diagnostics += [*references.diagnostics, *problems, *cross_field(tree), *secret_rules(tree, loaded.root)]
+    loaded.diagnostics.sort(key=reading_order(display(file)))
+    if not any(d.severity is Severity.ERROR for d in loaded.diagnostics):
+        loaded.pipeline = pipeline
+    _origins(tree, "", loaded.origins)
+    return loaded
+
+
+def reading_order(first: str) -> Callable[[Diagnostic], tuple[bool, str, int, int]]:
+    """The order to tell problems in: those of the file `first`, as it is shown, then by file, line and column."""
+
+    def key(diagnostic: Diagnostic) -> tuple[bool, str, int, int]:
+        place = diagnostic.location
+        return (place.file != first, place.file, place.line, place.column) if place else (False, "", 0, 0)
+
+    return key
+
+
+def display(file: Path) -> str:
+    """A file as it is shown: below the working directory from there, otherwise in full."""
+    full = file.resolve()
+    try:
+        return full.relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        return str(full)
+
+
+def read_tree(file: Path, environment: str | None) -> tuple[MappingNode | None, list[Diagnostic]]:
+    """A pipeline file with its environment laid over it, references as written; and what hinders reading it."""
+    diagnostics: list[Diagnostic] = []
+    base = _read(file, diagnostics)
+    over = _read_environment(project_root(file), environment, diagnostics) if environment is not None else None
+    return (lay_over(base, over) if base is not None and over is not None else base), diagnostics
+
+
+def _read(file: Path, diagnostics: list[Diagnostic]) -> MappingNode | None:
+    shown = display(file)
+    try:
+        if file.is_dir():
+            diagnostics.append(_unreadable(shown, "is a folder", "name a pipeline file in it"))
+            return None
+        data = file.read_bytes()
+    except FileNotFoundError:
+        diagnostics.append(_unreadable(shown, "does not exist", _sibling_files_hint(file)))
+        return None
+    except OSError as bad:
+        diagnostics.append(_unreadable(shown, f"cannot be read: {bad.strerror or 'input/output error'}", ""))
+        return None
+    tree, problems = parse(data, shown)
+    diagnostics += problems
+    return tree
+
+
+def _unreadable(shown: str, why: str, hint: str) -> Diagnostic:
+    return Diagnostic(Severity.ERROR, Problem.UNREADABLE, f"`{shown}` {why}", Mark(shown, 1, 1).location(), hint)
+
+
+def _sibling_files_hint(file: Path) -> str:
+    try:
+        names = sorted(f.name for f in file.parent.glob("*.yaml"))
+    except OSError:
+        names = []
+    return f"that folder has {', '.join(names[:8])}" if names else "`cdc-lake init postgres DIR` writes a project"
+
+
+def _read_environment(root: Path, environment: str, diagnostics: list[Diagnostic]) -> MappingNode | None:
+    file = root / CONF / f"{environment}.yaml"
+    environments = sorted(f.stem for f in (root / CONF).glob("*.yaml"))
+    if os.sep in environment or environment in {"", ".", ".."} or not file.is_file():
+        shown = display(file)
+        has = f"; this project has {', '.join(environments)}" if environments else ""
+        hint = f"write {shown} with what differs there, `{{}}` for nothing; or leave the environment out{has}"
+        summary = f"environment `{environment}` has no file"
+        diagnostics.append(Diagnostic(Severity.ERROR, Problem.ENVIRONMENT, summary, Mark(shown, 1, 1).location(), hint))
+        return None
+    return _read(file, diagnostics)
+
+
+def lay_over(base: MappingNode, over: MappingNode) -> MappingNode:
+    """`over` on top of `base`, key by key; each value keeps its place."""
+    merged = MappingNode(base.mark, dict(base.entries), dict(base.keys))
+    for key, value in over.entries.items():
+        below = merged.entries.get(key)
+        if isinstance(below, MappingNode) and isinstance(value, MappingNode):
+            merged.entries[key] = lay_over(below, value)
+        else:
+            merged.entries[key] = value
+            merged.keys[key] = over.keys[key]
+    return merged
+
+
+def _origins(node: Node, path: str, into: dict[str, Origin]) -> None:
+    if isinstance(node, ScalarNode):
+        into[path] = Origin(node.mark.file, node.mark.line, node.mark.column, node.references)
+    elif isinstance(node, SequenceNode):
+        into[path] = Origin(node.mark.file, node.mark.line, node.mark.column)
+        for i, item in enumerate(node.items):
+            _origins(item, join(path, i), into)
+    else:
+        for key, value in node.entries.items():
+            _origins(value, join(path, key), into)

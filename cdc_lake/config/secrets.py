@@ -1,0 +1,152 @@
+"""Secrets of a pipeline: which values are, which are written in a file, and which others on the machine can read.
+
+Judged on the tree of nodes like the rules of `checks`. A file is readable by others where its mode says so and no
+folder above keeps them out; on systems without such modes nothing is said.
+
+The secrets that a loaded pipeline holds, for whoever must keep them out of what is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from pydantic import BaseModel, SecretStr
+
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.yaml_tree import MappingNode, Node, ScalarNode, join
+from cdc_lake.model.diagnostic import Diagnostic, Problem, Severity
+
+CATALOG = "lake.iceberg.uri"
+PATHS = (
+    "source.password",
+    "bronze.redact_key",
+    "lake.storage.access_key_id",
+    "lake.storage.secret_access_key",
+    "lake.storage.session_token",
+    "observe.openlineage.api_key",
+    CATALOG,
+)
+"""Values that are secret; of an address only a password in it is."""
+PROPERTIES = "lake.iceberg.properties"
+"""A mapping: secret are the values of names that say so."""
+
+_ADDRESS = re.compile(r"[^/]*//[^/@]*:[^/@]+@")
+_NAMED = re.compile(r"token|credential|secret|password|key", re.IGNORECASE)
+_FILE = "file:"
+
+
+def secret_rules(root: MappingNode, folder: Path) -> Iterator[Diagnostic]:
+    """Warnings about the secrets of a pipeline; `folder` is that of the project."""
+    reported: set[Path] = set()
+    for path, node in _secrets(root):
+        if not node.references and path != "bronze.redact_key":  # which is refused, by the rules of redaction
+            yield _plain_secret(path, node)
+        for file in _files(node, folder):
+            if file not in reported and _readable_by_others(file):
+                reported.add(file)
+                yield _exposed_secret(file, path, node)
+    key = _node_at(root, "source.tls.key")
+    if isinstance(key, ScalarNode) and isinstance(key.value, str) and _readable_by_others(folder / key.value):
+        yield _exposed_secret(folder / key.value, "source.tls.key", key)
+
+
+def is_secret(path: str) -> bool:
+    """Whether the value at a path of a pipeline is a secret, or has one in it; of properties, any may be one."""
+    return path in PATHS or path.startswith(f"{PROPERTIES}.")
+
+
+def has_password(address: str) -> bool:
+    """Whether an address has a password in it."""
+    return _ADDRESS.match(address) is not None
+
+
+def _secrets(root: MappingNode) -> Iterator[tuple[str, ScalarNode]]:
+    """The secret values that are there, by path."""
+    for path in PATHS:
+        node = _node_at(root, path)
+        if isinstance(node, ScalarNode) and node.value and not node.broken:
+            if path == CATALOG and not has_password(node.text):
+                continue
+            yield path, node
+    properties = _node_at(root, PROPERTIES)
+    for name, node in properties.entries.items() if isinstance(properties, MappingNode) else ():
+        if isinstance(node, ScalarNode) and node.value and not node.broken and _NAMED.search(name):
+            yield join(PROPERTIES, name), node
+
+
+def _files(node: ScalarNode, folder: Path) -> Iterator[Path]:
+    """The files a secret stands in."""
+    if not node.references:
+        yield Path(node.mark.file)
+    for reference in node.references:
+        if reference.startswith(_FILE):
+            yield folder / reference.removeprefix(_FILE)
+
+
+def _readable_by_others(file: Path) -> bool:
+    if os.name != "posix":
+        return False
+    try:
+        full = file.resolve(strict=True)
+        reached = all(above.stat().st_mode & stat.S_IXOTH for above in full.parents)
+        return reached and bool(full.stat().st_mode & stat.S_IROTH)
+    except OSError:
+        return False  # missing or out of our own reach: said elsewhere
+
+
+def _plain_secret(path: str, node: ScalarNode) -> Diagnostic:
+    names = {"source.password": "the password", CATALOG: "the password of the catalog"}
+    what = names.get(path) or f"`{path.removeprefix(f'{PROPERTIES}.').removeprefix('lake.storage.')}`"
+    hint = "use ${env:NAME} or ${file:path}; a secret in a file is read by everyone who reads the file"
+    summary = f"{what} is written in the file"
+    return Diagnostic(Severity.WARNING, Problem.PLAIN_PASSWORD, summary, node.mark.location(path), hint)
+
+
+def _exposed_secret(file: Path, path: str, node: ScalarNode) -> Diagnostic:
+    summary = f"everyone on this machine can read the secret in `{file}`"
+    hint = f"`chmod o= {file}`, or `chmod 600 {file}` where no group needs it"
+    return Diagnostic(Severity.WARNING, Problem.EXPOSED, summary, node.mark.location(path), hint)
+
+
+def _node_at(root: MappingNode, path: str) -> Node | None:
+    node: Node | None = root
+    for part in path.split("."):
+        node = node.entries.get(part) if isinstance(node, MappingNode) else None
+    return node
+
+
+def secret_values(pipeline: Pipeline) -> frozenset[str]:
+    """Every secret, as it is and as it stands in an address."""
+    values = {secret for secret in _values(pipeline) if secret}
+    if pipeline.lake.iceberg.uri is not None:
+        for password in _passwords(pipeline.lake.iceberg.uri):
+            values |= {password, unquote(password)}
+    return frozenset(values | {quote(secret, safe="") for secret in values})
+
+
+def _values(value: object) -> Iterator[str]:
+    if isinstance(value, SecretStr):
+        yield value.get_secret_value()
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _values(getattr(value, name))
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _values(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _values(item)
+
+
+def _passwords(uri: str) -> set[str]:
+    """The password of an address; also where it breaks the address, because nobody quoted it."""
+    passwords = {uri.partition("://")[2].rpartition("@")[0].partition(":")[2]}
+    with suppress(ValueError):  # no address at all; it was refused
+        passwords.add(urlsplit(uri).password or "")
+    return passwords - {""}

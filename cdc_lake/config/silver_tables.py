@@ -1,0 +1,221 @@
+"""What a silver table takes of its source table: which columns, under which names, what is computed, which rows.
+
+Expressions are Spark SQL over the columns of one source row, under the names that silver gives them before `rename`.
+
+Type policy: the silver types that a pipeline declares, where the source's type leaves a choice.
+
+A declared type is a promise about every value: what it cannot hold is held or stops the run, and is never clipped,
+rounded or made NULL.
+
+Partitions of a silver table as its pipeline file writes them: `region`, `days(ordered_at)`, `bucket(16, id)`.
+
+The section `bronze.redact`: which columns' values never reach the lake, and what becomes of them instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+
+from cdc_lake.config.fields import Section, Text
+
+PROPERTY = "cdc_lake.transforms"
+"""Property of a silver table that holds the fingerprint it was made with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transforms:
+    """`columns`: these only, None: all but `exclude`; `rename`: source name → silver name; `compute`: silver name →
+    expression; `where`: rows for which it is true, None: all.
+    """
+
+    columns: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] = ()
+    rename: tuple[tuple[str, str], ...] = ()
+    compute: tuple[tuple[str, str], ...] = ()
+    where: str | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether a silver row differs from its source row at all, or some have none."""
+        return self != Transforms()
+
+    @property
+    def expressions(self) -> bool:
+        """Whether something has to be evaluated."""
+        return bool(self.compute) or self.where is not None
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same transforms; empty for none."""
+        if not self.any:
+            return ""
+        content = {
+            "columns": None if self.columns is None else sorted(self.columns),
+            "exclude": sorted(self.exclude),
+            "rename": sorted(self.rename),
+            "compute": sorted(self.compute),
+            "where": self.where,
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:32]
+
+    def keeps(self, column: str) -> bool:
+        """Whether silver has a source column."""
+        return column in self.columns if self.columns is not None else column not in self.exclude
+
+    def silver_name(self, column: str, name: str) -> str:
+        """The silver name of a source column that is called `name` without a `rename`."""
+        return dict(self.rename).get(column, name)
+
+
+MAX_PRECISION: Final = 38
+"""Digits of Spark's, Delta's and Iceberg's widest decimal."""
+
+_ELEMENTS: Final = frozenset(
+    ("string", "int", "bigint", "float", "double", "boolean", "binary", "date", "timestamp", "timestamp_ntz")
+)
+_SCALARS: Final = _ELEMENTS | {"smallint"}
+_NUMBER: Final = re.compile(r"(decimal|both)\((\d+),(\d+)\)")
+_ARRAY: Final = re.compile(r"array<(.+)>")
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A declared silver type by Spark's name; `both`: the column stays text, and one of this type stands beside it."""
+
+    sql: str
+    both: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Declared:
+        """Read `string`, `int`, `decimal(p,s)`, `both(p,s)`, `array<int>` …; raises ValueError for anything else."""
+        plain = text.replace(" ", "")
+        if (number := _NUMBER.fullmatch(plain)) is not None:
+            return cls(_decimal(int(number[2]), int(number[3])), number[1] == "both")
+        if (array := _ARRAY.fullmatch(plain)) is not None:
+            element = array[1]
+            if element not in _ELEMENTS:
+                element = _element(element)
+            return cls(f"array<{element}>")
+        if plain not in _SCALARS:
+            listed = ", ".join(sorted(_SCALARS))
+            msg = f"`{text}` is no silver type: write one of {listed}, decimal(p,s), both(p,s) or array<…> of one"
+            raise ValueError(msg)
+        return cls(plain)
+
+
+@dataclass(frozen=True, slots=True)
+class TypePolicy:
+    """What a pipeline declares for one table. `numeric`: of numerics that no decimal holds whole by themselves.
+
+    `misfit`: what a value does that its type cannot hold: its change is held, or the run ends before it. `bare_points`:
+    the source prints one number with a digit before its point and without it, as the GaussDB family does.
+    """
+
+    numeric: Declared = field(default_factory=lambda: Declared("string"))
+    columns: tuple[tuple[str, Declared], ...] = ()
+    misfit: Literal["quarantine", "stop"] = "quarantine"
+    bare_points: bool = False
+
+    def declared_for(self, column: str) -> Declared | None:
+        """What is declared for a source column by its name."""
+        return next((declared for name, declared in self.columns if name == column), None)
+
+
+UNDECLARED: Final = TypePolicy()
+"""The pipeline declares nothing."""
+
+
+def _decimal(precision: int, scale: int) -> str:
+    if not 1 <= precision <= MAX_PRECISION or not scale <= precision:
+        msg = f"({precision},{scale}) is no decimal: 1 to {MAX_PRECISION} digits, of them the second number as fraction"
+        raise ValueError(msg)
+    return f"decimal({precision},{scale})"
+
+
+def _element(text: str) -> str:
+    if (number := _NUMBER.fullmatch(text)) is None or number[1] == "both":
+        msg = f"`{text}` is no type of elements: write one of {', '.join(sorted(_ELEMENTS))} or decimal(p,s)"
+        raise ValueError(msg)
+    return _decimal(int(number[2]), int(number[3]))
+
+
+def _check_declared(text: str) -> str:
+    Declared.parse(text)
+    return text
+
+
+def _checked_numeric(text: str) -> str:
+    declared = Declared.parse(text)
+    if declared.sql != "string" and not declared.sql.startswith("decimal"):
+        msg = f"`{text}` is no policy of numerics: write string, decimal(p,s) or both(p,s)"
+        raise ValueError(msg)
+    return text
+
+
+DeclaredType = Annotated[str, AfterValidator(_check_declared)]
+"""Text of a silver type."""
+NumericType = Annotated[str, AfterValidator(_checked_numeric)]
+"""Text of what becomes of numerics without bounds."""
+
+
+_TIME = re.compile(r"(years|months|days|hours)\(\s*([^(),\s]+)\s*\)")
+_NUMBERED = re.compile(r"(bucket|truncate)\(\s*([1-9][0-9]{0,8})\s*,\s*([^(),\s]+)\s*\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One way files are divided: by a column as it is, or by what Iceberg makes of it (`transform`, `number`)."""
+
+    column: str
+    transform: str = ""
+    number: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Partition:
+        """Read it. Raises ValueError."""
+        if (m := _TIME.fullmatch(text)) is not None:
+            return cls(m[2], m[1])
+        if (m := _NUMBERED.fullmatch(text)) is not None:
+            return cls(m[3], m[1], int(m[2]))
+        if not text or re.search(r"[(),\s]", text):
+            raise ValueError(f"no partition: {text}")  # told with a sentence of its own
+        return cls(text)
+
+    def __str__(self) -> str:
+        """As the file writes it."""
+        if not self.transform:
+            return self.column
+        return f"{self.transform}({f'{self.number}, ' if self.number else ''}{self.column})"
+
+
+MIN_KEY: int = 16
+"""Bytes of a key at least: 128 bits, if they are random."""
+
+RedactKey: TypeAlias = SecretStr
+"""The key of hashes. Never shown."""
+
+
+def _word(value: object) -> object:
+    """`null` without quotes is YAML's null."""
+    return "null" if value is None else value
+
+
+Strategy: TypeAlias = Annotated[
+    Literal["drop", "null", "sha256"],
+    BeforeValidator(_word, json_schema_input_type=Literal["drop", "null", "sha256"] | None),
+]
+
+
+class Redact(Section):
+    """What becomes of the values of some columns before anything is written to the lake."""
+
+    columns: Annotated[list[Text], Field(min_length=1)]
+    """Columns as `schema.table.column`; `*` and `?` match within a part, also in tables and columns that come later."""
+    strategy: Strategy
+    """`drop`: the column is left out; `null`: it is always NULL; `sha256`: its text becomes its keyed hash."""

@@ -1,0 +1,597 @@
+"""The rules of a source of the GaussDB family by name, and what is said where one is broken.
+
+Which fields of a source of the GaussDB family go together, its options aside.
+
+Which options of logical decoding go together: judged before any connection is opened.
+
+`judge` tells every broken rule of a source of the GaussDB family. Given the release that the server itself names, the
+same rules judge what a file could not know.
+
+The rules of a source of the GaussDB family, told at their places in the file.
+
+Fields that do not fit the model are told elsewhere (`schema.py`); the rest is judged without them, so that everything
+wrong is told together.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from cdc_lake.config.fields import (
+    Release,
+    find_uncovered,
+    format_milliseconds,
+    pad_release,
+    parse_release,
+    show_release,
+    wrong_entry,
+)
+from cdc_lake.config.gaussdb_options import (
+    GAUSSDB,
+    OPTIONS,
+    Form,
+    Mode,
+    Option,
+    OptionValue,
+    as_boolean,
+    as_number,
+    as_sent,
+)
+from cdc_lake.config.source import FamilySource, host_and_port
+from cdc_lake.config.yaml_tree import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
+from cdc_lake.model.diagnostic import Diagnostic, Problem, Severity
+from cdc_lake.model.relation import TableName
+
+
+class Rule(enum.Enum):
+    """A rule: its name, the code of the problem, and the rule itself in a sentence."""
+
+    def __init__(self, label: str, problem: Problem, sentence: str) -> None:
+        self.label, self.problem, self.sentence = label, problem, sentence
+
+    # which options there are
+    UNKNOWN = "unknown-option", Problem.OPTION_UNKNOWN, "An option is one the server knows."
+    UNDOCUMENTED = (
+        "undocumented-option", Problem.OPTION_UNKNOWN,
+        "An option whose records no document describes is sent only with `allow_unknown_options: true`.",
+    )  # fmt: skip
+    GAUSSDB_ONLY = "gaussdb-only", Problem.OPTION_UNKNOWN, "openGauss and MogDB have no option of GaussDB's own."
+    OPEN_SOURCE_ONLY = "open-source-only", Problem.OPTION_UNKNOWN, "GaussDB documents no option of this name."
+    SINCE = "since-release", Problem.OPTION_UNKNOWN, "The release knows the option, or the way of decoding."
+    # what a value looks like
+    BOOLEAN = (
+        "boolean", Problem.OPTION_VALUE,
+        "A boolean is on/off, true/false, yes/no, 1/0 or an unambiguous beginning of one.",
+    )  # fmt: skip
+    RANGE = "range", Problem.OPTION_VALUE, "A number is whole and in its range."
+    POWER_OF_TWO = "power-of-two", Problem.OPTION_VALUE, "`parallel-queue-size` is a power of two."
+    STYLE_LETTER = "style-letter", Problem.OPTION_VALUE, "`decode-style` begins with b, t or j."
+    WHITE_LIST = (
+        "white-list-form", Problem.OPTION_VALUE,
+        "`white-table-list` is schema.table,… without blanks; `*` stands for a whole name; no name has a dot.",
+    )  # fmt: skip
+    COMMA_LIST = "comma-list", Problem.OPTION_VALUE, "A list of users is written with commas, without blanks."
+    SQL_CHARACTERS = (
+        "sql-characters", Problem.OPTION_VALUE,
+        "SQL functions refuse quotes, semicolons, backslashes, angle brackets and such in options.",
+    )  # fmt: skip
+    # what goes with what
+    PARALLEL_ONLY = (
+        "parallel-only", Problem.OPTION_COMBINATION,
+        "`decode-style`, `sending-batch` and `parallel-queue-size` exist in parallel decoding only.",
+    )  # fmt: skip
+    SERIAL_ONLY = "serial-only", Problem.OPTION_COMBINATION, "`force-binary` does not exist in parallel decoding."
+    STREAM_ONLY = (
+        "stream-only", Problem.OPTION_COMBINATION,
+        "SQL functions decode serially and know no option of a replication stream.",
+    )  # fmt: skip
+    NO_BINARY = "no-force-binary", Problem.OPTION_COMBINATION, "`force-binary` has no use; the functions refuse it."
+    NO_START_POSITION = (
+        "no-start-position", Problem.OPTION_COMBINATION,
+        "`start-position` hides the BEGIN of its CSN, so no whole transaction could follow.",
+    )  # fmt: skip
+    BRONZE_CONFIRMS = (
+        "bronze-confirms", Problem.OPTION_COMBINATION,
+        "Only what bronze holds is confirmed: the server must not move the slot by itself.",
+    )  # fmt: skip
+    CSN_SLOT_OPTION = (
+        "csn-slot-option", Problem.OPTION_COMBINATION,
+        "`logical-receiver-num` and `slice-id` need a slot in CSN order.",
+    )  # fmt: skip
+    NODE_OPTION = (
+        "option-of-node", Problem.OPTION_COMBINATION,
+        "`logical-receiver-num` is an option of coordinators, `slice-id` one of data nodes.",
+    )  # fmt: skip
+    ORDER_OF_SLOT = (
+        "output-order-of-slot", Problem.OPTION_COMBINATION,
+        "`output-order` is the slot's order; through a coordinator it is always CSN.",
+    )  # fmt: skip
+    DENSITY = (
+        "density-needs-empty-transactions", Problem.OPTION_COMBINATION,
+        "In CSN order on an LSN slot empty transactions are sent: they prove that no CSN is missing.",
+    )  # fmt: skip
+    STANDBY = (
+        "standby-and-primary", Problem.OPTION_COMBINATION,
+        "With `standby-connection` a standby decodes; `hosts` names it and the primary, where the slot is made.",
+    )  # fmt: skip
+    USERS_BY_NAME = (
+        "users-by-name", Problem.OPTION_COMBINATION,
+        "Through a coordinator users are excluded by name: their OIDs differ from data node to data node.",
+    )  # fmt: skip
+    UNBATCHED = (
+        "unbatched-since-5.0", Problem.OPTION_COMBINATION,
+        "Text and JSON without `sending-batch` carry no position that is safe to confirm before 5.0.",
+    )  # fmt: skip
+    LIST_COVERS = (
+        "white-list-covers-tables", Problem.OPTION_COMBINATION,
+        "A `white-table-list` of your own lets through all that `tables` takes in.",
+    )  # fmt: skip
+    REPLY_IN_TIME = (
+        "reply-in-time", Problem.OPTION_COMBINATION,
+        "`sender-timeout` is 0, or leaves at least a second for a reply.",
+    )  # fmt: skip
+    # fields of the source beside its options
+    ONE_HOST = "one-host", Problem.SOURCE_COMBINATION, "Either `host` or `hosts` is given."
+    HOST_PORT = "host-and-port", Problem.SOURCE_COMBINATION, "Every host has a port: its own, or `port`."
+    SLOT_NAME = "slot-name", Problem.SOURCE_COMBINATION, "Slot names that begin with gs_roach are the server's own."
+    NODE = "distributed-gaussdb", Problem.SOURCE_COMBINATION, "Only GaussDB has coordinators and data nodes."
+    PLUGIN_PRODUCT = "plugin-of-gaussdb", Problem.SOURCE_COMBINATION, "Plugins `parallel_…` are GaussDB's."
+    PLUGIN_STYLE = (
+        "plugin-and-style", Problem.SOURCE_COMBINATION,
+        "A plugin `parallel_…` is read by parallel decoding, in its own style.",
+    )  # fmt: skip
+    CSN_SLOT_PRODUCT = "csn-slot-of-gaussdb", Problem.SOURCE_COMBINATION, "Only GaussDB has slots in CSN order."
+    COORDINATOR_ORDER = (
+        "coordinator-in-csn-order", Problem.SOURCE_COMBINATION,
+        "Through a coordinator the order is always CSN.",
+    )  # fmt: skip
+    CSN_SLOT_ORDER = (
+        "order-of-csn-slot", Problem.SOURCE_COMBINATION,
+        "The stream of a slot in CSN order is in CSN order: its positions are CSNs.",
+    )  # fmt: skip
+    SERIAL_ORDER = (
+        "serial-is-not-dense", Problem.SOURCE_COMBINATION,
+        "Serial decoding and SQL functions leave out other databases' transactions, so CSNs have gaps: order by LSN.",
+    )  # fmt: skip
+    NODE_ORDER = (
+        "data-node-is-not-dense", Problem.SOURCE_COMBINATION,
+        "One data node of several has gaps in its CSNs: CSN order needs a slot in CSN order.",
+    )  # fmt: skip
+    POLLING_SLOT = (
+        "polling-in-lsn-order", Problem.SOURCE_COMBINATION,
+        "SQL functions give LSNs: they read slots in LSN order.",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A broken rule: where (keys below `source`), what is wrong, and what to do. `key`: it is about the key itself."""
+
+    rule: Rule
+    key_path: tuple[str, ...]
+    summary: str
+    remedy: str
+    key: bool = False
+
+
+_PLUGIN_STYLES = {"parallel_binary_decoding": "b", "parallel_text_decoding": "t", "parallel_json_decoding": "j"}
+
+
+def judge_source(source: FamilySource) -> Iterator[Refusal]:
+    """Every broken rule."""
+    yield from _hosts(source)
+    yield from _slot(source)
+    yield from _order(source)
+
+
+def _hosts(source: FamilySource) -> Iterator[Refusal]:
+    if (source.host is None) == (source.hosts is None):
+        twice = source.host is not None
+        summary = "`host` and `hosts` are both given" if twice else "no host is given"
+        remedy = "keep one of them" if twice else "add `host: …`, or `hosts: […]` for several"
+        yield Refusal(Rule.ONE_HOST, ("hosts",) if twice else (), summary, remedy, key=True)
+    without = source.host if source.host is not None else None
+    for i, text in enumerate(source.hosts or ()):
+        try:
+            host, port = host_and_port(text)
+        except ValueError as bad:
+            yield Refusal(Rule.HOST_PORT, ("hosts", str(i)), f"`{text}` is no host: {bad}", "write db1 or db1:8000")
+        else:
+            without = host if port is None and without is None else without
+    if without is not None and source.port is None:
+        remedy = "add `port: …`: GaussDB is often at 8000, openGauss at 5432, MogDB at 26000"
+        yield Refusal(Rule.HOST_PORT, (), f"host `{without}` has no port", remedy)
+    if source.type != "gaussdb" and source.node not in {None, "single"}:
+        summary = f"{source.type} is not distributed: it has no {str(source.node).replace('_', ' ')}"
+        yield Refusal(Rule.NODE, ("node",), summary, "remove `node`, or use `type: gaussdb`")
+
+
+def _slot(source: FamilySource) -> Iterator[Refusal]:
+    slot, key_path = source.slot, ("slot", "plugin")
+    if slot.name is not None and slot.name.startswith("gs_roach"):
+        summary = "slot names that begin with gs_roach are the server's own"
+        yield Refusal(Rule.SLOT_NAME, ("slot", "name"), summary, "choose another name")
+    style = _PLUGIN_STYLES.get(slot.plugin)
+    if style is None:
+        return
+    if source.type != "gaussdb":
+        yield Refusal(Rule.PLUGIN_PRODUCT, key_path, f"{source.type} has no plugin {slot.plugin}", "use mppdb_decoding")
+        return
+    name = "decode-style"
+    sent = as_sent(OPTIONS[name], source.decoding.get(name, OPTIONS[name].sent_default))
+    if source.decoding_mode is not Mode.PARALLEL:
+        summary = f"what {slot.plugin} prints in serial decoding is in no document"
+        yield Refusal(Rule.PLUGIN_STYLE, key_path, summary, "use mppdb_decoding, or parallel decoding in a stream")
+    elif sent != style:
+        summary = f"{slot.plugin} is for style {style}, and `decode-style` is {sent}"
+        yield Refusal(Rule.PLUGIN_STYLE, key_path, summary, f"set `decode-style: {style}`, or use mppdb_decoding")
+
+
+def _order(source: FamilySource) -> Iterator[Refusal]:
+    output_order, polling = source.slot.output_order, source.decoding_mode is Mode.SQL
+    key_path = ("slot", "output_order")
+    if source.type != "gaussdb":
+        if output_order == "csn":
+            summary = f"{source.type} has no slots in CSN order"
+            remedy = "remove it: with `order: auto` transactions of an ordinary slot are put into CSN order here"
+            yield Refusal(Rule.CSN_SLOT_PRODUCT, key_path, summary, remedy)
+            return
+    elif source.node == "coordinator" and output_order == "lsn":
+        summary = "a coordinator gives transactions in CSN order, whatever is asked for"
+        yield Refusal(Rule.COORDINATOR_ORDER, key_path, summary, "remove it, or set it to csn")
+        return
+    if source.slot_order == "csn":
+        yield from _csn_slot(source, polling=polling)
+    elif source.order == "csn" and source.decoding_mode is not Mode.PARALLEL:
+        what = "SQL functions leave" if polling else "serial decoding leaves"
+        summary = f"{what} out transactions of other databases: CSNs have gaps"
+        remedy = "use `order: lsn`" if polling else "use `order: lsn`, or `parallel-decode-num` 2 or more"
+        yield Refusal(Rule.SERIAL_ORDER, ("order",), summary, remedy)
+    elif source.order == "csn" and source.node == "data_node":
+        summary = "one data node of several has gaps in its CSNs"
+        yield Refusal(Rule.NODE_ORDER, ("order",), summary, "use `order: lsn`, or a slot with `output_order: csn`")
+
+
+def _csn_slot(source: FamilySource, *, polling: bool) -> Iterator[Refusal]:
+    key_path = ("slot", "output_order") if source.slot.output_order else ("node",)
+    if polling:
+        summary = "SQL functions give LSNs, which say nothing on a slot in CSN order"
+        other = (
+            "a slot in LSN order" if key_path[0] == "slot" else "a data node: a coordinator has no slot in LSN order"
+        )
+        yield Refusal(Rule.POLLING_SLOT, key_path, summary, f"use `mode: stream`, or {other}")
+    if source.order == "lsn":
+        summary = "positions of a slot in CSN order are CSNs"
+        yield Refusal(Rule.CSN_SLOT_ORDER, ("order",), summary, "remove it, or use a slot in LSN order")
+
+
+_UNBATCHED_SINCE = (5, 0, 0)  # before, the header of an unbatched message is no position that is safe to confirm
+_PARALLEL_SINCE = (3, 0, 0)
+_WIDE_SINCE = (505, 0, 0)
+_SHORTEST_TIMEOUT = 1000  # ms
+_OF_NODE = {"logical-receiver-num": "coordinator", "slice-id": "data_node"}
+_DANGEROUS = re.compile(r"[;`\\'\"><&|!\n]")
+_OPTION = re.compile(r"[A-Za-z0-9_-]{1,63}")
+_NAME_LIST = re.compile(r"[^\s,]+(,[^\s,]+)*")
+_OID_LIST = re.compile(r"[0-9]{1,10}(,[0-9]{1,10})*")
+
+_Given = Mapping[str, OptionValue]
+
+
+def judge(source: FamilySource, release: tuple[int, ...] | None = None) -> list[Refusal]:
+    """Every broken rule; `release` is the one the server names, by default the one that is declared.
+
+    Its numbers are GaussDB's own, or those of the openGauss that the server is made from.
+    """
+    if release is None and source.version is not None:
+        release = parse_release(source.version)
+    return [*judge_source(source), *_options(source, None if release is None else pad_release(release))]
+
+
+def _options(source: FamilySource, release: Release | None) -> Iterator[Refusal]:
+    good: dict[str, OptionValue] = {}
+    for name, value in source.decoding.items():
+        refused = _name(source, release, name) or _value(source, release, name, value) or _mode(source, name)
+        if refused is None:
+            good[name] = value
+        else:
+            yield refused
+    yield from _unsupported_options(good)
+    yield from _of_slot(source, good)
+    yield from _of_stream(source, good)
+    yield from _of_release(source, good, release)
+
+
+def _refuse(rule: Rule, name: str, summary: str, remedy: str, *, key: bool = False) -> Refusal:
+    return Refusal(rule, ("decoding", name), summary, remedy, key=key)
+
+
+def _name(source: FamilySource, release: Release | None, name: str) -> Refusal | None:
+    """Whether the server knows the option."""
+    option, product = OPTIONS.get(name), source.type
+    free = option is None or not option.documented
+    if source.allow_unknown_options and free and _OPTION.fullmatch(name):
+        return None
+    if option is None:
+        remedy = f"{_similar(name)}send it as it is with `allow_unknown_options: true`"
+        return _refuse(Rule.UNKNOWN, name, f"`{name}` is no option of logical decoding", remedy, key=True)
+    if product not in option.products:
+        rule = Rule.GAUSSDB_ONLY if option.products == GAUSSDB else Rule.OPEN_SOURCE_ONLY
+        return _refuse(rule, name, f"{product} knows no option `{name}`", "remove it", key=True)
+    if not option.documented:
+        summary = f"what `{name}` puts into the stream is in no document"
+        remedy = "remove it, or take the risk with `allow_unknown_options: true`"
+        return _refuse(Rule.UNDOCUMENTED, name, summary, remedy, key=True)
+    if option.since and release is not None and release < (*option.since, 0):
+        since = ".".join(map(str, option.since))
+        summary = f"`{name}` came with {since}, the server is {show_release(release)}"
+        return _refuse(Rule.SINCE, name, summary, "remove it", key=True)
+    return None
+
+
+def _similar(name: str) -> str:
+    normalized = name.lower().replace("_", "-")
+    words = set(normalized.split("-"))  # `batch-sending`, as one of the vendor's documents writes it
+    close = [option for option in OPTIONS if set(option.split("-")) == words]
+    close = close or difflib.get_close_matches(normalized, OPTIONS, n=1, cutoff=0.6)
+    return f"did you mean `{close[0]}`? otherwise " if close else ""
+
+
+def _value(  # noqa: PLR0911  # one return a form
+    source: FamilySource, release: Release | None, name: str, value: OptionValue
+) -> Refusal | None:
+    option = OPTIONS.get(name)
+    if source.decoding_mode is Mode.SQL and isinstance(value, str) and _DANGEROUS.search(value):
+        summary = f"`{name}` has a character that SQL functions refuse"
+        return _refuse(Rule.SQL_CHARACTERS, name, summary, "leave it out; `tables` filters again after the server")
+    match option.form if option is not None else Form.ANY:
+        case Form.BOOLEAN if as_boolean(value) is None:
+            return _refuse(Rule.BOOLEAN, name, f"`{name}` is on or off", "write `true` or `false`")
+        case Form.NUMBER if option is not None:
+            return _number(source, release, option, value)
+        case Form.STYLE if str(value)[:1] not in {"b", "t", "j"}:
+            remedy = "write b (binary), t (text) or j (JSON), in small letters"
+            return _refuse(Rule.STYLE_LETTER, name, f"`{name}` is none of b, t, j", remedy)
+        case Form.WHITE_LIST if (entry := wrong_entry(str(value))) is not None:
+            remedy = "write schema.table,schema.*,*.table without blanks, or leave it to `tables`"
+            return _refuse(Rule.WHITE_LIST, name, f"`{entry}` is no entry of a white list", remedy)
+        case Form.OIDS if not _OID_LIST.fullmatch(str(value)):
+            return _refuse(Rule.COMMA_LIST, name, f"`{name}` is a list of numbers", "write 10,16384 without blanks")
+        case Form.NAMES if not _NAME_LIST.fullmatch(str(value)):
+            return _refuse(Rule.COMMA_LIST, name, f"`{name}` is a list of names", "write anna,bert without blanks")
+        case _:
+            return None
+
+
+def _number(source: FamilySource, release: Release | None, option: Option, value: OptionValue) -> Refusal | None:
+    number, high = as_number(value), option.high
+    of_memory = source.type == "gaussdb" and source.decoding_mode is Mode.PARALLEL
+    if option.wide and of_memory and (release is None or release >= _WIDE_SINCE):
+        high = 2**31 - 1
+    if number is None or not option.low <= number <= high:
+        summary = f"`{option.name}` is a whole number from {option.low} to {high}"
+        return _refuse(Rule.RANGE, option.name, summary, _default(option))
+    if option.name == "parallel-queue-size" and number & (number - 1):
+        nearest = 1 << (number.bit_length() - 1)
+        summary = f"`{option.name}` is a power of two"
+        return _refuse(Rule.POWER_OF_TWO, option.name, summary, f"write {nearest} or {nearest * 2}")
+    return None
+
+
+def _default(option: Option) -> str:
+    return f"left out it is {option.sent_default or option.default}"
+
+
+def _mode(source: FamilySource, name: str) -> Refusal | None:
+    """Whether the option exists in the way the slot is read."""
+    option, mode = OPTIONS.get(name), source.decoding_mode
+    if option is None or mode in option.modes:
+        return None
+    if mode is Mode.SQL and name == "parallel-decode-num" and as_number(source.decoding[name]) == 1:
+        return None  # serial is what SQL functions do
+    if mode is Mode.SQL:
+        remedy = "remove it, or use `mode: stream`"
+        return _refuse(Rule.STREAM_ONLY, name, f"SQL functions take no `{name}`", remedy, key=True)
+    if mode is Mode.SERIAL:
+        remedy = "set `parallel-decode-num` to 2 or more, or remove it"
+        return _refuse(Rule.PARALLEL_ONLY, name, f"serial decoding knows no `{name}`", remedy, key=True)
+    return _refuse(Rule.SERIAL_ONLY, name, f"parallel decoding knows no `{name}`", "remove it", key=True)
+
+
+def _is_on(options: _Given, name: str) -> bool:
+    return name in options and as_boolean(options[name]) is True
+
+
+def _unsupported_options(options: _Given) -> Iterator[Refusal]:
+    """What is not used here, whatever the server."""
+    if "start-position" in options:
+        summary = "`start-position` hides the BEGIN of its CSN: no whole transaction can follow"
+        remedy = "remove it; a stream goes on from what bronze holds"
+        yield _refuse(Rule.NO_START_POSITION, "start-position", summary, remedy, key=True)
+    if _is_on(options, "auto-advance"):
+        summary = "with `auto-advance` the server moves the slot past what bronze holds"
+        remedy = "remove it; the slot moves by what bronze has confirmed"
+        yield _refuse(Rule.BRONZE_CONFIRMS, "auto-advance", summary, remedy)
+    if _is_on(options, "force-binary"):
+        summary = "`force-binary` changes nothing in a stream, and SQL functions refuse it"
+        remedy = "remove it; binary records come with `decode-style: b` in parallel decoding"
+        yield _refuse(Rule.NO_BINARY, "force-binary", summary, remedy)
+
+
+def _of_slot(source: FamilySource, options: _Given) -> Iterator[Refusal]:
+    """What depends on the node and on the order of the slot."""
+    csn = source.slot_order == "csn"
+    for name, node in _OF_NODE.items():
+        if name not in options:
+            continue
+        if not csn:
+            remedy = "remove it, or say `slot: {output_order: csn}`"
+            yield _refuse(Rule.CSN_SLOT_OPTION, name, f"`{name}` is for slots in CSN order", remedy, key=True)
+        elif (source.node or node) != node:
+            remedy = f"remove it, or say `node: {node}`"
+            yield _refuse(Rule.NODE_OPTION, name, f"`{name}` is for a {node.replace('_', ' ')}", remedy, key=True)
+    if source.node is None and csn and all(name in options for name in _OF_NODE):
+        summary = "`slice-id` is for a data node, `logical-receiver-num` for a coordinator"
+        yield _refuse(Rule.NODE_OPTION, "slice-id", summary, "remove one of them", key=True)
+    if "output-order" in options and as_number(options["output-order"]) != int(csn):
+        summary = f"`output-order` is not the order of the slot, which is {source.slot_order.upper()}"
+        remedy = "remove it: `slot.output_order` says it, and it is sent from there"
+        yield _refuse(Rule.ORDER_OF_SLOT, "output-order", summary, remedy)
+    if _is_on(options, "skip-empty-xacts") and source.order == "csn" and not csn:
+        summary = "with `skip-empty-xacts` nobody can tell a lost transaction from an empty one"
+        remedy = "remove it, or use `order: lsn`"
+        yield _refuse(Rule.DENSITY, "skip-empty-xacts", summary, remedy)
+    yield from _of_standby(source, options)
+    if source.node == "coordinator" and "exclude-userids" in options:
+        summary = "a user has another OID on each data node, and a coordinator hands one list to all of them"
+        yield _refuse(Rule.USERS_BY_NAME, "exclude-userids", summary, "use `exclude-users`, by name", key=True)
+
+
+def _of_standby(source: FamilySource, options: _Given) -> Iterator[Refusal]:
+    """Decoding on a standby: the slot is made, and the tables are copied, on the primary."""
+    if not _is_on(options, "standby-connection"):
+        return
+    if source.node == "coordinator":
+        summary = "a coordinator is no standby, and `standby-connection` lets standbys decode only"
+        yield _refuse(Rule.STANDBY, "standby-connection", summary, "remove it")
+    elif len(source.hosts or ()) < 2:
+        summary = "a standby decodes, but a slot is made and tables are copied on the primary: both are needed"
+        yield _refuse(Rule.STANDBY, "standby-connection", summary, "name both in `hosts`, or remove it")
+
+
+def _of_stream(source: FamilySource, options: _Given) -> Iterator[Refusal]:
+    """What depends on other settings of the source."""
+    timeout = as_number(options["sender-timeout"]) if "sender-timeout" in options else None
+    if timeout and timeout < _SHORTEST_TIMEOUT:
+        summary = f"the server would end the stream after {format_milliseconds(timeout)} without a reply"
+        remedy = f"write at least {_SHORTEST_TIMEOUT} (milliseconds), or 0 for no limit"
+        yield _refuse(Rule.REPLY_IN_TIME, "sender-timeout", summary, remedy)
+    listed = options.get("white-table-list")
+    if listed is not None and (missing := find_uncovered(str(listed), source.tables)):
+        summary = f"the white list does not let through all that `tables` takes in: {', '.join(missing)}"
+        remedy = "add it, narrow `tables`, or leave the list out: it is made from `tables`"
+        yield _refuse(Rule.LIST_COVERS, "white-table-list", summary, remedy)
+
+
+def _of_release(source: FamilySource, options: _Given, release: Release | None) -> Iterator[Refusal]:
+    """What only some releases do; nothing where the release is not known."""
+    if release is None or source.type == "gaussdb" or source.decoding_mode is not Mode.PARALLEL:
+        return
+    if release < _PARALLEL_SINCE:
+        summary = f"{source.type} {show_release(release)} has no parallel decoding, which came with 3.0.0"
+        yield _refuse(Rule.SINCE, "parallel-decode-num", summary, "set `parallel-decode-num: 1`")
+        return
+    style, batch = (
+        as_sent(OPTIONS[n], options.get(n, OPTIONS[n].sent_default)) for n in ("decode-style", "sending-batch")
+    )
+    if style != "b" and batch == "0" and release < _UNBATCHED_SINCE:
+        summary = f"style {style} without batches has no position to confirm on {show_release(release)}"
+        yield _refuse(Rule.UNBATCHED, "sending-batch", summary, "set `sending-batch: 1`, or `decode-style: b`")
+
+
+TYPES: tuple[str, ...] = get_args(FamilySource.model_fields["type"].annotation)
+_STANDS_FOR: dict[str, Any] = {"database": "-", "user": "-", "tables": ["*.*"]}
+"""Required keys, where they are missing."""
+
+
+def family_rules(source: Node | None) -> Iterator[Diagnostic]:
+    """Every broken rule of the section `source`, where it is of the family."""
+    if not isinstance(source, MappingNode) or _scalar(source, "type") not in TYPES:
+        return
+    section = _lenient(_values(source))
+    if section is None:
+        return
+    for refusal in judge(section):
+        mark, path = _place(source, refusal)
+        hint = f"{refusal.remedy} (rule {refusal.rule.label})"
+        yield Diagnostic(Severity.ERROR, refusal.rule.problem, refusal.summary, mark.location(path), hint)
+    yield from _warnings(source, section)
+
+
+def _scalar(node: MappingNode, key: str) -> object:
+    entry = node.entries.get(key)
+    return entry.value if isinstance(entry, ScalarNode) else None
+
+
+def _lenient(values: dict[str, Any]) -> FamilySource | None:
+    """The section without what does not fit."""
+    values = {**_STANDS_FOR, **values}
+    for _ in range(3):  # a value that is taken out may be a required one
+        try:
+            return FamilySource.model_validate(values)
+        except ValidationError as bad:
+            for error in bad.errors(include_url=False, include_input=False, include_context=False):
+                _take_out(values, error["loc"])
+    return None
+
+
+def _take_out(values: dict[str, Any], loc: tuple[int | str, ...]) -> None:
+    top, inner = loc[0], values.get(str(loc[0]))
+    if len(loc) > 1 and isinstance(inner, dict):
+        inner.pop(str(loc[1]), None)
+    else:
+        values.pop(str(top), None)
+    if top in _STANDS_FOR:
+        values.setdefault(str(top), _STANDS_FOR[str(top)])
+
+
+def _values(node: Node) -> Any:
+    """The tree as values, without tables that are none: those are told by `checks.py`."""
+    if isinstance(node, ScalarNode):
+        return node.value
+    if isinstance(node, SequenceNode):
+        return [_values(item) for item in node.items]
+    values = {key: _values(value) for key, value in node.entries.items()}
+    if isinstance(values.get("tables"), list):
+        values["tables"] = [t for t in values["tables"] if not isinstance(t, str) or _is_table(t.removeprefix("!"))]
+    return values
+
+
+def _is_table(text: str) -> bool:
+    try:
+        TableName.parse(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _place(source: MappingNode, refusal: Refusal) -> tuple[Mark, str]:
+    """Where the value stands that a rule is about, or its key; what is missing stands where its section does."""
+    node: Node = source
+    mark, path = source.mark, "source"
+    for part in refusal.key_path:
+        if isinstance(node, MappingNode) and part in node.entries:
+            mark, node = (node.keys[part] if refusal.key else node.entries[part].mark), node.entries[part]
+            path = join(path, part)
+        elif isinstance(node, SequenceNode):
+            node = node.items[int(part)]
+            mark, path = node.mark, join(path, int(part))
+    return mark, path
+
+
+def _warnings(source: MappingNode, section: FamilySource) -> Iterator[Diagnostic]:
+    """What works, but not as people expect."""
+    skips = as_boolean(section.decoding.get("skip-empty-xacts", False))
+    if skips and section.order == "auto" and section.slot_order == "lsn" and section.decoding_mode is Mode.PARALLEL:
+        decoding = source.entries["decoding"]
+        assert isinstance(decoding, MappingNode)
+        place = decoding.entries["skip-empty-xacts"].mark.location("source.decoding.skip-empty-xacts")
+        summary = "with `skip-empty-xacts` the stream is in LSN order, and a quiet database keeps WAL back"
+        hint = "remove it for CSN order, or say `order: lsn`"
+        yield Diagnostic(Severity.WARNING, Problem.OPTION_COMBINATION, summary, place, hint)
+    if section.node == "data_node":
+        place = source.entries["node"].mark.location("source.node")
+        summary = "a data node's stream has the rows of its shard only, and a part of every transaction across shards"
+        hint = "read through a coordinator, `node: coordinator`; otherwise one pipeline a data node"
+        yield Diagnostic(Severity.WARNING, Problem.SOURCE_COMBINATION, summary, place, hint)
+        if section.slot_order == "csn" and "slice-id" not in section.decoding:
+            summary = "without `slice-id` a change of a replicated table ends the stream"
+            hint = "add the number of this node's shard, from 0: `decoding: {slice-id: 0}`"
+            yield Diagnostic(Severity.WARNING, Problem.OPTION_COMBINATION, summary, place, hint)

@@ -1,0 +1,335 @@
+"""YAML text as a tree of nodes that know where they stand.
+
+The tree is built from PyYAML's events, so nothing is ever constructed. Plain scalars are read by rules of our own:
+`true` and `false` are the only booleans, numbers are plain decimal ones, all else (`no`, `on`, `010`, dates) is text.
+Anchors, aliases, merge keys, tags, several documents and deep nesting are refused: a pipeline file is plain data.
+
+What checks of a file ask of its nodes, and how they tell what is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias, TypeGuard
+
+import yaml
+
+from cdc_lake.config.fields import captures
+from cdc_lake.model.diagnostic import Diagnostic, Location, Problem, Severity
+from cdc_lake.model.relation import TableName
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 32
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
+_FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?")
+_NULLS = frozenset({"", "~", "null"})
+# What YAML does not allow in a stream, checked here because PyYAML gives such a character no line.
+_UNPRINTABLE = re.compile("[^\\x09\\x0a\\x0d\\x20-\\x7e\\x85\\xa0-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+
+Plain: TypeAlias = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place: file as shown to people, line and column from 1."""
+
+    file: str
+    line: int
+    column: int
+
+    def location(self, path: str = "") -> Location:
+        """The place with the path of the value that stands there."""
+        return Location(self.file, self.line, self.column, path)
+
+
+@dataclass(slots=True)
+class ScalarNode:
+    """A single value.
+
+    `text` is what was written; `references` what its `${...}` came from, once resolved; `broken` where a problem has
+    been reported already, so that nobody reports the missing value again.
+    """
+
+    mark: Mark
+    value: Plain
+    text: str
+    plain: bool
+    references: tuple[str, ...] = ()
+    broken: bool = False
+
+
+@dataclass(slots=True)
+class SequenceNode:
+    """A list."""
+
+    mark: Mark
+    items: list[Node] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class MappingNode:
+    """Keys and values, with the place of each key."""
+
+    mark: Mark
+    entries: dict[str, Node] = field(default_factory=dict)
+    keys: dict[str, Mark] = field(default_factory=dict)
+
+
+Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
+
+
+def resolve_plain(text: str) -> Plain:
+    """What an unquoted scalar means."""
+    if text in _NULLS:
+        return None
+    if text in {"true", "false"}:
+        return text == "true"
+    if _INT.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return text
+
+
+def join(path: str, part: str | int) -> str:
+    """A path one step deeper: `silver.tables[0].from`."""
+    if isinstance(part, int):
+        return f"{path}[{part}]"
+    return f"{path}.{part}" if path else part
+
+
+class _Place(Protocol):
+    line: int
+    column: int
+
+
+class _Refused(Exception):  # never leaves this module
+    def __init__(self, problem: Problem, summary: str, mark: Mark, hint: str = "") -> None:
+        super().__init__(summary)
+        self.diagnostic = Diagnostic(Severity.ERROR, problem, summary, mark.location(), hint)
+
+
+def parse(data: bytes, file: str) -> tuple[MappingNode | None, list[Diagnostic]]:
+    """Read the bytes of one file: the root mapping (None where there is none) and what is wrong with its form."""
+    reader = _Reader(file)
+    try:
+        return reader.document(_decode(data, file)), reader.diagnostics
+    except _Refused as refused:
+        return None, [*reader.diagnostics, refused.diagnostic]
+
+
+def _decode(data: bytes, file: str) -> str:
+    if len(data) > MAX_BYTES:
+        raise _Refused(Problem.NOT_A_PIPELINE, f"the file is larger than {MAX_BYTES >> 20} MiB", Mark(file, 1, 1))
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as bad:
+        before = data[: bad.start]
+        line = before.count(b"\n") + 1
+        column = bad.start - (before.rfind(b"\n") + 1) + 1
+        raise _Refused(
+            Problem.ENCODING,
+            f"the file is not UTF-8 (byte {bad.start + 1})",
+            Mark(file, line, column),
+            "save the file as UTF-8; `iconv -f latin1 -t utf-8 FILE` converts one",
+        ) from bad
+    if (odd := _UNPRINTABLE.search(text)) is not None:
+        line = text.count("\n", 0, odd.start()) + 1
+        column = odd.start() - text.rfind("\n", 0, odd.start())
+        raise _Refused(
+            Problem.ENCODING,
+            f"control character U+{ord(odd[0]):04X} in the file",
+            Mark(file, line, column),
+            'remove it; in a quoted value it can be written as an escape, "\\x00"',
+        )
+    return text
+
+
+class _Reader:
+    """Builds the tree of one document; keeps going over what does not break the structure."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.diagnostics: list[Diagnostic] = []
+
+    def document(self, text: str) -> MappingNode:
+        events = self._events(text)
+        next(events)  # stream start
+        first = next(events)
+        if isinstance(first, yaml.StreamEndEvent):
+            raise _Refused(
+                Problem.NOT_A_PIPELINE,
+                "the file is empty",
+                Mark(self.file, 1, 1),
+                "`cdc-lake init postgres DIR` writes a pipeline file to start from",
+            )
+        root = self._node(events, next(events), depth=0, path="")
+        next(events)  # document end
+        more = next(events)
+        if not isinstance(more, yaml.StreamEndEvent):
+            raise _Refused(
+                Problem.YAML_FEATURE,
+                "the file holds more than one YAML document",
+                self._mark(more.start_mark),
+                "remove the line `---` and put each pipeline in a file of its own",
+            )
+        if not isinstance(root, MappingNode):
+            raise _Refused(
+                Problem.NOT_A_PIPELINE,
+                "the file is not a mapping of keys to values",
+                root.mark,
+                "a pipeline file starts with `version: 1` and `pipeline: NAME`",
+            )
+        return root
+
+    def _events(self, text: str) -> Iterator[yaml.Event]:
+        try:
+            yield from yaml.parse(text, Loader=yaml.SafeLoader)
+        except yaml.MarkedYAMLError as bad:
+            raise _Refused(Problem.SYNTAX, *_syntax(bad, self._mark(_error_place(bad)), text)) from bad
+
+    def _mark(self, mark: _Place | None) -> Mark:
+        if mark is None:
+            return Mark(self.file, 1, 1)
+        return Mark(self.file, mark.line + 1, mark.column + 1)
+
+    def _report(self, problem: Problem, summary: str, mark: Mark, path: str, hint: str) -> None:
+        self.diagnostics.append(Diagnostic(Severity.ERROR, problem, summary, mark.location(path), hint))
+
+    def _node(self, events: Iterator[yaml.Event], event: yaml.Event, *, depth: int, path: str) -> Node:
+        mark = self._mark(event.start_mark)
+        if depth > MAX_DEPTH:
+            raise _Refused(Problem.YAML_FEATURE, f"nested deeper than {MAX_DEPTH} levels", mark)
+        diagnostics_before = len(self.diagnostics)
+        self._check_features(event, mark, path)
+        broken = len(self.diagnostics) > diagnostics_before
+        if isinstance(event, yaml.SequenceStartEvent):
+            items = SequenceNode(mark)
+            while not isinstance(event := next(events), yaml.SequenceEndEvent):
+                item_path = join(path, len(items.items))
+                items.items.append(self._node(events, event, depth=depth + 1, path=item_path))
+            return items
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(events, mark, depth=depth, path=path)
+        if isinstance(event, yaml.ScalarEvent):
+            plain = event.style is None
+            value = resolve_plain(event.value) if plain else event.value
+            return ScalarNode(mark, value, event.value, plain, broken=broken)
+        return ScalarNode(mark, None, "", plain=True, broken=True)  # an alias, reported already
+
+    def _mapping(self, events: Iterator[yaml.Event], mark: Mark, *, depth: int, path: str) -> MappingNode:
+        mapping = MappingNode(mark)
+        while not isinstance(event := next(events), yaml.MappingEndEvent):
+            key = self._node(events, event, depth=depth + 1, path=path)
+            if not isinstance(key, ScalarNode):
+                self._report(
+                    Problem.SYNTAX, "a key is a list or a mapping", key.mark, path, "write keys as plain words"
+                )
+                self._node(events, next(events), depth=depth + 1, path=path)
+                continue
+            name = key.text
+            value_path = join(path, name)
+            value = self._node(events, next(events), depth=depth + 1, path=value_path)
+            if name == "<<" and key.plain:
+                hint = "write the keys out: merge keys are not supported"
+                self._report(Problem.YAML_FEATURE, "merge key `<<`", key.mark, path, hint)
+            elif name in mapping.keys:
+                earlier = mapping.keys[name]
+                hint = f"remove one of them; the first stands in line {earlier.line}"
+                self._report(Problem.DUPLICATE_KEY, f"key `{name}` stands twice", key.mark, value_path, hint)
+            else:
+                mapping.keys[name] = key.mark
+                mapping.entries[name] = value
+        return mapping
+
+    def _check_features(self, event: yaml.Event, mark: Mark, path: str) -> None:
+        # what stands there is not said: it may be a password that nobody quoted
+        if isinstance(event, yaml.AliasEvent):
+            hint = 'to write a text that starts with `*`, quote it: "*…"'
+            self._report(Problem.YAML_FEATURE, "a YAML alias `*…`", mark, path, hint)
+        elif getattr(event, "anchor", None) is not None:
+            hint = 'write the value out where it is needed; to write a text that starts with `&`, quote it: "&…"'
+            self._report(Problem.YAML_FEATURE, "a YAML anchor `&…`", mark, path, hint)
+        elif getattr(event, "tag", None) is not None:
+            hint = 'to write a text that starts with `!`, quote it: "!…"'
+            self._report(Problem.YAML_FEATURE, "a YAML tag `!…`", mark, path, hint)
+
+
+def _error_place(bad: yaml.MarkedYAMLError) -> _Place | None:
+    """Where the mistake is: for a missing colon and a wrong tag that is where the thing began."""
+    began = "could not find expected ':'" in (bad.problem or "") or bad.context == "while scanning a tag"
+    return bad.context_mark if began and bad.context_mark is not None else bad.problem_mark or bad.context_mark
+
+
+def _syntax(bad: yaml.MarkedYAMLError, mark: Mark, text: str) -> tuple[str, Mark, str]:
+    lines = text.splitlines()
+    line = lines[mark.line - 1] if mark.line <= len(lines) else ""
+    indent = line[: len(line) - len(line.lstrip())]
+    if "\t" in indent or line[mark.column - 1 : mark.column] == "\t":
+        return "a tab is used for indentation", mark, "indent with spaces"
+    if line[max(0, mark.column - 2) : mark.column] == "${":
+        place = Mark(mark.file, mark.line, mark.column - 1)
+        return "a reference without quotes inside `{ }` or `[ ]`", place, 'quote it: "${env:NAME}"'
+    problem = bad.problem or "not valid YAML"
+    if "could not find expected ':'" in problem:
+        return "expected `key: value`", mark, "a colon is missing, or a quote before"
+    if "mapping values are not allowed" in problem:
+        return "a second `:` in one line", mark, "quote the value, or put the inner key on a line of its own"
+    if bad.context == "while scanning a tag" or "tag handle" in problem:
+        return "a tag that is not valid", mark, 'to write a text that starts with `!`, quote it: "!public.tmp_*"'
+    context = f" {bad.context}" if bad.context else ""
+    return f"not valid YAML: {problem}{context}", mark, "is a bracket or a quote not closed, an indentation off?"
+
+
+def node_at(node: Node | None, *path: str) -> Node | None:
+    """The node below, None where there is none."""
+    for part in path:
+        if not isinstance(node, MappingNode):
+            return None
+        node = node.entries.get(part)
+    return node
+
+
+def items_of(node: Node | None) -> Sequence[Node]:
+    """The items of a list; none of anything else."""
+    return node.items if isinstance(node, SequenceNode) else ()
+
+
+def text_of(node: Node | None) -> str | None:
+    """A text, None where there is none."""
+    return node.value if isinstance(node, ScalarNode) and isinstance(node.value, str) else None
+
+
+def is_true(node: Node | None) -> TypeGuard[ScalarNode]:
+    """Whether it says `true`."""
+    return isinstance(node, ScalarNode) and node.value is True
+
+
+def texts_of(node: Node | None) -> Iterator[tuple[int, ScalarNode, str]]:
+    """The texts of a list, each with its number and its node."""
+    for i, item in enumerate(items_of(node)):
+        if isinstance(item, ScalarNode) and isinstance(item.value, str):
+            yield i, item, item.value
+
+
+def fault(problem: Problem, summary: str, mark: Mark, path: str, hint: str) -> Diagnostic:
+    """An error at a place of the file."""
+    return Diagnostic(Severity.ERROR, problem, summary, mark.location(path), hint)
+
+
+def table_named(text: str, mark: Mark, path: str) -> TableName | Diagnostic:
+    """The table that a text names, or the error that it names none."""
+    try:
+        return TableName.parse(text)
+    except ValueError:
+        hint = "write schema.table, for example public.orders"
+        return fault(Problem.TABLE_NAME, f"`{text}` is not a table name", mark, path, hint)
+
+
+def check_captured(patterns: Sequence[str] | None, table: TableName, mark: Mark, path: str) -> Iterator[Diagnostic]:
+    """An error where `source.tables` leaves a table out; `patterns`: None where these are wrong themselves."""
+    if patterns and not captures(patterns, table):
+        hint = f"add `{table}` to `source.tables`, or correct the name"
+        yield fault(Problem.NOT_CAPTURED, f"`source.tables` does not take in `{table}`", mark, path, hint)

@@ -1,0 +1,122 @@
+"""What serves a pipeline's source, by its kind: a PostgreSQL, or a server of the GaussDB family.
+
+Each kind is imported only where it is asked for, as it needs its own driver only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
+from cdc_lake.config.project import Project
+from cdc_lake.config.source import FamilySource
+from cdc_lake.connectors.base import ComparisonSource, RetainedWal, SlotAdmin, SourceIntrospection
+from cdc_lake.connectors.open_stream import OpenStream
+from cdc_lake.connectors.snapshot_copy import Recopy
+from cdc_lake.control.snapshots import CopiedTable
+from cdc_lake.model.relation import TableName
+from cdc_lake.observability.events import ProgressReporter
+from cdc_lake.source.socket_io import Opened, ignore_open
+from cdc_lake.tables.control_tables import ControlTables
+
+
+def source_view(project: Project) -> AbstractContextManager[SourceIntrospection]:
+    """Connect to the pipeline's source, to look at it. Raises SourceError."""
+    if _of_family(project):
+        from cdc_lake.connectors.gaussdb.introspection import family_view  # noqa: PLC0415
+
+        return family_view(project)
+    from cdc_lake.connectors.postgres.introspection import postgres_view  # noqa: PLC0415
+
+    return postgres_view(project)
+
+
+def compare_source(project: Project, state: StreamCheckpoint) -> AbstractContextManager[ComparisonSource]:
+    """Connect to the source that bronze was fed from, to compare with it. Raises SourceError, StateError."""
+    if _of_family(project):
+        from cdc_lake.connectors.gaussdb.comparison import family_side  # noqa: PLC0415
+
+        return family_side(project, state)
+    from cdc_lake.connectors.postgres.comparison import postgres_side  # noqa: PLC0415
+
+    return postgres_side(project, state)
+
+
+def opened_stream(
+    project: Project,
+    bronze: BronzeWriter,
+    control: ControlTables,
+    stop: threading.Event,
+    report: ProgressReporter,
+    patience: float,
+    recopy: Recopy,
+    *,
+    first: bool,
+    enforce_wal_budget: Callable[[], object],
+) -> AbstractContextManager[OpenStream]:
+    """Connect, start or check the stream, start replication. `first`: tables that came to the pipeline are copied, by
+    `recopy`, before anything is read, while `enforce_wal_budget` is called; otherwise beside it. Raises SourceError,
+    LakeError, StateError, Stopped.
+    """
+    if _of_family(project):
+        from cdc_lake.connectors.gaussdb.adapter import open_family  # noqa: PLC0415
+
+        return open_family(
+            project, bronze, control, stop, report, patience, recopy, first=first, enforce_wal_budget=enforce_wal_budget
+        )
+    from cdc_lake.connectors.postgres.adapter import open_postgres  # noqa: PLC0415
+
+    return open_postgres(
+        project, bronze, control, stop, report, patience, recopy, first=first, enforce_wal_budget=enforce_wal_budget
+    )
+
+
+def copy_again(
+    project: Project,
+    state: StreamCheckpoint,
+    tables: Sequence[TableName],
+    bronze: BronzeWriter,
+    control: ControlTables,
+    stop: threading.Event,
+    report: ProgressReporter,
+    opened: Opened = ignore_open,
+) -> tuple[str, tuple[CopiedTable, ...]]:
+    """Copy those of the tables that the stream carries; the name of their copy in bronze.
+
+    `opened`: told of connections. Raises CopyUnplaced, SourceError, LakeError, StateError, Stopped.
+    """
+    if _of_family(project):
+        from cdc_lake.connectors.gaussdb.comparison import copy_family  # noqa: PLC0415
+
+        return copy_family(project, state, tables, bronze, control, stop, report, opened)
+    from cdc_lake.connectors.postgres.snapshot import copy_postgres  # noqa: PLC0415
+
+    return copy_postgres(project, state, tables, bronze, control, stop, report, opened)
+
+
+def slot_care(project: Project) -> SlotAdmin:
+    """The slots of the pipeline's server."""
+    if _of_family(project):
+        from cdc_lake.connectors.gaussdb.introspection import GaussDbSlots  # noqa: PLC0415
+
+        return GaussDbSlots(project)
+    from cdc_lake.connectors.postgres.introspection import PostgresSlots  # noqa: PLC0415
+
+    return PostgresSlots(project)
+
+
+def kept_wal(project: Project) -> RetainedWal:
+    """The log that the pipeline's server keeps for its slot."""
+    if _of_family(project):
+        from cdc_lake.connectors.gaussdb.introspection import GaussDbRetainedWal  # noqa: PLC0415
+
+        return GaussDbRetainedWal(project)
+    from cdc_lake.connectors.postgres.adapter import PostgresRetainedWal  # noqa: PLC0415
+
+    return PostgresRetainedWal(project)
+
+
+def _of_family(project: Project) -> bool:
+    return isinstance(project.pipeline.source, FamilySource)

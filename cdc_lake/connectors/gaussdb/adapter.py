@@ -1,0 +1,549 @@
+"""The first start of a stream of the GaussDB family: slot, order domain, initial copy.
+
+    intention recorded → slot → order domain decided → snapshot at a CSN → stream begun in bronze → tables copied
+    → `snapshots` says complete
+
+Slots of the family are never temporary, so the intention to make one is recorded first: a slot of that name is then
+ours although bronze knows nothing of it yet. Whatever breaks off before the end is begun anew at the next start.
+
+The copy holds exactly the transactions with a CSN below the snapshot's. In the csn domain the stream begins there; in
+the lsn domain what the slot sends of them again is left out by CSN (`connectors.open_stream.CommitLsnOrdering`).
+
+From a pipeline to an open stream of the GaussDB family: a new one, or the one that bronze was fed from, checked.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.gaussdb_options import Mode
+from cdc_lake.config.project import Project
+from cdc_lake.config.validation.gaussdb import judge
+from cdc_lake.connectors.failover import (
+    check_csns_reach,
+    check_fed_from,
+    check_log_reaches,
+    check_not_older,
+    last_timeline,
+    note_timeline,
+)
+from cdc_lake.connectors.gaussdb.csn_order import CsnOrdering, decide, order_of, recorded_gaps, refuse_csn
+from cdc_lake.connectors.gaussdb.decoding import (
+    Dial,
+    assembler_of,
+    captured_tables,
+    catalog,
+    codec_of,
+    family_tables,
+    frames_of,
+    reads_by_sql,
+    sends_more,
+    settle_family,
+)
+from cdc_lake.connectors.gaussdb.decoding import tables as table_facts
+from cdc_lake.connectors.gaussdb.failover import FailoverFrames, FailoverOrdering, rejoining
+from cdc_lake.connectors.hashing_process import HashingProcess
+from cdc_lake.connectors.open_stream import (
+    CommitLsnOrdering,
+    OpenStream,
+    TransactionOrdering,
+    bronze_may_go_on,
+    by_policy,
+    do_nothing,
+    retry_while_slot_active,
+    sql_codec,
+)
+from cdc_lake.connectors.snapshot_copy import (
+    BackgroundCopies,
+    CopyPoint,
+    Recopy,
+    TableCopy,
+    chunk_rows,
+    copy_tables,
+    expected_rows,
+    pace_of,
+)
+from cdc_lake.connectors.spool import Spool
+from cdc_lake.connectors.table_sync import last_members, named_tables
+from cdc_lake.control.ownership import check_named_slot, check_own_bronze, unclaimed_slot
+from cdc_lake.control.snapshots import CopiedTable, snapshot_id
+from cdc_lake.control.streams import (
+    PendingSlot,
+    begin_stream,
+    check_unfinished,
+    finish_copy,
+    is_complete,
+    last_epoch,
+    starts_over,
+)
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.gaussdb.batches import RecordTransaction, TableFilter
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbTableMetadata
+from cdc_lake.decode.gaussdb.columnar import tabulate
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.gaussdb.undecodable import GaussDbFormat
+from cdc_lake.errors import OptionRefused, OtherSource, SlotForeign
+from cdc_lake.errors.base import ANEW
+from cdc_lake.model.position import Csn, Lsn, OrderDomain
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.source.base import FrameSource, Kind, StreamIdentity, chooses, format_stream_position
+from cdc_lake.source.gaussdb.catalog import check_identities, check_printing, tables_in_database
+from cdc_lake.source.gaussdb.server import (
+    GaussDbServerFacts,
+    check_product,
+    check_server,
+    current_lsn,
+    identify,
+    identify_by_sql,
+    release_of,
+    target_of,
+)
+from cdc_lake.source.gaussdb.slot import (
+    CreatedSlot,
+    GaussDbSlotFacts,
+    check_slot,
+    create_slot,
+    create_slot_by_function,
+    drop_slot,
+    find_slot,
+)
+from cdc_lake.source.gaussdb.snapshot import (
+    GaussDbReader,
+    GaussDbSnapshot,
+    create_slot_with_snapshot,
+    csn_now,
+    export_snapshot,
+    exports_csn,
+    readers,
+)
+from cdc_lake.source.gaussdb.wire.protocol import WireTarget
+from cdc_lake.source.gaussdb.wire.session import WireSession, connect, connect_to_standby
+from cdc_lake.source.primary import Timeline
+from cdc_lake.tables.control_tables import ControlTables, control_tables
+
+_INEXACT = "this server gives no CSN with a snapshot, so a transaction near it may be missing or come twice"
+
+
+@dataclass(frozen=True, slots=True)
+class GaussDbStart:
+    """What the start of a stream needs besides the pipeline: sessions, closed by the caller, and who the server is."""
+
+    dial: Dial
+    session: WireSession
+    facts: GaussDbServerFacts
+
+
+def start_stream(
+    project: Project,
+    start: GaussDbStart,
+    bronze: BronzeWriter,
+    control: ControlTables,
+    stop: threading.Event,
+    report: ProgressReporter,
+) -> tuple[StreamCheckpoint, int]:
+    """Start a stream; its state and the rows copied. Raises SourceError, LakeError, Stopped."""
+    tables = _checked_tables(project, start.session)
+    before = bronze.state()
+    _clear_the_way(project, start, before, control, report)
+    _intention(project, start.facts).record(control, last_epoch(before, control))
+    with _slot_and_snapshot(project, start, stop, report) as (created_slot, domain, snapshot):
+        state = _begin_stream(project, start.facts, created_slot, snapshot.csn, domain, bronze, control)
+        what = (
+            f"of all below CSN {snapshot.csn}" if snapshot.csn else f"as of about {created_slot.consistent}: {_INEXACT}"
+        )
+        report(ProgressEvent("snapshot", f"initial copy {what}", facts={"epoch": state.epoch}))
+        copied: tuple[CopiedTable, ...] = ()
+        if project.pipeline.snapshot.copies:
+            copied = _copy(project, start, snapshot, tables, bronze, state, stop, report)
+    return state, finish_copy(control, state, copied, report)
+
+
+def _checked_tables(project: Project, session: WireSession) -> dict[TableName, GaussDbTableMetadata]:
+    """The tables that the pipeline takes, with the catalog's facts. Raises NoTableMatches, NoReplicaIdentity."""
+    facts_by_table = catalog(project, session, captured_tables(project, session))
+    check_identities(facts_by_table, session.place)
+    return facts_by_table
+
+
+@contextmanager
+def _slot_and_snapshot(
+    project: Project, start: GaussDbStart, stop: threading.Event, report: ProgressReporter
+) -> Iterator[tuple[CreatedSlot, OrderDomain, GaussDbSnapshot]]:
+    """Make the slot, decide what orders the stream, and hold a snapshot from after the slot was made."""
+    if exports_csn(start.session) or project.family.slot_order == "csn":
+        created_slot = _make_slot(project, start)
+        domain = decide(project, start.dial, start.session, stop, report)
+        with export_snapshot(start.session) as exported_snapshot:
+            yield created_slot, domain, GaussDbSnapshot(exported_snapshot.name, exported_snapshot.csn)
+        return
+    # without a CSN at hand there is nothing to count from: the stream is ordered by LSN
+    refuse_csn(project)
+    replication = start.dial("slot", True)
+    try:
+        created_slot, snapshot = create_slot_with_snapshot(replication, project.slot, project.family.slot.plugin)
+        yield created_slot, OrderDomain.LSN, snapshot
+    finally:
+        replication.close()
+
+
+def _make_slot(project: Project, start: GaussDbStart) -> CreatedSlot:
+    source = project.family
+    if source.slot_order == "csn":
+        # only the function takes an order; the replication command makes ordinary slots
+        return create_slot_by_function(start.session, project.slot, source.slot.plugin, OrderDomain.CSN)
+    if source.mode == "polling":
+        return create_slot_by_function(start.session, project.slot, source.slot.plugin, None)
+    replication = start.dial("slot", True)
+    try:
+        return create_slot(replication, project.slot, source.slot.plugin)
+    finally:
+        replication.close()
+
+
+def _begin_stream(
+    project: Project,
+    facts: GaussDbServerFacts,
+    created_slot: CreatedSlot,
+    csn: Csn | None,
+    domain: OrderDomain,
+    bronze: BronzeWriter,
+    control: ControlTables,
+) -> StreamCheckpoint:
+    last = None if csn is None else Csn(csn.value - 1)
+    identity = StreamIdentity(
+        facts.system,
+        facts.database,
+        project.slot,
+        created_slot.consistent,
+        csn=last if domain is OrderDomain.CSN else None,
+        kind=Kind.GAUSS,
+        snapshot_csn=last if domain is OrderDomain.LSN else None,
+    )
+    # a CSN-ordered slot is confirmed by CSN
+    by_csn = project.family.slot_order == "csn"
+    confirm = identity.start if by_csn else created_slot.consistent.value
+    return begin_stream(identity, confirm, bronze, control, dense=domain is OrderDomain.CSN and not by_csn)
+
+
+def _copy(
+    project: Project,
+    start: GaussDbStart,
+    snapshot: GaussDbSnapshot,
+    tables: dict[TableName, GaussDbTableMetadata],
+    bronze: BronzeWriter,
+    state: StreamCheckpoint,
+    stop: threading.Event,
+    report: ProgressReporter,
+) -> tuple[CopiedTable, ...]:
+    layouts = RelationResolver(tables.get)
+    relations = [layouts.relation_of(table) for table in tables]
+    limits = project.pipeline.snapshot
+    count = max(1, min(limits.parallelism, len(relations)))
+    codec = sql_codec(project, start.facts.encoding)
+    copies = [TableCopy(relation, (partial(GaussDbReader.read, relation=relation),)) for relation in relations]
+    point = CopyPoint(snapshot_id(state.epoch), state.upto)
+    expected = expected_rows(table_facts(start.session, list(tables)))
+    with readers(lambda: start.dial("copy", False), snapshot, count, chunk_rows(limits), codec) as together:
+        return copy_tables(copies, together, bronze, point, stop, report, expected, pace_of(limits))
+
+
+def _intention(project: Project, facts: GaussDbServerFacts) -> PendingSlot:
+    return PendingSlot(Kind.GAUSS, facts.system, facts.database, project.slot)
+
+
+def is_slot_intended(
+    project: Project,
+    facts: GaussDbServerFacts,
+    control: ControlTables,
+    state: StreamCheckpoint | None,
+    *,
+    new_stream: bool = False,
+) -> bool:
+    """Whether this pipeline once set out to make its slot: then one that bronze knows nothing of yet is ours; where it
+    starts over (`new_stream`), since the newest stream.
+    """
+    after = _intention(project, facts).recorded_epoch(control)
+    return after is not None and not (new_stream and after < last_epoch(state, control))
+
+
+def _clear_the_way(
+    project: Project,
+    start: GaussDbStart,
+    state: StreamCheckpoint | None,
+    control: ControlTables,
+    report: ProgressReporter,
+) -> None:
+    """Make sure no slot is in the way; drop ours where an earlier start broke off after making it."""
+    existing_slot = find_slot(start.session, project.slot)
+    check_own_bronze(project, state, control)
+    again = starts_over(state, control)
+    if state is not None and not again:
+        check_unfinished(state)
+        report(ProgressEvent("snapshot", f"the copy of epoch {state.epoch} was not finished: a new stream starts"))
+    if existing_slot is None:
+        return
+    after = _intention(project, start.facts).recorded_epoch(control)
+    if after is None or (again and after < last_epoch(state, control)):
+        raise unclaimed_slot(project, bronze_reader(project).place, state)
+    # a start that came after this epoch and broke off as well may have made the slot anew
+    if state is not None and after < state.epoch:
+        before = StreamIdentity.parse(state.stream)
+        confirmed = existing_slot.confirmed if existing_slot.order is OrderDomain.LSN else None
+        if confirmed is not None and confirmed > before.point.value:
+            raise SlotForeign(
+                f"slot `{project.slot}` is not the one made for {state.stream}: it is confirmed up to {Lsn(confirmed)}"
+            )
+    drop_slot(start.session, project.slot)
+
+
+@contextmanager
+def open_family(
+    project: Project,
+    bronze: BronzeWriter,
+    control: ControlTables,
+    stop: threading.Event,
+    report: ProgressReporter,
+    patience: float,
+    recopy: Recopy,
+    *,
+    first: bool = False,
+    enforce_wal_budget: Callable[[], object] = do_nothing,
+) -> Iterator[OpenStream]:
+    """Connect, start or check the stream, start replication. `first`: tables that came to the pipeline are copied
+    before anything is read, while `enforce_wal_budget` is called; otherwise beside it. Raises SourceError, LakeError,
+    StateError, Stopped.
+    """
+    everywhere = target = target_of(project.family, project.root)
+    with ExitStack() as opened:
+
+        def dial(what: str, replication: bool) -> WireSession:
+            session = connect(target, application=f"cdc_lake {project.name} {what}", replication=replication)
+            opened.callback(session.close)
+            return session
+
+        def start_at(position: int) -> FrameSource:
+            if not project.family.on_standby:
+                return frames_of(project, dial("stream", not by_sql), position, looks=rejoin is not None)
+            session = _standby(project, everywhere, facts)
+            opened.callback(session.close)
+            return frames_of(project, session, position, on_standby=True)
+
+        session = dial("catalog", False)
+        target = session.target  # what is read belongs together, also while a failover is under way
+        by_sql = reads_by_sql(project)
+        facts = server_facts(session if by_sql else dial("identify", True), by_sql=by_sql)
+        _check_fits(project, session, facts)
+        state, copied, rejoin = bronze.state(), 0, None
+        if not is_complete(state, control):
+            start = GaussDbStart(dial, session, facts)
+            state, copied = retry_while_slot_active(
+                lambda: start_stream(project, start, bronze, control, stop, report), stop, report, patience
+            )
+        else:
+            existing_slot = find_slot(session, project.slot)
+            checked_slot = check_resume(project, session, facts, state, existing_slot)
+            if checked_slot.exact or not by_sql:  # by SQL an inexact position could not be read from
+                rejoin = rejoining(bronze_reader(project), state, checked_slot)
+        if facts.timeline:
+            note_timeline(Timeline(facts.timeline, None), control, state, report)
+        identity = StreamIdentity.parse(state.stream)
+        begin = state.confirm if rejoin is None else rejoin.start
+        frames = retry_while_slot_active(lambda: start_at(begin), stop, report, patience)
+        opened.callback(frames.close)
+        table_copies = BackgroundCopies(
+            project,
+            state,
+            settle_family(project, session, state, control, report, _goal(project, session, identity.domain)),
+            recopy,
+            report,
+            lasting=not first,
+        )
+        opened.enter_context(table_copies)
+        if first:
+            copied += sum(table.rows for table in table_copies.wait_for_copies((frames.tick, enforce_wal_budget), stop))
+        goal = _goal(project, session, identity.domain)  # behind the copies that are made first
+        after = format_stream_position(state.stream, state.upto)
+        report(ProgressEvent("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
+        reader = bronze_reader(project)
+        members = named_tables(last_members(control, state))
+        layouts = _layouts(project, facts, session, reader.latest_layouts(state.epoch), members)
+        limits = project.pipeline.bronze.spool
+        spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
+        assembler = assembler_of(
+            project,
+            identity.domain,
+            facts.encoding,
+            lambda text: report(ProgressEvent("receive", text)),
+            frames=spool,
+            captured=TableFilter(layouts, layouts.takes) if sends_more(project) else None,
+        )
+        order = _order(project, identity, state, control, reader)
+        if rejoin is not None:
+            rejoin.then = partial(frames.confirm, state.confirm)
+            frames, order = FailoverFrames(frames, rejoin), FailoverOrdering(order, rejoin, state)
+        columns = partial(tabulate, hashing=opened.enter_context(HashingProcess()))
+        yield OpenStream(
+            frames=frames,
+            assembler=assembler,
+            order=order,
+            tabulate=by_policy(project, GaussDbFormat(layouts, project.family.slot.plugin, columns), report),
+            again=_Again(
+                lambda: _layouts(project, facts, dial("repeats", False), reader.latest_layouts(state.epoch), members)
+            ),
+            domain=identity.domain,
+            state=state,
+            goal=goal,
+            copied=copied,
+            spilled=lambda: spool.written,
+            raise_background_errors=table_copies.raise_background_errors,
+            newest_decoded=lambda: assembler.newest_decoded,
+        )
+
+
+def _standby(project: Project, everywhere: WireTarget, facts: GaussDbServerFacts) -> WireSession:
+    """A replication connection to a standby of the server that `facts` are of."""
+    session = connect_to_standby(everywhere, application=f"cdc_lake {project.name} stream")
+    standby = identify(session)
+    if standby.system != facts.system:
+        session.close()
+        raise OtherSource(
+            f"the standby has the system identifier `{standby.system}`, the primary `{facts.system}`",
+            where=session.place,
+            hint="name servers of one cluster in `source.hosts`",
+        )
+    return session
+
+
+def _check_fits(project: Project, session: WireSession, facts: GaussDbServerFacts) -> None:
+    """Raise for a server that is not what the pipeline says, or that it cannot be read from as asked for."""
+    check_server(facts, session.place)
+    check_product(facts.version, project.family.type, session.place)
+    check_options(project, facts)
+    if project.family.decoding_mode is Mode.PARALLEL:
+        with connect(replace(session.target, settings={})) as bare:
+            check_printing(bare)
+
+
+def check_options(project: Project, facts: GaussDbServerFacts) -> None:
+    """Raise OptionRefused for what the pipeline asks of a release that cannot give it, or not safely."""
+    refused = judge(project.family, release_of(facts.version))
+    if refused:
+        first, more = refused[0], f" (and {len(refused) - 1} more: `cdc-lake check`)" if len(refused) > 1 else ""
+        raise OptionRefused(f"{first.summary}{more}", where=project.family.place, hint=first.remedy)
+
+
+def check_resume(
+    project: Project,
+    session: WireSession,
+    facts: GaussDbServerFacts,
+    state: StreamCheckpoint,
+    existing_slot: GaussDbSlotFacts | None,
+) -> GaussDbSlotFacts:
+    """Raise unless the stream that bronze holds can go on at this server, database and slot; the slot."""
+    identity = StreamIdentity.parse(state.stream)
+    if identity.kind is not Kind.GAUSS:
+        raise OtherSource(f"the kind of source is `{Kind.GAUSS}`, but bronze was fed from `{identity.kind}`")
+    system = facts.known_as if identity.system == facts.known_as else facts.system
+    check_named_slot(project, state)
+    check_fed_from(identity, system=system, database=facts.database, slot=project.slot)
+    source = project.family
+    if source.order != "auto" and OrderDomain(source.order) is not identity.domain:
+        raise OtherSource(
+            f"the pipeline asks for order {source.order}, but the stream was begun in order {identity.domain.value}",
+            hint=f"set `source.order` to {identity.domain.value} or auto; to have the other order: {ANEW}",
+        )
+    slot_order = OrderDomain(source.slot_order)
+    if identity.domain is OrderDomain.CSN and order_of(source, exports=True) is OrderDomain.LSN:
+        raise OtherSource(
+            f"the stream was begun in order csn, but {source.decoding_mode} decoding as asked for leaves CSNs out",
+            hint=f"set `source.mode` and `source.decoding` as they were; to have them otherwise: {ANEW}",
+        )
+    reader = bronze_reader(project)
+    last = last_timeline(control_tables(project), state)
+    if facts.timeline and last is not None:
+        check_not_older(Timeline(facts.timeline, None), last)
+    if slot_order is OrderDomain.LSN:
+        check_log_reaches(facts.flushed, reader, state)
+    if identity.domain is OrderDomain.CSN:
+        check_csns_reach(csn_now(session).value, reader, state)
+    with bronze_may_go_on(project, state, None if existing_slot is None else existing_slot.confirmed):
+        return check_slot(existing_slot, project.slot, source.slot.plugin, facts.database, state.confirm, slot_order)
+
+
+def server_facts(session: WireSession, *, by_sql: bool) -> GaussDbServerFacts:
+    """Who the server is; a replication connection is closed after it was asked. Raises SourceError."""
+    if by_sql:
+        return identify_by_sql(session)
+    with session as replication:
+        return identify(replication)
+
+
+def _goal(project: Project, session: WireSession, domain: OrderDomain) -> int:
+    """A position that everything committed by now lies at or below, and that a quiet server's stream reaches."""
+    source = project.family
+    goal = csn_now(session).value - 1 if domain is OrderDomain.CSN else current_lsn(session).value
+    if source.slot_order == "csn" or (domain is OrderDomain.LSN and source.decoding_mode is Mode.PARALLEL):
+        # the stream leaves numbers out, or its keepalives promise nothing: a transaction of this database has to
+        # pass the goal, and one that only takes an id does
+        session.query("SELECT txid_current()", doing="passing the goal of this run")
+    return goal
+
+
+def _order(
+    project: Project, identity: StreamIdentity, state: StreamCheckpoint, control: ControlTables, reader: BronzeReader
+) -> TransactionOrdering:
+    source = project.family
+    if identity.domain is OrderDomain.LSN or source.slot_order == "csn":
+        return CommitLsnOrdering(None if identity.snapshot_csn is None else identity.snapshot_csn.value)
+    return CsnOrdering(
+        state.upto,
+        state.confirm,
+        bound=source.csn_gap.bound / 1000,
+        policy=source.csn_gap.policy,
+        clock=time.monotonic,
+        empty=state.empty,
+        recorded=recorded_gaps(control, reader, state),
+    )
+
+
+class _Again:
+    """Makes columns of what comes again, by layouts and a session of its own: the others are another thread's."""
+
+    def __init__(self, layouts: Callable[[], RelationResolver]) -> None:
+        self._make_layouts = layouts
+        self._layouts: RelationResolver | None = None
+
+    def __call__(self, batch: Sequence[RecordTransaction]) -> ChangeColumns:
+        if self._layouts is None:
+            self._layouts = self._make_layouts()
+        return tabulate(batch, self._layouts)
+
+
+def _layouts(
+    project: Project,
+    facts: GaussDbServerFacts,
+    session: WireSession,
+    known_relations: Sequence[Relation],
+    members: Mapping[TableName, tuple[int, str]],
+) -> RelationResolver:
+    tables = frozenset(tables_in_database(session))
+    codec, takes = codec_of(project, facts.encoding), chooses(project.family.tables)
+    catalog = family_tables(project, session)
+    return RelationResolver(
+        catalog,
+        codec,
+        known_relations=known_relations,
+        tables=tables,
+        takes=takes,
+        versions=catalog.versions,
+        members=members,
+    )

@@ -1,0 +1,340 @@
+"""The GaussDB family's side of a comparison (`connectors.base.ComparisonSource`).
+
+The snapshot is exported with its CSN and shows exactly the transactions below it. What the slot still has is read from
+it as the receiver would, and nothing is confirmed, so that the next receiver gets it again.
+
+Tables of the GaussDB family copied again: in a snapshot that is exported with its CSN, and shows all below it.
+
+So a copy has its exact place in a stream that is ordered by CSN. In one that is ordered by LSN it has none: the
+transactions below a CSN are no beginning of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_lake.bronze.contract import SNAPSHOT, BronzeWriter, StreamCheckpoint
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project
+from cdc_lake.connectors.base import join_blocks
+from cdc_lake.connectors.gaussdb.adapter import check_resume, server_facts
+from cdc_lake.connectors.gaussdb.decoding import (
+    assembler_of,
+    captured_tables,
+    catalog,
+    codec_of,
+    family_tables,
+    frames_of,
+    reads_by_sql,
+    tables_of,
+)
+from cdc_lake.connectors.gaussdb.decoding import tables as table_facts
+from cdc_lake.connectors.open_stream import sql_codec
+from cdc_lake.connectors.snapshot_copy import CopyPoint, TableCopy, chunk_rows, copy_tables, expected_rows, pace_of
+from cdc_lake.control.snapshots import CopiedTable, copy_name
+from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
+from cdc_lake.decode.gaussdb.batches import RecordTransaction
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.errors import CopyUnplaced, DecodeError, SlotActive, SlotUndecodable
+from cdc_lake.model.position import OrderDomain
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.source.base import (
+    PendingTransaction,
+    PublishedTable,
+    SnapshotVisibility,
+    StreamIdentity,
+    format_stream_position,
+)
+from cdc_lake.source.copy_format import csv_statement, csv_tables
+from cdc_lake.source.gaussdb.server import CsnSnapshot, GaussDbServerFacts, current_lsn, target_of
+from cdc_lake.source.gaussdb.slot import find_slot
+from cdc_lake.source.gaussdb.snapshot import GaussDbReader, export_snapshot, own_encoding
+from cdc_lake.source.gaussdb.wire.session import WireSession, connect
+from cdc_lake.source.row_hash_sql import HashSql
+from cdc_lake.source.socket_io import Opened, ignore_open
+from cdc_lake.source.sql_text import identifier, quote_table
+from cdc_lake.tables.control_tables import ControlTables
+
+_APPLICATION = "cdc_lake compare"
+
+PATIENCE = 10.0
+"""Seconds that the slot may take to send what the snapshot shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class CsnSnapshotPredicate:
+    """A snapshot that shows the transactions below a CSN (implements `source.base.SnapshotVisibility`)."""
+
+    csn: int
+    position: int
+
+    @property
+    def column(self) -> str:
+        """Column of bronze's COMMIT rows that holds the number: xid or csn."""
+        return "csn"
+
+    def shows(self, number: int, _position: int) -> bool:
+        """Whether it shows the transaction of this number that committed at a position of the stream's order domain."""
+        return number < self.csn
+
+    def may_be_hidden(self, numbers: Any, _positions: Any) -> Any:
+        """For int64 ndarrays of numbers and positions a bool ndarray: False if the snapshot surely shows it."""
+        return numbers >= self.csn
+
+
+class GaussDbComparison:
+    """One session that reads everything in one snapshot, and a replication connection for what is not landed."""
+
+    def __init__(
+        self,
+        project: Project,
+        state: StreamCheckpoint,
+        facts: GaussDbServerFacts,
+        reading: WireSession,
+        opened: ExitStack,
+    ) -> None:
+        self._project = project
+        self._state = state
+        self._facts = facts
+        self._reading = reading
+        self._opened = opened
+        self._domain = StreamIdentity.parse(state.stream).domain
+        self._layouts = RelationResolver(family_tables(project, reading))
+
+    def captured_tables(self) -> list[PublishedTable]:
+        """The tables that the stream carries, sorted."""
+        tables = catalog(self._project, self._reading, captured_tables(self._project, self._reading))
+        return [PublishedTable(table, tuple(c.name for c in facts.columns), None) for table, facts in tables.items()]
+
+    @contextmanager
+    def snapshot(self, tables: Sequence[TableName]) -> Iterator[SnapshotVisibility]:
+        """See CompareSource. TRUNCATE and rewrites are locked out: no snapshot shows a table through them."""
+        with export_snapshot(self._reading, [quote_table(table) for table in tables]) as exported_snapshot:
+            csn = exported_snapshot.csn.value
+            yield CsnSnapshotPredicate(
+                csn, csn - 1 if self._domain is OrderDomain.CSN else current_lsn(self._reading).value
+            )
+
+    def relation_of(self, source_table: PublishedTable) -> Relation:
+        """The layout of a captured table, as the stream would announce it."""
+        return self._layouts.relation_of(source_table.table)
+
+    def parts(self, relation: Relation, source_table: PublishedTable) -> Iterator[pa.Table]:
+        """The rows of a captured table in the snapshot that its row filter takes, a block at a time: large_string
+        columns by name, text as the server prints it.
+        """
+        columns = ", ".join(identifier(name) for name in relation.names)
+        where = f" WHERE {source_table.row_filter}" if source_table.row_filter else ""
+        query = f"SELECT {columns} FROM {quote_table(source_table.table)}{where}"
+        codec = sql_codec(self._project, self._facts.encoding)
+        with ExitStack() as held:
+            if codec.python != "utf-8":
+                held.enter_context(own_encoding(self._reading, codec.encoding, query))
+            sent = self._reading.copy_out(csv_statement(query), doing=f"reading {source_table.table}")
+            yield from csv_tables(sent, relation, codec)
+
+    def rows(self, relation: Relation, source_table: PublishedTable) -> pa.Table:
+        """All of them in one table: for few."""
+        return join_blocks(self.parts(relation, source_table), relation)
+
+    def unsummable_reason(self, relation: Relation) -> str:
+        """See CompareSource. What `concat` prints is not proven of every version and compatibility of this family."""
+        del relation
+        return "its server is of the GaussDB family"
+
+    def sums(self, source_table: PublishedTable, hashed: HashSql) -> Iterator[tuple[int, int, int]]:
+        """The same rows as `parts` gives, summed up by the server: bucket, number of rows, sum of their hashes."""
+        msg = f"{source_table.table} is not summed up by a server of the GaussDB family: {hashed}"
+        raise AssertionError(msg)
+
+    def ahead(self, shown: SnapshotVisibility, after: int) -> Sequence[PendingTransaction] | None:
+        """What the slot still has of what the snapshot shows, above position `after`; None where somebody reads it."""
+        by_sql = reads_by_sql(self._project)
+        session = connect(target_of(self._project.family, self._project.root), replication=not by_sql)
+        self._opened.callback(session.close)
+        try:
+            # by SQL from wherever the slot is: it would be moved otherwise, which is for the receiver to do
+            start = 0 if by_sql else self._state.confirm
+            frames = frames_of(self._project, session, start, looks=by_sql)
+        except SlotActive:
+            return None
+        self._opened.callback(frames.close)
+        assembler = assembler_of(self._project, self._domain, self._facts.encoding)
+        with connect(target_of(self._project.family, self._project.root)) as other:
+            layouts = RelationResolver(
+                family_tables(self._project, other), codec_of(self._project, self._facts.encoding)
+            )
+            pending: list[PendingTransaction] = []
+            wanted = _Wanted(shown, after, every=self._domain is OrderDomain.CSN and not self._by_csn)
+            deadline = time.monotonic() + PATIENCE
+            while not wanted.is_reached(frames.keepalive_end):
+                if time.monotonic() > deadline:
+                    return None
+                sent = frames.poll(0.2)
+                if not sent:
+                    frames.tick(ping=True)
+                for raw in self._decode_frames(assembler, sent):
+                    wanted.note(raw.bounds.position)
+                    if raw.count and raw.bounds.position > after:
+                        pending.append(self._pending_transaction(raw, layouts))
+        return pending
+
+    def _decode_frames(
+        self, assembler: GaussDbAssembler, sent: Sequence[tuple[int, bytes]]
+    ) -> Iterator[RecordTransaction]:
+        """The transactions that frames complete. Raises SlotUndecodable."""
+        for number, payload in sent:
+            try:
+                for raw in assembler.feed(payload, number):
+                    assert isinstance(raw, RecordTransaction), "all of it is held in memory"
+                    yield raw
+            except DecodeError as error:
+                raise self._undecodable(error) from error
+
+    def _pending_transaction(self, raw: RecordTransaction, layouts: RelationResolver) -> PendingTransaction:
+        try:
+            tables = tables_of(raw, layouts)
+        except DecodeError as error:
+            error.where = (
+                error.where or f"the transaction at {format_stream_position(self._state.stream, raw.bounds.position)}"
+            )
+            raise self._undecodable(error) from error
+        return PendingTransaction(raw.bounds.position, raw.bounds.csn or 0, tables)
+
+    def _undecodable(self, error: DecodeError) -> SlotUndecodable:
+        return SlotUndecodable(
+            f"slot `{self._project.slot}` has a transaction that cannot be decoded: {error.message} "
+            f"({error.code}, in {error.where})"
+        )
+
+    @property
+    def _by_csn(self) -> bool:
+        return self._project.family.slot_order == "csn"
+
+
+class _Wanted:
+    """What must have come before everything is known that a snapshot shows; `every`: no position is left out."""
+
+    def __init__(self, shown: SnapshotVisibility, after: int, *, every: bool) -> None:
+        self._upto = shown.position
+        self._missing = set(range(after + 1, shown.position + 1)) if every else None
+        self._reached = after
+
+    def note(self, position: int) -> None:
+        self._reached = max(self._reached, position)
+        if self._missing is not None:
+            self._missing.discard(position)
+
+    def is_reached(self, keepalive_end: int) -> bool:
+        if self._missing is not None:
+            return not self._missing
+        return max(self._reached, keepalive_end) >= self._upto
+
+
+@contextmanager
+def family_side(project: Project, state: StreamCheckpoint) -> Iterator[GaussDbComparison]:
+    """Connect to the server that bronze was fed from. Raises SourceError, StateError."""
+    target = target_of(project.family, project.root)
+    with ExitStack() as opened:
+        reading = connect(target, application=_APPLICATION)
+        opened.callback(reading.close)
+        facts, state = check_source(project, reading, state)
+        yield GaussDbComparison(project, state, facts, reading, opened)
+
+
+def check_source(
+    project: Project, reading: WireSession, state: StreamCheckpoint, on_open: Opened = ignore_open
+) -> tuple[GaussDbServerFacts, StreamCheckpoint]:
+    """The server's facts, and bronze as it was when they were asked for: a receiver may have landed and confirmed more
+    since `state`. `on_open`: of connections.
+    """
+    target, by_sql = target_of(project.family, project.root), reads_by_sql(project)
+    while True:
+        with ExitStack() as opened:
+            asked = reading
+            if not by_sql:
+                asked = connect(target, application=_APPLICATION, replication=True, on_open=on_open)
+                opened.callback(asked.close)
+            facts = server_facts(asked, by_sql=by_sql)
+        try:
+            check_resume(project, reading, facts, state, find_slot(reading, project.slot))
+        except SlotActive:  # bronze went on while the slot was looked at
+            now = bronze_reader(project).state()
+            if now is None or now == state:
+                raise
+            state = now
+        else:
+            return facts, state
+
+
+_ATTEMPTS: Final = 3
+
+
+def copy_family(
+    project: Project,
+    state: StreamCheckpoint,
+    tables: Sequence[TableName],
+    bronze: BronzeWriter,
+    control: ControlTables,
+    stop: threading.Event,
+    report: ProgressReporter,
+    opened: Opened = ignore_open,
+) -> tuple[str, tuple[CopiedTable, ...]]:
+    """Copy those of the tables that the stream carries; the name of their copy in bronze. Raises CopyUnplaced,
+    SourceError, LakeError, StateError, Stopped.
+    """
+    if StreamIdentity.parse(state.stream).domain is not OrderDomain.CSN:
+        raise CopyUnplaced("the stream is ordered by LSN, and a snapshot of this server is placed by its CSN")
+    limits = project.pipeline.snapshot
+    target, application = target_of(project.family, project.root), f"cdc_lake {project.name} copy"
+    with closing(connect(target, application=application, on_open=opened)) as session:
+        facts, _ = check_source(project, session, state, opened)
+        carried_tables = [table for table in captured_tables(project, session) if table in set(tables)]
+        expected = expected_rows(table_facts(session, carried_tables))
+        with _take_free_snapshot(project, session, state, control, carried_tables) as snapshot:
+            position = snapshot.csn.value - 1
+            report(ProgressEvent("snapshot", f"copy of all below CSN {snapshot.csn}", facts={"epoch": state.epoch}))
+            layouts = RelationResolver(catalog(project, session, carried_tables).get)
+            relations = [layouts.relation_of(table) for table in carried_tables]
+            copies = [TableCopy(relation, (partial(GaussDbReader.read, relation=relation),)) for relation in relations]
+            reader = GaussDbReader(session, chunk_rows(limits), sql_codec(project, facts.encoding))
+            point = CopyPoint(copy_name(state, position), position)
+            return point.snapshot, copy_tables(copies, [reader], bronze, point, stop, report, expected, pace_of(limits))
+
+
+@contextmanager
+def _take_free_snapshot(
+    project: Project, session: WireSession, state: StreamCheckpoint, control: ControlTables, tables: Sequence[TableName]
+) -> Iterator[CsnSnapshot]:
+    """A snapshot at a CSN that no other copy stands at, of whatever tables: two copies of one name would be one. On a
+    quiet server two snapshots have one CSN: a transaction of ours that only takes an id parts them. Raises CopyUnplaced
+    where it does not, SourceError.
+    """
+    for _ in range(_ATTEMPTS):
+        with export_snapshot(session, [quote_table(table) for table in tables]) as snapshot:
+            if _is_free(project, state, control, snapshot.csn.value - 1):
+                yield snapshot
+                return
+        session.query("SELECT txid_current()", doing="parting a copy from the one before it")
+    hint = "once a transaction has ended at the source, run `cdc-lake resync` again"
+    raise CopyUnplaced(f"bronze has a copy that was begun at CSN {snapshot.csn.value - 1} already", hint=hint)
+
+
+def _is_free(project: Project, state: StreamCheckpoint, control: ControlTables, position: int) -> bool:
+    """Whether there are no copied rows at a position, of a copy that broke off either, and no copy of empty tables."""
+    if any(row.snapshot == copy_name(state, position) for row in control.snapshots()):
+        return False
+    files = bronze_reader(project).files()
+    paths = files.select(epoch=state.epoch, after=position - 1, upto=position, op=SNAPSHOT)
+    wanted = (pc.field("epoch") == state.epoch) & (pc.field("position") == position) & (pc.field("op") == SNAPSHOT)
+    return not files.read(paths, ["relation"], wanted).num_rows

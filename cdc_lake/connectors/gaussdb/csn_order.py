@@ -1,0 +1,341 @@
+"""CSN order from an ordinary slot: transactions that arrive by commit LSN leave by CSN, and none is missing.
+
+CSNs count every commit of the server, so a parallel stream that sends empty transactions too has no hole in them; but
+now and then a CSN comes a few transactions late, because number and commit record are not made at one moment. A
+transaction is therefore closed once every CSN up to its own has arrived. Counting starts behind `start`, which the
+initial copy holds: transactions at or below it that still arrive are repeats. A hole that does not close in time is a
+lost transaction: the policy is to stop, or to record it and go on; then its transaction, should it ever come, is an
+error and never taken for a repeat.
+
+Pure: transactions in, closed transactions out, the clock handed in.
+
+Density: whether a stream of the GaussDB family shows every CSN, which decides what orders it.
+
+In parallel decoding with empty transactions the open source shows every CSN of the server, so that a missing one is a
+lost transaction. Serial decoding shows its own database's only, and GaussDB's kernels may leave numbers out. So where
+the pipeline says `order: auto`, what can be dense is read for a moment before the stream begins, and a hole that stays
+makes it a stream ordered by LSN. The answer is part of the stream's identity: it is never decided again.
+
+Gaps: CSNs that were passed over, kept where the next start finds them, and what came of them too late.
+
+A gap is recorded before anything above it is landed, so that none is forgotten; where the receiver died in between and
+its transactions came in time after all, bronze holds them, and they are no gap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from bisect import bisect_right, insort
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_lake.bronze.contract import StreamCheckpoint, Tabulate
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.row_builder import BatchRows
+from cdc_lake.config.gaussdb_options import Mode
+from cdc_lake.config.project import Project, effective_options
+from cdc_lake.config.source import FamilySource
+from cdc_lake.connectors.gaussdb.decoding import Dial, assembler_of, frames_of
+from cdc_lake.connectors.open_stream import Gap, OrderedTransaction
+from cdc_lake.connectors.snapshot_copy import Stopped
+from cdc_lake.decode.hashing import GENESIS
+from cdc_lake.decode.in_parts import InParts, release_transaction
+from cdc_lake.decode.transaction import ReceivedTransaction
+from cdc_lake.errors import CsnMissing, CsnTwice, LateTransaction, NoOrderNumber, ServerSettings
+from cdc_lake.model.change import Boundaries
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.position import Lsn, OrderDomain, Span
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.source.gaussdb.snapshot import csn_now
+from cdc_lake.source.gaussdb.wire.session import WireSession
+from cdc_lake.tables.control_schema import GapRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.files import write_rows
+
+STEP: Final = 1.0
+"""Seconds that count at most between two looks at the clock: a longer pause is ours (bronze was busy), and what was not
+read could not arrive."""
+CROWD: Final = 1000
+"""With this many transactions behind a hole (inversions were measured at a distance of at most 9) …"""
+CROWD_BYTES: Final = 128 << 20
+"""… of this size in all, nothing more is waited for: memory has an end."""
+
+_NEVER: Final = 1 << 64  # above every CSN: what was never closed is never confirmed
+
+
+class CsnOrdering:
+    """Closes transactions in CSN order (`connectors.open_stream.TransactionOrdering`).
+
+    `start` and `confirm` are bronze's markers, `empty` its count of empty transactions behind its last rows, `recorded`
+    the gaps it passed over, which do not overlap. `bound`: seconds that a CSN may be late, counted from the moment its
+    turn came, but not while one and the same transaction is being received. `clock` counts seconds.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        confirm: int,
+        *,
+        bound: float,
+        policy: Literal["stop", "record"],
+        clock: Callable[[], float],
+        empty: int = 0,
+        recorded: Iterable[Gap] = (),
+    ) -> None:
+        self._upto = start
+        self._confirm = confirm
+        self._bound = bound
+        self._policy = policy
+        self._clock = clock
+        self._empty = empty
+        # where bronze did not get past a gap, its transactions are still in time
+        self._passed = sorted((gap.first, min(gap.last, start)) for gap in recorded if gap.first <= start)
+        self._waiting: dict[int, ReceivedTransaction] = {}
+        self._bytes = 0
+        self._arrived: list[tuple[int, int]] = []  # heap of (confirm, csn) that the confirm position has not passed
+        self._below: int | None = None  # commit LSN of the last transaction closed
+        self._front = start  # the CSN whose turn it is, while something above it has arrived
+        self._waited = self._looked = 0.0
+        self._opened: frozenset[int] = frozenset()
+        self.repeats = 0
+
+    @property
+    def waiting(self) -> int:
+        """Transactions that arrived and wait for a CSN below theirs."""
+        return len(self._waiting)
+
+    def take(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
+        """See Order. Raises NoOrderNumber, CsnTwice, LateTransaction."""
+        bounds = transaction.bounds
+        csn = bounds.csn
+        if csn is None:
+            raise NoOrderNumber(f"the transaction that ends at {_lsn(bounds)} has no CSN")
+        if csn <= self._upto:
+            return self._handle_repeat(transaction, csn)
+        heappush(self._arrived, (bounds.confirm, csn))
+        if (earlier := self._waiting.get(csn)) is not None:
+            if (earlier.bounds, earlier.size) != (bounds, transaction.size):
+                raise CsnTwice(
+                    f"two transactions have CSN {csn}: they end at {_lsn(earlier.bounds)} and {_lsn(bounds)}"
+                )
+            self.repeats += 1
+            release_transaction(transaction)
+            return ()
+        self._waiting[csn] = transaction
+        self._bytes += _memory_bytes(transaction)
+        return self._run() if csn == self._upto + 1 else ()
+
+    def tend(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
+        """See Order. Raises CsnMissing where the policy is to stop."""
+        beyond = [csn for csn in opened if csn > self._upto]
+        front = self._upto + 1
+        if front in beyond or not (beyond or self._waiting):
+            self._front = self._upto
+            return ()
+        now = self._clock()
+        if front != self._front:
+            self._front, self._waited = front, 0.0
+        elif self._opened.isdisjoint(opened):
+            self._waited += min(now - self._looked, STEP)
+        self._looked, self._opened = now, frozenset(opened)
+        crowded = len(self._waiting) >= CROWD and self._bytes >= CROWD_BYTES
+        if self._waited < self._bound and not crowded:
+            return ()
+        return self._pass_over(min([*self._waiting, *beyond]) - 1)
+
+    def _run(self) -> Sequence[OrderedTransaction]:
+        """Close what has no hole before it."""
+        steps = []
+        while (transaction := self._waiting.pop(self._upto + 1, None)) is not None:
+            self._upto += 1
+            self._bytes -= _memory_bytes(transaction)
+            self._below = transaction.bounds.commit_lsn
+            self._move_confirm()
+            if transaction.count:
+                numbered = _with_empty_count(transaction, self._empty) if self._empty else transaction
+                self._empty = 0
+                steps.append(OrderedTransaction(self._upto, self._confirm, numbered))
+            else:
+                self._empty += 1
+                steps.append(OrderedTransaction(self._upto, self._confirm, None, self._empty))
+        return steps
+
+    def _move_confirm(self) -> None:
+        arrived = self._arrived
+        while arrived and arrived[0][1] <= self._upto:
+            self._confirm = max(self._confirm, heappop(arrived)[0])
+
+    def _handle_repeat(self, transaction: ReceivedTransaction, csn: int) -> Sequence[OrderedTransaction]:
+        """One that is closed already, or whose CSN was passed over."""
+        index = bisect_right(self._passed, csn, key=itemgetter(0)) - 1
+        if index >= 0 and csn <= self._passed[index][1] and transaction.count:
+            heappush(self._arrived, (transaction.bounds.confirm, _NEVER))
+            raise LateTransaction(
+                f"CSN {csn} was recorded as a gap, and now its transaction came (it ends at {_lsn(transaction.bounds)})"
+            )
+        self.repeats += 1
+        release_transaction(transaction)
+        heappush(self._arrived, (transaction.bounds.confirm, csn))
+        before = self._confirm
+        self._move_confirm()
+        return (OrderedTransaction(self._upto, self._confirm, None, self._empty),) if self._confirm > before else ()
+
+    def _pass_over(self, last: int) -> Sequence[OrderedTransaction]:
+        above = self._waiting.get(last + 1)
+        gap = Gap(self._upto + 1, last, self._below, above.bounds.commit_lsn if above is not None else None)
+        if self._policy == "stop":
+            raise CsnMissing(f"{gap} did not arrive, {self._gap_reason()}{_gap_bounds_text(gap)}")
+        insort(self._passed, (gap.first, gap.last))
+        self._upto = last
+        self._move_confirm()
+        return [OrderedTransaction(last, self._confirm, None, self._empty, gap), *self._run()]
+
+    def _gap_reason(self) -> str:
+        waiting_text = f"{pluralize(len(self._waiting), 'transaction')} behind"
+        if self._waited >= self._bound:
+            return f"waited for {self._bound:g} s with {waiting_text}"
+        return f"and there is no room for more than {waiting_text} ({self._bytes >> 20} MiB)"
+
+
+def _memory_bytes(transaction: ReceivedTransaction) -> int:
+    """Bytes in memory: a large one is on disk."""
+    return 0 if isinstance(transaction, InParts) else transaction.size
+
+
+def _with_empty_count(transaction: ReceivedTransaction, empty: int) -> ReceivedTransaction:
+    """The transaction with its count of empty ones before it: every format's is a dataclass."""
+    bounds = dataclasses.replace(transaction.bounds, empty_before=empty)
+    return cast("ReceivedTransaction", dataclasses.replace(cast("Any", transaction), bounds=bounds))
+
+
+def _lsn(bounds: Boundaries) -> str:
+    return "an unknown LSN" if bounds.commit_lsn is None else str(Lsn(bounds.commit_lsn))
+
+
+def _gap_bounds_text(gap: Gap) -> str:
+    below = None if gap.below is None else f"after the transaction at LSN {Lsn(gap.below)}"
+    above = None if gap.above is None else f"before the one at LSN {Lsn(gap.above)}"
+    return "".join(f", {part}" for part in (below, above) if part)
+
+
+SETTLE = 3.0
+"""Seconds that are read at most."""
+QUIET = 1.5
+"""Seconds of silence after which nothing more is read: a server sends what waits in a batch after one."""
+ENOUGH = 200
+"""Transactions after which nothing more is read."""
+LATE = 16
+"""How far behind the highest CSN one may still come; inversions were measured at a distance of at most 9."""
+
+
+def order_of(source: FamilySource, *, exports: bool) -> OrderDomain | None:
+    """What orders a new stream; None where only a look at the stream itself decides.
+
+    `exports`: the server gives a CSN with a snapshot, without which there is nothing to count CSNs from.
+    """
+    if source.slot_order == "csn":
+        return OrderDomain.CSN
+    if not exports:
+        return OrderDomain.LSN
+    if source.order != "auto":
+        return OrderDomain(source.order)
+    shows_all = source.decoding_mode is Mode.PARALLEL and effective_options(source)["skip-empty-xacts"] == "off"
+    if not shows_all or source.node in ("coordinator", "data_node"):
+        return OrderDomain.LSN
+    return None
+
+
+def decide(
+    project: Project, dial: Dial, session: WireSession, stop: threading.Event, report: ProgressReporter
+) -> OrderDomain:
+    """The order domain of a new stream, whose slot is there and was not read, of a server that gives CSNs.
+
+    Raises SourceError, Stopped.
+    """
+    order = order_of(project.family, exports=True)
+    if order is not None:
+        return order
+    missing = _missing(project, dial, session, stop)
+    if missing is None:
+        return OrderDomain.CSN
+    report(ProgressEvent("connect", f"CSN {missing} is missing in the stream: it is ordered by LSN"))
+    return OrderDomain.LSN
+
+
+def refuse_csn(project: Project) -> None:
+    """Raise where the pipeline asks for CSN order of a server that gives no CSN with a snapshot."""
+    if project.family.order == "csn":
+        raise ServerSettings(
+            "the server has no function pg_export_snapshot_and_csn: there is no CSN to count from",
+            where=project.family.place,
+            hint="set `source.order: auto`; the stream is then ordered by LSN",
+        )
+
+
+def hole(csns: Iterable[int], base: int) -> int | None:
+    """The first CSN from `base` on that is missing although one more than `LATE` above it is there."""
+    sorted_csns = sorted({csn for csn in csns if csn >= base})
+    expected = base
+    for csn in sorted_csns:
+        if csn != expected:
+            return expected if sorted_csns[-1] - expected > LATE else None
+        expected += 1
+    return None
+
+
+def _missing(project: Project, dial: Dial, session: WireSession, stop: threading.Event) -> int | None:
+    # below the CSN of a snapshot taken after the slot was made, the slot may leave transactions out
+    base = csn_now(session).value
+    frames = frames_of(project, dial("density", True), 0)
+    try:
+        assembler = assembler_of(project, OrderDomain.LSN, "UTF8")
+        csns: list[int] = []
+        heard = begun = time.monotonic()
+        while time.monotonic() < min(begun + SETTLE, heard + QUIET) and len(csns) < ENOUGH:
+            if stop.is_set():
+                raise Stopped
+            for number, payload in frames.poll(0.2):
+                heard = time.monotonic()
+                csns += [raw.bounds.csn for raw in assembler.feed(payload, number) if raw.bounds.csn is not None]
+    finally:
+        frames.close()
+    return hole(csns, base)
+
+
+def record_gap(control: ControlTables, state: StreamCheckpoint, gap: Gap) -> None:
+    """Add a gap of the stream to the control table `gaps`. Raises ControlNotWritten."""
+    control.record(GapRow(state.epoch, state.stream, gap.first, gap.last, gap.below, gap.above, utc_now()))
+
+
+def recorded_gaps(control: ControlTables, bronze: BronzeReader, state: StreamCheckpoint) -> list[Gap]:
+    """The gaps that bronze has passed over, ascending, none overlapping. Raises LakeError."""
+    rows = control.read("gaps", (pc.field("stream") == state.stream) & (pc.field("epoch") == state.epoch)).to_pylist()
+    missing: list[Gap] = []
+    for row in sorted(rows, key=lambda row: (row["first"], row["last"])):
+        first = max(row["first"], missing[-1].last + 1 if missing else row["first"])
+        last = min(row["last"], state.upto)
+        if first > last:
+            continue
+        landed = [commit.position for commit in bronze.commits(Span(state.epoch, first - 1, last))]
+        for position in [*landed, last + 1]:
+            if first < position:
+                missing.append(Gap(first, position - 1, row["below"], row["above"]))
+            first = position + 1
+    return missing
+
+
+def keep_late(folder: Path, state: StreamCheckpoint, transaction: ReceivedTransaction, tabulate: Tabulate) -> Path:
+    """Write a late transaction beside the control tables as bronze rows, in Parquet and durably; the file."""
+    rows = BatchRows([transaction], tabulate, replace(state, head=GENESIS), time.time_ns() // 1000)
+    path = folder / "late" / f"{state.epoch}-{transaction.bounds.position}.parquet"
+    write_rows(pa.concat_tables(rows.map_tables(lambda table: [table])), path)
+    return path

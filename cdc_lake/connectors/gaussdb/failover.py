@@ -1,0 +1,244 @@
+"""Rejoining: whether a server of the GaussDB family still has what bronze holds, shown by what it sends again.
+
+The family's servers tell no history of their log, and the open source keeps one timeline number through every failover.
+But a slot's confirmed position travels to the standbys in the log itself, behind everything it confirms: whatever lies
+before it is on every server that has it. So a stream that may go on elsewhere is begun at the slot's own position, not
+at bronze's end, and the few transactions between come again. Only where they are what bronze holds, and all of it, is
+anything behind them landed, and anything confirmed.
+
+A slot in CSN order is confirmed by CSN, and may be that of several data nodes at once, each with a log of its own, the
+end of which may be lost alone. There what came last does not speak for what came before, and more is asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime, timedelta
+
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.reader import BronzeReader, CommitRow
+from cdc_lake.connectors.failover import lost_words
+from cdc_lake.connectors.open_stream import OrderedTransaction, TransactionOrdering
+from cdc_lake.decode.in_parts import release_transaction
+from cdc_lake.decode.transaction import ReceivedTransaction
+from cdc_lake.errors import BronzeAhead, HistoryDiffers
+from cdc_lake.model.change import Boundaries
+from cdc_lake.model.position import OrderDomain, Span
+from cdc_lake.source.base import FrameSource, StreamIdentity, format_stream_position
+from cdc_lake.source.gaussdb.slot import GaussDbSlotFacts
+
+AGAIN = 64
+"""Transactions that are asked for again at most: the log is one line, so the last ones speak for all before them."""
+AGAIN_BY_CSN = 1 << 16
+"""CSNs that are gone back at most in a slot in CSN order: many times what the sum of all nodes confirms at once."""
+_INVERTED = 64  # how far the orders by CSN and in the log may differ; at most 9 was measured
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class FailoverReplay:
+    """What bronze holds behind a slot's position, until the server has sent it again.
+
+    `start`: where the stream is to begin. Nothing is to be confirmed before all was shown (`agreed`); then `then` is
+    called. `exact`: the slot's position is `confirmed`, not somewhere behind.
+    """
+
+    def __init__(
+        self, state: StreamCheckpoint, newest: Sequence[CommitRow], *, confirmed: int, exact: bool, by_csn: bool = False
+    ) -> None:
+        """`newest`: bronze's last transactions in the order of the slot; all that are asked for again `by_csn`."""
+        self._state = state
+        self._by_csn = by_csn
+        self._held = {commit.position: commit for commit in newest}
+        self.start = confirmed if by_csn else max([confirmed, *(_lsn(commit) - 1 for commit in newest[:-AGAIN][-1:])])
+        due_commits = newest if by_csn else [commit for commit in newest if self._behind_start(_lsn(commit))]
+        self._due = {commit.position for commit in due_commits} if exact else set()
+        self._end = state.upto if by_csn else max([state.confirm, *map(_lsn, due_commits)])
+        identity = StreamIdentity.parse(state.stream)
+        copied = identity.snapshot_csn if identity.csn is None else identity.csn
+        self._copied = -1 if copied is None else copied.value
+        self.agreed = False
+        self.then: Callable[[], None] = lambda: None
+
+    def is_beyond(self, bounds: Boundaries) -> bool:
+        """Whether a transaction lies behind all that is to come again."""
+        position = bounds.position if self._by_csn else bounds.commit_lsn
+        return position is not None and position > self._end
+
+    def has_resent_all(self, end: int) -> bool:
+        """Whether a log of which everything up to `end` was sent has sent all that is to come again."""
+        return not self._by_csn and end > self._end
+
+    def compare(self, bounds: Boundaries, count: int) -> None:
+        """Hold what came again against bronze. Raises BronzeAhead, HistoryDiffers."""
+        commit = self._held.get(bounds.position)
+        if commit is not None:
+            if not _differs(commit, bounds):
+                self._due.discard(bounds.position)
+            elif self._by_csn:  # in doubt is all that was not sent again yet
+                self._raise_ahead([self._held[position] for position in sorted(self._due)])
+            else:
+                self._lost_from(_lsn(commit))
+        elif count and self._asked_for(bounds) and (bounds.csn is None or bounds.csn > self._copied):
+            if self._by_csn and (missing := sorted(due for due in self._due if due < bounds.position)):
+                self._raise_ahead([self._held[position] for position in missing])  # says more
+            shown_position = format_stream_position(self._state.stream, bounds.position)
+            raise HistoryDiffers(
+                f"the server sends a transaction at {shown_position}, below bronze's end at "
+                f"{format_stream_position(self._state.stream, self._state.upto)}, that bronze does not have"
+            )
+
+    def settle(self) -> None:
+        """All that had to come again has come. Raises BronzeAhead where something is missing."""
+        if self._due and not self._by_csn:
+            self._lost_from(min(_lsn(self._held[position]) for position in self._due))
+        if self._due:
+            self._raise_ahead([self._held[position] for position in sorted(self._due)])
+        self.agreed = True
+        self.then()
+
+    def _asked_for(self, bounds: Boundaries) -> bool:
+        """Whether bronze has to have a transaction: up to its end, and not before where the stream was to begin."""
+        if bounds.position > self._state.upto:
+            return False
+        if self._by_csn:
+            return bounds.position > self.start
+        return bounds.commit_lsn is None or self._behind_start(bounds.commit_lsn)
+
+    def _behind_start(self, lsn: int) -> bool:
+        """Whether what commits at an LSN is sent again: in every release what ends a byte behind `start` is not."""
+        return lsn - 1 > self.start
+
+    def _lost_from(self, lsn: int) -> None:
+        """The log is one line: from the first that is missing or another, nothing of bronze is on the server."""
+        self._raise_ahead(
+            sorted((c for c in self._held.values() if _lsn(c) >= lsn), key=lambda commit: commit.position)
+        )
+
+    def _raise_ahead(self, lost: Sequence[CommitRow]) -> None:
+        raise BronzeAhead(f"the server's log is another one: {lost_words(self._state, lost)}")
+
+
+def rejoining(reader: BronzeReader, state: StreamCheckpoint, slot: GaussDbSlotFacts) -> FailoverReplay | None:
+    """What the server has to show before the stream goes on from a slot that is behind bronze; None if it is not.
+
+    Raises LakeError.
+    """
+    confirmed = slot.confirmed or 0
+    if confirmed >= state.confirm:
+        return None
+    if slot.order is OrderDomain.CSN:
+        start = max(confirmed, state.upto - AGAIN_BY_CSN)
+        again = reader.commits(Span(state.epoch, start, state.upto)) if start < state.upto else []
+        return FailoverReplay(state, again, confirmed=start, exact=True, by_csn=True)
+    return FailoverReplay(state, sorted(_newest(reader, state), key=_lsn), confirmed=confirmed, exact=slot.exact)
+
+
+class FailoverOrdering:
+    """An order that lets nothing through before the server has shown what it has
+    (`connectors.open_stream.TransactionOrdering`).
+    """
+
+    def __init__(self, order: TransactionOrdering, rejoin: FailoverReplay, state: StreamCheckpoint) -> None:
+        self._order = order
+        self._rejoin = rejoin
+        self._upto = state.upto
+        self._buffer: list[ReceivedTransaction] = []
+        self._repeats = 0
+
+    @property
+    def repeats(self) -> int:
+        """Transactions dropped because they were closed before."""
+        return self._order.repeats + self._repeats
+
+    @property
+    def waiting(self) -> int:
+        """Transactions that arrived and are not closed yet."""
+        return self._order.waiting + len(self._buffer)
+
+    def take(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
+        """See Order. Raises BronzeAhead, HistoryDiffers as well."""
+        if self._rejoin.agreed:
+            return [*self._release_buffer(), *self._order.take(transaction)]
+        bounds = transaction.bounds
+        if self._rejoin.is_beyond(bounds):
+            self._rejoin.settle()
+            return [*self._release_buffer(), *self._order.take(transaction)]
+        if bounds.position > self._upto:  # in CSN order some of what is new may come before the last that is not
+            self._buffer.append(transaction)
+            return ()
+        before = self._order.repeats
+        self._order.take(transaction)  # it knows what was recorded as a gap
+        self._repeats += self._order.repeats == before
+        self._rejoin.compare(bounds, transaction.count)
+        release_transaction(transaction)
+        return ()
+
+    def tend(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
+        """Look at the clock, after each reading of the stream; what is closed by passing over a gap."""
+        return [*self._release_buffer(), *self._order.tend(opened)] if self._rejoin.agreed else ()
+
+    def _release_buffer(self) -> list[OrderedTransaction]:
+        """What was kept until the server had shown all, which a keepalive may have said too."""
+        transactions, self._buffer = self._buffer, []
+        return [closed for transaction in transactions for closed in self._order.take(transaction)]
+
+
+class FailoverFrames:
+    """Frames of such a stream (`source.base.FrameSource`): a keepalive says too that all was sent again."""
+
+    def __init__(self, frames: FrameSource, rejoin: FailoverReplay) -> None:
+        self._frames = frames
+        self._rejoin = rejoin
+
+    @property
+    def keepalive_end(self) -> int:
+        """The newest WAL position the server announced: everything committed before it has been sent."""
+        return self._frames.keepalive_end if self._rejoin.agreed else 0
+
+    @property
+    def reply_requested(self) -> bool:
+        """True once after the server asked for a reply; reading it clears it."""
+        return self._frames.reply_requested
+
+    def poll(self, timeout: float) -> list[tuple[int, bytes]]:
+        """See FrameSource. Raises BronzeAhead as well."""
+        frames = self._frames.poll(timeout)
+        if not frames and not self._rejoin.agreed and self._rejoin.has_resent_all(self._frames.keepalive_end):
+            self._rejoin.settle()
+        return frames
+
+    def confirm(self, position: int) -> None:
+        """Everything up to the slot position `position` is durable: tell the server so now."""
+        self._frames.confirm(position)
+
+    def tick(self, *, ping: bool = False) -> None:
+        """Send the status if it is due, without reading; with `ping`, now, and ask for a keepalive."""
+        self._frames.tick(ping=ping)
+
+    def close(self) -> None:
+        """Close the connection; the slot stays."""
+        self._frames.close()
+
+
+def _newest(reader: BronzeReader, state: StreamCheckpoint) -> list[CommitRow]:
+    """The transactions of bronze that stand last in the log, `AGAIN` of them and some before."""
+    identity = StreamIdentity.parse(state.stream)
+    back = 1024 if identity.domain is OrderDomain.CSN else 1 << 20
+    while True:
+        after = max(identity.start, state.upto - back)
+        commits = reader.commits(Span(state.epoch, after, state.upto))
+        if after == identity.start or len(commits) > AGAIN + _INVERTED:
+            return commits[-AGAIN - _INVERTED :]
+        back *= 16
+
+
+def _lsn(commit: CommitRow) -> int:
+    return commit.commit_lsn or 0
+
+
+def _differs(commit: CommitRow, bounds: Boundaries) -> bool:
+    """Whether a transaction that came again is another one than bronze has at its position."""
+    own_values: tuple[object, ...] = (commit.xid, commit.commit_ts, commit.commit_lsn)
+    commit_time = None if bounds.commit_ts is None else _EPOCH + timedelta(microseconds=bounds.commit_ts)
+    sent_values: tuple[object, ...] = (bounds.xid, commit_time, bounds.commit_lsn)
+    return any(own != other for own, other in zip(own_values, sent_values, strict=True) if None not in (own, other))

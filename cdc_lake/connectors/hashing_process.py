@@ -1,0 +1,141 @@
+"""The process beside the receiver that hashes rows while the stream is fast (`decode.hashing`).
+
+It starts with the first chunk that is worth it and stays until the connection is closed; a quiet receiver has none. It
+has its own session, so that Ctrl-C reaches the receiver alone, and ends when its input does: it cannot outlive the
+receiver, however that one ends. Where it dies, that is the stream's error, and a reconnect starts a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+from cdc_lake.decode.hashing import Canonical, ask, hashed_here, read_answer
+from cdc_lake.errors import HashingDied
+
+WORTH: Final = 256 << 10
+"""Bytes to hash in one chunk, of two mebibytes at most, from which on asking costs an eighth of what it saves."""
+
+MOST: Final = 4 << 20
+"""Bytes of a chunk that is one large row: hashing it keeps nobody waiting, as Python gives its lock away for it, and in
+another process it would be there a second time.
+"""
+
+_PACKAGES: Final = str(Path(__file__).parents[2])
+_RUN: Final = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from cdc_lake.decode.hashing import serve;"
+    " serve(sys.stdin.buffer, sys.stdout.buffer)"
+)
+_PIPE: Final = 1 << 20  # bytes: what any user may have
+_GRACE: Final = 5.0  # seconds to end by itself
+
+
+class HashingProcess:
+    """Hashes (`decode.hashing.Hashing`), while it is entered. While one thread uses it, others hash where they are."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked: Sequence[Canonical] | None = None  # what it was asked and nobody waited for yet
+        self._user: int | None = None  # the thread that is to be answered, or did not wait for what it asked
+        self._lock = threading.Lock()  # of `_user`
+        self._alone = os.cpu_count() == 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The process's, None where there is none."""
+        return None if self._process is None else self._process.pid
+
+    def __call__(self, parts: Sequence[Canonical]) -> Callable[[], list[bytes]]:
+        """Begin to hash. Raises HashingDied, as what it returns does."""
+        size = sum(memoryview(part.data).nbytes for part in parts)
+        if self._alone or not WORTH <= size <= MOST or not self._try_acquire():
+            return hashed_here(parts)
+        if self._process is None:
+            self._process = _start_process()
+        if self._asked is not None:  # the chunk turned out to be irregular
+            self._read(self._process, self._asked)
+        process, self._asked = self._process, parts
+        try:
+            ask(_end(process.stdin), parts)
+        except OSError as broken:
+            raise _died(process) from broken
+        return lambda: self._answer(process, parts)
+
+    def _try_acquire(self) -> bool:
+        """Whether this thread has the process for itself now."""
+        me = threading.get_ident()
+        with self._lock:
+            if self._user not in (None, me):
+                return False
+            self._user = me
+            return True
+
+    def _answer(self, process: subprocess.Popen[bytes], parts: Sequence[Canonical]) -> list[bytes]:
+        assert self._asked is parts
+        self._asked = None
+        try:
+            return self._read(process, parts)
+        finally:
+            self._user = None
+
+    def _read(self, process: subprocess.Popen[bytes], parts: Sequence[Canonical]) -> list[bytes]:
+        try:
+            return read_answer(_end(process.stdout), parts)
+        except (OSError, EOFError) as broken:
+            raise _died(process) from broken
+
+    def close(self) -> None:
+        """End the process; with the next chunk there is a new one."""
+        process, self._process, self._asked, self._user = self._process, None, None, None
+        if process is None:
+            return
+        with contextlib.suppress(BrokenPipeError):  # it died, which was said when it was asked
+            _end(process.stdin).close()
+        _end(process.stdout).close()  # an answer that nobody waits for holds nobody up
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _start_process() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-I", "-S", "-c", _RUN, _PACKAGES]
+    process = subprocess.Popen(  # noqa: S603  # our own interpreter and code
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    for pipe in (process.stdin, process.stdout):
+        if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux: a chunk goes through at once, and nobody waits for room in between
+            with contextlib.suppress(OSError):  # this user's pipes hold all they may: slower, and no less right
+                fcntl.fcntl(_end(pipe), fcntl.F_SETPIPE_SZ, _PIPE)
+    return process
+
+
+def _end(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
+
+
+def _died(process: subprocess.Popen[bytes]) -> HashingDied:
+    try:
+        code: int | None = process.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        code = None
+    how = "it does not answer" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+    return HashingDied(f"the process that hashes rows died ({how})")

@@ -1,0 +1,321 @@
+"""The order in which a connection's transactions go on to bronze.
+
+An order takes transactions as they arrive and closes them one by one: everything up to a closed one's position has
+arrived. Here is what all orders have in common, and the one that closes each transaction as it comes; transactions of
+an ordinary slot are put into CSN order by `connectors.gaussdb.csn_order`. Pure: the clock is handed in.
+
+Open streams: what the receive loop gets from whichever server, and patience with a slot that is still active.
+
+A slot ahead of what was read of bronze a moment ago: changes are missing, or another receiver landed them.
+
+The backlog: how much of the way to a known end is done.
+
+The pulse of the receiver: how its loop is doing, written by the loop and read by who watches it (`/healthz`).
+
+Only the newest values; each is set whole, so that a reader on another thread sees one that was true.
+
+The policy for what cannot be decoded, `bronze.undecodable`: stop, or land its bytes.
+
+Text that is not valid in the encoding of its database: what the pipeline wants of it, by column.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Protocol, TypeVar
+
+from cdc_lake.bronze.contract import StreamCheckpoint, Tabulate
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.fields import compile_columns
+from cdc_lake.config.project import Project
+from cdc_lake.connectors.prepared_transactions import PreparedTransactions
+from cdc_lake.connectors.snapshot_copy import Stopped
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.encoding import Codec, InHex, Policy
+from cdc_lake.decode.in_parts import release_transaction
+from cdc_lake.decode.pgoutput.parser import Prepared
+from cdc_lake.decode.transaction import ReceivedTransaction
+from cdc_lake.decode.undecodable import Format, StopAtUndecodable, StoreUndecodable
+from cdc_lake.errors import SlotActive, SlotAhead
+from cdc_lake.model.position import OrderDomain, format_position
+from cdc_lake.model.relation import TableName
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.source.base import FrameSource, TransactionAssembler
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """CSNs `first` to `last`, which did not arrive in time and were passed over.
+
+    `below` and `above` are the commit LSNs of the transactions next to them, None where not known.
+    """
+
+    first: int
+    last: int
+    below: int | None = None
+    above: int | None = None
+
+    def __str__(self) -> str:
+        return f"CSN {self.first}" if self.first == self.last else f"CSNs {self.first} to {self.last}"
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedTransaction:
+    """One step on. Every transaction up to the position `upto` has arrived and is closed with this step or before.
+
+    `confirm` is the slot position that may be confirmed once they are durable: every transaction that arrived with a
+    confirm at or below it is closed. `transaction` is the one at `upto` where it has changes; without, there is nothing
+    to land at this step. `empty` counts transactions without changes behind the last one that has; `gap` is what was
+    passed over to get here, to be recorded before anything above it is landed.
+    """
+
+    upto: int
+    confirm: int
+    transaction: ReceivedTransaction | None
+    empty: int = 0
+    gap: Gap | None = None
+
+
+class TransactionOrdering(Protocol):
+    """Closes transactions by ascending position. One instance a connection: a new one starts from bronze's state."""
+
+    @property
+    def repeats(self) -> int:
+        """Transactions dropped because they were closed before."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Transactions that arrived and are not closed yet."""
+        ...
+
+    def take(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
+        """Take the next committed transaction, also one without changes; what can be closed now. Raises StateError."""
+        ...
+
+    def tend(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
+        """Look at the clock, after each reading of the stream; what is closed by passing over a gap. Raises CsnMissing.
+
+        `opened`: CSNs whose BEGIN came and whose COMMIT did not.
+        """
+        ...
+
+
+class CommitLsnOrdering:
+    """As they come: the lsn domain, and CSN-ordered slots, whose server sends in that order and leaves numbers out.
+
+    Repeats are left to bronze, which drops and counts them; but transactions with a CSN at or below `snapshot_csn` are
+    in the initial copy, wherever they stand in the log, and are dropped here.
+    """
+
+    waiting = 0
+
+    def __init__(self, snapshot_csn: int | None = None) -> None:
+        self._snapshot_csn = -1 if snapshot_csn is None else snapshot_csn
+        self.repeats = 0
+
+    def take(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
+        """Take the next committed transaction, also one without changes; what can be closed now."""
+        bounds = transaction.bounds
+        landed = transaction.count > 0
+        if landed and bounds.csn is not None and bounds.csn <= self._snapshot_csn:
+            self.repeats += 1
+            landed = False
+            release_transaction(transaction)
+        return (OrderedTransaction(bounds.position, bounds.confirm, transaction if landed else None),)
+
+    def tend(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:  # noqa: ARG002 - part of the port
+        """See Order: nothing is ever waited for."""
+        return ()
+
+
+PATIENCE = 15.0
+"""Seconds to wait for a slot that is still active: after a crash the server needs a while to notice."""
+
+T = TypeVar("T")
+
+
+def do_nothing() -> None:
+    """Nothing goes on beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """A running stream after bronze's last position, and what belongs to it.
+
+    `assembler` makes transactions of its frames, `order` says when they may be landed, `tabulate` makes columns of
+    them, `again` of those that come again, to be compared, at the same time as the other. `goal` is a position in
+    `domain`: everything committed before the connection was opened is at or below it. `copied`: rows of the initial
+    copy that was made first. `spilled`: bytes of transactions that its spool has written; 0 where there is none.
+    `parked`: prepared transactions that wait for their end, where such are kept. `raise_background_errors` raises what
+    ended that goes on beside the stream, and has to end it too. `synchronous`: whether commits at the source wait for
+    the receiver's answer (`synchronous_standby_names` of PostgreSQL); asked by the thread that reads the stream.
+    `newest_decoded`: see `ReceiverHealth`.
+    """
+
+    frames: FrameSource
+    assembler: TransactionAssembler
+    order: TransactionOrdering
+    tabulate: Tabulate
+    again: Tabulate
+    domain: OrderDomain
+    state: StreamCheckpoint
+    goal: int
+    copied: int
+    spilled: Callable[[], int] = int
+    parked: PreparedTransactions | None = None
+    raise_background_errors: Callable[[], None] = do_nothing
+    synchronous: Callable[[], bool] = bool
+    newest_decoded: Callable[[], int | None] = do_nothing
+
+
+def retry_while_slot_active(
+    attempt: Callable[[], T], stop: threading.Event, report: ProgressReporter, patience: float
+) -> T:
+    """Try again while the slot is active elsewhere, for at most `patience` seconds; then raises SlotActive."""
+    until, delay = time.monotonic() + patience, 0.1
+    while True:
+        try:
+            return attempt()
+        except SlotActive as active:
+            if time.monotonic() + delay > until:
+                raise
+            report(ProgressEvent("retry", active.message, facts={"code": active.code}))
+        if stop.wait(delay):
+            raise Stopped
+        delay = min(2 * delay, 2.0)
+
+
+@contextmanager
+def bronze_may_go_on(project: Project, state: StreamCheckpoint, confirmed: int | None) -> Iterator[None]:
+    """Take a SlotAhead for what it is where bronze holds by now what the slot has confirmed. Raises SlotActive."""
+    try:
+        yield
+    except SlotAhead as ahead:
+        now = bronze_reader(project).state()
+        if now is None or confirmed is None or now.stream != state.stream or now.confirm < confirmed:
+            raise
+        text = f"slot `{project.slot}` is read by another receiver: bronze went on while it was looked at"
+        raise SlotActive(text) from ahead
+
+
+def backlog(what: str, position: int, begins: int, end: int, domain: OrderDomain) -> ProgressEvent:
+    """What was `received` or `applied` up to a position, on the way from where it began to its end."""
+    unit = "CSNs" if domain is OrderDomain.CSN else "bytes of WAL"
+    shown, covered = format_position(position, domain), min(position, end) - begins
+    return ProgressEvent("backlog", f"{what} up to {shown}", covered, end - begins, unit, {"position": shown})
+
+
+class ReceiverHealth:
+    """How a receiver is doing.
+
+    `streaming`: a stream is open; `state`: what bronze holds of it; `progressed`: when everything received was landed
+    and confirmed, or a part of it, by `clock`, in seconds; `landed_at`: when the stream was opened or bronze last moved
+    on; `commit_ts`: of the newest transaction that landed, microseconds since 1970, None where none did or it has no
+    time; `open_bytes`: of transactions without their COMMIT; `spilled_bytes`: written to the spool, since it began;
+    `prepared`: those that are kept until COMMIT PREPARED, None without two-phase decoding. `newest_decoded`: time of
+    the newest log that the server has decoded, by its heartbeats, microseconds since 1970, None without any.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._landing: tuple[int, int | None] | None = None
+        self.streaming = False
+        self.state: StreamCheckpoint | None = None
+        self.progressed = self.landed_at = -math.inf
+        self.commit_ts: int | None = None
+        self.open_bytes = self.spilled_bytes = 0
+        self._spilled = 0  # of the open stream
+        self.prepared: Sequence[Prepared] | None = None
+        self.newest_decoded: int | None = None
+
+    @contextmanager
+    def beating(self, state: StreamCheckpoint) -> Iterator[None]:
+        """While a stream is open that goes on from `state`."""
+        self.progressed = self.landed_at = self._clock()
+        self.state, self.streaming, self._spilled = state, True, 0
+        try:
+            yield
+        finally:
+            self.streaming, self.open_bytes, self.prepared, self.newest_decoded = False, 0, None, None
+
+    def record_iteration(self, open_bytes: int, spilled: int, *, idle: bool) -> None:
+        """The loop has turned once; `spilled`: bytes that the open stream has spooled; `idle`: nothing waits to be
+        landed.
+        """
+        self.open_bytes = open_bytes
+        self.spilled_bytes += spilled - self._spilled
+        self._spilled = spilled
+        if idle:
+            self.progressed = self._clock()
+
+    def commit_started(self, upto: int, commit_ts: int | None) -> None:
+        """A batch up to `upto` is being landed; its last transaction was committed at `commit_ts`."""
+        self._landing = upto, commit_ts
+
+    def commit_finished(self, upto: int, confirm: int) -> None:
+        """What was being landed is durable and confirmed."""
+        assert self.state is not None
+        self.state = replace(self.state, upto=upto, confirm=confirm)
+        self.progressed = self.landed_at = self._clock()
+        if self._landing is not None and self._landing[0] <= upto:
+            self.commit_ts, self._landing = self._landing[1], None
+
+
+def lands(project: Project) -> bool:
+    """Whether a transaction that cannot be decoded lands as its bytes."""
+    return project.pipeline.bronze.undecodable == "land"
+
+
+def by_policy(project: Project, form: Format[Any], report: ProgressReporter) -> Tabulate:
+    """Makes columns of a format's transactions, as the pipeline wants those that cannot be decoded."""
+    if not lands(project):
+        return StopAtUndecodable(form)
+    keeping = StoreUndecodable(form)
+
+    def columns(batch: Sequence[Any]) -> ChangeColumns:
+        changes = keeping(batch)
+        for why in changes.undecoded.values():
+            text = f"a transaction lands as bytes, it could not be decoded: {why.message}, in {why.where}"
+            report(ProgressEvent("receive", text, facts={"code": why.code, "tables": list(why.tables)}))
+        return changes
+
+    return columns
+
+
+def in_hex(project: Project) -> InHex | None:
+    """Which columns keep bytes that are no text in hexadecimal digits; None: no column does."""
+    source = project.pipeline.source
+    if source.encoding_errors == "hex":
+        return lambda _table, _column: True
+    if not source.hex_columns:
+        return None
+    patterns = [compile_columns(text) for text in source.hex_columns]
+
+    @lru_cache(maxsize=4096)
+    def is_hex_column(table: TableName, column: str) -> bool:
+        name = table.column(column)
+        return any(pattern.fullmatch(name) for pattern in patterns)
+
+    return is_hex_column
+
+
+def codec_by_name(project: Project, encoding: str) -> Codec:
+    """The codec of a database's encoding, with the pipeline's policy. Raises UnknownEncoding."""
+    wanted = in_hex(project)
+    return Codec(encoding) if wanted is None else Codec(encoding, Policy.HEX, wanted)
+
+
+def sql_codec(project: Project, encoding: str) -> Codec:
+    """The codec of what a server of the family answers to COPY: UTF-8, which it makes of a database's encoding.
+
+    Where bytes that are no text are wanted it is the database's own: the server could not make UTF-8 of them.
+    """
+    own = codec_by_name(project, encoding)
+    return own if own.policy is Policy.HEX and own.python != "utf-8" else codec_by_name(project, "UTF8")

@@ -1,0 +1,259 @@
+"""From a pipeline to an open stream of PostgreSQL: a new one, or the one that bronze was fed from, checked first.
+
+The heartbeat: a small transactional message in the source's log, now and then, while a receiver runs without end.
+
+A server with nothing to send tells a reader how far its log is (keepalives), and that alone lets a slot move on. A
+heartbeat is a commit of this very database: it moves on also where something between swallows keepalives, and what is
+written is seen to arrive. It needs a connection of its own: a commit may wait for a standby, the stream must not.
+
+What a PostgreSQL keeps for the pipeline's slot (`connectors.base.RetainedWal`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project
+from cdc_lake.connectors.failover import note_timeline
+from cdc_lake.connectors.hashing_process import HashingProcess
+from cdc_lake.connectors.open_stream import CommitLsnOrdering, OpenStream, do_nothing, retry_while_slot_active
+from cdc_lake.connectors.postgres import snapshot as postgres_start
+from cdc_lake.connectors.postgres.decoding import (
+    by_publication,
+    changed_whole,
+    check_binary,
+    print_whole_names,
+    reading_of,
+    stream_options,
+)
+from cdc_lake.connectors.postgres.server_checks import SessionFactory, check_resume, reading, session_of
+from cdc_lake.connectors.postgres.snapshot import settle_tables
+from cdc_lake.connectors.prepared_transactions import PreparedTransactions, forget, parked_place
+from cdc_lake.connectors.snapshot_copy import BackgroundCopies, PeriodicTask, Recopy
+from cdc_lake.connectors.spool import Spool
+from cdc_lake.connectors.table_sync import last_members
+from cdc_lake.connectors.wal_budget import WalSample
+from cdc_lake.control.streams import is_complete
+from cdc_lake.errors import CdcLakeError, Retry
+from cdc_lake.model.position import Lsn, OrderDomain
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.source.base import FrameSource, format_stream_position
+from cdc_lake.source.polling import PollingStream
+from cdc_lake.source.postgres import slot
+from cdc_lake.source.postgres.connection import Session, place_of
+from cdc_lake.source.postgres.server import (
+    ServerFacts,
+    SynchronousStandby,
+    beat,
+    check_failover,
+    check_server,
+    goal,
+    holders_named,
+    identify,
+    wait_for_locks,
+    wal_position,
+)
+from cdc_lake.source.postgres.slot_peek import MissingPrepareProbe
+from cdc_lake.source.postgres.stream import PostgresSlotFunctions, PostgresStream
+from cdc_lake.source.socket_io import of_postgres
+from cdc_lake.tables.control_tables import ControlTables
+
+
+@contextmanager
+def open_postgres(
+    project: Project,
+    bronze: BronzeWriter,
+    control: ControlTables,
+    stop: threading.Event,
+    report: ProgressReporter,
+    patience: float,
+    recopy: Recopy,
+    *,
+    first: bool = False,
+    enforce_wal_budget: Callable[[], object] = do_nothing,
+) -> Iterator[OpenStream]:
+    """Connect, start or check the stream, start replication. `first`: tables that came to the pipeline are copied
+    before anything is read, while `enforce_wal_budget` is called; otherwise beside it. Raises SourceError, LakeError,
+    StateError, Stopped.
+    """
+    streams = project.postgres.streams
+    with ExitStack() as opened:
+        dial = SessionFactory(project, opened)
+        replication = dial("stream", replication=streams)
+        source = dial.source
+        facts = identify(replication, source)
+        check_server(facts, place_of(source))
+        if source.slot.failover:
+            check_failover(facts, place_of(source), two_phase=source.decoding.two_phase)
+        session = dial("catalog")
+        wait_for_locks(session)
+        with holders_named(session, project.postgres.tables):
+            check_binary(project, session)
+        target = goal(session)
+        state, copied = bronze.state(), 0
+        if not is_complete(state, control):
+            with holders_named(session, project.postgres.tables):
+                state, copied = retry_while_slot_active(
+                    lambda: postgres_start.begin(
+                        project, session, replication, dial, facts, bronze, control, stop, report
+                    ),
+                    stop, report, patience,
+                )  # fmt: skip
+            replication.close()  # and with it goes the temporary slot
+            replication = dial("stream", replication=streams)
+        else:
+            timeline, held = check_resume(project, session, replication, facts, state, control)
+            if held != state:
+                state = bronze.turn_back(held.upto)
+                report(
+                    ProgressEvent(
+                        "connect", f"the server's log is another one behind {Lsn(state.upto)}: read from there"
+                    )
+                )
+            note_timeline(timeline, control, state, report)
+        _keep_on_standbys(project, session, replication)
+        frames = retry_while_slot_active(
+            lambda: _start(project, replication, session, facts, state), stop, report, patience
+        )
+        with holders_named(session, project.postgres.tables):
+            came = settle_tables(project, session, state, control, report, target)  # nobody else reads the slot now
+        table_copies = opened.enter_context(BackgroundCopies(project, state, came, recopy, report, lasting=not first))
+        if first:
+            copied_tables = table_copies.wait_for_copies((frames.tick, enforce_wal_budget), stop)
+            copied, target = (
+                copied + sum(table.rows for table in copied_tables),
+                max([target, *(table.position for table in copied_tables)]),
+            )
+        limits, silence = project.pipeline.bronze.spool, project.postgres.silence_timeout / 1000
+        hashing = opened.enter_context(HashingProcess())
+        spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
+        parked = _prepared_transactions(project, spool, state, session, facts, frames)
+        members = last_members(control, state)
+        reading = reading_of(project, session, lambda: dial("layouts"), state, report, spool, hashing, parked, members)
+        after = format_stream_position(state.stream, state.upto)
+        report(ProgressEvent("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
+        yield OpenStream(
+            frames=frames,
+            assembler=reading.assembler,
+            order=CommitLsnOrdering(),
+            tabulate=reading.tabulate,
+            again=reading.again,
+            domain=OrderDomain.LSN,
+            state=state,
+            goal=target,
+            copied=copied,
+            spilled=lambda: spool.written,
+            parked=parked,
+            raise_background_errors=table_copies.raise_background_errors,
+            synchronous=SynchronousStandby(session, replication, silence) if streams else bool,
+        )
+
+
+def _prepared_transactions(
+    project: Project, spool: Spool, state: StreamCheckpoint, session: Session, facts: ServerFacts, frames: FrameSource
+) -> PreparedTransactions | None:
+    """Prepared transactions that wait for their end, where the pipeline asks for them. Raises SourceError, LakeError.
+
+    Where it does not (any more), what is kept is of no use: the slot, which was checked, has them whole.
+    """
+    place = parked_place(project)
+    if not project.postgres.decoding.two_phase:
+        forget(place)
+        return None
+    changes = changed_whole(project, facts.product, session)
+    unsent = MissingPrepareProbe(session, project.slot, changes, state.confirm, frames.tick)
+
+    def highest() -> int | None:
+        return bronze_reader(project).highest_commit(state.epoch)
+
+    # another receiver may have gone on before the slot was ours: an end that it read does not come again
+    held = bronze_reader(project).state() or state
+    return PreparedTransactions(place, spool, held, highest=highest, changed=unsent.has_changes, tick=frames.tick)
+
+
+def _keep_on_standbys(project: Project, session: Session, replication: Session) -> None:
+    """Make the slot one that standbys keep a copy of, where the pipeline says so."""
+    existing_slot = slot.find_slot(session, project.slot) if project.postgres.slot.failover else None
+    if existing_slot is not None and not existing_slot.failover and existing_slot.active_pid is None:
+        slot.keep_on_standbys(replication, project.slot)
+
+
+def _start(
+    project: Project, replication: Session, session: Session, facts: ServerFacts, state: StreamCheckpoint
+) -> FrameSource:
+    interval = project.postgres.status_interval / 1000
+    if facts.wal_sender_timeout:
+        interval = min(interval, facts.wal_sender_timeout / 3)
+    if not by_publication(project):
+        print_whole_names(replication)
+    source, options = project.postgres, stream_options(project, facts.product)
+    if source.mode == "polling":
+        functions = PostgresSlotFunctions(replication, session, project.slot, source.slot.plugin, options)
+        every, most = source.polling.interval / 1000, source.polling.max_changes
+        return PollingStream(functions, state.confirm, interval=every, max_changes=most)
+    silence = of_postgres(source.silence_timeout / 1000, facts.wal_sender_timeout)
+    return PostgresStream(replication, project.slot, options, state.confirm, status_interval=interval, silence=silence)
+
+
+class Heartbeat:
+    """Beats while it is entered, every so many milliseconds; what is refused is told once."""
+
+    def __init__(self, project: Project, every: int, report: ProgressReporter) -> None:
+        self._report = report
+        self._refused = False
+        self._rounds = PeriodicTask(
+            "cdc-lake-heartbeat",
+            lambda: every / 1000,
+            lambda: session_of(project, application=f"cdc_lake {project.name} heartbeat"),
+            beat,
+            self._on_failure,
+        )
+
+    def __enter__(self) -> Self:
+        self._rounds.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._rounds.__exit__(kind, error, trace)
+
+    def _on_failure(self, error: CdcLakeError) -> None:
+        """A server that is away, the receiver tells of; one that refuses is told of here."""
+        if error.retry is Retry.NEVER and not self._refused:
+            self._refused = True
+            self._report(ProgressEvent("warning", f"no heartbeat: {error.message}", facts={"code": error.code}))
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresRetainedWal:
+    """See KeptWal."""
+
+    project: Project
+
+    @contextmanager
+    def looking(self) -> Iterator[Callable[[], WalSample | None]]:
+        """Connect; each call looks once, None where there is no slot that could be read."""
+        with reading(self.project) as session:
+
+            def look() -> WalSample | None:
+                found = slot.find_slot(session, self.project.slot)
+                if found is None or found.retained is None or found.confirmed is None:
+                    return None
+                end = wal_position(session).value
+                return WalSample(time.time(), end, found.confirmed.value, found.retained, found.safe)
+
+            yield look
+
+    def drop(self, patience: float) -> None:
+        """Drop the slot, once its reader has gone, waited for up to `patience` seconds."""
+        with session_of(self.project, replication=self.project.postgres.streams) as session:
+            slot.drop_slot_when_free(session, self.project.slot, patience)

@@ -1,0 +1,310 @@
+"""What a pipeline captures of a PostgreSQL: what its publication carries, or, of a plugin that takes none, what the
+patterns of `tables` choose.
+
+How the stream of a PostgreSQL is read, by the plugin of its slot: what it is asked for, and who decodes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+
+from cdc_lake.bronze.contract import StreamCheckpoint, Tabulate
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project
+from cdc_lake.connectors.open_stream import by_policy, codec_by_name, in_hex, lands
+from cdc_lake.connectors.table_sync import Member, named_tables
+from cdc_lake.control.snapshots import TableTimeline, courses
+from cdc_lake.decode.gaussdb.columnar import tabulate as tabulate_lines
+from cdc_lake.decode.gaussdb.relations import RelationResolver
+from cdc_lake.decode.gaussdb.undecodable import GaussDbFormat
+from cdc_lake.decode.hashing import Hashing
+from cdc_lake.decode.pgoutput.assembler import Assembler
+from cdc_lake.decode.pgoutput.binary_values import reader_of
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.pgoutput.relations import DdlMessages, Landed, TableFacts
+from cdc_lake.decode.pgoutput.spooled import PreparedStorage
+from cdc_lake.decode.test_decoding import LineAssembler
+from cdc_lake.decode.transaction import FrameStoreFactory
+from cdc_lake.decode.undecodable import PgoutputFormat
+from cdc_lake.errors import PublicationAltered
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.source.base import PublishedTable, TransactionAssembler, select_tables
+from cdc_lake.source.postgres import catalog, publication
+from cdc_lake.source.postgres.catalog import RowTables, SourceCatalog, relation_of, takes
+from cdc_lake.source.postgres.connection import Session, command, encoding_of
+from cdc_lake.source.postgres.plugins import LINE_OPTIONS, PGOUTPUT, PHASED_LINE_OPTIONS, chosen, message_options
+from cdc_lake.source.postgres.publication import RowFilter, interpret_filters, member_of, publication_exists
+from cdc_lake.source.postgres.server import Product
+from cdc_lake.source.postgres.slot_peek import Changed, by_lines, by_messages
+from cdc_lake.tables.control_tables import control_tables
+
+
+def by_publication(project: Project) -> bool:
+    """Whether a publication says what is captured."""
+    return project.postgres.slot.plugin == PGOUTPUT
+
+
+def carried_tables(project: Project, session: Session) -> list[PublishedTable]:
+    """What the stream carries, sorted by table; raises PublicationMissing, NoTableMatches."""
+    if by_publication(project):
+        return publication.load_published_tables(session, project.publication)
+    return catalog.load_matching_tables(session, project.postgres.tables)
+
+
+def chosen_tables(project: Project, session: Session) -> list[TableName]:
+    """The tables that the patterns choose now, of those that the plugin can show; raises NoTableMatches."""
+    return select_tables(project.postgres.tables, in_database(project, session))
+
+
+def declared_filters(project: Project) -> dict[TableName, str]:
+    """The conditions of `source.row_filters`, as they were written."""
+    return {TableName.parse(name): condition for name, condition in project.postgres.row_filters.items()}
+
+
+def filters(
+    project: Project, session: Session, tables: Collection[TableName], gone: Collection[str] = ()
+) -> dict[TableName, RowFilter]:
+    """The filters of `source.row_filters`, as the server understands them; `tables`: those that are captured,
+    `gone`: names of tables that were, and may be there no more. Raises RowFilterUnfit, SourceError.
+    """
+    conditions = {
+        name: condition
+        for name, condition in declared_filters(project).items()
+        if name in tables or str(name) not in gone
+    }
+    return interpret_filters(session, conditions, tables)
+
+
+def in_database(project: Project, session: Session) -> list[TableName]:
+    """The tables that there are, of those that the plugin can show. Raises SourceError."""
+    if by_publication(project):
+        return publication.tables_in_database(session)
+    return sorted(catalog.tables_in_database(session))
+
+
+def captured_tables(project: Project, session: Session) -> list[TableName]:
+    """The tables the stream carries, or will carry where the publication is not made yet. Raises SourceError."""
+    if by_publication(project) and publication.publication_exists(session, project.publication):
+        return [p.table for p in publication.load_published_tables(session, project.publication)]
+    return chosen_tables(project, session)
+
+
+def layout_now(project: Project, session: Session, table: TableName) -> Relation | None:
+    """The layout that the stream gives a table now, None where it does not carry it. Raises SourceError."""
+    if not by_publication(project):
+        return catalog.layout_of(session, table)
+    if not publication.publication_exists(session, project.publication):
+        return relation_of(session, table, None)
+    published_tables = publication.load_published_tables(session, project.publication)
+    columns = next((p.columns for p in published_tables if p.table == table), None)
+    return None if columns is None else relation_of(session, table, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDecoding:
+    """Who makes transactions and columns; `again`: of what comes again."""
+
+    assembler: TransactionAssembler
+    tabulate: Tabulate
+    again: Tabulate
+
+
+def plugin_options(project: Project) -> Mapping[str, str]:
+    """What the slot's plugin is asked for, in any case: enough to see which transactions there are."""
+    return message_options(project.publication) if by_publication(project) else LINE_OPTIONS
+
+
+def needs_two_phase(project: Project) -> bool:
+    """Whether the slot has to be made with two-phase decoding: pgoutput turns it on by reading."""
+    return not by_publication(project) and project.postgres.decoding.two_phase
+
+
+def stream_options(project: Project, server: Product) -> Mapping[str, str]:
+    """The same for the stream of a server, by whichever way it is read. Raises OptionRefused."""
+    if not by_publication(project):
+        return PHASED_LINE_OPTIONS if needs_two_phase(project) else LINE_OPTIONS
+    source = project.postgres
+    more = chosen(server.major, source.decoding, str(server), streams=source.streams)
+    return {**plugin_options(project), **more}
+
+
+def changed_whole(project: Project, server: Product, session: Session) -> Changed:
+    """How functions of a slot that gives whole transactions tell which changed what is captured."""
+    if not by_publication(project):
+        return by_lines(takes(session, project.postgres.tables))
+    asked = project.postgres.decoding.model_copy(update={"proto_version": 1, "two_phase": False})
+    return by_messages({**plugin_options(project), **chosen(server.major, asked, str(server), streams=False)})
+
+
+def check_binary(project: Project, session: Session) -> None:
+    """Raise UnreadBinary where values are to come in binary, and a captured column's type is not read so."""
+    if not (by_publication(project) and project.postgres.decoding.binary):
+        return
+    tables: dict[TableName, tuple[str, ...] | None]
+    if publication_exists(session, project.publication):
+        tables = {source_table.table: source_table.columns for source_table in carried_tables(project, session)}
+    else:
+        tables = dict.fromkeys(chosen_tables(project, session))
+    for table, columns in tables.items():
+        for column in relation_of(session, table, columns).columns:
+            reader_of(table, column)
+
+
+def reading_of(
+    project: Project,
+    session: Session,
+    layouts: Callable[[], Session],
+    state: StreamCheckpoint,
+    report: ProgressReporter,
+    frames: FrameStoreFactory,
+    hashing: Hashing,
+    parking: PreparedStorage | None = None,
+    members: Mapping[str, Member] = MappingProxyType({}),
+) -> StreamDecoding:
+    """How the pipeline's stream is read. `session` answers for relations; `layouts` opens another one for lines.
+
+    `frames` makes stores for large transactions. `parking` keeps prepared ones, where the stream has them before their
+    end. `hashing` makes digests of large chunks. `members`: see `connectors.table_sync`.
+    """
+    if by_publication(project):
+        asked = project.postgres.decoding.messages
+        assembler = Assembler(
+            WatchedCatalog(session, project.publication, members, partial(_course, project, state.stream)),
+            keeps=lands(project),
+            # redaction leaves every message out, and of one outside of transactions nothing would be left
+            messages=asked and not project.pipeline.bronze.redact,
+            ddl_messages=DdlMessages(bronze_reader(project).latest_layouts(state.epoch), partial(_warn, report))
+            if asked
+            else None,
+            frames=frames,
+            parking=parking,
+            landed=state.upto,
+            layouts=_landed_layouts(project, state),
+        )
+        decoded = PgoutputFormat(partial(tabulate, in_hex=in_hex(project), hashing=hashing))
+        columns = by_policy(project, decoded, report)
+        return StreamDecoding(assembler, columns, columns)
+    return _of_lines(project, layouts(), state, report, frames, hashing, parking, named_tables(members))
+
+
+def _course(project: Project, stream: str, table: str) -> TableTimeline | None:
+    return courses(control_tables(project).snapshots(), stream).get(table)
+
+
+def _landed_layouts(project: Project, state: StreamCheckpoint) -> Landed:
+    """The layout of a table that landed last: of those of the newest files, else of whichever file has one."""
+    reader = bronze_reader(project)
+    recent = {layout.oid: layout for layout in reader.latest_layouts(state.epoch) if layout.oid is not None}
+
+    def last_layout(oid: int, table: TableName) -> Relation | None:
+        return recent.get(oid) or reader.last_layout(state.epoch, table)
+
+    return last_layout
+
+
+def _warn(report: ProgressReporter, text: str) -> None:
+    report(ProgressEvent("warning", text))
+
+
+def _of_lines(
+    project: Project,
+    session: Session,
+    state: StreamCheckpoint,
+    report: ProgressReporter,
+    frames: FrameStoreFactory,
+    hashing: Hashing,
+    parking: PreparedStorage | None,
+    members: Mapping[TableName, tuple[int, str]],
+) -> StreamDecoding:
+    """Lines name tables, columns and types themselves; what they do not say, the catalog is asked for."""
+    print_whole_names(session)
+    codec = codec_by_name(project, _encoding(project, session))
+    takes_table = takes(session, project.postgres.tables)
+    known_relations = bronze_reader(project).latest_layouts(state.epoch)
+
+    def make_layouts() -> RelationResolver:
+        catalog = RowTables(session)
+        return RelationResolver(
+            catalog,
+            codec,
+            known_relations=known_relations,
+            takes=takes_table,
+            takes_back=False,
+            versions=catalog.versions,
+            members=members,
+        )
+
+    again, columns = make_layouts(), partial(tabulate_lines, hashing=hashing)
+    return StreamDecoding(
+        LineAssembler(codec, takes_table, keeps=lands(project), frames=frames, parking=parking, landed=state.upto),
+        by_policy(project, GaussDbFormat(make_layouts(), project.postgres.slot.plugin, columns), report),
+        lambda batch: tabulate_lines(batch, again),
+    )
+
+
+def _encoding(project: Project, session: Session) -> str:
+    """Of lines: the database's in a stream; what SQL functions answer, the server has made UTF-8 of, where it can."""
+    stored = encoding_of(session)
+    return "UTF8" if project.postgres.mode == "polling" and stored != "SQL_ASCII" else stored
+
+
+def print_whole_names(session: Session) -> None:
+    """Have the server print types with their schema, in lines as in the catalog: nothing is on the search path."""
+    command(session.pgconn, "SET search_path TO ''", "leaving the search path empty")
+
+
+class WatchedCatalog:
+    """A catalog that looks, whenever a table is announced, whether it is the one that the stream was read from before.
+
+    PostgreSQL announces a table again with its first change after its publication was altered.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        publication: str,
+        members: Mapping[str, Member],
+        course: Callable[[str], TableTimeline | None],
+    ) -> None:
+        self._catalog = SourceCatalog(session)
+        self._session = session
+        self._publication = publication
+        self._members = members
+        self._course = course
+        self._names = {member.oid: name for name, member in members.items() if member.oid is not None}
+
+    def __call__(self, oid: int, table: TableName) -> TableFacts:
+        """As `SourceCatalog`; raises PublicationAltered."""
+        member, name = self._members.get(str(table)), self._names.get(oid)
+        if member is not None or name is not None:
+            self._check(oid, table, member)
+        facts = self._catalog(oid, table)
+        if name not in {None, str(table)} and (course := self._course(str(name))) is not None and not course.waits:
+            facts = replace(facts, member=(TableName.parse(str(name)), course.stretches[-1].begins))
+        root = facts.published_as
+        if root is not None and (str(table) in self._members or str(root.table) not in self._members):
+            return replace(facts, published_as=None)
+        return facts
+
+    def _check(self, oid: int, table: TableName, member: Member | None) -> None:
+        # where table or publication is gone, nothing is read on in another way: the stream itself says what follows
+        current_entry = member_of(self._session, self._publication, oid)
+        if current_entry is None:
+            return
+        now, entry = current_entry
+        name = self._names.get(oid)
+        if now != table and (name is None or name in {str(table), str(now)}):
+            return  # what comes was decoded from before the table was renamed, or while it had another name
+        if now != table or member is None:
+            text = f"table {name} was renamed to {now}"
+        elif member.oid not in {None, oid}:
+            text = f"{table} is another table than before: it was renamed or made anew"
+        elif entry != member.entry:
+            text = f"publication `{self._publication}` was altered: it has table {table} in another way than before"
+        else:
+            return
+        raise PublicationAltered(text)

@@ -1,0 +1,429 @@
+"""PostgreSQL as `plan` and `status` see it (`connectors.base.SourceIntrospection`).
+
+One slot of a PostgreSQL, seen from all sides: what the server tells, what bronze holds, what is threatened by it.
+
+The slots of a PostgreSQL (`connectors.base.SlotAdmin`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project
+from cdc_lake.connectors.base import (
+    LEAST_LET_GO,
+    Action,
+    ActionKind,
+    BesideBronze,
+    SlotAdvanced,
+    SlotDetails,
+    SlotFound,
+    SlotSeen,
+    SlotThreat,
+    SlotView,
+    beside_bronze,
+    copies,
+    held_already,
+    nothing_of_it,
+    size,
+    unbounded_threat,
+    within_bronze,
+)
+from cdc_lake.connectors.failover import check_fed_from
+from cdc_lake.connectors.postgres.decoding import (
+    by_publication,
+    captured_tables,
+    declared_filters,
+    filters,
+    layout_now,
+    needs_two_phase,
+)
+from cdc_lake.connectors.postgres.server_checks import (
+    check_own_slot,
+    check_same,
+    left_by_a_start,
+    limits,
+    reading,
+    sent_position,
+    session_of,
+    tables,
+)
+from cdc_lake.connectors.postgres.snapshot import alterable, check_filters, check_maker, table_changes
+from cdc_lake.control.ownership import check_own_bronze, unclaimed_slot
+from cdc_lake.control.snapshots import finished_tables
+from cdc_lake.control.streams import is_complete, starts_over
+from cdc_lake.errors import SourceError
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.position import Lsn, OrderDomain
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.source.base import SlotCounters, StreamIdentity, format_stream_position
+from cdc_lake.source.postgres import publication, slot
+from cdc_lake.source.postgres.catalog import add_missing_values, check_identities
+from cdc_lake.source.postgres.connection import Session, place_of, translate_errors
+from cdc_lake.source.postgres.server import check_server, identify, wal_position
+from cdc_lake.source.postgres.slot import SlotFacts, SlotStatistics, slot_extras
+from cdc_lake.tables.control_tables import control_tables
+
+
+class PostgresIntrospection:
+    """One SQL session."""
+
+    def __init__(self, project: Project, session: Session) -> None:
+        self._project = project
+        self._session = session
+
+    def tables(self) -> list[TableName]:
+        """The tables that the stream carries, or would."""
+        return captured_tables(self._project, self._session)
+
+    def origin(self) -> str:
+        """Server, database and slot that a stream of this pipeline comes from (`StreamIdentity.origin`)."""
+        facts = identify(self._session, self._project.postgres)
+        return StreamIdentity(facts.system, facts.database, self._project.slot, Lsn(0)).origin
+
+    def end(self, domain: OrderDomain) -> int:
+        """See SourceView; always an LSN."""
+        del domain
+        return wal_position(self._session).value
+
+    def received_position(self) -> int | None:
+        """The position up to which the slot's receiver has read, as far as the server tells."""
+        sent = sent_position(self._session, self._project.slot)
+        return sent.value if sent is not None else None
+
+    def slot(self) -> SlotSeen | None:
+        """The pipeline's slot."""
+        facts = slot.find_slot(self._session, self._project.slot)
+        if facts is None:
+            return None
+        why = facts.invalidation or facts.wal_status
+        return SlotSeen(
+            confirmed=str(facts.confirmed) if facts.confirmed is not None else None,
+            retained=facts.retained,
+            read_by=f"server process {facts.active_pid}" if facts.active_pid is not None else None,
+            lost=f"the server gave it up ({why})" if facts.is_lost else None,
+            safe=facts.safe,
+            counters=slot.slot_counters(self._session, self._project.slot),
+        )
+
+    def steps(self, state: Callable[[], StreamCheckpoint | None]) -> Iterator[Action]:
+        """What `run` would do at the source; `state`: what bronze holds, asked behind the slot: receivers land before
+        they confirm.
+        """
+        check_server(limits(self._session, self._project.postgres), place_of(self._project.postgres))
+        names = self.tables()
+        yield from self._publication(names, state())
+        existing_slot = slot.find_slot(self._session, self._project.slot)
+        yield from self._stream(existing_slot, state(), names)  # read behind the slot: a receiver beside moves both
+
+    def layout(self, table: TableName) -> Relation | None:
+        """The layout of a captured table now; None where it is none."""
+        relation = layout_now(self._project, self._session, table)
+        reader = bronze_reader(self._project)
+        state = reader.state() if relation is not None else None
+        if relation is None or state is None:
+            return relation
+        return add_missing_values(self._session, relation, reader.last_layout(state.epoch, table))
+
+    def _publication(self, names: Sequence[TableName], state: StreamCheckpoint | None) -> Iterator[Action]:
+        if not by_publication(self._project):
+            return
+        name = self._project.publication
+        if not is_complete(state, control_tables(self._project)):
+            check_maker(self._project, self._session)
+        if not publication.publication_exists(self._session, name):
+            check_identities(self._session, names)
+            filtered = len(filters(self._project, self._session, names))
+            listed = str(names[0]) if len(names) == 1 else f"{len(names)} tables"
+            text = f"create publication `{name}` for {listed}"
+            text += f", with filters of rows for {pluralize(filtered, 'table')}" if filtered else ""
+            yield Action(ActionKind.CREATE_PUBLICATION, name, text)
+        else:
+            check_filters(self._project, self._session, state, control_tables(self._project))
+
+    def _stream(
+        self, existing_slot: SlotFacts | None, state: StreamCheckpoint | None, names: Sequence[TableName]
+    ) -> Iterator[Action]:
+        project, session = self._project, self._session
+        left = existing_slot is not None and left_by_a_start(project, session, existing_slot, state)
+        existing_slot = None if left else existing_slot
+        control = control_tables(project)
+        check_own_bronze(project, state, control)
+        again = starts_over(state, control)
+        if existing_slot is not None and (state is None or again):
+            raise unclaimed_slot(project, bronze_reader(project).place, state)
+        started = (
+            not again
+            and state is not None
+            and (existing_slot is not None or state.upto != StreamIdentity.parse(state.stream).start)
+        )
+        if state is not None and started:
+            facts = identify(session, project.postgres)
+            identity = StreamIdentity.parse(state.stream)
+            check_fed_from(identity, system=facts.system, database=facts.database, slot=project.slot)
+            checked = check_own_slot(project, existing_slot, project.postgres.database, state.confirm)
+            lag = max(0, wal_position(session).value - state.upto)
+            retained = f", {size(checked.retained)} of WAL retained" if checked.retained is not None else ""
+            after = format_stream_position(state.stream, state.upto)
+            text = f"resume slot `{project.slot}` after {after}: {size(lag)} behind{retained}"
+            yield Action(ActionKind.RESUME, project.slot, text, changes=False, bytes=lag)
+            if not is_complete(state, control):
+                copied_tables = {
+                    table.relation for table in finished_tables(control.snapshots(), state.stream, state.epoch)
+                }
+                yield from copies(project, tables(session, [name for name in names if name not in copied_tables]))
+            else:
+                yield from self._come_and_gone(state)
+            return
+        kind = f"{project.postgres.slot.plugin}{', two-phase' if needs_two_phase(project) else ''}"
+        first = "begin a new stream: " if again else ""
+        first += "drop what an earlier start left and " if left else ""
+        yield Action(ActionKind.CREATE_SLOT, project.slot, f"{first}create slot `{project.slot}` ({kind})")
+        yield from copies(project, tables(session, names))
+
+    def _come_and_gone(self, state: StreamCheckpoint) -> Iterator[Action]:
+        """What a start does with tables that came to `source.tables` or went."""
+        project, session = self._project, self._session
+        if by_publication(project) and not publication.publication_exists(session, project.publication):
+            return
+        changes, name = table_changes(project, session, state, control_tables(project)), project.publication
+        refused = publication.not_addable(session, name, changes.lacking) if alterable(project) else ()
+        for verb, words, altered_tables in (("ADD", "to", changes.lacking), ("DROP", "from", changes.extra)):
+            for table in altered_tables:
+                statement, why = publication.altering(name, verb, table, filters=declared_filters(project)), ""
+                if not alterable(project):
+                    why = f"; it is not the pipeline's own: {statement}"
+                elif table in refused:
+                    why = f"; the role has to own both, a superuser may: {statement}"
+                text = f"{verb.lower()} {table} {words} publication `{name}`{why}"
+                yield Action(ActionKind.ALTER_PUBLICATION, str(table), text, changes=not why)
+        may = (table for table in changes.lacking if alterable(project) and table not in refused)
+        came = (*may, *changes.waiting)
+        yield from copies(project, tables(session, came))
+
+
+@contextmanager
+def postgres_view(project: Project) -> Iterator[PostgresIntrospection]:
+    """Connect. Raises SourceError."""
+    with reading(project) as session:
+        yield PostgresIntrospection(project, session)
+
+
+_BOUND = "; a bound: ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'"
+
+
+def details(
+    project: Project, session: Session, facts: slot.SlotFacts, view: SlotView, state: StreamCheckpoint | None
+) -> SlotDetails | None:
+    """Everything of a slot, of which `facts` and `view` were made; None where it went meanwhile. Raises SourceError."""
+    more, counters = slot_extras(session, facts.name), slot.slot_counters(session, facts.name)
+    if more is None:
+        return None
+    confirmed = None if facts.confirmed is None else facts.confirmed.value
+    bronze = beside_bronze(state, confirmed, OrderDomain.LSN) if view.own else None
+    return SlotDetails(
+        pipeline=project.name,
+        source=project.postgres.place,
+        server=str(limits(session, project.postgres).product),
+        slot=view,
+        order=OrderDomain.LSN.value,
+        read_by=_reader(facts, more),
+        inactive_since=more.inactive_since,
+        restart=None if facts.restart is None else str(facts.restart),
+        log_end=str(_end(session)),
+        wal_status=facts.wal_status,
+        invalidation=facts.invalidation,
+        conflicting=more.conflicting,
+        catalog_xmin=more.catalog_xmin,
+        catalog_age=more.catalog_age,
+        synced=more.synced,
+        two_phase=facts.two_phase,
+        two_phase_at=more.two_phase_at,
+        counters=counters,
+        bronze=bronze,
+        threats=tuple(_threats(project, facts, more, counters, bronze, state)),
+    )
+
+
+def read_for_moments(project: Project, facts: slot.SlotFacts) -> bool:
+    """Whether the slot is the pipeline's own, which reads it for moments only."""
+    return facts.name == project.slot and project.postgres.mode == "polling"
+
+
+def _threats(
+    project: Project,
+    facts: slot.SlotFacts,
+    more: SlotStatistics,
+    counters: SlotCounters | None,
+    bronze: BesideBronze | None,
+    state: StreamCheckpoint | None,
+) -> Iterator[SlotThreat]:
+    own = facts.name == project.slot
+    if own:
+        yield from _for_the_pipeline(project, facts, state)
+    yield from _at_the_server(facts, more, own=own, polled=read_for_moments(project, facts))
+    held = 0 if bronze is None else bronze.unconfirmed or 0
+    if facts.active_pid is None and held >= LEAST_LET_GO:
+        yield held_already(held)
+    if counters is not None and counters.spilled_transactions:
+        many, much = pluralize(counters.spilled_transactions, "transaction"), size(counters.spilled_bytes)
+        text = f"{many} went to the server's disk while they were decoded, {much} in all, {counters.counted_since}"
+        yield SlotThreat(text, "raise logical_decoding_work_mem on the server; `source.decoding.streaming` sends them")
+
+
+def _reader(facts: slot.SlotFacts, more: SlotStatistics) -> str | None:
+    if facts.active_pid is None:
+        return None
+    words = [word for word in (more.application, f"from {more.address}" if more.address else None) if word]
+    return f"server process {facts.active_pid}" + (f" ({', '.join(words)})" if words else "")
+
+
+def _end(session: Session) -> Lsn:
+    """Where the log ends, of a standby what is replayed of it."""
+    with translate_errors("reading the WAL position"):
+        row = session.execute(
+            "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END::text"
+        ).fetchone()
+    assert row is not None
+    return Lsn.parse(str(row[0]))
+
+
+def _for_the_pipeline(project: Project, facts: slot.SlotFacts, state: StreamCheckpoint | None) -> Iterator[SlotThreat]:
+    """Why the pipeline could not go on with its slot, or would miss something."""
+    if state is None:
+        yield nothing_of_it(facts.name)
+        return
+    try:
+        check_own_slot(project, facts, project.postgres.database, state.confirm)
+    except SourceError as error:
+        yield SlotThreat(error.message, error.remedy)
+        return
+    if project.postgres.slot.failover and not facts.failover:
+        text = "the pipeline asks for `failover`, and the slot does not have it: a standby that is promoted is without"
+        yield SlotThreat(text, "start the receiver, which sets it: cdc-lake run")
+
+
+def _at_the_server(facts: slot.SlotFacts, more: SlotStatistics, *, own: bool, polled: bool) -> Iterator[SlotThreat]:
+    """What the server may do to the slot, or the slot to the server."""
+    if facts.is_lost:
+        if not own:
+            text = f"the server gave it up ({facts.invalidation or facts.wal_status}): what it had not sent is gone"
+            yield SlotThreat(text, f"its reader has to begin anew: cdc-lake slot drop {facts.name} --yes")
+        return
+    if facts.temporary:
+        yield SlotThreat("it is temporary and goes with the connection that made it", "nothing has to be dropped")
+        return
+    if more.synced and more.in_recovery:
+        text = "it is a standby's copy of the primary's slot: nobody can read it here"
+        yield SlotThreat(text, "read it at the primary, or promote this server")
+        return
+    yield from _retention_threats(facts, more)
+    if facts.active_pid is None and not polled:
+        if more.keep_size is None:
+            yield unbounded_threat(own=own, bound=_BOUND)
+        if more.idle_timeout is not None:
+            since = (
+                "" if more.inactive_since is None else f"; this one rests since {more.inactive_since:%Y-%m-%dT%H:%MZ}"
+            )
+            text = f"the server gives up a slot that nobody reads for {more.idle_timeout}{since}"
+            yield SlotThreat(text, "start who reads it, or raise idle_replication_slot_timeout on the server")
+    if more.catalog_age is not None and 2 * more.catalog_age >= more.freeze_age:
+        text = (
+            f"vacuum leaves all that was deleted from catalogs in the last {pluralize(more.catalog_age, 'transaction')}"
+        )
+        yield SlotThreat(text, "let it be read up to now, or drop it; the server stops writing before numbers run out")
+
+
+def _retention_threats(facts: slot.SlotFacts, more: SlotStatistics) -> Iterator[SlotThreat]:
+    """What is kept for it, against what the server allows."""
+    retained_text = size(facts.retained or 0)
+    if facts.wal_status == "unreserved":
+        text = f"it needs log beyond max_slot_wal_keep_size = {more.keep_size}: a checkpoint may remove it any time"
+        yield SlotThreat(text, "let it be read at once, or raise max_slot_wal_keep_size on the server")
+    elif facts.safe is not None and facts.safe <= (facts.retained or 0):
+        text = f"{retained_text} of log are kept for it, and after {size(facts.safe)} more the server gives it up"
+        yield SlotThreat(text, "let it be read, or raise max_slot_wal_keep_size on the server")
+    elif facts.wal_status == "extended":
+        yield SlotThreat(f"{retained_text} of log are kept for it, more than max_wal_size", "let it be read up to now")
+    before = facts.confirmed.value - facts.restart.value if facts.confirmed and facts.restart else 0
+    if before >= LEAST_LET_GO and 2 * before >= (facts.retained or 0):
+        text = f"{size(before)} of it are from before its position: a transaction was open for long then"
+        yield SlotThreat(text, "end what is open for long: pg_stat_activity (xact_start), pg_prepared_xacts")
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSlots:
+    """See SlotCare."""
+
+    project: Project
+
+    def views(self) -> list[SlotView]:
+        """Every slot, of other databases and readers too, by name."""
+        with reading(self.project) as session:
+            return [_view(self.project, facts) for facts in slot.all_slots(session)]
+
+    def find(self, name: str) -> SlotFound | None:
+        """A slot, and where the server's log ends."""
+        with session_of(self.project) as session:
+            facts = slot.find_slot(session, name)
+            if facts is None:
+                return None
+            confirmed = None if facts.confirmed is None else str(facts.confirmed)
+            return SlotFound(confirmed, facts.retained, wal_position(session).value)
+
+    def inspect(self, name: str, state: Callable[[], StreamCheckpoint | None]) -> SlotDetails | None:
+        """Everything of one slot; `state`: what bronze holds, asked behind it: receivers land before they confirm."""
+        with reading(self.project) as session:
+            facts = slot.find_slot(session, name)
+            if facts is None:
+                return None
+            return details(self.project, session, facts, _view(self.project, facts), state())
+
+    def advance(self, state: Callable[[], StreamCheckpoint], upto: int | None) -> SlotAdvanced:
+        """Let the pipeline's slot forget what bronze holds; `state` is asked behind the slot."""
+        project, source = self.project, self.project.postgres
+        with session_of(project, replication=source.streams) as replication, session_of(project) as session:
+            existing_slot, have = slot.find_slot(session, project.slot), state()
+            facts = identify(replication, source)
+            check_server(facts, source.place)
+            _, held = check_same(project, replication, facts, have, control_tables(project))
+            checked_slot = check_own_slot(project, existing_slot, facts.database, held.confirm)
+            before = reached = checked_slot.confirmed
+            assert before is not None  # `check_own_slot` says so
+            assert reached is not None
+            if (target := within_bronze(held.confirm, upto)) > before.value:
+                reached = slot.advance_slot(session, project.slot, Lsn(target))
+        return SlotAdvanced(project.name, project.slot, str(before), str(reached), reached.value - before.value)
+
+    def drop(self, name: str, wait: float) -> None:
+        """Drop a slot, waiting so many seconds for who reads it."""
+        with session_of(self.project, replication=self.project.postgres.streams) as session:
+            slot.drop_slot_when_free(session, name, wait)
+
+
+def _view(project: Project, facts: slot.SlotFacts) -> SlotView:
+    own = facts.name == project.slot
+    rests = "read for moments only (`mode: polling`)" if read_for_moments(project, facts) else "nobody reads it"
+    state, reason = "idle", rests
+    if facts.is_lost:
+        state, reason = "lost", f"the server gave it up ({facts.invalidation or facts.wal_status})"
+    elif facts.active_pid is not None:
+        state, reason = "active", f"read by server process {facts.active_pid}"
+    return SlotView(
+        name=facts.name,
+        own=own,
+        kind=facts.kind,
+        plugin=facts.plugin,
+        database=facts.database,
+        temporary=facts.temporary,
+        failover=facts.failover,
+        state=state,
+        reason=reason,
+        confirmed=None if facts.confirmed is None else str(facts.confirmed),
+        retained_bytes=facts.retained,
+        safe_bytes=facts.safe,
+    )

@@ -1,0 +1,253 @@
+"""Sessions of one task of a pipeline on its PostgreSQL: each with its name, closed together, all on one host.
+
+Whether a stream of PostgreSQL that bronze holds can go on: at the same server, database and log, from its slot.
+
+Left: a slot of PostgreSQL that a start made, or was making, before it broke off and bronze knew of it.
+
+Only one with two-phase decoding can be: any other is made when its stream is begun in bronze.
+
+What a PostgreSQL says of itself without being touched: for `check`, `plan` and `status`.
+
+Everything is read in one short SQL session; nothing is created, locked or advanced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass
+
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project
+from cdc_lake.config.source import PostgresSource
+from cdc_lake.connectors.base import TableFacts
+from cdc_lake.connectors.failover import check_fed_from, check_log_reaches, check_timeline, last_timeline
+from cdc_lake.connectors.open_stream import bronze_may_go_on
+from cdc_lake.control.ownership import check_named_slot
+from cdc_lake.control.streams import PendingSlot
+from cdc_lake.model.position import Lsn
+from cdc_lake.model.relation import TableName
+from cdc_lake.source.base import Kind, StreamIdentity
+from cdc_lake.source.postgres import slot
+from cdc_lake.source.postgres.connection import Session, connect, pin_host, translate_errors
+from cdc_lake.source.postgres.server import (
+    Product,
+    ServerFacts,
+    holders_named,
+    identify,
+    product_of,
+    timeline_of,
+    wait_for_locks,
+)
+from cdc_lake.source.postgres.slot import SlotFacts
+from cdc_lake.source.primary import Timeline
+from cdc_lake.source.socket_io import Opened, ignore_open
+from cdc_lake.source.sql_text import quote_table
+from cdc_lake.tables.control_tables import ControlTables, control_tables
+
+
+class SessionFactory:
+    """Opens sessions that `opened` closes. What belongs together is read from one host, also while a failover is under
+    way: all are opened to the host of the first.
+    """
+
+    def __init__(self, project: Project, opened: ExitStack, on_open: Opened = ignore_open) -> None:
+        """`on_open`: of every connection."""
+        self.source = project.postgres
+        """The source, with one host as soon as a session is open."""
+        self._project = project
+        self._opened = opened
+        self._on_open = on_open
+
+    def __call__(self, what: str, *, replication: bool = False) -> Session:
+        """A session that the server shows as `cdc_lake PIPELINE WHAT`. Raises SourceError."""
+        name = f"cdc_lake {self._project.name} {what}"
+        session = connect(
+            self.source, self._project.root, application=name, replication=replication, on_open=self._on_open
+        )
+        self._opened.callback(session.close)
+        self.source = pin_host(self.source, session)
+        return session
+
+
+def check_resume(
+    project: Project,
+    session: Session,
+    replication: Session,
+    facts: ServerFacts,
+    state: StreamCheckpoint,
+    control: ControlTables,
+) -> tuple[Timeline, StreamCheckpoint]:
+    """Raise unless the stream that bronze holds can go on at this server, database and slot; as `check_same`."""
+    timeline, held = check_same(project, replication, facts, state, control)
+    existing_slot = slot.find_slot(session, project.slot)
+    confirmed = None if existing_slot is None or existing_slot.confirmed is None else existing_slot.confirmed.value
+    with bronze_may_go_on(project, state, confirmed):
+        check_own_slot(project, existing_slot, facts.database, held.confirm)
+    return timeline, held
+
+
+def check_same(
+    project: Project, replication: Session, facts: ServerFacts, state: StreamCheckpoint, control: ControlTables
+) -> tuple[Timeline, StreamCheckpoint]:
+    """Raise unless bronze was fed from this server and database, and all it holds is in its log.
+
+    Its timeline, and the state to go on from (`failover.check_timeline`).
+    """
+    identity = StreamIdentity.parse(state.stream)
+    check_named_slot(project, state)
+    check_fed_from(identity, system=facts.system, database=facts.database, slot=project.slot)
+    timeline = timeline_of(replication, facts.timeline)
+    reader = bronze_reader(project)
+    held = check_timeline(timeline, last_timeline(control, state), reader, state)
+    check_log_reaches(facts.flushed, reader, held)
+    return timeline, held
+
+
+def check_own_slot(project: Project, existing_slot: slot.SlotFacts | None, database: str, held: int) -> slot.SlotFacts:
+    """The pipeline's slot, as `slot.check_slot` checks it; `existing_slot`: as the server has it."""
+    source = project.postgres
+    plugin, two_phase = source.slot.plugin, source.decoding.two_phase
+    return slot.check_slot(existing_slot, project.slot, database, held, plugin, two_phase=two_phase)
+
+
+def intention_of(project: Project, facts: ServerFacts) -> PendingSlot:
+    """To make the pipeline's slot at a server."""
+    return PendingSlot(Kind.POSTGRES, facts.system, facts.database, project.slot)
+
+
+def left_over(
+    existing_slot: SlotFacts, intention: PendingSlot, state: StreamCheckpoint | None, control: ControlTables
+) -> bool:
+    """Whether a slot is left from a start that came after what bronze holds."""
+    after = intention.recorded_epoch(control) if existing_slot.two_phase else None
+    return after is not None and (state is None or after >= state.epoch)
+
+
+def left_by_a_start(
+    project: Project, session: Session, existing_slot: SlotFacts, state: StreamCheckpoint | None
+) -> bool:
+    """The same, for who only looks. Raises SourceError."""
+    if not existing_slot.two_phase:
+        return False
+    intention = intention_of(project, identify(session, project.postgres))
+    return left_over(existing_slot, intention, state, control_tables(project))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Settings that logical replication needs, and how much of them is in use."""
+
+    product: Product
+    wal_level: str
+    in_recovery: bool
+    slots_max: int
+    slots_used: int
+    senders_max: int
+    senders_used: int
+    keep_size: str
+    messages: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleFacts:
+    """What the role may do."""
+
+    name: str
+    replication: bool
+    superuser: bool
+    create_in_database: bool
+
+
+def session_of(
+    project: Project, *, application: str = "cdc_lake", replication: bool = False
+) -> AbstractContextManager[Session]:
+    """A session on the source until the block ends. Raises SourceError."""
+    return closing(connect(project.postgres, project.root, application=application, replication=replication))
+
+
+@contextmanager
+def reading(project: Project) -> Iterator[Session]:
+    """A read-only SQL session on the source. Raises SourceError; TableLocked where others hold a table for long."""
+    with session_of(project) as session:
+        session.execute("SET default_transaction_read_only = on")
+        wait_for_locks(session, looks=True)
+        with holders_named(session, project.postgres.tables):
+            yield session
+
+
+def sent_position(session: Session, slot: str) -> Lsn | None:
+    """The position up to which an active slot's receiver has read; None where nobody reads it, or it cannot be seen."""
+    with translate_errors("reading the state of the receiver"):
+        row = session.execute(
+            "SELECT r.write_lsn::text FROM pg_replication_slots AS s "
+            "JOIN pg_stat_replication AS r ON r.pid = s.active_pid WHERE s.slot_name = %s",
+            [slot],
+        ).fetchone()
+    return Lsn.parse(str(row[0])) if row is not None and row[0] is not None else None
+
+
+def limits(session: Session, source: PostgresSource) -> ServerLimits:
+    """The server's settings for replication. Raises ServerSettings where it is another product than `source` says."""
+    with translate_errors("reading the server's settings"):
+        row = session.execute(
+            "SELECT current_setting('wal_level'), pg_is_in_recovery(), "
+            "current_setting('max_replication_slots')::int, (SELECT count(*) FROM pg_replication_slots), "
+            "current_setting('max_wal_senders')::int, (SELECT count(*) FROM pg_stat_replication), "
+            "current_setting('max_slot_wal_keep_size', true), current_setting('lc_messages'), version()"
+        ).fetchone()
+    assert row is not None
+    level, recovery, slots, slots_used, senders, senders_used, keep, messages, says = row
+    return ServerLimits(
+        product_of(source, str(says), session.info.server_version),
+        str(level),
+        bool(recovery),
+        int(str(slots)),
+        int(str(slots_used)),
+        int(str(senders)),
+        int(str(senders_used)),
+        str(keep),
+        str(messages),
+    )
+
+
+def role(session: Session) -> RoleFacts:
+    """The role of the session."""
+    with translate_errors("reading the role's rights"):
+        row = session.execute(
+            "SELECT rolname::text, rolreplication, rolsuper, has_database_privilege(current_database(), 'CREATE') "
+            "FROM pg_roles WHERE rolname = current_user"
+        ).fetchone()
+    assert row is not None
+    return RoleFacts(str(row[0]), bool(row[1]), bool(row[2]), bool(row[3]))
+
+
+def tables(session: Session, names: Sequence[TableName]) -> list[TableFacts]:
+    """Facts of these tables, in their order."""
+    facts_by_table: dict[TableName, TableFacts] = {}
+    for name in names:
+        with translate_errors(f"looking at {name}"):
+            row = session.execute(
+                "SELECT c.reltuples::bigint, pg_total_relation_size(c.oid), has_table_privilege(c.oid, 'SELECT'), "
+                "pg_has_role(c.relowner, 'USAGE') FROM pg_class AS c WHERE c.oid = to_regclass(%s)",
+                [quote_table(name)],
+            ).fetchone()
+        if row is not None:
+            rows, size, readable, owned = row
+            estimate = int(str(rows))
+            facts_by_table[name] = TableFacts(
+                name, estimate if estimate >= 0 else None, int(str(size)), bool(readable), bool(owned)
+            )
+    return [facts_by_table[name] for name in names if name in facts_by_table]
+
+
+def hiding(session: Session, names: Sequence[TableName]) -> list[TableName]:
+    """Those of these tables whose policies of row security count for the role, in their order."""
+    with translate_errors("asking for row security"):
+        rows = session.execute(
+            "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+            "WHERE c.relrowsecurity AND row_security_active(c.oid)"
+        ).fetchall()
+    restricted_tables = {TableName(str(schema), str(name)) for schema, name in rows}
+    return [name for name in names if name in restricted_tables]

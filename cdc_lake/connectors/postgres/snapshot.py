@@ -1,0 +1,588 @@
+"""The initial copy from PostgreSQL: every published table as of a slot's consistent point, by sessions that see it.
+
+The copy of a stream may take several attempts. Each reads in the snapshot of a temporary slot made for it, so its exact
+place among the transactions is known: the snapshot shows those that end at or below the slot's consistent point, and no
+other (PostgreSQL docs, CREATE_REPLICATION_SLOT). What an attempt has whole stays, at that point; what it has not is
+copied anew by the next one, at another.
+
+Tables that came to `source.tables`, or went, since the stream began: record and publication follow, step by step.
+
+    recorded as left at what bronze holds → publication altered → copied (`runtime.receive.stream_setup`) → the copy in
+    force
+
+A table that went is left and stays so. One that came is left too, so that silver waits for its copy, whatever the
+stream has of it before. What breaks off is found by the next start as it was left: only such tables are copied.
+
+A table that somebody took out of the publication and put back is left and copied like one that came
+(`connectors.table_sync`).
+
+A publication that the pipeline file names is somebody's own. It is not altered, and nor is one that the role may not
+alter: what is missing is told with the statement. One that the file does not name, and that says that another pipeline
+made it, begins no stream.
+
+The first start of a stream of PostgreSQL: publication, slot, initial copy.
+
+    temporary slot → stream begun in bronze → lasting slot → every table copied → `snapshots` says complete
+
+The temporary slot goes with its connection, so what breaks off before the lasting one is made leaves nothing on the
+server but the publication, and the next start begins a new stream. What breaks off behind that goes on: tables that are
+whole stay, the others are copied anew in the snapshot of another temporary slot (`connectors.postgres.snapshot`). Only
+the last step makes the stream one that changes are read from.
+
+With two-phase decoding by test_decoding the lasting slot cannot be such a copy:
+
+    intention recorded → lasting slot, with two-phase decoding → temporary slot → stream begun in bronze → …
+
+The stream begins where the temporary slot does, and is read from where the lasting one does, further back: of what was
+committed between them bronze takes nothing, but what was prepared there and is committed behind it is parked.
+
+Tables of a PostgreSQL copied again: in the exported snapshot of a temporary slot, as the initial copy is.
+
+The snapshot shows exactly the transactions that end at or below the slot's consistent point (decision 0038). Of a table
+that just came into the publication nothing behind that point is missing: a slot begins only when every transaction has
+ended that ran when it was made, and those that begin later are decoded with the publication as it is now.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project
+from cdc_lake.connectors.failover import last_timeline, note_timeline
+from cdc_lake.connectors.open_stream import codec_by_name
+from cdc_lake.connectors.postgres.decoding import (
+    by_publication,
+    carried_tables,
+    chosen_tables,
+    declared_filters,
+    filters,
+    in_database,
+    needs_two_phase,
+    plugin_options,
+)
+from cdc_lake.connectors.postgres.server_checks import SessionFactory, check_same, intention_of, left_over
+from cdc_lake.connectors.postgres.server_checks import tables as table_facts
+from cdc_lake.connectors.snapshot_copy import (
+    CopyPoint,
+    Part,
+    Stopped,
+    TableCopy,
+    chunk_rows,
+    copy_tables,
+    expected_rows,
+    pace_of,
+)
+from cdc_lake.connectors.table_sync import (
+    TableChanges,
+    changes_of,
+    last_members,
+    leave,
+    moved_tables,
+    newcomers,
+    note_members,
+    renamed_tables,
+    report_renamed,
+)
+from cdc_lake.control.ownership import check_own_bronze, unclaimed_slot
+from cdc_lake.control.snapshots import STARTED, CopiedTable, copy_name, courses, finished_tables, snapshot_id
+from cdc_lake.control.streams import (
+    PendingSlot,
+    begin_stream,
+    check_unfinished,
+    finish_copy,
+    last_epoch,
+    record_copy,
+    starts_over,
+)
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.errors import (
+    NoFreeSlot,
+    NoReplicaIdentity,
+    NoTableMatches,
+    PublicationUnfit,
+    ServerUnreachable,
+    SlotForeign,
+    SlotMissing,
+    SourceError,
+    TableLocked,
+)
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.position import Lsn
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.observability.failpoints import PUBLICATION_ALTERED, SLOT_KEPT, TABLE_COPIED, failpoint
+from cdc_lake.source.base import PublishedTable, StreamIdentity, chooses
+from cdc_lake.source.postgres import publication, slot, snapshot
+from cdc_lake.source.postgres.catalog import check_identities, relation_of
+from cdc_lake.source.postgres.connection import Session, for_replication
+from cdc_lake.source.postgres.publication import check_filtered
+from cdc_lake.source.postgres.server import ServerFacts, identify, timeline_of
+from cdc_lake.source.postgres.snapshot import Range, create_slot_with_snapshot, ranges_of
+from cdc_lake.source.primary import Timeline
+from cdc_lake.source.socket_io import Opened, ignore_open
+from cdc_lake.tables.control_tables import ControlTables
+
+_RECORD_EVERY = 1.0  # seconds: small tables are recorded together
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotCopy:
+    """An attempt: where it reads, where it writes. `dial` opens sessions beside `session`."""
+
+    project: Project
+    session: Session
+    dial: Callable[[str], Session]
+    bronze: BronzeWriter
+    control: ControlTables
+    state: StreamCheckpoint
+    stop: threading.Event
+    report: ProgressReporter
+
+
+def copy_published(
+    attempt: SnapshotCopy, exported_slot: slot.ExportedSlot, copied_tables: Sequence[CopiedTable]
+) -> list[CopiedTable]:
+    """Copy every published table but those that are whole already; all that are whole then.
+
+    Each table is recorded once it is. Raises SourceError, LakeError, Stopped.
+    """
+    have = {copied.relation for copied in copied_tables}
+    recorder = _Recorder(attempt, list(copied_tables))
+    copy_some(
+        attempt, exported_slot, lambda table: table not in have, _name(attempt.state, exported_slot), recorder.add
+    )
+    return recorder.copied_tables
+
+
+def copy_some(
+    attempt: SnapshotCopy,
+    exported_slot: slot.ExportedSlot,
+    chosen: Callable[[TableName], bool],
+    name: str,
+    finished: Callable[[CopiedTable], None] | None = None,
+) -> tuple[CopiedTable, ...]:
+    """Copy the published tables that are chosen, in the slot's snapshot, under a name; `finished`: told of each that is
+    whole. Raises SourceError, LakeError, Stopped.
+    """
+    project, limits = attempt.project, attempt.project.pipeline.snapshot
+    with ExitStack() as opened:
+        several = limits.parallelism > 1
+        inside = opened.enter_context(snapshot.import_snapshot(attempt.session, exported_slot.snapshot, others=several))
+        left = {table.table: table for table in carried_tables(project, inside) if chosen(table.table)}
+        # the server sends UTF-8, or whatever a database in SQL_ASCII holds
+        reading = _Reading(left, chunk_rows(limits), codec_by_name(project, "SQL_ASCII"))
+        relations = [relation_of(inside, table.table, table.columns) for table in left.values()]
+        copies = [TableCopy(relation, reading.parts(inside, relation, several=several)) for relation in relations]
+        expected = expected_rows(table_facts(inside, list(left)))
+        readers = [inside]
+        for _ in range(min(limits.parallelism, sum(len(copy.parts) for copy in copies)) - 1):
+            other = opened.enter_context(closing(attempt.dial("copy")))
+            readers.append(opened.enter_context(snapshot.import_snapshot(other, exported_slot.snapshot, others=True)))
+        point = CopyPoint(name, exported_slot.consistent.value)
+        return copy_tables(
+            copies, readers, attempt.bronze, point, attempt.stop, attempt.report, expected, pace_of(limits), finished
+        )
+
+
+def _name(state: StreamCheckpoint, exported_slot: slot.ExportedSlot) -> str:
+    """The name of an attempt's snapshot in bronze; the chunks of each count anew. No two slots have one point: each
+    waits for a record of its own in the log.
+    """
+    first, point = snapshot_id(state.epoch), exported_slot.consistent.value
+    return first if point == state.upto else f"{first}-{point}"
+
+
+@dataclass
+class _Recorder:
+    """Records what is whole, so that a later attempt need not copy it."""
+
+    attempt: SnapshotCopy
+    copied_tables: list[CopiedTable]
+    recorded_at: float = -_RECORD_EVERY
+
+    def add(self, table: CopiedTable) -> None:
+        self.copied_tables.append(table)
+        if time.monotonic() - self.recorded_at >= _RECORD_EVERY:
+            record_copy(self.attempt.control, self.attempt.state, STARTED, self.copied_tables)
+            self.recorded_at = time.monotonic()
+            failpoint(TABLE_COPIED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How published tables are read in a snapshot."""
+
+    carried: Mapping[TableName, PublishedTable]
+    chunk_rows: int
+    codec: Codec
+
+    def parts(self, session: Session, relation: Relation, *, several: bool) -> Sequence[Part[Session]]:
+        """What readers take of a table; `several`: more than one reads."""
+        ranges = ranges_of(session, relation, self.chunk_rows) if several else ()
+        return [partial(self._read, relation=relation, within=row_range) for row_range in ranges or (None,)]
+
+    def _read(self, session: Session, relation: Relation, within: Range | None) -> Iterator[pa.ChunkedArray]:
+        return snapshot.read_chunks(
+            session,
+            relation,
+            row_filter=self.carried[relation.table].row_filter,
+            chunk_rows=self.chunk_rows,
+            codec=self.codec,
+            within=within,
+        )
+
+
+def table_changes(project: Project, session: Session, state: StreamCheckpoint, control: ControlTables) -> TableChanges:
+    """Look. Raises SourceError, LakeError."""
+    table_courses = courses(control.snapshots(), state.stream)
+    carries = carried_tables(project, session)
+    carried_names, copies = {source_table.table for source_table in carries}, project.pipeline.snapshot.copies
+    members = last_members(control, state)
+    other = moved_tables(carries, members) if copies else frozenset()
+    existing = in_database(project, session)
+    try:
+        chosen = chosen_tables(project, session)
+    except NoTableMatches:  # a table that was dropped at the source: what it had is in bronze
+        other = frozenset(
+            table for table in other if str(table) in table_courses and not table_courses[str(table)].waits
+        )
+        gone = changes_of((), (), existing, table_courses, (), published=False, read=members)
+        return TableChanges(waiting=tuple(sorted(other)), left=gone.left, moved=other, dropped=gone.dropped)
+    new = {table for table in carried_names.intersection(chosen) if str(table) not in table_courses}
+    came: set[TableName] = set()
+    if new and copies:
+        came = newcomers(new, bronze_reader(project).layouts().values())
+    published = by_publication(project)
+    return changes_of(
+        chosen, carried_names, existing, table_courses, came, published=published, moved=other, read=members
+    )
+
+
+def check_filters(project: Project, session: Session, state: StreamCheckpoint | None, control: ControlTables) -> None:
+    """Raise RowFilterUnfit, and PublicationUnfit where a publication is there without the filters; SourceError. A table
+    that was followed and is dropped at the source needs its filter no more.
+    """
+    if not project.postgres.row_filters:
+        return
+    takes, table_courses = (
+        chooses(project.postgres.tables),
+        {} if state is None else courses(control.snapshots(), state.stream),
+    )
+    row_filters = filters(
+        project, session, [table for table in in_database(project, session) if takes(table)], table_courses
+    )
+    if publication.publication_exists(session, project.publication):
+        check_filtered(project.publication, carried_tables(project, session), row_filters)
+
+
+def settle_tables(
+    project: Project,
+    session: Session,
+    state: StreamCheckpoint,
+    control: ControlTables,
+    report: ProgressReporter,
+    ends: int,
+) -> tuple[TableName, ...]:
+    """Bring record and publication to what `source.tables` says; the tables to be copied then. The stream must not be
+    read meanwhile. `ends`: a position that everything committed by now lies at or below. Raises SourceError, LakeError.
+    """
+    changes = table_changes(project, session, state, control)
+    check_filters(project, session, state, control)
+    copies, may = project.pipeline.snapshot.copies, alterable(project)
+    came = [table for table in changes.lacking if not may or _has_identity(session, table, report)]
+    leave(changes, (*came, *changes.waiting) if copies else (), control, state, report, ends)
+    added = [table for table in came if may and _alter_publication(project, session, "ADD", table, report)]
+    for table in changes.extra if may else ():
+        _alter_publication(project, session, "DROP", table, report)
+    failpoint(PUBLICATION_ALTERED)
+    for table in sorted(changes.moved):
+        what = (
+            f"publication `{project.publication}` was altered"
+            if by_publication(project)
+            else "it was renamed or made anew"
+        )
+        report(_connect_event(f"{what}: table {table} is copied again"))
+    for table in came if not may else ():
+        statement = publication.altering(project.publication, "ADD", table, filters=declared_filters(project))
+        text = f"table {table} matches `source.tables` and is not captured: {statement}, then start again"
+        report(_connect_event(text))
+    _note_members(project, session, state, control, report)
+    waits = (table for table in added if copies or table in changes.left)
+    return (*waits, *changes.waiting)
+
+
+def _note_members(
+    project: Project, session: Session, state: StreamCheckpoint, control: ControlTables, report: ProgressReporter
+) -> None:
+    """Keep by what the publication has its tables from here."""
+    carries = carried_tables(project, session)
+    if not project.pipeline.snapshot.copies:
+        members = last_members(control, state)
+        other = moved_tables(carries, members)
+        for table in sorted(other):
+            text = f"table {table} was renamed or made anew: what was changed meanwhile may be missing"
+            if by_publication(project):
+                text = f"publication `{project.publication}` was altered: what it left out of table {table} is missing"
+            report(ProgressEvent("warning", f"{text}, and `snapshot.mode` asks for no copy: cdc-lake resync {table}"))
+        report_renamed(
+            {table: name for table, name in renamed_tables(carries, members).items() if table not in other}, report
+        )
+    note_members(carries, control, state)
+
+
+def alterable(project: Project) -> bool:
+    """Whether the publication is the pipeline's own."""
+    return by_publication(project) and project.postgres.publication is None
+
+
+def check_maker(project: Project, session: Session) -> None:
+    """Raise PublicationUnfit where the pipeline is about to take another one's publication for its own. Who made it for
+    a slot that is not there any more does not read it any more.
+    """
+    name = project.publication
+    maker = publication.maker_of(session, name) if alterable(project) else None
+    if maker is None or maker.slot == project.slot:
+        return
+    maker_slot = slot.find_slot(session, maker.slot)
+    if maker_slot is None or maker_slot.database != project.postgres.database:
+        return
+    raise PublicationUnfit(
+        f"publication `{name}` belongs to pipeline `{maker.pipeline}`, which reads it by slot `{maker.slot}`, and this "
+        f"pipeline is `{project.name}` with slot `{project.slot}`",
+        hint="name one of its own in `source.publication`, and it will be made; named there, this one would be read as "
+        "it is, and left to its owner",
+    )
+
+
+def _has_identity(session: Session, table: TableName, report: ProgressReporter) -> bool:
+    try:
+        check_identities(session, [table])
+    except NoReplicaIdentity as bare:
+        report(_connect_event(f"table {table} is not captured: {bare.message}"))
+        return False
+    return True
+
+
+def _alter_publication(
+    project: Project, session: Session, verb: str, table: TableName, report: ProgressReporter
+) -> bool:
+    """Alter the publication; False where the server refuses, which is told with what to run."""
+    try:
+        publication.alter_publication(session, project.publication, verb, table, filters=declared_filters(project))
+    except TableLocked:
+        raise  # nobody refused
+    except SourceError as refused:
+        statement = publication.altering(project.publication, verb, table, filters=declared_filters(project))
+        facts = {"code": refused.code}
+        report(ProgressEvent("warning", f"{refused.message}; let its owner run: {statement}", facts=facts))
+        return False
+    words = "now has" if verb == "ADD" else "no more has"
+    report(_connect_event(f"publication `{project.publication}` {words} {table}"))
+    return True
+
+
+def _connect_event(text: str) -> ProgressEvent:
+    return ProgressEvent("connect", text)
+
+
+_LOOK = 0.05  # seconds between two looks for a snapshot that fits the slot
+
+
+def begin(
+    project: Project,
+    session: Session,
+    replication: Session,
+    dial: Callable[[str], Session],
+    facts: ServerFacts,
+    bronze: BronzeWriter,
+    control: ControlTables,
+    stop: threading.Event,
+    report: ProgressReporter,
+) -> tuple[StreamCheckpoint, int]:
+    """Start a stream, or go on with one whose copy broke off; its state and the rows copied now. `dial` opens sessions
+    beside the two.
+
+    Raises SourceError, LakeError, Stopped.
+    """
+    timeline = timeline_of(replication, facts.timeline)  # now: a snapshot lasts until the connection's next command
+    intention = intention_of(project, facts)
+    before = _resumable_copy(project, session, facts, timeline, bronze.state(), control, intention, report)
+    ensure_publication(project, session, report)
+    carries = carried_tables(
+        project, session
+    )  # before the slot begins: what is done to the publication behind that is seen
+    copied_tables: list[CopiedTable] = []
+    two_phase_lsn = None
+    if before is None and needs_two_phase(project):
+        intention.record(control, last_epoch(bronze.state(), control))
+        two_phase_lsn = slot.make_two_phase(session, project.slot, project.postgres.slot.plugin)
+        failpoint(SLOT_KEPT)
+    with exported_point(project, session, replication, dial, stop) as exported_slot:
+        if before is not None:
+            state, copied_tables = before, finished_tables(control.snapshots(), before.stream, before.epoch)
+            text = (
+                f"initial copy goes on as of {exported_slot.consistent} behind "
+                f"{pluralize(len(copied_tables), 'whole table')}"
+            )
+        else:
+            identity = StreamIdentity(facts.system, facts.database, project.slot, exported_slot.consistent)
+            state = begin_stream(identity, (two_phase_lsn or exported_slot.consistent).value, bronze, control)
+            note_timeline(timeline, control, state, report)
+            note_members(carries, control, state)
+            if two_phase_lsn is None:
+                _keep(session, exported_slot, project.slot)
+            text = f"initial copy as of {exported_slot.consistent}"
+        report(ProgressEvent("snapshot", text, facts={"epoch": state.epoch}))
+        had = sum(table.rows for table in copied_tables)
+        if project.pipeline.snapshot.copies:
+            copied_tables = copy_published(
+                SnapshotCopy(project, session, dial, bronze, control, state, stop, report), exported_slot, copied_tables
+            )
+    return state, finish_copy(control, state, copied_tables, report) - had
+
+
+@contextmanager
+def exported_point(
+    project: Project, session: Session, replication: Session, dial: Callable[[str], Session], stop: threading.Event
+) -> Iterator[slot.ExportedSlot]:
+    """A temporary slot, and an exported snapshot of exactly what was committed up to where it begins. Raises
+    SourceError, Stopped.
+    """
+    plugin = project.postgres.slot.plugin
+    if for_replication(replication):
+        with _slots_counted(session):
+            exported_slot = slot.export_slot(replication, project.slot, plugin)
+        yield exported_slot
+        return
+
+    def pause() -> None:
+        if stop.wait(_LOOK):
+            raise Stopped
+
+    tables, options = [table.table for table in carried_tables(project, session)], plugin_options(project)
+    with (
+        closing(dial("snapshot")) as reading,
+        create_slot_with_snapshot(
+            replication, reading, project.slot, plugin, options, tables, pause=pause
+        ) as exported_slot,
+    ):
+        yield exported_slot
+
+
+def _keep(session: Session, exported_slot: slot.ExportedSlot, name: str) -> None:
+    try:
+        with _slots_counted(session):
+            slot.keep_slot(session, exported_slot, name)
+    except SlotMissing as gone:
+        raise ServerUnreachable("the connection that held the slot broke off") from gone
+    failpoint(SLOT_KEPT)
+
+
+@contextmanager
+def _slots_counted(session: Session) -> Iterator[None]:
+    """Say with NoFreeSlot how many slots there are: a start needs a temporary one besides the one that stays."""
+    try:
+        yield
+    except NoFreeSlot as none:
+        used, most = slot.slots_in_use(session)
+        words = f"{used} of {most} replication slots are in use, and a start needs two for a moment"
+        hint = (
+            f"raise max_replication_slots to {used + 2} or more and restart the server; `cdc-lake slot list` shows them"
+        )
+        raise NoFreeSlot(words, hint=hint) from none
+
+
+def ensure_publication(project: Project, session: Session, report: ProgressReporter) -> None:
+    """Check the publication against `tables`, or make it; none where the plugin takes none."""
+    chosen = chosen_tables(project, session)
+    check_identities(session, chosen)
+    if not by_publication(project):
+        return
+    check_maker(project, session)
+    name, filtered, conditions = project.publication, filters(project, session, chosen), declared_filters(project)
+    if publication.publication_exists(session, name):
+        published_tables = publication.load_published_tables(session, name)
+        publication.check_published(name, (p.table for p in published_tables), chosen, conditions)
+        check_filtered(name, published_tables, filtered)
+        return
+    publication.create_publication(
+        session, name, chosen, conditions, publication.PublicationOwner(project.name, project.slot)
+    )
+    report(ProgressEvent("connect", f"publication `{name}` made for {pluralize(len(chosen), 'table')}"))
+
+
+def _resumable_copy(
+    project: Project,
+    session: Session,
+    facts: ServerFacts,
+    timeline: Timeline,
+    state: StreamCheckpoint | None,
+    control: ControlTables,
+    intention: PendingSlot,
+    report: ProgressReporter,
+) -> StreamCheckpoint | None:
+    """The stream whose copy broke off and can go on. Where there is none, no slot is in the way of a new one: ours is
+    dropped.
+    """
+    existing_slot = slot.find_slot(session, project.slot)
+    check_own_bronze(project, state, control)
+    if state is None or starts_over(state, control):
+        if existing_slot is not None and not left_over(existing_slot, intention, state, control):
+            raise unclaimed_slot(project, bronze_reader(project).place, state)
+        if existing_slot is not None:
+            slot.drop_slot(session, project.slot)
+        return None
+    before = check_unfinished(state)
+    if existing_slot is not None and left_over(existing_slot, intention, state, control):
+        slot.drop_slot(session, project.slot)
+    elif existing_slot is not None:
+        if (before.system, before.database, before.slot) != (facts.system, facts.database, project.slot):
+            raise SlotForeign(f"slot `{project.slot}` exists, but bronze was begun from another source")
+        if existing_slot.confirmed != Lsn(state.confirm) or existing_slot.plugin != project.postgres.slot.plugin:
+            raise SlotForeign(f"slot `{project.slot}` is not the one made for {state.stream}: it was read or made anew")
+        fits = not existing_slot.is_lost and existing_slot.two_phase == needs_two_phase(project)
+        if fits and last_timeline(control, state) == timeline and _same_configuration(state, control):
+            return state
+        slot.drop_slot(session, project.slot)
+    report(ProgressEvent("snapshot", f"the copy of epoch {state.epoch} was not finished: a new stream starts"))
+    return None
+
+
+def _same_configuration(state: StreamCheckpoint, control: ControlTables) -> bool:
+    """Whether what decides what bronze holds, redaction above all, is as it was when the stream began."""
+    began = [row.recorded_at for row in control.streams() if row.stream == state.stream]
+    return bool(began) and all(row.recorded_at <= began[-1] for row in control.configurations())
+
+
+def copy_postgres(
+    project: Project,
+    state: StreamCheckpoint,
+    tables: Sequence[TableName],
+    bronze: BronzeWriter,
+    control: ControlTables,
+    stop: threading.Event,
+    report: ProgressReporter,
+    on_open: Opened = ignore_open,
+) -> tuple[str, tuple[CopiedTable, ...]]:
+    """Copy those of the tables that the stream carries; the name of their copy in bronze. Raises SourceError,
+    LakeError, StateError, Stopped.
+    """
+    with ExitStack() as opened:
+        dial = SessionFactory(project, opened, on_open)
+        replication = dial("copy's slot", replication=project.postgres.streams)
+        check_same(project, replication, identify(replication, dial.source), state, control)
+        session = dial("copy")
+        with exported_point(project, session, replication, dial, stop) as exported_slot:
+            report(ProgressEvent("snapshot", f"copy as of {exported_slot.consistent}", facts={"epoch": state.epoch}))
+            attempt = SnapshotCopy(project, session, dial, bronze, control, state, stop, report)
+            name, chosen = copy_name(state, exported_slot.consistent.value), frozenset(tables)
+            return name, copy_some(attempt, exported_slot, chosen.__contains__, name)

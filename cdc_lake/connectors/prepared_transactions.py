@@ -1,0 +1,355 @@
+"""Where prepared transactions are parked: beside the control tables, in a folder of this machine or of a store.
+
+Whoever goes on with a pipeline needs its control tables, on another machine too: what is beside them is there then. A
+file is there whole or not at all, and stays once `put` returned. Writing one again says the same, so writers need no
+fence among themselves.
+
+Parked transactions of a stream: prepared, durable, and not landed (implements
+`decode.pgoutput.spooled.PreparedStorage`).
+
+A file is named after epoch, xid and gid, and a note beside it says where the transaction ended, once that was read;
+files of other names are nobody's business here. It goes when bronze holds a transaction at that end or behind it:
+before, a failover may yet take the end back. Files of a PREPARE that this connection is to send again count only once
+it did; what it does not send again never was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import pyarrow.fs as pafs
+
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.config.model import ObjectAddress
+from cdc_lake.config.project import Project
+from cdc_lake.connectors.spool import Spool
+from cdc_lake.decode.pgoutput.parser import Prepared
+from cdc_lake.decode.pgoutput.spooled import PreparedContent
+from cdc_lake.decode.pgoutput.two_phase import encode_prepared, read_back
+from cdc_lake.errors import PreparedDamaged, PreparedNotKept
+from cdc_lake.observability.failpoints import PREPARE_CLEANED, PREPARE_ENDED, PREPARE_KEPT, failpoint
+from cdc_lake.tables.files import make_folder, sync
+from cdc_lake.tables.object_store import StoreFolder, object_store
+
+_FOLDER = "prepared"
+_BESIDE = ".part"
+
+
+class PreparedFileStore(Protocol):
+    """Files by name. Raises LakeError."""
+
+    @property
+    def name(self) -> str:
+        """As errors name it."""
+        ...
+
+    def sizes(self) -> dict[str, int]:
+        """The files that are there, and their bytes."""
+        ...
+
+    def put(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> None:
+        """Write a file, in place of one that is there; `blocks` may be asked again."""
+        ...
+
+    def read(self, name: str, offset: int, size: int) -> bytes | None:
+        """So many bytes of a file, fewer at its end; None where it is not there."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        ...
+
+
+class LocalPreparedFiles:
+    """A folder of this machine (`PreparedFileStore`). `durable`: on disk before a call returns."""
+
+    def __init__(self, folder: Path, *, durable: bool = True) -> None:
+        self._folder = folder
+        self._durable = durable
+
+    @property
+    def name(self) -> str:
+        """The folder."""
+        return str(self._folder)
+
+    def sizes(self) -> dict[str, int]:
+        """The files that are there, and their bytes."""
+        with self._failing():
+            if not self._folder.exists():
+                return {}
+            return {path.name: path.stat().st_size for path in self._folder.iterdir() if path.suffix != _BESIDE}
+
+    def put(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> None:
+        """Beside its place first, then there."""
+        path = self._folder / name
+        temporary = path.with_name(f"{name}{_BESIDE}")
+        with self._failing():
+            if self._durable:
+                make_folder(self._folder)
+            else:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                for block in blocks():
+                    file.write(block)
+                file.flush()
+                if self._durable:
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+            self._sync()
+
+    def read(self, name: str, offset: int, size: int) -> bytes | None:
+        """So many bytes of a file, fewer at its end; None where it is not there."""
+        with self._failing():
+            try:
+                with (self._folder / name).open("rb") as file:
+                    # a read asks for the memory of all that it may bring, and a damaged file may say anything
+                    left = max(0, os.fstat(file.fileno()).st_size - offset)
+                    file.seek(offset)
+                    return file.read(min(size, left))
+            except FileNotFoundError:
+                return None
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with self._failing():
+            (self._folder / name).unlink(missing_ok=True)
+            self._sync()
+
+    def _sync(self) -> None:
+        if self._durable:
+            sync(self._folder)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as cause:
+            raise PreparedNotKept("a prepared transaction could not be kept or read back", where=self.name) from cause
+
+
+class BucketPreparedFiles(StoreFolder):
+    """A folder of a bucket (`PreparedFileStore`)."""
+
+    def sizes(self) -> dict[str, int]:
+        """As far as the store's listing goes."""
+        all_of_it = pafs.FileSelector(self._address.path, allow_not_found=True)
+        infos = self._persist(lambda: self.filesystem.get_file_info(all_of_it))
+        return {info.base_name: info.size for info in infos if info.type is pafs.FileType.File}
+
+    def put(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> None:
+        """One object, which is there once all of it is."""
+
+        def put() -> None:
+            with self.filesystem.open_output_stream(self.path(name)) as sink:
+                for block in blocks():
+                    sink.write(block)
+
+        self._persist(put)
+
+    def read(self, name: str, offset: int, size: int) -> bytes | None:
+        """By its name, never by a listing."""
+
+        def read_range() -> bytes:
+            with self.filesystem.open_input_file(self.path(name)) as file:
+                left = max(0, file.size() - offset)
+                return bytes(file.read_at(min(size, left), offset)) if left else b""
+
+        try:
+            return self._persist(read_range)
+        except FileNotFoundError:
+            return None
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with suppress(FileNotFoundError):
+            self._persist(lambda: self.filesystem.delete_file(self.path(name)))
+
+
+def parked_place(project: Project) -> PreparedFileStore:
+    """The place of a pipeline."""
+    if (address := project.control_address) is not None:
+        return BucketPreparedFiles(object_store(project), ObjectAddress.parse(f"{address}/{_FOLDER}"))
+    return LocalPreparedFiles(project.control / _FOLDER, durable=project.pipeline.bronze.durability == "fsync")
+
+
+_END: Final = ".end"
+_NAME: Final = re.compile(rf"([0-9]{{1,18}})-[0-9]+-[0-9a-f]{{16}}(?:{re.escape(_END)})?")
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A file: what was prepared, the bytes of its frames, and where it ended, if that was read.
+
+    `sent`: its PREPARE lies before this connection's start, or was sent on it.
+    """
+
+    prepared: Prepared
+    size: int
+    end: int | None
+    sent: bool
+
+
+def waiting_files(place: PreparedFileStore, epoch: int) -> list[str]:
+    """Names of the files of a stream's transactions whose end was not read. Raises LakeError."""
+    names = place.sizes().keys()
+    own_names = [name for name in names if _epoch_of(name) == epoch and not name.endswith(_END)]
+    return [name for name in own_names if f"{name}{_END}" not in names]
+
+
+def forget(place: PreparedFileStore) -> None:
+    """Remove all of them: the slot sends them whole at their end. Raises LakeError."""
+    for name in place.sizes():
+        place.remove(name)
+
+
+def read_file(place: PreparedFileStore, name: str, part: int) -> tuple[Prepared, PreparedContent]:
+    """What a file has; `part`: see `decode.transaction.FrameStoreFactory`. Raises LakeError."""
+    return read_back(lambda offset, size: place.read(name, offset, size) or b"", part, f"{place.name}/{name}")
+
+
+class PreparedTransactions:
+    """Those of one stream, for one connection that goes on from `state`.
+
+    Their bytes count in the budget of `spool`. `tick` is called between two blocks that are written; `highest` gives
+    the position of bronze's last transaction; `changed`: see Parking.
+    """
+
+    def __init__(
+        self,
+        place: PreparedFileStore,
+        spool: Spool,
+        state: StreamCheckpoint,
+        *,
+        highest: Callable[[], int | None],
+        changed: Callable[[int, int], bool],
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Look what is there. Raises LakeError."""
+        self._place = place
+        self._spool = spool
+        self._epoch = state.epoch
+        self._tick = tick
+        self._changed = changed
+        self._entries: dict[str, _Entry] = {}
+        self._look(state)
+        if any(entry.end is not None for entry in self._entries.values()):
+            self.clean(highest() or 0, state.confirm)
+
+    @property
+    def waiting(self) -> list[Prepared]:
+        """What is prepared, and has not ended."""
+        return [entry.prepared for entry in self._entries.values() if entry.end is None]
+
+    def park(self, prepared: Prepared, content: PreparedContent) -> None:
+        """See Parking. Raises SpoolFull."""
+        name = file_name(self._epoch, prepared.xid, prepared.gid)
+        existing = self._entries.get(name)
+        if existing is not None and existing.prepared == prepared:
+            existing.sent = True
+            return
+        size = content.frames.size
+        self._spool.park(size)
+        if existing is not None:  # of a log that the server has left since
+            self._drop(name)
+        self._place.put(name, lambda: self._ticking(encode_prepared(prepared, content)))
+        failpoint(PREPARE_KEPT)
+        self._entries[name] = _Entry(prepared, size, None, sent=True)
+
+    def commit_prepared(self, xid: int, gid: str, end_lsn: int) -> PreparedContent | None:
+        """It committed by a record that ends at `end_lsn`: what was parked, None where nothing was."""
+        name = file_name(self._epoch, xid, gid)
+        if name not in self._entries:
+            return None
+        self._record_end(name, end_lsn)
+        return self._read(name)[1]
+
+    def has_changes(self, xid: int, end_lsn: int) -> bool:
+        """See Parking. Raises SourceError."""
+        return self._changed(xid, end_lsn)
+
+    def rolled_back(self, xid: int, gid: str, end_lsn: int) -> None:
+        """It was rolled back by such a record; nothing happens where nothing was parked."""
+        name = file_name(self._epoch, xid, gid)
+        if name in self._entries:
+            self._record_end(name, end_lsn)
+
+    def clean(self, last: int, confirm: int) -> None:
+        """Remove what is not needed any more: bronze's last transaction is at `last`, the slot's position `confirm`."""
+        for name, entry in list(self._entries.items()):
+            ended = entry.end is not None and entry.end <= last
+            if ended or (not entry.sent and entry.prepared.end_lsn <= confirm):
+                self._drop(name)
+
+    # ── files ──
+
+    def _look(self, state: StreamCheckpoint) -> None:
+        sizes = self._place.sizes()
+        for name in sizes:
+            if (epoch := _epoch_of(name)) is None:
+                continue
+            bare = name.removesuffix(_END)
+            if epoch < state.epoch or bare not in sizes:
+                self._place.remove(name)  # of a stream before, or what is left of a removal
+            elif name == bare and epoch == state.epoch:
+                prepared, content = self._read(name)
+                size = content.frames.size
+                self._spool.park(size, checked=False)
+                # lines say only where its record ends
+                sent = prepared.lsn < state.confirm or prepared.end_lsn <= state.confirm
+                self._entries[name] = _Entry(prepared, size, self._end_of(name, sizes, state), sent)
+
+    def _end_of(self, name: str, sizes: Iterable[str], state: StreamCheckpoint) -> int | None:
+        """Where it ended; an end that is to be read again is forgotten, since the server may have another one now."""
+        note = f"{name}{_END}"
+        text = self._place.read(note, 0, 20) if note in sizes else None
+        if text is None:
+            return None
+        if not text.isdigit():
+            where = f"{self._place.name}/{note}"
+            raise PreparedDamaged("the note that says where a prepared transaction ended is damaged", where=where)
+        if int(text) > state.upto:
+            self._place.remove(note)
+            return None
+        return int(text)
+
+    def _read(self, name: str) -> tuple[Prepared, PreparedContent]:
+        return read_file(self._place, name, self._spool.part)
+
+    def _record_end(self, name: str, end_lsn: int) -> None:
+        entry = self._entries[name]
+        if entry.end != end_lsn:
+            self._place.put(f"{name}{_END}", lambda: [str(end_lsn).encode()])
+            entry.end = end_lsn
+        failpoint(PREPARE_ENDED)
+
+    def _drop(self, name: str) -> None:
+        """The file first: a note without one says nothing."""
+        entry = self._entries.pop(name)
+        self._place.remove(name)
+        failpoint(PREPARE_CLEANED)
+        if entry.end is not None:
+            self._place.remove(f"{name}{_END}")
+        self._spool.unpark(entry.size)
+
+    def _ticking(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        for block in blocks:
+            self._tick()
+            yield block
+
+
+def _epoch_of(name: str) -> int | None:
+    """The epoch that a file's name says; None for one that is not a receiver's."""
+    name_match = _NAME.fullmatch(name)
+    return None if name_match is None else int(name_match[1])
+
+
+def file_name(epoch: int, xid: int, gid: str) -> str:
+    """What a prepared transaction's file is called; a gid may hold anything, and up to 200 bytes of it."""
+    return f"{epoch}-{xid}-{hashlib.sha256(gid.encode()).hexdigest()[:16]}"

@@ -1,0 +1,221 @@
+"""Redaction in a pipeline: its rules, and the places that values pass on their way to a file.
+
+Everything that is landed goes through `redacted` (transactions, also those that come too late) or `RedactedBronze`
+(the initial copy); what a comparison reads goes through `RedactedComparison`. Nothing behind these knows of redaction.
+
+Redaction that changed in the middle of a stream: a silver table cannot hold values of both kinds.
+
+Bronze goes on under the new rules. Silver would mix old and new without a word: a hash beside the value, or one row
+twice, under the hash of its key by the old key and by the new one. So when a configuration begins it is noted which
+columns that bronze holds are redacted otherwise from there on, and their tables wait there, like those whose columns
+change destructively. Columns and tables that come later are not of this.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import pyarrow as pa
+
+from cdc_lake.bronze.contract import BronzeCommit, BronzeWriter, StreamCheckpoint, Tabulate, TransactionBatch
+from cdc_lake.config.fields import compile_columns, exact_column
+from cdc_lake.config.project import Project, Target
+from cdc_lake.connectors.base import ComparisonSource, join_blocks
+from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.redaction import Redaction, Rules, Strategy
+from cdc_lake.decode.transaction import ReceivedTransaction
+from cdc_lake.errors import DestructiveChange, RedactionUnfit
+from cdc_lake.model.position import Span
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.source.base import PendingTransaction, PublishedTable, SnapshotVisibility
+from cdc_lake.source.row_hash_sql import HashSql
+from cdc_lake.tables.control_schema import ConfigurationRow
+
+
+def redaction_of(project: Project, configuration: int = 1) -> Redaction:
+    """The pipeline's redaction; `configuration` is the number that COMMIT rows get.
+
+    Raises RedactionUnfit where something would get past it: files are refused for that when they are read, but a
+    pipeline can be made without one.
+    """
+    bronze = project.pipeline.bronze
+    if bronze.redact and bronze.undecodable == "land":
+        raise RedactionUnfit("what cannot be decoded cannot be redacted", hint="set `bronze.undecodable` to stop")
+    if bronze.redact_key is None and any(rule.strategy == Strategy.SHA256.value for rule in bronze.redact):
+        raise RedactionUnfit("`strategy: sha256` needs a key", hint="add `bronze.redact_key`, by reference")
+    key = bronze.redact_key.get_secret_value().encode() if bronze.redact_key is not None else None
+    rules = rules_of(project) if bronze.redact else None
+    return Redaction(rules, key=key, keys=lambda t: project.target(t).keys, configuration=configuration)
+
+
+def rules_of(project: Project) -> Rules:
+    """What becomes of each column of each table."""
+    rules = [
+        (compile_columns(pattern), Strategy(rule.strategy))
+        for rule in project.pipeline.bronze.redact
+        for pattern in rule.columns
+    ]
+
+    def strategy(table: TableName, column: str) -> Strategy | None:
+        name = table.column(column)
+        return next((column_strategy for pattern, column_strategy in rules if pattern.fullmatch(name)), None)
+
+    return strategy
+
+
+def check_columns(project: Project, relations: Iterable[Relation]) -> int:
+    """How many columns of these tables are redacted.
+
+    Raises RedactionUnfit where one of them has to stay, or where a rule names a column that is not there.
+    """
+    rules, redaction, existing_columns, count = rules_of(project), redaction_of(project), set(), 0
+    for relation in relations:
+        redaction.relation(relation)
+        existing_columns |= {(relation.table, name) for name in relation.names}
+        count += sum(rules(relation.table, name) is not None for name in relation.names)
+    for rule in project.pipeline.bronze.redact:
+        for pattern in rule.columns:
+            if (exact := exact_column(pattern)) is not None and exact not in existing_columns:
+                table, column = exact
+                raise RedactionUnfit(f"`bronze.redact` names `{pattern}`, but {table} has no column `{column}`")
+    return count
+
+
+def with_redaction(tabulate: Tabulate, redaction: Redaction) -> Tabulate:
+    """Columns of the changes of raw transactions, redacted."""
+
+    def columns(batch: Sequence[Any]) -> ChangeColumns:
+        return redaction.changes(tabulate(batch))
+
+    return columns
+
+
+class RedactedBronze:
+    """A bronze writer that whatever it is given lands in redacted (implements `bronze.contract.BronzeWriter`)."""
+
+    def __init__(self, bronze: BronzeWriter, redaction: Redaction) -> None:
+        self._bronze = bronze
+        self._redaction = redaction
+
+    def state(self) -> StreamCheckpoint | None:
+        """What bronze holds of the newest stream, read from the table itself; None for an empty table."""
+        return self._bronze.state()
+
+    def begin_stream(self, stream: str, start: int, confirm: int | None = None, *, after: int = 0) -> StreamCheckpoint:
+        """Start a stream in the epoch after the last one and `after`: a commit without rows."""
+        return self._bronze.begin_stream(stream, start, confirm, after=after)
+
+    def append(
+        self, batch: TransactionBatch | Sequence[ReceivedTransaction], tabulate: Tabulate = tabulate
+    ) -> BronzeCommit:
+        """See BronzeWriter. Raises RedactionUnfit."""
+        return self._bronze.append(batch, with_redaction(tabulate, self._redaction))
+
+    def advance(self, position: int, confirm: int, empty: int = 0) -> BronzeCommit:
+        """Record by an empty commit that nothing is missing up to `position`, and that `confirm` may be confirmed."""
+        return self._bronze.advance(position, confirm, empty)
+
+    def turn_back(self, position: int) -> StreamCheckpoint:
+        """Record by an empty commit that bronze is complete up to `position` only and may confirm no more."""
+        return self._bronze.turn_back(position)
+
+    def append_snapshot(
+        self, snapshot: str, chunk: int, relation: Relation, rows: object, first_ordinal: int, position: int
+    ) -> BronzeCommit:
+        """See BronzeWriter. Raises RedactionUnfit."""
+        layout, values = self._redaction.rows(relation, rows)
+        return self._bronze.append_snapshot(snapshot, chunk, layout, values, first_ordinal, position)
+
+    def as_landed(self, relation: Relation) -> Relation:
+        """See BronzeWriter. Raises RedactionUnfit."""
+        return self._bronze.as_landed(self._redaction.relation(relation))
+
+
+class RedactedComparison:
+    """The source's side of a comparison as bronze would have it (implements `ComparisonSource`)."""
+
+    def __init__(self, source: ComparisonSource, redaction: Redaction) -> None:
+        self._source = source
+        self._redaction = redaction
+
+    def captured_tables(self) -> list[PublishedTable]:
+        """The tables that the stream carries, sorted."""
+        return self._source.captured_tables()
+
+    def snapshot(self, tables: Sequence[TableName]) -> AbstractContextManager[SnapshotVisibility]:
+        """One snapshot for all that is read inside."""
+        return self._source.snapshot(tables)
+
+    def relation_of(self, source_table: PublishedTable) -> Relation:
+        """See CompareSource. Raises RedactionUnfit."""
+        return self._redaction.relation(self._source.relation_of(source_table))
+
+    def parts(self, relation: Relation, source_table: PublishedTable) -> Iterator[pa.Table]:
+        """The rows of a captured table in the snapshot that its row filter takes, a block at a time: large_string
+        columns by name, text as the server prints it.
+        """
+        del relation  # it is asked for with the columns that are left out
+        full_relation = self._source.relation_of(source_table)
+        return (
+            self._redaction.table(full_relation, block) for block in self._source.parts(full_relation, source_table)
+        )
+
+    def rows(self, relation: Relation, source_table: PublishedTable) -> pa.Table:
+        """All of them in one table: for few."""
+        return join_blocks(self.parts(relation, source_table), relation)
+
+    def unsummable_reason(self, relation: Relation) -> str:
+        """Why the server cannot sum up hashes of the rows that silver should have; empty where it can."""
+        if any(column.redacted is not None for column in relation.columns):
+            return "its rows are redacted here"
+        return self._source.unsummable_reason(relation)
+
+    def sums(self, source_table: PublishedTable, hashed: HashSql) -> Iterator[tuple[int, int, int]]:
+        """The same rows as `parts` gives, summed up by the server: bucket, number of rows, sum of their hashes."""
+        return self._source.sums(source_table, hashed)
+
+    def ahead(self, shown: SnapshotVisibility, after: int) -> Sequence[PendingTransaction] | None:
+        """What the slot still has of what the snapshot shows, above position `after`; None where somebody reads it."""
+        return self._source.ahead(shown, after)
+
+
+NOTHING: Final[Mapping[str, Any]] = {"redact": [], "key": None}
+"""Settings under which nothing is redacted."""
+
+
+def changed_columns(
+    before: Mapping[str, Any], after: Mapping[str, Any], held: Callable[[], Iterable[Relation]]
+) -> list[str]:
+    """Columns of layouts that bronze holds whose fate is another one under other settings: `schema.table.column`."""
+    if (before["redact"], before["key"]) == (after["redact"], after["key"]):
+        return []
+    names = {(r.table, column) for r in held() for column in r.names}
+    full = (table.column(column) for table, column in names)
+    return sorted(name for name in full if _fate(before, name) != _fate(after, name))
+
+
+def check_unchanged(rows: Sequence[ConfigurationRow], target: Target, span: Span, since: Callable[[], int]) -> None:
+    """Raise DestructiveChange where a column of the table is redacted otherwise from somewhere below the span's end.
+
+    `since`: the position of the copy that the table's rows begin with: what changed before it is of no row.
+    """
+    for row in rows:
+        if row.epoch == span.epoch and row.position is not None and row.position < span.upto:
+            column = next((name for name in json.loads(row.changed) if name.startswith(f"{target.source}.")), None)
+            if column is not None and row.position >= since():
+                hint = f"copy the table again, as it is redacted now: `cdc-lake resync {target.source}`"
+                if target.keeps_past:
+                    hint = f"`cdc-lake restart` copies all tables again; the past of {target.label} stays as it is"
+                raise DestructiveChange(f"column `{column}` is redacted otherwise than before", hint=hint)
+
+
+def _fate(settings: Mapping[str, Any], name: str) -> tuple[str, str | None] | None:
+    """What becomes of a column's values: the strategy, and of hashes which key."""
+    for pattern, strategy in settings["redact"]:
+        if compile_columns(pattern).fullmatch(name):
+            return strategy, settings["key"] if strategy == "sha256" else None
+    return None

@@ -1,0 +1,411 @@
+"""Pace: how quickly the initial copy may go, so that it leaves the source room for its own work.
+
+The initial copy into bronze: chunks of every table, read in one snapshot, by one reader or several side by side.
+
+What one reader reads at a time is a table, or a part of one. All readers see one snapshot, so a table's chunks never
+come from two. Chunks are written by the calling thread in the order they arrive; ordinals and chunk numbers count over
+all tables.
+
+Copies beside a stream that is being read: in a thread, and from connections of their own.
+
+What hinders them does not hinder the stream: it is told, and they are begun again after a while, and with the next
+connection. What is no hindrance but a mistake of this package ends the stream too, as one in the stream itself would.
+A server that answers them nothing does not hold up the end of the stream: their connections are ended then.
+
+Rounds: something done now and then beside a loop, on a thread of its own and with a connection of its own.
+
+What breaks is opened again a round later. What hangs keeps nobody waiting: the thread is left to itself.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Generic, Protocol, Self, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
+from cdc_lake.config.model import Snapshot
+from cdc_lake.config.project import Project
+from cdc_lake.connectors.base import TableFacts
+from cdc_lake.control.snapshots import CopiedTable
+from cdc_lake.errors import CdcLakeError
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.observability.failpoints import SNAPSHOT_CHUNK, failpoint
+from cdc_lake.source.socket_io import ConnectionRegistry
+from cdc_lake.source.socket_io import Opened as OpenedConnection
+from cdc_lake.tables.control_tables import ControlTables, control_tables
+
+_LOOK = 0.2  # seconds between looks at whether to give up
+
+
+class RateLimiter:
+    """Holds a copy back to so many rows and bytes a second."""
+
+    def __init__(
+        self, rows: int | None = None, size: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """None: as quickly as it can."""
+        self._limits = rows, size
+        self._clock = clock
+        self._due = 0.0
+
+    def took(self, rows: int, size: int, stop: threading.Event) -> None:
+        """A chunk was taken: wait until the next one may be, or until `stop` is set."""
+        seconds = [took / limit for took, limit in zip((rows, size), self._limits, strict=True) if limit is not None]
+        self._due = max(self._due, self._clock()) + max(seconds, default=0.0)
+        while not stop.is_set() and (left := self._due - self._clock()) > 0:
+            stop.wait(min(left, _LOOK))
+
+
+_AHEAD = 1  # chunks a reader may be ahead of the writer
+_NOTHING = pa.array([], pa.list_(pa.string()))
+
+
+R = TypeVar("R")
+Chunk: TypeAlias = pa.ListArray | pa.ChunkedArray
+"""Rows as list<string> by position in the layout. Nobody keeps one a moment longer than it takes: they are large."""
+
+Part: TypeAlias = Callable[[R], Iterator[Chunk]]
+"""Reads a part of a table by a reader, in chunks. Raises SourceError."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableCopy(Generic[R]):
+    """What to copy of a table: parts that make it up together."""
+
+    relation: Relation
+    parts: Sequence[Part[R]]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPoint:
+    """Where copied rows stand: the name of the snapshot they are read in, and its position."""
+
+    snapshot: str
+    position: int
+
+
+class Stopped(Exception):
+    """The copy was asked to stop before its end."""
+
+
+def chunk_rows(limits: Snapshot) -> int:
+    """Rows of a chunk; of a copy that is held back at most those of a second, so that it goes evenly."""
+    return min(limits.chunk_rows, limits.max_rows_per_second or limits.chunk_rows)
+
+
+def pace_of(limits: Snapshot) -> RateLimiter:
+    """How quickly a copy may go."""
+    return RateLimiter(limits.max_rows_per_second, limits.max_bytes_per_second)
+
+
+def expected_rows(facts: Iterable[TableFacts]) -> int | None:
+    """Rows of tables together as the planner estimates them; None where it does not for one of them."""
+    rows = [fact.rows for fact in facts]
+    known_counts = [number for number in rows if number is not None]
+    return sum(known_counts) if len(known_counts) == len(rows) else None
+
+
+def copy_tables(
+    copies: Sequence[TableCopy[R]],
+    readers: Sequence[R],
+    bronze: BronzeWriter,
+    point: CopyPoint,
+    stop: threading.Event,
+    report: ProgressReporter,
+    expected: int | None = None,
+    pace: RateLimiter | None = None,
+    finished: Callable[[CopiedTable], None] | None = None,
+) -> tuple[CopiedTable, ...]:
+    """Copy tables as rows at a point, by readers that are of one thread each. Raises SourceError, LakeError, Stopped.
+
+    `expected`: rows of all of them together, as the planner thinks; `pace`: how quickly it may go; `finished`: told of
+    each table that is in bronze whole.
+    """
+    counts = [_Count(len(copy.parts)) for copy in copies]
+    ordinal = chunk = 0
+    copied_tables: dict[int, CopiedTable] = {}
+    for index, next_chunk in _parts(copies, readers, stop):
+        relation, count = copies[index].relation, counts[index]
+        count.left -= next_chunk is None
+        # of an empty table a chunk without rows, so that its layout is known from the start
+        part = _NOTHING if next_chunk is None and not count.left and not count.chunks else next_chunk
+        if part is not None:
+            bronze.append_snapshot(point.snapshot, chunk, relation, part, ordinal, point.position)
+            failpoint(SNAPSHOT_CHUNK)
+            ordinal, chunk = ordinal + len(part), chunk + 1
+            count.rows, count.chunks = count.rows + len(part), count.chunks + 1
+            report(
+                ProgressEvent("snapshot", f"copying {relation.table}", ordinal, _ahead_of(ordinal, expected), "rows")
+            )
+            if pace is not None:
+                pace.took(len(part), part.nbytes, stop)
+        over = next_chunk is None
+        del next_chunk, part
+        if over and not count.left:
+            layout = bronze.as_landed(relation).layout
+            copied_tables[index] = CopiedTable(relation.table, layout, count.rows, count.chunks, point.position)
+            if finished is not None:
+                finished(copied_tables[index])
+            of = pluralize(len(copies), "table")
+            text = f"copied {relation.table}: {pluralize(count.rows, 'row')}, {len(copied_tables)} of {of}"
+            total = ordinal if len(copied_tables) == len(copies) else _ahead_of(ordinal, expected)
+            report(ProgressEvent("snapshot", text, ordinal, total, "rows"))
+    return tuple(copied_tables[index] for index in range(len(copies)))
+
+
+def _ahead_of(copied_rows: int, expected: int | None) -> int | None:
+    """The expected end, as long as it was not reached: then nobody knows."""
+    return expected if expected is not None and copied_rows < expected else None
+
+
+@dataclass(slots=True)
+class _Count:
+    left: int  # parts
+    rows: int = 0
+    chunks: int = 0
+
+
+def _parts(
+    copies: Sequence[TableCopy[R]], readers: Sequence[R], stop: threading.Event
+) -> Iterator[tuple[int, Chunk | None]]:
+    """Chunks with the index of their table; None where a part of it is finished."""
+    if len(readers) == 1:
+        for index, copy in enumerate(copies):
+            for part in copy.parts:
+                for chunk in part(readers[0]):
+                    if stop.is_set():
+                        raise Stopped
+                    yield index, chunk
+                    del chunk
+                yield index, None
+        return
+    with _Together(copies, readers, stop) as together:
+        yield from together.chunks()
+
+
+@dataclass
+class _Together(Generic[R]):
+    """Readers in threads of their own, and the queue that the writer takes from."""
+
+    copies: Sequence[TableCopy[R]]
+    readers: Sequence[R]
+    stop: threading.Event
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Self:
+        self._waiting: queue.Queue[tuple[int, Part[R]]] = queue.Queue()
+        for index, copy in enumerate(self.copies):
+            for part in copy.parts:
+                self._waiting.put((index, part))
+        self._left = self._waiting.qsize()
+        self._ready: queue.Queue[tuple[int, Chunk | None]] = queue.Queue(_AHEAD)
+        self._threads = ThreadPoolExecutor(len(self.readers), thread_name_prefix="cdc-lake-copy")
+        self._running = [self._threads.submit(self._work, reader) for reader in self.readers]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self._threads.shutdown(wait=True)
+
+    def chunks(self) -> Iterator[tuple[int, Chunk | None]]:
+        """What the readers read; raises what one of them raised."""
+        while self._left:
+            if self.stop.is_set():
+                raise Stopped
+            for future in self._running:
+                if future.done():
+                    future.result()
+            try:
+                index, chunk = self._ready.get(timeout=_LOOK)
+            except queue.Empty:
+                continue
+            self._left -= chunk is None
+            yield index, chunk
+            del chunk
+
+    def _work(self, reader: R) -> None:
+        while not self.over.is_set():
+            try:
+                index, part = self._waiting.get_nowait()
+            except queue.Empty:
+                return
+            for chunk in part(reader):
+                if not self._give(index, chunk):
+                    return
+                del chunk
+            if not self._give(index, None):
+                return
+
+    def _give(self, index: int, chunk: Chunk | None) -> bool:
+        """False where nobody takes any more."""
+        while not self.over.is_set():
+            try:
+                self._ready.put((index, chunk), timeout=_LOOK)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+
+AGAIN: Final = 30.0
+"""Seconds until a copy that failed is begun again."""
+
+
+class Recopy(Protocol):
+    """Copies tables again: see `runtime.receive.stream_setup`."""
+
+    def __call__(
+        self,
+        project: Project,
+        state: StreamCheckpoint,
+        tables: Sequence[TableName],
+        control: ControlTables,
+        stop: threading.Event,
+        report: ProgressReporter,
+        opened: OpenedConnection,
+    ) -> tuple[CopiedTable, ...]:
+        """Copy tables of a stream, and put the copies in force. Raises CdcLakeError, Stopped."""
+        ...
+
+
+class BackgroundCopies:
+    """Copies tables, none or more, as long as it is entered. `lasting`: what fails is begun again."""
+
+    def __init__(
+        self,
+        project: Project,
+        state: StreamCheckpoint,
+        tables: Sequence[TableName],
+        recopy: Recopy,
+        report: ProgressReporter,
+        *,
+        lasting: bool,
+    ) -> None:
+        self._project = project
+        self._state = state
+        self._tables = tables
+        self._recopy = recopy
+        self._report = report
+        self._lasting = lasting
+        self._over = threading.Event()
+        self._connections = ConnectionRegistry()
+        self._copied: tuple[CopiedTable, ...] = ()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="cdc-lake-came", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._tables:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._connections.end()
+        if self._tables:
+            self._thread.join()
+
+    def wait_for_copies(
+        self, meanwhile: Sequence[Callable[[], object]], stop: threading.Event
+    ) -> tuple[CopiedTable, ...]:
+        """What was copied, once it is whole; what is done `meanwhile` is called now and then. Raises what failed or is
+        raised there, Stopped.
+        """
+        while self._thread.is_alive():
+            if stop.is_set():
+                raise Stopped
+            for action in meanwhile:
+                action()
+            self._thread.join(_LOOK)
+        self.raise_background_errors()
+        return self._copied
+
+    def raise_background_errors(self) -> None:
+        """Raise what the copies cannot go on from."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
+        while not self._over.is_set():
+            try:
+                control = control_tables(self._project, self._project.pipeline.bronze.durability)
+                self._copied = self._recopy(
+                    self._project, self._state, self._tables, control, self._over, self._report, self._connections.add
+                )
+            except Stopped:
+                return
+            except CdcLakeError as error:
+                if self._over.is_set():
+                    return
+                if not self._lasting:
+                    self._failure = error
+                    return
+                text = f"tables that came are not copied yet: {error.message}; next attempt in {AGAIN:g} s"
+                self._report(ProgressEvent("retry", text, facts={"code": error.code}))
+                self._over.wait(AGAIN)
+            except Exception as failure:  # noqa: BLE001 - handed to the thread that reads the stream
+                self._failure = failure
+                return
+            else:
+                return
+            finally:
+                self._connections.forget()
+
+
+Opened = TypeVar("Opened")
+_GRACE: Final = 2.0  # seconds for a round under way to end
+
+
+class PeriodicTask(Generic[Opened]):
+    """Makes rounds while it is entered: `each` with what `open_one` gave, every so many seconds.
+
+    A CdcLakeError of either is given to `failed`; whoever else needs the source tells why.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        every: Callable[[], float],
+        open_one: Callable[[], AbstractContextManager[Opened]],
+        each: Callable[[Opened], None],
+        failed: Callable[[CdcLakeError], None],
+    ) -> None:
+        self._every = every
+        self._open = open_one
+        self._each = each
+        self._failed = failed
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._go_round, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join(timeout=_GRACE)
+
+    def _go_round(self) -> None:
+        while not self._over.is_set():
+            try:
+                with self._open() as opened:
+                    while not self._over.is_set():
+                        self._each(opened)
+                        self._over.wait(self._every())
+            except CdcLakeError as error:
+                self._failed(error)
+                self._over.wait(self._every())

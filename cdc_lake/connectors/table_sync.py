@@ -1,0 +1,186 @@
+"""What `source.tables` says otherwise than a stream has it: tables that came, tables that went.
+
+A set of names each, worked out from what is chosen, what the stream carries, what the database has, and how each table
+was followed until now. What a start does about them is of each kind of source.
+
+Memberships: which table of the source each name of the stream was read from, kept to see what somebody else did.
+
+A table that was taken out of the publication and put back looks as before, and what was changed meanwhile is lost to
+the stream. So is what rows hold that are published otherwise from then on. PostgreSQL makes a new entry for the table
+each time, so one whose entry is another than the stream was last read by has to be copied again.
+
+A name may also come to mean another table: it was dropped and made anew, or two tables swapped their names. Their OIDs
+tell. What was decoded from before a swap still comes under the old names, and is no reason to stop. Where rows come
+with the name of their table alone, those of one that had another name for a while are lost as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import pyarrow.compute as pc
+
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.control.snapshots import TableTimeline, record_left
+from cdc_lake.decode.gaussdb.catalog_facts import named_anew
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.observability.failpoints import TABLES_LEFT, failpoint
+from cdc_lake.source.base import PublishedTable
+from cdc_lake.tables.control_schema import MembershipRow
+from cdc_lake.tables.control_schema import utc_now as control_now
+from cdc_lake.tables.control_tables import ControlTables
+
+
+@dataclass(frozen=True, slots=True)
+class TableChanges:
+    """`lacking`: chosen and not carried; `waiting`: left or never followed, chosen and carried; `gone`: followed, there
+    and not chosen; `extra`: carried and not chosen, where who carries them can leave them out; `left`: all that were
+    left, and not copied since; `moved`: those of `waiting` that the publication has in another way than before, or
+    that are another table than before; `dropped`: followed, and the database has no table of that name any more.
+    """
+
+    lacking: tuple[TableName, ...] = ()
+    waiting: tuple[TableName, ...] = ()
+    gone: tuple[TableName, ...] = ()
+    extra: tuple[TableName, ...] = ()
+    left: frozenset[TableName] = frozenset()
+    moved: frozenset[TableName] = frozenset()
+    dropped: tuple[TableName, ...] = ()
+
+
+def changes_of(
+    chosen: Collection[TableName],
+    carried: Collection[TableName],
+    existing: Collection[TableName],
+    table_courses: Mapping[str, TableTimeline],
+    came: Collection[TableName],
+    *,
+    published: bool,
+    moved: Collection[TableName] = (),
+    read: Iterable[str] = (),
+) -> TableChanges:
+    """Compare. `came`: those carried that nothing is known of; `published`: what is carried can be altered; `moved`:
+    those that it carries in another way than before; `read`: names that the stream was read by before.
+    """
+    chosen, carried = set(chosen), set(carried)
+    again = frozenset(moved) & chosen & carried
+    left = frozenset(TableName.parse(name) for name, course in table_courses.items() if course.waits)
+    followed = {TableName.parse(name) for name in table_courses} - left
+    return TableChanges(
+        lacking=tuple(sorted(chosen - carried)),
+        waiting=tuple(sorted(chosen & carried & left | set(came) | again)),
+        gone=tuple(sorted((carried - left | followed) & set(existing) - chosen)),
+        extra=tuple(sorted(carried - chosen if published else ())),
+        left=left,
+        moved=again - left,
+        dropped=tuple(sorted(({*followed, *map(TableName.parse, read)} - left).difference(existing))),
+    )
+
+
+def leave(
+    changes: TableChanges,
+    waiting: Collection[TableName],
+    control: ControlTables,
+    state: StreamCheckpoint,
+    report: ProgressReporter,
+    ends: int | None = None,
+) -> None:
+    """Record as left what went, and what is `waiting` for a copy; tell of what went. Raises ControlNotWritten.
+
+    `ends`: a position that everything committed by now lies at or below: what is dropped is followed up to there. None:
+    where the stream cannot say, and what is dropped is left as it is.
+    """
+    if changes.dropped and ends is not None:
+        record_left(control, replace(state, upto=max(state.upto, ends)), changes.dropped)
+        for table in changes.dropped:
+            report(
+                ProgressEvent("connect", f"table {table} is not in the database any more: silver keeps its last rows")
+            )
+    if leaves := [table for table in (*changes.gone, *waiting) if table not in changes.left]:
+        record_left(control, state, leaves)
+    failpoint(TABLES_LEFT)
+    for table in changes.gone:
+        report(ProgressEvent("connect", f"table {table} is not followed any more: `source.tables` leaves it out"))
+
+
+def report_renamed(names: Mapping[TableName, TableName], report: ProgressReporter) -> None:
+    """Tell of tables that were known by another name, where no copy is asked for."""
+    for table, before in sorted(names.items()):
+        text = f"table {before} was renamed to {table}: silver of that name begins with its changes from here on"
+        report(ProgressEvent("warning", f"{text}, and `snapshot.mode` asks for no copy: cdc-lake resync {table}"))
+
+
+def newcomers(new: Iterable[TableName], landed: Iterable[Relation]) -> set[TableName]:
+    """Those of new tables that bronze has nothing of, or that it knows by another name: they were renamed."""
+    names_of: defaultdict[int | None, set[TableName]] = defaultdict(set)
+    for layout in landed:
+        names_of[layout.oid].add(layout.table)
+    known_names = set().union(*names_of.values())
+    renamed = {name for oid, names in names_of.items() if oid is not None and len(names) > 1 for name in names}
+    return {table for table in new if table not in known_names or table in renamed}
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """`entry`: by which the publication had the table; without one, by which it has its name (`named_by`), None if an
+    older version recorded it. `oid`: of the table, None likewise.
+    """
+
+    entry: int | str | None
+    oid: int | None = None
+
+
+def last_members(control: ControlTables, state: StreamCheckpoint) -> Mapping[str, Member]:
+    """Of each table of the stream what it was last read from; empty if no version recorded it yet. Raises LakeError."""
+    stream_filter = (pc.field("stream") == state.stream) & (pc.field("epoch") == state.epoch)
+    rows = control.read("memberships", stream_filter).to_pylist()
+    if not rows:
+        return {}
+    document = json.loads(max(rows, key=lambda row: row["recorded_at"])["tables"])
+    return {name: Member(*entry) if isinstance(entry, list) else Member(entry) for name, entry in document.items()}
+
+
+def named_tables(members: Mapping[str, Member]) -> dict[TableName, tuple[int, str]]:
+    """OID and `named_by` of the tables that a stream without a publication is read from, as far as recorded."""
+    by_name = {TableName.parse(name): member for name, member in members.items()}
+    return {name: (member.oid, str(member.entry or "")) for name, member in by_name.items() if member.oid is not None}
+
+
+def note_members(carried: Iterable[PublishedTable], control: ControlTables, state: StreamCheckpoint) -> None:
+    """Keep that the stream is read from these from here. Raises LakeError."""
+    members = {str(entry.table): Member(entry.member, entry.oid) for entry in carried}
+    if members != last_members(control, state):
+        document = {name: [entry.entry, entry.oid] for name, entry in members.items()}
+        control.record(MembershipRow(state.epoch, state.stream, json.dumps(document, sort_keys=True), control_now()))
+
+
+def moved_tables(carried: Iterable[PublishedTable], known_members: Mapping[str, Member]) -> frozenset[TableName]:
+    """The tables that are published by another entry than is known, or are other tables of that name."""
+    return frozenset(
+        source_table.table
+        for source_table in carried
+        if (before := known_members.get(str(source_table.table))) is not None
+        and not _is_same_member(before, source_table.member, source_table.oid)
+    )
+
+
+def renamed_tables(
+    carried: Iterable[PublishedTable], known_members: Mapping[str, Member]
+) -> dict[TableName, TableName]:
+    """The tables that are known by another name, with that name."""
+    names = {entry.oid: TableName.parse(name) for name, entry in known_members.items() if entry.oid is not None}
+    return {
+        entry.table: before for entry in carried if (before := names.get(entry.oid or 0, entry.table)) != entry.table
+    }
+
+
+def _is_same_member(known_member: Member, entry: int | str | None, oid: int | None) -> bool:
+    if known_member.oid not in {None, oid}:
+        return False
+    if isinstance(entry, str):
+        return known_member.entry is None or not named_anew(str(known_member.entry), entry)
+    return entry == known_member.entry

@@ -1,0 +1,223 @@
+"""Finding a cut: from what a reader asks for to the last cut that holds nothing behind it.
+
+A cut holds every transaction up to its position, so what is asked for becomes a position: the one before the first
+transaction that lies behind it. Where silver does not hold all that bronze knows of up to there, it is not reached:
+the last cut would be an older state than the one that was asked for, and another one tomorrow.
+
+In the stream's own domain that position is the one given. A CSN in a stream in the order of the log, or an LSN in one
+in the order of CSNs, is looked up in bronze, whose COMMIT rows know both. Of times the latest one up to a transaction
+counts, because the source's clock may go back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import assert_never
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_lake.bronze.contract import COMMIT
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.reader import BronzeReader, span_filter
+from cdc_lake.config.project import Project
+from cdc_lake.control.cuts import WrittenCut, parse_cut, promises, standing
+from cdc_lake.errors import BeforeFirstCut, CutNotReached, CutUnknown
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.position import AsOf, Csn, Latest, Lsn, Moment, Named, Number, OrderDomain, Position, Span, Stored
+from cdc_lake.source.base import Kind, StreamIdentity, domain_of, format_stream_position
+from cdc_lake.tables.control_tables import ControlTables, control_tables
+
+_END = (1 << 63) - 1
+
+
+def find_cut(project: Project, asked: AsOf, epoch: int | None = None) -> WrittenCut:
+    """The cut that is asked for; positions and `latest` are of the newest stream, or of `epoch`.
+
+    Raises BeforeFirstCut, CutNotReached, CutUnknown.
+    """
+    return _Cuts(project, epoch).find(asked)
+
+
+@dataclass
+class _Cuts:
+    """The cuts of a pipeline, all or of one epoch, and bronze to be asked."""
+
+    project: Project
+    epoch: int | None
+
+    @cached_property
+    def control(self) -> ControlTables:
+        return control_tables(self.project)
+
+    @cached_property
+    def bronze(self) -> BronzeReader:
+        return bronze_reader(self.project)
+
+    @cached_property
+    def places(self) -> pa.Table:
+        """Where and when they are, in order; at least one."""
+        places = self.control.cut_places()
+        if places.num_rows == 0:
+            raise BeforeFirstCut("there is no cut yet: nothing was applied", where=str(self.project.control))
+        if self.epoch is None:
+            return places
+        own_places = places.filter(pc.field("epoch") == self.epoch)
+        if own_places.num_rows == 0:
+            epochs = ", ".join(map(str, sorted(set(places["epoch"].to_pylist()))))
+            raise CutUnknown(f"there is no cut of epoch {self.epoch}; there are some of {epochs}")
+        return own_places
+
+    def find(self, asked: AsOf) -> WrittenCut:
+        match asked:
+            case Latest():
+                return self._latest()
+            case Named(name):
+                return self._find_promised(name)
+            case Moment(time):
+                return self._find_by_time(time)
+            case Position(epoch, value):
+                return _Stream(_Cuts(self.project, epoch)).find_upto(value)
+            case Stored(value):
+                return _Stream(self).find_upto(value)
+            case Lsn() | Csn() | Number():
+                return _Stream(self).read(asked)
+            case other:
+                assert_never(other)
+
+    def _latest(self) -> WrittenCut:
+        if self.epoch is not None or (row := self.control.last_cut()) is None:
+            return self._read_cut(self.places.num_rows - 1)
+        return parse_cut(row)
+
+    def _read_cut(self, row: int) -> WrittenCut:
+        return parse_cut(self.control.cuts(self.places.slice(row, 1))[0])
+
+    def _find_promised(self, name: str) -> WrittenCut:
+        by_name = {promise.name: promise for promise in promises(self.control)}
+        if name in by_name and standing([by_name[name]], datetime.now(UTC)):
+            return by_name[name].cut
+        ended = by_name[name].until if name in by_name else None
+        what = f"the promise `{name}` ended at {ended.isoformat()}" if ended else f"no promise is named `{name}`"
+        raise CutUnknown(what)
+
+    def _find_by_time(self, time: datetime) -> WrittenCut:
+        """The last cut whose transactions were all committed by then.
+
+        A cut of copied rows alone has no commit time: it is older than the moment it was written.
+        """
+        times = self.places["commit_ts"].cast(pa.int64())
+        has_time = np.asarray(pc.is_valid(times))
+        latest = np.maximum.accumulate(np.asarray(pc.fill_null(times, -_END)))
+        moment = pa.scalar(time, pa.timestamp("us", tz="UTC")).cast(pa.int64()).as_py()
+        own = np.where(has_time, latest, np.asarray(self.places["recorded_at"].cast(pa.int64())))
+        fits = np.flatnonzero((latest <= moment) & (own <= moment))
+        if not len(fits):
+            raise BeforeFirstCut(f"no cut holds only what was committed by {time.isoformat()}")
+        cut = self._read_cut(int(fits[-1]))
+        if fits[-1] == self.places.num_rows - 1 and (more := _Stream(self).waiting("commit_ts", time, cut.position)):
+            several, verb = pluralize(more, "transaction"), "is" if more == 1 else "are"
+            raise CutNotReached(f"{several} committed by {time.isoformat()} {verb} landed and not applied")
+        return cut
+
+
+@dataclass
+class _Stream:
+    """The newest stream of some cuts."""
+
+    cuts: _Cuts
+
+    @cached_property
+    def epoch(self) -> int:
+        return int(self.cuts.places["epoch"][-1].as_py())
+
+    @cached_property
+    def name(self) -> str:
+        return str(self.cuts.places["stream"][-1].as_py())
+
+    @cached_property
+    def identity(self) -> StreamIdentity | None:
+        """What the stream's name says, where it is one of the GaussDB family, whose transactions have CSNs."""
+        return StreamIdentity.parse(self.name) if self.name.startswith(f"{Kind.GAUSS}:") else None
+
+    def read(self, asked: Lsn | Csn | Number) -> WrittenCut:
+        """The cut at a number of the log or of commits, whichever orders the stream."""
+        by_csn, identity = domain_of(self.name) is OrderDomain.CSN, self.identity
+        match asked:
+            case Number(value):
+                return self.find_upto(value) if by_csn or identity is None else self.read(Csn(value))
+            case Lsn(value):
+                if not by_csn:
+                    return self.find_upto(value)
+                return self._looked_up("commit_lsn", value, str(asked), None if identity is None else identity.point)
+            case Csn(value):
+                if by_csn:
+                    return self.find_upto(value)
+                if identity is None:
+                    raise CutUnknown(f"the stream has no CSNs, so {value} is no position of it")
+                return self._looked_up("csn", value, f"CSN {value}", identity.snapshot_csn)
+            case other:
+                assert_never(other)
+
+    def find_upto(self, position: int) -> WrittenCut:
+        """The last cut at or below a position. Raises CutNotReached where silver is not known to hold all up to it."""
+        places, text = self.cuts.places, format_stream_position(self.name, max(position, 0))
+        row_numbers = np.flatnonzero(np.asarray(pc.equal(places["epoch"], self.epoch)))
+        positions = np.asarray(places["position"])[row_numbers]
+        below = np.flatnonzero(positions <= position)
+        if not len(below):
+            first = format_stream_position(self.name, int(positions[0]))
+            raise BeforeFirstCut(f"{text} is before the first cut of epoch {self.epoch}, which is at {first}")
+        cut = parse_cut(self.cuts.control.cuts(places.slice(int(row_numbers[below[-1]]), 1))[0])
+        if below[-1] == len(positions) - 1 and position > cut.position:
+            self._check_reached(position, cut.position, text)
+        return cut
+
+    def _check_reached(self, position: int, applied: int, text: str) -> None:
+        bronze = self.cuts.bronze
+        landed = bronze.highest_commit(self.epoch, position)
+        if landed is not None and landed > applied:
+            raise CutNotReached(
+                f"silver is at {format_stream_position(self.name, applied)}, and bronze has more up to {text}"
+            )
+        state = bronze.state()
+        if state is not None and state.epoch == self.epoch and position > state.upto:
+            raise CutNotReached(
+                f"bronze itself has come to {format_stream_position(self.name, state.upto)}, not to {text}"
+            )
+
+    def _looked_up(self, column: str, value: int, text: str, copied: Lsn | Csn | None) -> WrittenCut:
+        """The last cut of which no transaction has a greater number than `value` in a column of bronze."""
+        if copied is not None and value < copied.value:
+            raise BeforeFirstCut(f"{text} is before the initial copy, which is at {copied}")
+        commits = self._commits(column)
+        if commits.num_rows and commits[column].null_count == commits.num_rows:
+            raise CutUnknown(f"the transactions of this stream do not say where {text} is")
+        if commits.num_rows == 0 or value > (pc.max(commits[column]).as_py() or -1):
+            raise CutNotReached(f"bronze has no transaction at or behind {text} yet")
+        next_position = pc.min(commits.filter(pc.field(column) > value)["position"]).as_py()
+        lowest = pc.min(commits["position"]).as_py()
+        if next_position == lowest and self.epoch in self.cuts.bronze.last_trimmed():
+            raise BeforeFirstCut(f"bronze has let go the transactions up to {text}")
+        if next_position is not None:
+            return self._find_before(int(next_position), text)
+        return self.find_upto(int(pc.max(commits["position"]).as_py()))
+
+    def _find_before(self, position: int, text: str) -> WrittenCut:
+        try:
+            return self.find_upto(position - 1)
+        except BeforeFirstCut as early:
+            raise BeforeFirstCut(f"{text} is before the first cut of epoch {self.epoch}") from early
+
+    def waiting(self, column: str, value: object, applied: int) -> int:
+        """How many landed transactions behind `applied` have at most that value in a column."""
+        commits = self._commits(column, applied)
+        return int(commits.filter(pc.field(column) <= value).num_rows)
+
+    def _commits(self, column: str, after: int = -1) -> pa.Table:
+        files, span = self.cuts.bronze.files(), Span(self.epoch, after, _END)
+        paths = files.select(epoch=self.epoch, after=after, op=COMMIT)
+        return files.read(paths, ["position", column], span_filter(span) & (pc.field("op") == COMMIT))

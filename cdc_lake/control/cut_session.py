@@ -1,0 +1,273 @@
+"""Reading silver at a cut: every table as of one moment of the source, with Spark or without it.
+
+A reader who opens the newest version of each table sees a transaction in one and not yet in the other. At a cut each
+table is read at the version that the cut names; what a table keeps by itself (`silver.kinds`) it can also say where
+that version is gone.
+
+History: the control tables as Arrow, for who asks what was. Without Spark, wherever the tables are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Final, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_lake.config.project import Project, Target
+from cdc_lake.control.cut_lookup import find_cut
+from cdc_lake.control.cuts import IN, TableState, WrittenCut, parse_cut, relocate_target
+from cdc_lake.errors import LakeError, NotInCut, SilverMissing, TableBehind, VersionGone
+from cdc_lake.model.position import AsOf, Position
+from cdc_lake.model.relation import TableName
+from cdc_lake.silver.kinds import answers_alone, frame_as_of, rows_as_of
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.tables.control_schema import ControlName, schema_of
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.silver_reader import empty_silver, read_silver, silver_frame
+from cdc_lake.tables.spark_session import derive
+from cdc_lake.tables.version_retention import is_readable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+METADATA = b"cdc_lake"
+"""Key of what a table that was read says of itself, JSON, in its schema's metadata."""
+
+
+@dataclass(frozen=True)
+class CutSession:
+    """All silver tables as of one cut. It holds no connection and reads nothing until asked.
+
+    Tables are named as in the source (`public.orders`, or `orders` for one of `public`) or by their silver name
+    (`silver.orders`).
+    """
+
+    project: Project
+    cut: WrittenCut
+    allow_behind: bool = False
+
+    def __repr__(self) -> str:
+        """Which cut of which pipeline it is."""
+        return f"CutSession({self.project.name} at {self.position} of epoch {self.epoch}, {len(self.tables)} tables)"
+
+    @property
+    def position(self) -> str:
+        """The cut's position, ready to be pasted back."""
+        return self.cut.position_text
+
+    @property
+    def epoch(self) -> int:
+        """The number of its stream."""
+        return self.cut.epoch
+
+    @property
+    def commit_ts(self) -> datetime | None:
+        """The latest commit time up to it; None where it holds copied rows alone."""
+        return self.cut.commit_ts
+
+    @property
+    def tables(self) -> Mapping[str, TableState]:
+        """Its tables by source table: version, position, state, and how many keys are held."""
+        return self.cut.tables
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """The tables with held keys, whose rows are older than the cut or missing, and how many keys those are."""
+        return {relation: table.held for relation, table in self.tables.items() if table.held}
+
+    def read(self, table: str, *, versions: bool = False) -> pa.Table:
+        """The rows of a table, in no order. Of a history those that held, or with `versions` all of its versions.
+
+        The schema's metadata says under `cdc_lake` which cut it is. Raises NotInCut, TableBehind, VersionGone,
+        SilverMissing.
+        """
+        place = self._place(table)
+        try:
+            rows = self._rows(place)
+        except SilverMissing as cause:
+            rows = self._newer(place, cause)
+        rows = rows_as_of(rows, place.position, versions=versions)
+        return rows.replace_schema_metadata(
+            {**(rows.schema.metadata or {}), METADATA: self._describe_state(place.state)}
+        )
+
+    def frame(self, spark: SparkSession, table: str, *, versions: bool = False) -> DataFrame:
+        """The same as a DataFrame of a session, best one from `spark_session`. Raises the same."""
+        place = self._place(table)
+        version = place.state.version
+        if version is None or is_readable(self.project, place.target, version):
+            frame = silver_frame(spark, self.project, place.target, version)
+        else:
+            newest = self._newest(place)
+            frame = silver_frame(spark, self.project, place.target, newest)
+            if newest is None or not answers_alone(frame.columns):
+                raise VersionGone(place.target.label, version, self.position)
+        return frame_as_of(frame, place.position, versions=versions)
+
+    def spark_session(self, spark: SparkSession, *, versions: bool = False) -> SparkSession:
+        """A session of its own on the same Spark, with a temporary view of each table under its silver name.
+
+        The views stay at the cut while the tables go on. Raises what `frame` does.
+        """
+        own = derive(spark)
+        for relation, state in self.tables.items():
+            if state.version is None and state.state != IN:
+                continue  # it never held anything, and `allow_behind` was said
+            self.frame(own, relation, versions=versions).createOrReplaceTempView(state.table.partition(".")[2])
+        return own
+
+    def checked(self) -> CutSession:
+        """Itself, where every table is at the cut or `allow_behind` was said. Raises TableBehind."""
+        for relation in self.tables:
+            self._place(relation)
+        return self
+
+    # ── one table ──
+
+    def _place(self, table: str) -> _Place:
+        relation = self._relation(table)
+        state = self.tables[relation]
+        is_behind = state.state != IN
+        if is_behind and not self.allow_behind:
+            position_text = format_stream_position(self.cut.stream, state.position)
+            raise TableBehind(
+                f"{state.table} stays behind at {position_text} in the cut at {self.position}", where=state.table
+            )
+        target = relocate_target(self.project.target(TableName.parse(relation)), state.table, state.format)
+        return _Place(relation, state, target, Position(self.epoch, state.position if is_behind else self.cut.position))
+
+    def _relation(self, table: str) -> str:
+        for wanted in (table, f"public.{table}"):
+            if wanted in self.tables:
+                return wanted
+        for relation, state in self.tables.items():
+            if state.table == table:
+                return relation
+        raise NotInCut(f"the cut at {self.position} of epoch {self.epoch} lists no table `{table}`")
+
+    def _rows(self, place: _Place) -> pa.Table:
+        version = place.state.version
+        if version is None:
+            return empty_silver(self.project, place.target)
+        try:
+            return read_silver(self.project, place.target, version)
+        except (pa.ArrowException, OSError) as cause:
+            # A deletion vector of its own may be gone while the data file it belongs to is not: the engine says so.
+            if is_readable(self.project, place.target, version) and "not found" not in str(cause):
+                raise
+            raise SilverMissing(place.target.label, version) from cause
+
+    def _newer(self, place: _Place, cause: SilverMissing) -> pa.Table:
+        """Rows of a newer version that say what the one that is gone held. Raises VersionGone, SilverMissing."""
+        version = place.state.version
+        if version is None:
+            raise cause
+        newest = self._newest(place)
+        rows = None if newest is None else read_silver(self.project, place.target, newest)
+        if rows is None or not answers_alone(rows.column_names):
+            raise VersionGone(place.target.label, version, self.position) from cause
+        return rows
+
+    def _newest(self, place: _Place) -> int | None:
+        """The version of the same content that the newest cut of the stream names, None where it is not there."""
+        control = control_tables(self.project)
+        row = control.last_cut(self.cut.stream)
+        state = None if row is None else parse_cut(row).tables.get(place.relation)
+        own_state = place.state
+        if state is None or (state.generation, state.table, state.format) != (
+            own_state.generation,
+            own_state.table,
+            own_state.format,
+        ):
+            return None
+        readable = state.version is not None and is_readable(self.project, place.target, state.version)
+        return state.version if readable else None
+
+    def _describe_state(self, state: TableState) -> bytes:
+        facts = {"epoch": self.epoch, "position": self.position, "version": state.version}
+        return json.dumps({**facts, "state": state.state, "held": state.held}).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A table in a cut: where it lies, and the position it answers for."""
+
+    relation: str
+    state: TableState
+    target: Target
+    position: Position
+
+
+def open_session(project: Project, asked: AsOf, epoch: int | None, *, allow_behind: bool) -> CutSession:
+    """All tables as of what is asked for. Raises BeforeFirstCut, CutNotReached, CutUnknown, TableBehind."""
+    return CutSession(project, find_cut(project, asked, epoch), allow_behind).checked()
+
+
+def read_table(
+    project: Project, table: str, asked: AsOf, epoch: int | None, *, allow_behind: bool, versions: bool
+) -> pa.Table:
+    """One table as of what is asked for; the others may be behind."""
+    return CutSession(project, find_cut(project, asked, epoch), allow_behind).read(table, versions=versions)
+
+
+SHOWN: Final = "shown"
+"""The column that says a row's `position` as people paste it."""
+
+_TIMES: Final = ("recorded_at", "started_at", "judged_at", "compared_at")
+
+
+def read_history(
+    project: Project,
+    table: str,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    limit: int | None = None,
+) -> pa.Table:
+    """Rows of a control table, oldest first; of those written from `since` on and before `until` the newest `limit`.
+
+    The columns are those of its page, and `shown` where it has a stream and a position. Raises LakeError for a table
+    that there is none of, and for a time without zone.
+    """
+    names = get_args(ControlName)
+    name: ControlName | None = next((control_name for control_name in names if control_name == table), None)
+    if name is None:
+        raise LakeError(f"there is no control table `{table}`", hint=f"one of: {', '.join(names)}")
+    when = time_of(name)
+    wanted = [pc.field(when) >= _require_zone(since)] if since is not None else []
+    wanted += [pc.field(when) < _require_zone(until)] if until is not None else []
+    rows = control_tables(project).read(name, reduce(and_, wanted) if wanted else None).sort_by(when)
+    if limit is not None:
+        rows = rows.slice(max(rows.num_rows - limit, 0))
+    return _with_shown(rows)
+
+
+def time_of(name: ControlName) -> str:
+    """The column by which a control table is in order."""
+    columns = schema_of(name).names
+    return next(column for column in _TIMES if column in columns)
+
+
+def _require_zone(time: datetime) -> datetime:
+    if time.tzinfo is None:
+        raise LakeError(f"the time {time.isoformat()} has no zone", hint="give it one, as `datetime.now(UTC)` has")
+    return time
+
+
+def _with_shown(rows: pa.Table) -> pa.Table:
+    if not {"stream", "position"} <= set(rows.column_names):
+        return rows
+    pairs = zip(rows["stream"].to_pylist(), rows["position"].to_pylist(), strict=True)
+    texts = [
+        None if stream is None or position is None else format_stream_position(stream, position)
+        for stream, position in pairs
+    ]
+    return rows.append_column(SHOWN, pa.array(texts, pa.string()))

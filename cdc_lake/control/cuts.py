@@ -1,0 +1,263 @@
+"""Cuts: one position across all silver tables, as rows of the control table `cuts`.
+
+A cut says of each table which version holds it, how many keys of it wait, and whether it is `in`, `broken`, `paused` or
+`renewing`: a table that cannot or shall not go on, or whose content is made anew, stays behind at its own position and
+does not stop the cuts of the others.
+
+Promises: the cuts that stay readable, by a name that was given or by the schedule of `silver.cuts`.
+
+A promise is a row of the control table `promises`, with the versions it needs, so it stands from the moment it is
+written: upkeep asks `kept_versions` before it removes anything. What the table formats' own cleaning must be told is
+told by `runtime.cut_retention`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import pyarrow as pa
+
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.config.project import Target
+from cdc_lake.control.quarantine import QuarantineLog, open_holds
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.tables.control_schema import CutRow, PromiseRow
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.silver_table import FIRST, Marker
+
+IN, BROKEN, PAUSED, RENEWING = "in", "broken", "paused", "renewing"
+STAYS: Final = frozenset({BROKEN, PAUSED, RENEWING})
+"""States of tables that no span takes further."""
+
+FILES = 500
+"""Files of the table `cuts` that are put together when there are more: each cut is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """A table in a cut. `version`: of the silver table, None where it holds nothing yet; `held`: keys that wait;
+    `generation`: of its content, as the version has it. Cuts that do not say it were written when there was only the
+    first. `layout`: the layout that its rows follow, None where nobody noted it. `copied`: the position of the copy
+    that its content began with, None for the initial one. `merged`: the position of the last merge of it, which
+    `version` or one before it is, None where nobody noted it. `error`: code, message and remedy of what a broken table
+    could not go on for.
+    """
+
+    table: str
+    format: str
+    version: int | None
+    position: int
+    state: str
+    held: int
+    generation: int = FIRST
+    layout: int | None = None
+    copied: int | None = None
+    merged: int | None = None
+    error: tuple[str, str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A position and the tables at it, by source table as bronze writes it."""
+
+    position: int
+    tables: dict[str, TableState]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCut:
+    """A cut as it stands in the control tables. `commit_ts`: the latest commit time up to it, None: not known."""
+
+    epoch: int
+    stream: str
+    position: int
+    commit_ts: datetime | None
+    written_at: datetime
+    tables: dict[str, TableState]
+
+    @property
+    def position_text(self) -> str:
+        """Its position as people paste it."""
+        return format_stream_position(self.stream, self.position)
+
+
+def state_from_marker(
+    target: Target, state: StreamCheckpoint, marker: Marker, position: int, held: QuarantineLog
+) -> TableState:
+    """A table at `position` as its marker has it, which is further than the last cut says: who merged it did not live
+    to write the next one. `held`: what is recorded.
+    """
+    keys = open_holds(held, str(target.source), state.epoch, marker.generation, position).keys
+    table = TableState(target.label, target.format, marker.version, position, IN, len(keys), marker.generation)
+    return replace(table, merged=marker.position)
+
+
+def last_cut(control: ControlTables, stream: str) -> Cut | None:
+    """The newest cut of a stream."""
+    row = control.last_cut(stream)
+    if row is None:
+        return None
+    return Cut(row.position, table_states(row.tables))
+
+
+def content_before(control: ControlTables, state: StreamCheckpoint, relation: str) -> TableState | None:
+    """A table as the last cut of an earlier stream lists it, where silver holds rows of it from there."""
+    for row in reversed(control.streams()):
+        cut = last_cut(control, row.stream) if row.epoch < state.epoch and row.stream != state.stream else None
+        if cut is not None and (table := cut.tables.get(relation)) is not None and table.version is not None:
+            return table
+    return None
+
+
+def parse_cut(row: CutRow) -> WrittenCut:
+    """A row of `cuts` as a value."""
+    return WrittenCut(row.epoch, row.stream, row.position, row.commit_ts, row.recorded_at, table_states(row.tables))
+
+
+def relocate_target(target: Target, label: str, format_: str) -> Target:
+    """A target where a cut says that it was: the pipeline may have moved it since."""
+    namespace, _, name = label.partition(".")
+    return replace(target, namespace=namespace, name=name, format=format_)
+
+
+def table_states(tables: str) -> dict[str, TableState]:
+    """The tables of a cut, by source table, from their JSON."""
+    return {relation: _table_state(facts) for relation, facts in json.loads(tables).items()}
+
+
+def _table_state(facts: dict[str, Any]) -> TableState:
+    error = facts.pop("error", None)
+    return TableState(**facts, error=None if error is None else tuple(error))
+
+
+def table_facts(tables: Mapping[str, TableState]) -> str:
+    """The tables of a cut as JSON."""
+    return json.dumps({relation: _facts(table) for relation, table in sorted(tables.items())})
+
+
+def _facts(table: TableState) -> dict[str, object]:
+    later = {"copied", "merged", "error"}  # where there is nothing to say, as versions wrote it that did not know them
+    table = table if table.state == BROKEN else replace(table, error=None)
+    return {name: fact for name, fact in asdict(table).items() if fact is not None or name not in later}
+
+
+def write_cut(
+    control: ControlTables, state: StreamCheckpoint, cut: Cut, commit_ts: datetime | None, report: ProgressReporter
+) -> WrittenCut:
+    """Append a cut. Its time never goes back, whatever the source's clock did."""
+    last = control.last_cut(state.stream)
+    if last is not None and last.commit_ts is not None:
+        commit_ts = max(last.commit_ts, commit_ts or last.commit_ts)
+    now = datetime.now(UTC)
+    recorded_at = control.record_in_turn(
+        CutRow(state.epoch, state.stream, cut.position, commit_ts, table_facts(cut.tables), now)
+    )
+    age = None if commit_ts is None else now - commit_ts
+    facts = {"position": format_stream_position(state.stream, cut.position), "upto": cut.position}
+    report(ProgressEvent("cut", _text(cut.tables, age), facts=facts))
+    control.compact("cuts", FILES)
+    return WrittenCut(state.epoch, state.stream, cut.position, commit_ts, recorded_at, dict(cut.tables))
+
+
+def _text(tables: Mapping[str, TableState], age: timedelta | None) -> str:
+    ago = "" if age is None else f"; its last transaction was committed {max(0.0, age.total_seconds()):.1f} s ago"
+    waiting = sum(1 for table in tables.values() if table.state != IN)
+    return f"{len(tables) - waiting} of {pluralize(len(tables), 'table')} at one position{ago}"
+
+
+_SCHEDULED = "at_%Y%m%dT%H%M%SZ"
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A cut that stays readable `until` a time, None: until the promise is ended."""
+
+    name: str
+    scheduled: bool
+    cut: WrittenCut
+    until: datetime | None
+
+    def stands(self, now: datetime) -> bool:
+        """Whether it holds at a time."""
+        return self.until is None or self.until > now
+
+
+def promises(control: ControlTables) -> tuple[Promise, ...]:
+    """Every promise ever made, as it stands now, in the order of the cuts."""
+    rows = [PromiseRow(**row) for row in control.read("promises").sort_by("recorded_at").to_pylist()]
+    newest = {row.name: row for row in rows}.values()
+    result = [
+        Promise(
+            row.name,
+            row.scheduled,
+            WrittenCut(row.epoch, row.stream, row.position, row.commit_ts, row.cut_at, table_states(row.tables)),
+            row.until,
+        )
+        for row in newest
+    ]
+    return tuple(
+        sorted(
+            result, key=lambda promise: (promise.cut.epoch, promise.cut.position, promise.cut.written_at, promise.name)
+        )
+    )
+
+
+def standing(candidates: Iterable[Promise], now: datetime) -> tuple[Promise, ...]:
+    """Those that hold at a time."""
+    return tuple(promise for promise in candidates if promise.stands(now))
+
+
+def kept_versions(control: ControlTables, now: datetime) -> Mapping[str, frozenset[int]]:
+    """The versions of each silver table, by source table, that nothing may remove: those of promised cuts and of the
+    newest cut of each stream.
+    """
+    cuts = [promise.cut for promise in standing(promises(control), now)]
+    places = control.cut_places()
+    newest = {stream: index for index, stream in enumerate(places["stream"].to_pylist())}  # places are in order
+    cuts += [parse_cut(row) for row in control.cuts(places.take(pa.array(sorted(newest.values()), pa.int64())))]
+    result: dict[str, set[int]] = {}
+    for cut in cuts:
+        for relation, table in cut.tables.items():
+            if table.version is not None:
+                result.setdefault(relation, set()).add(table.version)
+    return {relation: frozenset(versions) for relation, versions in result.items()}
+
+
+def record(control: ControlTables, promise: Promise, recorded_at: datetime) -> None:
+    """Write a promise, or how it stands from now on."""
+    cut = promise.cut
+    control.record(
+        PromiseRow(
+            name=promise.name,
+            scheduled=promise.scheduled,
+            epoch=cut.epoch,
+            stream=cut.stream,
+            position=cut.position,
+            commit_ts=cut.commit_ts,
+            tables=table_facts(cut.tables),
+            cut_at=cut.written_at,
+            until=promise.until,
+            recorded_at=recorded_at,
+        )
+    )
+
+
+def due(
+    earlier: Iterable[Promise], cut: WrittenCut, every: timedelta, keep: timedelta, tried: datetime | None = None
+) -> Promise | None:
+    """The promise that the schedule makes of a new cut; None where the last one is younger than `every`.
+
+    `tried`: when the last cut was written whose promise was withheld, which is due again as late as one that was made.
+    """
+    times = [promise.cut.written_at for promise in earlier if promise.scheduled]
+    last = max(times if tried is None else [*times, tried], default=None)
+    if last is not None and cut.written_at - last < every:
+        return None
+    name = cut.written_at.astimezone(UTC).strftime(_SCHEDULED)
+    return Promise(name, scheduled=True, cut=cut, until=cut.written_at + keep)

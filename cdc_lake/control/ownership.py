@@ -1,0 +1,245 @@
+"""Ownership: a silver table belongs to one pipeline, and no other merges into it, replaces it or tidies it up.
+
+A table is a pipeline's own where it was made for a stream that this pipeline's control tables or bronze know; or where
+it names this pipeline and was made for an earlier stream from the same slot, as when control tables and bronze were
+deleted; or where it was never written and this pipeline's cuts list it, as version 0.3.0 left tables of empty sources.
+Everything else is somebody else's: it is refused with both names, until somebody adopts it on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project, Target
+from cdc_lake.control.cuts import table_states
+from cdc_lake.control.streams import check_bronze_there
+from cdc_lake.control.table_pauses import stopped_tables
+from cdc_lake.errors import BronzeUnknown, LakeError, OtherSource, SilverNotOwned, SlotForeign
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.relation import TableName
+from cdc_lake.source.base import StreamIdentity
+from cdc_lake.tables.control_schema import StreamRow
+from cdc_lake.tables.control_tables import ControlTables, control_tables
+from cdc_lake.tables.silver_table import Owner, read_owner
+
+
+def adoption(label: str) -> str:
+    """The word by which a run is allowed to take a silver table, named as `namespace.table`."""
+    return f"adopt {label}"
+
+
+@dataclass
+class Ownership:
+    """What one pipeline knows of its own streams. `origin`: asks the source for `StreamIdentity.origin` of a stream
+    from the pipeline's slot, where there is no stream yet.
+    """
+
+    project: Project
+    origin: Callable[[], str] | None = None
+    _control: ControlTables | None = field(default=None, repr=False)
+
+    @property
+    def control(self) -> ControlTables:
+        """The pipeline's control tables."""
+        self._control = self._control or control_tables(self.project)
+        return self._control
+
+    @cached_property
+    def streams(self) -> frozenset[str]:
+        """The streams of this pipeline."""
+        state = bronze_reader(self.project).state()
+        names = {row.stream for row in self.control.streams()}
+        return frozenset(names if state is None else names | {state.stream})
+
+    @cached_property
+    def _origins(self) -> frozenset[str]:
+        """Where the pipeline's streams come from: server, database, slot."""
+        origins = frozenset(filter(None, map(_origin_of, self.streams)))
+        return origins if origins or self.origin is None else frozenset({self.origin()})
+
+    def refusal(self, target: Target) -> SilverNotOwned | None:
+        """Why the pipeline may not write to a silver table; None where it may, or where there is none."""
+        owner = read_owner(self.project, target)
+        if owner is None or self._is_ours(target, owner):
+            return None
+        return SilverNotOwned(_words(self.project, target, owner), where=target.label, hint=_hint(self, target, owner))
+
+    def check(self, target: Target) -> None:
+        """Raise SilverNotOwned where a table is somebody else's."""
+        if (refusal := self.refusal(target)) is not None:
+            raise refusal
+
+    def is_listed(self, target: Target) -> bool:
+        """Whether the pipeline's last cut lists the table."""
+        cut = self.control.last_cut()
+        tables = [] if cut is None else table_states(cut.tables).values()
+        return any(table.table == target.label and table.version is not None for table in tables)
+
+    def _is_ours(self, target: Target, owner: Owner) -> bool:
+        if owner.stream is None:
+            return owner.unused or self.is_listed(target)
+        if owner.stream in self.streams:  # of a pipeline that was renamed with its folders no other one has the stream
+            return owner.pipeline in {None, self.project.name} or not _has(self.project, owner.pipeline, owner.stream)
+        named = owner.pipeline or _named_by_control(self.project, owner.stream)
+        return named in {None, self.project.name} and _origin_of(owner.stream) in self._origins
+
+
+def check_own_bronze(project: Project, state: StreamCheckpoint | None, control: ControlTables) -> None:
+    """Raise BronzeUnknown where bronze holds another pipeline's stream, BronzeGone where it holds none any more; as
+    `check_named_slot`.
+    """
+    place = bronze_reader(project).place
+    check_bronze_there(state, control, place)
+    if state is not None:
+        check_named_slot(project, state)
+    if state is None or any(row.stream == state.stream for row in control.streams()):
+        return
+    name = _named_by_control(project, state.stream)
+    origin = _origin_of(state.stream)
+    if name not in {None, project.name}:
+        raise BronzeUnknown(f"bronze belongs to pipeline `{name}`, and this pipeline is `{project.name}`", where=place)
+    if name is None and origin is not None and not origin.endswith(f":{project.slot}"):
+        words = f"bronze belongs to the pipeline of stream {origin}, and this pipeline is `{project.name}`"
+        raise BronzeUnknown(f"{words}, with slot `{project.slot}`", where=place)
+
+
+def check_named_slot(project: Project, state: StreamCheckpoint) -> None:
+    """Raise SlotForeign where bronze is not fed from the slot that the pipeline names, and another pipeline's is."""
+    origin = _origin_of(state.stream)
+    if origin is None or origin.endswith(f":{project.slot}") or (other := _pipeline_of_slot(project)) is None:
+        return
+    hint = (
+        f"was the file of pipeline `{other}` given the name `{project.name}`? give it a name that no pipeline of the "
+        f"lake has; if it is the file of `{project.name}`, name its own slot again in `source.slot.name`"
+    )
+    raise SlotForeign(_of_another(project, other), hint=hint)
+
+
+def unclaimed_slot(project: Project, bronze: str, state: StreamCheckpoint | None) -> SlotForeign:
+    """The error for a slot of the pipeline's name that bronze does not know; `bronze`: where bronze is looked for."""
+    if state is not None:
+        words = f"slot `{project.slot}` was made since the pipeline was told to start over, and not by it"
+        hint = (
+            "stop who reads it, or name another slot in `source.slot.name`; `cdc-lake restart` says what it would drop"
+        )
+        return SlotForeign(words, where=bronze, hint=hint)
+    if (other := _pipeline_of_slot(project)) is not None:
+        return SlotForeign(
+            _of_another(project, other),
+            hint="each pipeline has a slot of its own: set `source.slot.name` to another name",
+        )
+    words = (
+        f"slot `{project.slot}` exists, but bronze holds nothing: this pipeline did not make it, or its lake is away"
+    )
+    return SlotForeign(words, where=bronze)
+
+
+def _of_another(project: Project, other: str) -> str:
+    return f"slot `{project.slot}` belongs to pipeline `{other}`, and this pipeline is `{project.name}`"
+
+
+def _pipeline_of_slot(project: Project) -> str | None:
+    """The other pipeline of the same lake whose newest stream is read from this pipeline's slot."""
+    pipelines = (n for n, rows in _controls(project) if n != project.name and rows and rows[-1].slot == project.slot)
+    return next(pipelines, None)
+
+
+def _controls(project: Project) -> Iterator[tuple[str, list[StreamRow]]]:
+    """The pipelines whose control tables are beside this one's, on this machine, and their streams."""
+    parent = project.control.parent
+    if project.control_address is not None or not parent.is_dir():
+        return
+    for folder in sorted(parent.iterdir()):
+        if (folder / "streams" / "_delta_log").is_dir():
+            with suppress(LakeError):  # a newer version's, or damaged: its name is only missing in a message
+                yield folder.name, ControlTables(folder).streams()
+
+
+def check_owned(
+    project: Project, names: Iterable[TableName], origin: Callable[[], str], adopt: Container[str] = frozenset()
+) -> dict[str, str]:
+    """Raise SilverNotOwned where a source table's silver table is somebody else's and not among `adopt`; of those that
+    are, by their label, whose they are. `origin`: as `Ownership` has it. A paused table is not written to.
+    """
+    ownership = Ownership(project, origin)
+    paused = stopped_tables(project, ownership.control)
+    targets = [project.target(name) for name in names if str(name) not in paused]
+    refused = {target.label: error for target in targets if (error := ownership.refusal(target)) is not None}
+    _raise_first([error for label, error in refused.items() if label not in adopt])
+    return {label: error.message for label, error in refused.items()}
+
+
+def _raise_first(refused: Sequence[SilverNotOwned]) -> None:
+    if not refused:
+        return
+    first, more = refused[0], len(refused) - 1
+    if not more:
+        raise first
+    names = ", ".join(error.where for error in refused[1:4]) + (", …" if more > 3 else "")
+    count = f"{pluralize(more, 'more table')} {'is' if more == 1 else 'are'}"
+    raise SilverNotOwned(f"{first.message}; {count} not its own: {names}", where=first.where, hint=first.remedy)
+
+
+def _has(project: Project, pipeline: str, stream: str) -> bool:
+    """Whether another pipeline of the lake has a stream; taken for granted where control tables are in an object store,
+    or cannot be read.
+    """
+    folder = project.control.with_name(pipeline)
+    if project.control_address is not None:
+        return True
+    if not (folder / "streams" / "_delta_log").is_dir():
+        return False
+    try:
+        return any(row.stream == stream for row in ControlTables(folder).streams())
+    except LakeError:
+        return True
+
+
+def _origin_of(stream: str) -> str | None:
+    """Server, database and slot of a stream; None where the text is not one of a stream."""
+    try:
+        return StreamIdentity.parse(stream).origin
+    except OtherSource:
+        return None
+
+
+def _named_by_control(project: Project, stream: str) -> str | None:
+    """The pipeline of the same lake whose control tables know a stream, None where none does."""
+    return next((n for n, rows in _controls(project) if any(row.stream == stream for row in rows)), None)
+
+
+def _name_of(project: Project, owner: Owner) -> str | None:
+    """What the pipeline of a silver table is called now: it may have been renamed with its folders since."""
+    if owner.stream is None or (owner.pipeline is not None and _has(project, owner.pipeline, owner.stream)):
+        return owner.pipeline
+    now = _named_by_control(project, owner.stream)
+    return now if owner.pipeline is None or now not in {None, project.name} else owner.pipeline
+
+
+def _words(project: Project, target: Target, owner: Owner) -> str:
+    this = f"this pipeline is `{project.name}`"
+    if owner.stream is None and owner.pipeline is None:
+        return f"{target.label} was not written by cdc_lake, and {this}"
+    name = _name_of(project, owner)
+    if name is not None and name != project.name:
+        return f"{target.label} belongs to pipeline `{name}`, and {this}"
+    origin = None if owner.stream is None else _origin_of(owner.stream)
+    stream = f"stream {owner.stream}" if origin is None else f"stream {origin}"
+    if name is None:
+        return f"{target.label} belongs to the pipeline of {stream}, and {this}"
+    return f"{target.label} belongs to another pipeline named `{name}`, that of {stream}, and {this} of another source"
+
+
+def _hint(ownership: Ownership, target: Target, owner: Owner) -> str:
+    project = ownership.project
+    name = _name_of(project, owner)
+    apart = "give this pipeline its own `silver.defaults.namespace` or the table another name with `to`"
+    renamed = f"; was this pipeline renamed? set `pipeline: {name}` again" if name not in {None, project.name} else ""
+    again, first = f"cdc-lake rebuild {target.source} --adopt", f"cdc-lake run --adopt {target.label}"
+    command = again if ownership.is_listed(target) else first
+    return f"{apart}{renamed}; to replace what the table holds on purpose: `{command}`"

@@ -1,0 +1,218 @@
+"""Copies: which rows of bronze are a table's copy, by the control table `snapshots`.
+
+A table may have been copied at another position than the others: what a broken copy had not finished is copied anew,
+in a snapshot of its own. In force is the newest whole copy of a table: its rows stand at its position, and the table's
+transactions count from there on. Rows of a copy that broke off stand at a position of their own, and are never read.
+
+A table may be copied again later (`resync`), and it may be left for a while: so it has a course of stretches, each from
+a copy on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from cdc_lake.bronze.contract import SNAPSHOT, StreamCheckpoint
+from cdc_lake.model.relation import TableName
+from cdc_lake.tables.control_schema import SnapshotRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables
+
+COMPLETE = "complete"
+STARTED = "started"
+LEFT = "left"
+"""What `snapshots` says of tables that are not followed from a position on, until they are copied again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedTable:
+    """A table that was copied whole: how many rows and chunks, and the position that they stand at."""
+
+    relation: TableName
+    layout: int
+    rows: int
+    chunks: int
+    position: int
+
+
+def snapshot_id(epoch: int) -> str:
+    """Name of the initial copy of a stream, unique in the pipeline."""
+    return f"initial-{epoch}"
+
+
+def copy_name(state: StreamCheckpoint, position: int) -> str:
+    """The name of a copy in bronze: no two of a stream stand at one position, or they are one."""
+    return f"copy-{state.epoch}-{position}"
+
+
+def tables_json(tables: Sequence[CopiedTable]) -> str:
+    """Tables as the control table has them."""
+    return json.dumps([{**asdict(table), "relation": str(table.relation)} for table in tables])
+
+
+def tables_of(row: SnapshotRow) -> list[CopiedTable]:
+    """The tables of a copy that were copied whole; those of older versions stand at the copy's own position."""
+    return [
+        CopiedTable(
+            TableName.parse(str(entry["relation"])),
+            int(entry["layout"]),
+            int(entry["rows"]),
+            int(entry["chunks"]),
+            int(entry.get("position", row.position)),
+        )
+        for entry in json.loads(row.tables)
+    ]
+
+
+def initial_copies(rows: Iterable[SnapshotRow], stream: str) -> dict[str, CopiedTable] | None:
+    """The copy that each table of a stream began with; None where the initial copy is not whole."""
+    initial = next((row for row in rows if row.stream == stream and _is_initial(row)), None)
+    return None if initial is None else {str(table.relation): table for table in tables_of(initial)}
+
+
+def copies_in_force(rows: Iterable[SnapshotRow], stream: str, upto: int) -> dict[str, CopiedTable] | None:
+    """The copy of each table of a stream: the one that it began with, or the newest of later ones at or below `upto`.
+    None where the initial copy is not whole. `rows`: oldest first.
+    """
+    rows = list(rows)
+    initial = initial_copies(rows, stream)
+    if initial is None:
+        return None
+    later = {name: course.copy_at(upto) for name, course in courses(rows, stream).items()}
+    return initial | {name: copy for name, copy in later.items() if copy is not None}
+
+
+def beginning(control: ControlTables, state: StreamCheckpoint) -> int:
+    """The position that the transactions of a stream lie behind, whose initial copy is whole."""
+    return next(row.position for row in control.snapshots() if row.stream == state.stream and _is_initial(row))
+
+
+def _is_initial(row: SnapshotRow) -> bool:
+    return row.state == COMPLETE and row.snapshot == snapshot_id(row.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureInterval:
+    """A part of a stream in which a table is followed: from a copy on, None: from where the stream begins.
+
+    `left`: the position that it was left at, None where it was not. `later`: the copy is not the initial one.
+    """
+
+    copy: CopiedTable | None = None
+    left: int | None = None
+    later: bool = False
+
+    @property
+    def begins(self) -> int:
+        """The position of its copy, below every position where there is none."""
+        return -1 if self.copy is None else self.copy.position
+
+
+@dataclass(frozen=True, slots=True)
+class TableTimeline:
+    """How a table is followed in a stream: its stretches, in order."""
+
+    stretches: tuple[CaptureInterval, ...] = (CaptureInterval(),)
+
+    def stretch_at(self, position: int) -> CaptureInterval:
+        """The stretch that holds, or held last, at a position: the first one before any."""
+        begun = [stretch for stretch in self.stretches if stretch.begins <= position]
+        return begun[-1] if begun else self.stretches[0]
+
+    def follows(self, position: int) -> bool:
+        """Whether the changes right behind a position are followed."""
+        left = self.stretch_at(position).left
+        return left is None or position < left
+
+    def copy_at(self, position: int) -> CopiedTable | None:
+        """The copy that silver's content at a position begins with, where it is not the initial one."""
+        stretch = self.stretch_at(position)
+        return stretch.copy if stretch.later and stretch.begins <= position else None
+
+    def renewal(self, position: int, copied: int | None) -> CopiedTable | None:
+        """The copy that silver's content is to begin with where it is at a position, and began with the one at
+        `copied`, None for the initial one. None where that is the same.
+        """
+        copy = self.copy_at(position) if self.follows(position) else None
+        return copy if copy is not None and (copied is None or copied < copy.position) else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the table was left and not copied since."""
+        return self.stretches[-1].left is not None
+
+    def with_copy(self, copy: CopiedTable, *, later: bool) -> TableTimeline:
+        """The same with one more copy."""
+        before = self.stretches if later or self.stretches != (CaptureInterval(),) else ()
+        return TableTimeline((*before, CaptureInterval(copy, later=later)))
+
+    def left(self, position: int) -> TableTimeline:
+        """The same up to a position; one that was left already stays as it is. A copy that is ahead of the position is
+        left where it stands.
+        """
+        if self.waits:
+            return self
+        first = self.stretches.index(self.stretch_at(position))
+        ends = (
+            stretch if stretch.left is not None else replace(stretch, left=max(position, stretch.begins))
+            for stretch in self.stretches[first:]
+        )
+        return TableTimeline((*self.stretches[:first], *ends))
+
+
+def courses(rows: Iterable[SnapshotRow], stream: str) -> dict[str, TableTimeline]:
+    """The course of each table of a stream that was ever copied or left. `rows`: oldest first."""
+    result: dict[str, TableTimeline] = {}
+    for row in rows:
+        if row.stream != stream:
+            continue
+        if row.state == COMPLETE:
+            for copy in tables_of(row):
+                name = str(copy.relation)
+                result[name] = result.get(name, TableTimeline()).with_copy(copy, later=not _is_initial(row))
+        elif row.state == LEFT:
+            for name in json.loads(row.tables):
+                result[name] = result.get(name, TableTimeline()).left(row.position)
+    return result
+
+
+def record_left(control: ControlTables, state: StreamCheckpoint, tables: Sequence[TableName]) -> None:
+    """Record that tables are not followed behind what bronze holds now, until they are copied. Raises
+    ControlNotWritten.
+    """
+    recorded = utc_now()
+    name = f"left-{state.epoch}-{state.upto}-{recorded.timestamp():.6f}"
+    told_names = json.dumps([str(table) for table in tables])
+    control.record(SnapshotRow(name, state.stream, state.epoch, state.upto, told_names, LEFT, recorded))
+
+
+def record_recopied(
+    control: ControlTables, state: StreamCheckpoint, snapshot: str, copied: Sequence[CopiedTable]
+) -> None:
+    """Record that tables were copied again, whole, in one snapshot: that puts the copies in force. Raises
+    ControlNotWritten.
+    """
+    position = copied[0].position
+    control.record(SnapshotRow(snapshot, state.stream, state.epoch, position, tables_json(copied), COMPLETE, utc_now()))
+
+
+def finished_tables(rows: Iterable[SnapshotRow], stream: str, epoch: int) -> list[CopiedTable]:
+    """The tables that a stream's initial copy has whole so far."""
+    own_rows = [row for row in rows if (row.stream, row.epoch, row.snapshot) == (stream, epoch, snapshot_id(epoch))]
+    return tables_of(own_rows[-1]) if own_rows else []
+
+
+def whole_copies(rows: Iterable[SnapshotRow], table: TableName) -> dict[int, frozenset[int]]:
+    """Epoch → the positions that a table was copied whole at, of epochs whose initial copy is whole."""
+    result: dict[int, frozenset[int]] = {}
+    for row in rows:
+        if row.state == COMPLETE:
+            positions = {copy.position for copy in tables_of(row) if copy.relation == table}
+            result[row.epoch] = result.get(row.epoch, frozenset()) | positions
+    return result
+
+
+def in_whole_copy(copies: Mapping[int, frozenset[int]], epoch: int, position: int, ordinal: int, op: str) -> bool:
+    """False for a row of a copy that broke off; `copies`: as `whole_copies` of its table."""
+    return op != SNAPSHOT or ordinal < 0 or epoch not in copies or position in copies[epoch]

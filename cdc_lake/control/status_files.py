@@ -1,0 +1,121 @@
+"""A note: a small file beside the log that one process writes and others read, as a hint.
+
+In full size from the start, so that a disk that is full later still takes what it says.
+
+The receiver's note: why it waits, for who asks from another process while the lake itself cannot be asked.
+
+It is a hint, as the log is: the truth is what bronze holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from cdc_lake.errors import LakeError
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
+
+_SIZE: Final = 4096  # bytes, a block of a disk
+T = TypeVar("T")
+
+
+class NoteFile:
+    """One JSON object, or none. `trouble`: what nobody can be told where the note itself cannot be written."""
+
+    def __init__(self, path: Path, trouble: str, report: ProgressReporter = silent) -> None:
+        self._path = path
+        self._trouble = trouble
+        self._report = report
+
+    def begin(self) -> None:
+        """Make the file, if it is not there in its size."""
+        with self._report_errors():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._path.exists() or self._path.stat().st_size != _SIZE:
+                self._path.write_bytes(b" " * _SIZE)
+
+    def write(self, note: Mapping[str, object] | None) -> None:
+        """Say this, or nothing."""
+        text = b"" if note is None else json.dumps(note).encode()
+        with self._report_errors(), self._path.open("r+b") as file:
+            file.write(text[:_SIZE].ljust(_SIZE))
+
+    def read(self) -> dict[str, Any] | None:
+        """What was last said; None where nothing is, or never was here."""
+        try:
+            note = json.loads(self._path.read_bytes().strip() or b"null")
+        except (FileNotFoundError, ValueError, RecursionError):  # never begun; read in the middle of a write; damaged
+            return None
+        return note if isinstance(note, dict) else None
+
+    def read_as(self, value: Callable[[dict[str, Any]], T]) -> T | None:
+        """What was last said as a value; None also where it says something else: a hint that cannot be read is none."""
+        note = self.read()
+        try:
+            return None if note is None else value(note)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
+
+    @contextmanager
+    def _report_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as failure:
+            self._report(ProgressEvent("receive", f"{self._trouble}: {failure.strerror} at {self._path}"))
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverWait:
+    """What the receiver waits for: since when, when it last tried, and what failed."""
+
+    since: datetime
+    tried: datetime
+    code: str
+    message: str
+    where: str
+
+
+class ReceiverNote:
+    """Written by the receiver only, while it is entered, one thread at a time; read by anybody."""
+
+    def __init__(self, lake: Path, pipeline: str, report: ProgressReporter = silent) -> None:
+        trouble = "`status` cannot be told whether the receiver waits"
+        self._file = NoteFile(lake / "logs" / f"{pipeline}.receiver", trouble, report)
+        self._since: datetime | None = None
+
+    def __enter__(self) -> Self:
+        self._file.begin()
+        self.goes_on()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.goes_on()
+
+    def waits(self, error: LakeError) -> None:
+        """Say what is waited for."""
+        now = datetime.now(UTC)
+        self._since = self._since or now
+        fields = asdict(ReceiverWait(self._since, now, error.code, error.message[:500], error.where[:500]))
+        self._file.write({name: str(value) for name, value in fields.items()})
+
+    def goes_on(self) -> None:
+        """Nothing is waited for, or not any more."""
+        self._since = None
+        self._file.write(None)
+
+    def read(self) -> ReceiverWait | None:
+        """What the receiver last said; None where it does not wait, or never ran here."""
+        return self._file.read_as(_waiting)
+
+
+def _waiting(note: dict[str, Any]) -> ReceiverWait:
+    since, tried = (datetime.fromisoformat(note[name]) for name in ("since", "tried"))
+    return ReceiverWait(since, tried, str(note["code"]), str(note["message"]), str(note["where"]))

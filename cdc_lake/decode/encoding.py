@@ -1,0 +1,187 @@
+"""Bytes that are no text in the encoding of their database, kept in hexadecimal digits where the pipeline says so.
+
+    not-text:c3282f        the bytes C3 28 2F, behind a prefix
+
+The form is unambiguous: in a column where it may stand, a text that begins with the prefix itself is written in it too.
+So a value that begins with the prefix always stands for the bytes of its digits. In every other column the prefix is
+text like any other.
+
+The encoding of a database: which characters the bytes of a stream are.
+
+The server sends text in the encoding of the database, whatever the client asks for, and writes every format byte by
+byte. So bytes are taken apart first, and a `Codec` turns each value into text last. Names are the server's
+(`SELECT getdatabaseencoding()`), in any spelling the server itself would take. Where bytes are not valid in the
+encoding, a policy decides: stop, or give the value in hexadecimal digits (`decode.encoding`). SQL_ASCII promises
+nothing about its bytes: they are read as UTF-8, and what is not falls under the policy.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import pyarrow.compute as pc
+
+from cdc_lake.errors import TextNotInEncoding, UnknownEncoding
+from cdc_lake.model.change import Tuple, Value
+from cdc_lake.model.relation import TableName
+
+PREFIX: Final = "not-text:"
+
+InHex: TypeAlias = Callable[[TableName, str], bool]
+"""Whether bytes of a table's column that are no text may be kept in hexadecimal digits."""
+
+
+class UndecodableText(str):
+    """Such a value; `offset`: the byte of the message at which it stops being text."""
+
+    __slots__ = ("offset",)
+    offset: int
+
+    @classmethod
+    def from_bytes(cls, data: bytes, offset: int) -> UndecodableText:
+        """The value of bytes that are no text."""
+        text = cls(PREFIX + data.hex())
+        text.offset = offset
+        return text
+
+
+def apply_text_policy(
+    table: TableName,
+    names: Sequence[str],
+    values: Tuple,
+    in_hex: InHex,
+    encode: Callable[[str], bytes],
+    error: Callable[[int], Exception],
+) -> Tuple:
+    """A tuple whose odd values are as their columns want them. `encode` gives a text's bytes in the database.
+
+    Raises what `error` makes of the byte where a value of a column that wants text stops being one.
+    """
+    if not any(isinstance(value, str) and value.startswith(PREFIX) for value in values):
+        return values
+    resolved: list[Value] = []
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, str) and value.startswith(PREFIX):
+            if isinstance(value, UndecodableText):
+                if not in_hex(table, name):
+                    raise error(value.offset)
+                resolved.append(str(value))
+                continue
+            resolved.append(PREFIX + encode(value).hex() if in_hex(table, name) else value)
+            continue
+        resolved.append(value)
+    return tuple(resolved)
+
+
+def any_prefixed(lists: Any) -> bool:
+    """Whether a value of a list<string> array begins with the prefix: then `settled` has to look at each."""
+    values = pc.list_flatten(lists)
+    return bool(len(values)) and bool(pc.any(pc.starts_with(values, PREFIX)).as_py())
+
+
+_PYTHON: Final = {
+    "sqlascii": "utf-8",
+    "utf8": "utf-8",
+    "unicode": "utf-8",
+    "gbk": "gbk",
+    "zhs16gbk": "gbk",
+    "gb18030": "gb18030",
+    "euccn": "gb2312",
+    "eucjp": "euc_jp",
+    "eucjis2004": "euc_jis_2004",
+    "euckr": "euc_kr",
+    **{f"latin{n}": f"iso8859-{part}" for n, part in enumerate((1, 2, 3, 4, 9, 10, 13, 14, 15, 16), start=1)},
+    **{f"iso8859{part}": f"iso8859-{part}" for part in (*range(1, 11), 13, 14, 15, 16)},
+    **{f"win{page}": f"cp{page}" for page in (866, 874, *range(1250, 1259))},
+    **{f"windows{page}": f"cp{page}" for page in (866, 874, *range(1250, 1259))},
+    "abc": "cp1258",
+    "tcvn": "cp1258",
+    "tcvn5712": "cp1258",
+    "vscii": "cp1258",
+    "koi8": "koi8-r",
+    "koi8r": "koi8-r",
+    "koi8u": "koi8-u",
+}
+"""Python's codec for a server encoding, whose name is in lower case without signs.
+
+Left out because Python has none or its is another: EUC_TW, MULE_INTERNAL, GB18030_2022.
+"""
+
+_LOW_SECOND_BYTES: Final = ("gbk", "gb18030")
+_IN_TWO_BYTES: Final = re.compile(rb"(?:[\x00-\x7f]|[\x81-\xfe][\x40-\x7e\x80-\xfe])*+")
+
+
+class Policy(enum.Enum):
+    """What to do with text that is not valid in the encoding of the database."""
+
+    STOP = "stop"
+    HEX = "hex"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Codec:
+    """Turns bytes of one database into text.
+
+    `ascii_apart` says that a byte below 0x80 is always the ASCII character; in GBK and GB18030 it may be the second
+    half of another (0x5C, the backslash, for one; never a quote, a blank or a colon). Raises UnknownEncoding.
+    `in_hex`: for which columns the policy `hex` is meant; a codec does not know columns, who reads rows asks it.
+    """
+
+    encoding: str = "UTF8"
+    policy: Policy = Policy.STOP
+    in_hex: InHex = lambda _table, _column: True
+    python: str = field(init=False)
+    ascii_apart: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        python = _PYTHON.get(re.sub(r"[^a-z0-9]", "", self.encoding.lower()))
+        if python is None:
+            raise UnknownEncoding(self.encoding)
+        object.__setattr__(self, "python", python)
+        object.__setattr__(self, "ascii_apart", python not in _LOW_SECOND_BYTES)
+
+    def text(self, data: bytes, offset: int = 0) -> str:
+        """`data`, which stands at byte `offset`, as text; raises TextNotInEncoding where the policy is to stop."""
+        try:
+            return self.strict(data)
+        except UnicodeDecodeError as error:
+            wrong = offset + error.start
+        if self.policy is Policy.HEX:
+            return UndecodableText.from_bytes(data, wrong)
+        # raised out here, because the cause would carry the value itself
+        raise TextNotInEncoding(self.encoding, offset=wrong)
+
+    def decode(self, data: bytes) -> str:
+        """`data` as text, whole statements for example; offsets count from its start."""
+        return self.text(data)
+
+    def encode(self, text: str) -> bytes:
+        """The bytes of a text that this codec decoded."""
+        try:
+            return text.encode(self.python)
+        except UnicodeEncodeError:
+            return text.encode("gb18030")  # characters that a user defines, see `strict`
+
+    def name(self, data: bytes, offset: int = 0) -> str:
+        """The name of a table, column or type: as `text`, but never in hexadecimal digits."""
+        try:
+            return self.strict(data)
+        except UnicodeDecodeError as error:
+            wrong = offset + error.start
+        raise TextNotInEncoding(self.encoding, offset=wrong)
+
+    def strict(self, data: bytes) -> str:
+        """`data` as text; raises UnicodeDecodeError whatever the policy."""
+        if self.python != "gbk":
+            return data.decode(self.python)
+        try:
+            return data.decode("gbk")
+        except UnicodeDecodeError:
+            # characters a user defines are valid in GBK; GB18030 has a place in Unicode for them
+            if _IN_TWO_BYTES.fullmatch(data) is None:
+                raise
+            return data.decode("gb18030")

@@ -1,0 +1,474 @@
+"""Tuples of a chunk's rows as Arrow lists: values are copied once, for all rows of all shapes together.
+
+Digests of rows in style b, a shape at a time, without a second form of their values.
+
+Before each value stand its type's OID and its length. With `t`, `n` or `u` written over the OID's last byte, the bytes
+from there to the value's end are the value's canonical ones (`decode.hashing`): one `take` puts those of a row one
+behind the other, with an `n` for what an old row left out, and the head of the new tuple between old and new.
+
+The columnar decoder: the same result as `plain`, a chunk of rows at a time.
+
+Rows are joined into chunks of two mebibytes, found by shape and walked column by column (`shapes`; `text_columnar`
+makes such a chunk of statements), and the values are copied once, by Arrow. Whatever is not regular goes to the plain
+decoder, so an error is always the plain decoder's error; so do databases whose encoding is not UTF-8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_lake.decode.change_batch import ChangeColumns, Numbering, concat_arrays, concat_changes
+from cdc_lake.decode.columnar_reader import (
+    PADDING,
+    FallBackToRowDecoder,
+    FrameBuffer,
+    TupleOffsets,
+    bitmap,
+    copy_texts,
+    evens,
+    gather_bytes,
+    is_large,
+    lists,
+    require,
+    texts,
+)
+from cdc_lake.decode.encoding import Policy, any_prefixed
+from cdc_lake.decode.gaussdb.batches import Piece, RecordTransaction, chunk_of, cuts, lsns_of, tabulate_plain
+from cdc_lake.decode.gaussdb.literal_columnar import Statements
+from cdc_lake.decode.gaussdb.records import Style
+from cdc_lake.decode.gaussdb.relations import RelationResolver, RowMapping, identified_by
+from cdc_lake.decode.gaussdb.row_templates import RowGroup, Values, groups
+from cdc_lake.decode.gaussdb.text import heads
+from cdc_lake.decode.gaussdb.text_columnar import text_groups
+from cdc_lake.decode.hashing import DIGEST_SIZE, Canonical, Digests, Hashing, canonical_relation, hashed_here, meanwhile
+from cdc_lake.decode.pgoutput.columnar import POSITIONS, TUPLES, refuse_oversize
+from cdc_lake.errors import DecodeError
+from cdc_lake.model.change import OldKind
+from cdc_lake.model.relation import Relation, TableName
+
+
+@dataclass(frozen=True, slots=True)
+class _Tuples:
+    """Tuples of some rows of a chunk: the values sent, where each stands in its row, and how many values a row has."""
+
+    rows: Any
+    values: Values
+    places: list[int]
+    width: int
+
+
+def new_tuples(chunk: FrameBuffer, row_groups: list[RowGroup], count: int) -> pa.Array:
+    """The new tuples of `count` rows as lists, NULL where there is none."""
+    tuples = [(group.rows, group.new) for group in row_groups if group.new is not None]
+    parts = [_Tuples(rows, new, list(range(new.slots.shape[1])), new.slots.shape[1]) for rows, new in tuples]
+    return _tuple_lists(chunk, parts, count)
+
+
+def old_tuples(chunk: FrameBuffer, row_groups: list[RowGroup], plans: list[RowMapping], count: int) -> pa.Array:
+    """The old tuples; as many values as the relation has columns: what was not sent is NULL."""
+    parts = [
+        _Tuples(group.rows, group.old, list(plan.places), len(plan.relation.columns))
+        for group, plan in zip(row_groups, plans, strict=True)
+        if group.old is not None and plan.old_kind is not None
+    ]
+    return _tuple_lists(chunk, parts, count)
+
+
+def unchanged_positions(row_groups: list[RowGroup], count: int) -> pa.Array:
+    """For each of `count` rows the positions of values that were not sent, NULL where all were."""
+    unsent_parts = [
+        (group.rows, group.new.unsent) for group in row_groups if group.new is not None and group.new.unsent is not None
+    ]
+    if not unsent_parts:
+        return pa.nulls(count, POSITIONS)
+    unsent_indices = [(rows, *np.nonzero(unsent)) for rows, unsent in unsent_parts]
+    rows = np.concatenate([every[nth] for every, nth, _ in unsent_indices])
+    places = np.concatenate([place for _, _, place in unsent_indices])[np.argsort(rows, kind="stable")]
+    lengths = np.bincount(rows, minlength=count)
+    return lists(POSITIONS, lengths, lengths > 0, pa.array(places.astype(np.int32)))
+
+
+def _tuple_lists(chunk: FrameBuffer, parts: list[_Tuples], count: int) -> pa.Array:
+    """The tuples of some rows of `count` as lists, NULL for the other rows."""
+    if not parts:
+        return pa.nulls(count, TUPLES)
+    lengths, valid = np.zeros(count, np.int64), np.zeros(count, bool)
+    for part in parts:
+        require(part.places == sorted(part.places))
+        lengths[part.rows], valid[part.rows] = part.width, True
+    return lists(TUPLES, lengths, valid, _texts(chunk, parts, lengths))
+
+
+def _texts(chunk: FrameBuffer, parts: list[_Tuples], lengths: Any) -> pa.Array:
+    """The values of all tuples in the order of rows, which have `lengths` values each."""
+    complete = all(len(part.places) == part.width for part in parts)
+    slots = _in_order(
+        [(part.rows, part.values.slots.view(np.int64)[:, :, 0]) for part in parts], lengths, complete=complete
+    )
+    if complete and all(part.values.null is None for part in parts):
+        return texts(chunk, TupleOffsets(None, slots, None, None, None))
+    sizes = _in_order([(part.rows, _spread(part, _sizes(part.values), -1)) for part in parts], lengths, complete=True)
+    ends = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(np.maximum(sizes, 0), out=ends[1:])
+    data = copy_texts(chunk, slots)[1] if len(slots) else None
+    mask = bitmap(sizes >= 0) if (sizes < 0).any() else None
+    return pa.StringArray.from_buffers(len(sizes), pa.py_buffer(ends), data or pa.py_buffer(b""), mask)
+
+
+def _sizes(values: Values) -> Any:
+    """The size of each value, -1 for NULL: int32 ndarray (r, k)."""
+    sizes = values.slots[:, :, 1] - values.slots[:, :, 0]
+    if values.null is not None:
+        sizes[values.null] = -1
+    return sizes
+
+
+def _spread(part: _Tuples, entries: Any, missing: int) -> Any:
+    """One entry a column of the row, from one a value sent."""
+    if len(part.places) == part.width:
+        return entries
+    spread = np.full((len(entries), part.width), missing, entries.dtype)
+    spread[:, part.places] = entries
+    return spread
+
+
+def _in_order(parts: list[tuple[Any, Any]], lengths: Any, *, complete: bool) -> Any:
+    """The entries (r, k) of all parts in row order. `complete`: rows have `lengths` entries, else fewer."""
+    if len(parts) == 1:
+        return np.ascontiguousarray(parts[0][1]).ravel()
+    if not complete:
+        lengths = np.zeros_like(lengths)
+        for rows, entries in parts:
+            lengths[rows] = entries.shape[1]
+    ordered = np.empty(int(lengths.sum()), parts[0][1].dtype)
+    widths = {entries.shape[1] for _, entries in parts}
+    if len(widths) == 1 and (width := widths.pop()):  # the usual case: whole rows are placed
+        nth = np.cumsum(lengths > 0) - 1
+        for rows, entries in parts:
+            ordered.reshape(-1, width)[nth[rows]] = entries
+        return ordered
+    first = np.cumsum(lengths) - lengths
+    for rows, entries in parts:
+        ordered[first[rows][:, None] + np.arange(entries.shape[1])] = entries
+    return ordered
+
+
+_BEFORE: Final = 5  # the OID's last byte and the length
+_LETTERS: Final = {OldKind.KEY: b"K", OldKind.FULL: b"O"}
+_NULL, _TEXT, _UNSENT = b"ntu"
+_NOTHING, _HEAD = -1, -2  # pieces that stand in the padding
+
+
+def canonical_rows(chunk: FrameBuffer, row_groups: list[RowGroup], plans: list[RowMapping]) -> list[Canonical]:
+    """The canonical bytes of each group's rows; the chunk is written to, and only its values stay as they are."""
+    return [_of_group(chunk, group, plan) for group, plan in zip(row_groups, plans, strict=True)]
+
+
+def in_rows(row_groups: list[RowGroup], digests: list[bytes], count: int) -> Digests:
+    """One digest a row, from those of each group."""
+    if len(row_groups) == 1:
+        return Digests(digests[0])
+    ordered = np.empty((count, DIGEST_SIZE), np.uint8)
+    for group, of_group in zip(row_groups, digests, strict=True):
+        ordered[group.rows] = np.frombuffer(of_group, np.uint8).reshape(-1, DIGEST_SIZE)
+    return Digests(ordered.tobytes())
+
+
+def _of_group(chunk: FrameBuffer, group: RowGroup, plan: RowMapping) -> Canonical:
+    width = len(plan.relation.columns)
+    prefix = group.row.operation.value.encode() + canonical_relation(str(plan.relation.table))
+    count = width.to_bytes(2, "big")
+    has_old = plan.old_kind is not None
+    if plan.old_kind is not None:
+        prefix += _LETTERS[plan.old_kind] + count
+    elif group.new is not None:
+        prefix += b"N" + count
+    if not width or (not has_old and group.new is None):
+        return Canonical(prefix, np.zeros(len(group.rows) + 1, np.int32), b"")
+    return _tails(chunk, group, plan, prefix, b"N" + count)
+
+
+def _tails(chunk: FrameBuffer, group: RowGroup, plan: RowMapping, prefix: bytes, head: bytes) -> Canonical:
+    """What follows the prefix in the canonical bytes of each row; `head`: what a new tuple begins with."""
+    old = group.old if plan.old_kind is not None else None
+    old_first = _stands_before(old, group.new)
+    sent = (old, group.new) if old_first else (group.new, old)
+    slots = [_mark_canonical(chunk, values) for values in sent if values is not None]
+    pieces = sum(each.shape[0] * each.shape[1] for each in slots)
+    # the pieces of the chunk in its own order, then an `n` and the head of a new tuple, which stand in the padding
+    padding = len(chunk.bytes) - len(PADDING)
+    chunk.data[padding : padding + 1 + len(head)] = np.frombuffer(b"n" + head, np.uint8)
+    constants = np.array([padding, padding + 1, padding + 1, padding + 1 + len(head)], np.int32)
+    offsets = np.concatenate([(slots[0] if len(slots) == 1 else np.concatenate(slots, axis=1)).ravel(), constants])
+    take, each = _order(group, plan, pieces, old_first=old_first)
+    every = pa.BinaryArray.from_buffers(
+        pa.binary(), 2 * pieces + 3, [None, pa.py_buffer(offsets), pa.py_buffer(chunk.bytes)]
+    )
+    if is_large(len(chunk.bytes), len(take)):
+        which = np.asarray(take)
+        ends, data = gather_bytes(chunk, offsets[which], offsets[which + 1])
+    else:
+        _, ends, data = every.take(take).buffers()
+    borders = np.ascontiguousarray(np.frombuffer(ends, np.int32, len(group.rows) * each + 1)[::each])
+    return Canonical(prefix, borders, b"" if data is None else memoryview(data)[: int(borders[-1])])
+
+
+def _stands_before(values: Values | None, others: Values | None) -> bool:
+    """Whether these values stand before the others in each row, as old ones do in text."""
+    if values is None or others is None or not values.slots.size or not others.slots.size:
+        return False
+    return bool(values.slots[0, 0, 0] < others.slots[0, 0, 0])
+
+
+def _order(group: RowGroup, plan: RowMapping, pieces: int, *, old_first: bool) -> tuple[Any, int]:
+    """Which pieces make the rows, by their number in the array of pieces and gaps, and how many make one row."""
+    width = len(plan.relation.columns)
+    if plan.old_kind is None:
+        return evens(pieces), width
+    new, old = (len(plan.places), 0) if old_first else (0, width if group.new is not None else 0)
+    places = {place: old + nth for nth, place in enumerate(plan.places)}
+    order = [places.get(column, _NOTHING) for column in range(width)]
+    if group.new is not None:
+        order += [_HEAD, *range(new, new + width)]
+    wanted = np.array(order, np.int32)
+    each = pieces // len(group.rows)
+    take = 2 * (np.arange(0, pieces or len(group.rows), each or 1, dtype=np.int32)[:, None] + wanted)
+    take[:, wanted == _NOTHING], take[:, wanted == _HEAD] = 2 * pieces, 2 * pieces + 2
+    return pa.array(take.ravel()), len(order)
+
+
+def _mark_canonical(chunk: FrameBuffer, values: Values) -> Any:
+    """The canonical bytes of each value as slots; the chunk is changed."""
+    slots = values.slots.copy()
+    slots[:, :, 0] -= _BEFORE
+    first = slots[:, :, 0]
+    if values.null is None:
+        chunk.data[first] = _TEXT
+    else:
+        letters = np.where(values.null, np.uint8(_NULL), np.uint8(_TEXT))
+        if values.unsent is not None:
+            letters[values.unsent] = _UNSENT
+        chunk.data[first] = letters
+        slots[:, :, 1] -= np.where(values.null, np.int32(_BEFORE - 1), np.int32(0))
+    return slots
+
+
+CHUNK_BYTES: Final = 2 << 20
+"""As much as is decoded at a time (`runtime.receive.commit_pipeline`); half of it costs a fourth more, twice as much
+the same.
+"""
+
+SMALL: Final = 32
+"""Below this many rows the plain decoder is faster than setting up a walk, unless they are large: it copies them more
+often.
+"""
+
+_HALF: Final = 1 << 31
+_INSERT: Final = ord("I")
+_TRUNCATE: Final = b": TRUNCATE: "
+_KINDS: Final = {None: -1, OldKind.KEY: 0, OldKind.FULL: 1}
+_KIND_NAMES: Final = pa.array(["key", "full"])
+
+
+def tabulate(
+    batch: Sequence[RecordTransaction], layouts: RelationResolver, hashing: Hashing = hashed_here
+) -> ChangeColumns:
+    """The changes of the transactions as columns, in order.
+
+    Equal in every field to `tabulate_plain(batch, layouts)`, and raises the same DecodeError for the same bytes. Asks
+    the catalog, so also SourceError. `hashing` is what makes digests of large chunks.
+    """
+    sizes = [raw.count for raw in batch]
+    worth = sum(sizes) >= SMALL or sum(raw.size for raw in batch) >= CHUNK_BYTES
+    if worth and layouts.codec.python == "utf-8" and len({raw.style for raw in batch}) == 1:
+        before = layouts.mark()
+        try:
+            return _tabulate(batch, sizes, layouts, hashing)
+        except FallBackToRowDecoder:
+            layouts.restore(before)
+        if 0 < sum(apart := [_truncates(raw) for raw in batch]) < len(batch):
+            runs = [
+                [raw for raw, _ in pairs] for _, pairs in groupby(zip(batch, apart, strict=True), lambda pair: pair[1])
+            ]
+            return concat_changes([(tabulate(run, layouts, hashing), len(run)) for run in runs], pa.concat_arrays)
+        if layouts.codec.policy is Policy.HEX and len(batch) > 1:  # a few odd values must not slow all of a batch down
+            half = len(batch) // 2
+            parts = ((batch[:half], half), (batch[half:], len(batch) - half))
+            return concat_changes(
+                [(tabulate(part, layouts, hashing), count) for part, count in parts], pa.concat_arrays
+            )
+    return tabulate_plain(batch, layouts)
+
+
+def _truncates(raw: RecordTransaction) -> bool:
+    """Whether it may have a TRUNCATE, which is no row; only serial decoding prints them."""
+    return raw.style is Style.SERIAL and any(_TRUNCATE in record for record in raw.records)
+
+
+def _tabulate(
+    batch: Sequence[RecordTransaction], sizes: list[int], layouts: RelationResolver, hashing: Hashing
+) -> ChangeColumns:
+    refuse_oversize(sum(raw.size for raw in batch))
+    numbering = Numbering()
+    count, style = sum(sizes), batch[0].style
+    pieces = cuts(batch, CHUNK_BYTES)
+    xids = _outermost([raw.bounds.xid for raw in batch])
+    parts = [_part(*_walk_chunk(cut, lengths, style, layouts, xids), numbering, hashing) for cut, lengths in pieces]
+    columns = ChangeColumns(
+        relations=numbering.relations,
+        transaction=np.repeat(np.arange(len(batch), dtype=np.int32), sizes),
+        op=np.concatenate([part.op for part in parts]),
+        relation=np.concatenate([part.relation for part in parts]),
+        lsn=lsns_of(batch),
+        new=concat_arrays([part.new for part in parts]),
+        old=concat_arrays([part.old for part in parts]),
+        old_kind=concat_arrays([part.old_kind for part in parts]),
+        unchanged=concat_arrays([part.unchanged for part in parts]),
+        info=pa.nulls(count, pa.string()),
+        digests=Digests.from_parts([part.digests for part in parts]),
+    )
+    require(layouts.codec.policy is Policy.STOP or not (any_prefixed(columns.new) or any_prefixed(columns.old)))
+    cancels = np.concatenate([part.cancels for part in parts])
+    require(not (cancels[:1].any() and batch[0].part is not None and batch[0].part.movable))
+    return _without_cancelled(columns, cancels) if cancels.any() else columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The columns of one cut; `cancels`: bool ndarray, the rows that take back an INSERT."""
+
+    op: Any
+    relation: Any
+    new: pa.Array
+    old: pa.Array
+    old_kind: pa.Array
+    unchanged: pa.Array
+    digests: Digests
+    cancels: Any
+
+
+def _part(
+    chunk: FrameBuffer, row_groups: list[RowGroup], plans: list[RowMapping], numbering: Numbering, hashing: Hashing
+) -> _Part:
+    count = len(chunk.start)
+    relation, kind, cancels = np.empty(count, np.int32), np.full(count, -1, np.int8), np.zeros(count, bool)
+    for group, plan in zip(row_groups, plans, strict=True):
+        relation[group.rows] = numbering.number(plan.relation)
+        kind[group.rows] = _KINDS[plan.old_kind]
+        cancels[group.rows] = plan.cancels
+    op = chunk.data[chunk.start]
+    digests = hashing(canonical_rows(chunk, row_groups, plans))  # which may go on elsewhere while values are copied
+    with meanwhile(digests):
+        new, old = new_tuples(chunk, row_groups, count), old_tuples(chunk, row_groups, plans, count)
+    return _Part(
+        op=op,
+        relation=relation,
+        new=new,
+        old=old,
+        old_kind=_KIND_NAMES.take(pa.array(kind, mask=kind < 0)),
+        unchanged=unchanged_positions(row_groups, count),
+        digests=in_rows(row_groups, digests(), count),
+        cancels=cancels,
+    )
+
+
+def _outermost(xids: Sequence[int | None]) -> tuple[int | None, int | None]:
+    """The oldest and the newest of these transactions. Raises Irregular where some have no number and others have."""
+    known_xids = [xid for xid in xids if xid is not None]
+    require(not known_xids or len(known_xids) == len(xids))
+    if not known_xids:
+        return None, None
+    ages = [(xid - known_xids[0] + _HALF) % (2 * _HALF) for xid in known_xids]  # numbers are compared modulo 2^32
+    return known_xids[ages.index(min(ages))], known_xids[ages.index(max(ages))]
+
+
+def _walk_chunk(
+    cut: list[Piece], sizes: Any, style: Style, layouts: RelationResolver, xids: tuple[int | None, int | None]
+) -> tuple[FrameBuffer, list[RowGroup], list[RowMapping]]:
+    """`xids`: the oldest and the newest transaction of the batch."""
+    chunk, row_groups = _groups(cut, sizes, style, layouts)
+    plans = _plans(row_groups, layouts, xids[0])
+    oldest, newest = xids
+    require(
+        all(
+            layouts.age(name, oldest) == layouts.age(name, newest) for name in {group.row.table for group in row_groups}
+        )
+    )
+    return chunk, row_groups, plans
+
+
+def _groups(
+    cut: list[Piece], sizes: Any, style: Style, layouts: RelationResolver
+) -> tuple[FrameBuffer, list[RowGroup]]:
+    if style is Style.BINARY:
+        chunk = chunk_of(cut, sizes)
+        return chunk, list(groups(chunk))
+    table_heads = heads(layouts.tables, layouts.codec) if layouts.tables else None
+    return text_groups(Statements(cut), style, layouts.codec, table_heads)
+
+
+def _plans(row_groups: list[RowGroup], layouts: RelationResolver, xid: int | None) -> list[RowMapping]:
+    """The plan of each group, and the layouts as they are after the last row.
+
+    A DELETE has the layout its table had last. That is taken to be one in the whole chunk; otherwise Irregular.
+    """
+    before = layouts.latest()
+    plans: list[RowMapping] = []
+    relations_by_table: dict[TableName, set[Relation]] = {}
+    earlier: dict[TableName, list[RowGroup]] = {}
+    try:
+        for group in row_groups:
+            table = group.row.table
+            if len(relations_by_table.get(table, ())) > 1:
+                layouts.plan(
+                    _previous_group(group, earlier[table]).row, xid
+                )  # a new plan takes what is not told from it
+            plans.append(layouts.plan(group.row, xid))
+            if group.new is not None:
+                relations_by_table.setdefault(table, set()).add(plans[-1].relation)
+                earlier.setdefault(table, []).append(group)
+    except DecodeError:
+        raise FallBackToRowDecoder from None  # the plain decoder says it again, with its place
+    require(not any(plan.first or -1 in plan.places for plan in plans))
+    for name, relations in relations_by_table.items():
+        if len(relations) > 1 and (facts := layouts.facts_of(name)) is not None and facts.identity_changed is not None:
+            require(len(set(map(identified_by, relations))) == 1)
+    for group, plan in zip(row_groups, plans, strict=True):
+        if group.new is None and (others := relations_by_table.get(group.row.table)):
+            require(others == {before.get(group.row.table, plan.relation)})
+    for group in sorted(row_groups, key=lambda group: int(group.rows[-1])):
+        if len(relations_by_table.get(group.row.table, ())) > 1:
+            layouts.plan(group.row, xid)
+    return plans
+
+
+def _previous_group(group: RowGroup, earlier: list[RowGroup]) -> RowGroup:
+    """Of groups that begin earlier the one with the last row before the first row of this one."""
+    first = group.rows[0]
+    return max(earlier, key=lambda candidate: int(candidate.rows[np.searchsorted(candidate.rows, first) - 1]))
+
+
+def _without_cancelled(columns: ChangeColumns, cancels: Any) -> ChangeColumns:
+    """The changes without those that take back the INSERT right before them, and without what they take back."""
+    names: dict[TableName, int] = {}
+    tables = np.array([names.setdefault(relation.table, len(names)) for relation in columns.relations])
+    deletes = np.flatnonzero(cancels[1:]) + 1
+    inserts, of_row = deletes - 1, tables[columns.relation]
+    matching = (columns.op[inserts] == _INSERT) & (columns.transaction[inserts] == columns.transaction[deletes])
+    matching &= of_row[inserts] == of_row[deletes]
+    keep = np.ones(len(cancels), bool)
+    keep[deletes[matching]] = keep[inserts[matching]] = False
+    remaining = columns.take(np.flatnonzero(keep))
+    numbers, first, relation = np.unique(remaining.relation, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return replace(
+        remaining,
+        relations=[columns.relations[numbers[index]] for index in order],
+        relation=np.argsort(order).astype(np.int32)[relation],
+    )

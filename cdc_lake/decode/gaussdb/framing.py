@@ -1,0 +1,344 @@
+"""Runs: long sequences of rows in one payload of style b, found and measured without a step a row.
+
+Where a record starts is known only from the one before it. But a separator `P` with the zero byte of a length behind
+it is seldom anything else, so all such places of a payload are taken for starts at once, and then held against each
+other: of a run, each record ends where the next one starts. What does not fit ends the run, and the slow way goes on.
+
+Batches of styles t and j: statements one behind the other, each with its length and LSN.
+
+::
+
+    batch := { u32 length  u64 lsn  statement }  u32 0        length: of lsn and statement; big-endian
+
+Where a heartbeat is involved the end is not documented: it may also be a zero byte, the digit, or missing, and a
+heartbeat may stand without length and LSN.
+
+What style a payload is written in, by its first bytes: to verify that it is the one that was asked for.
+
+A server in the middle of an upgrade falls back to serial decoding without a word, and an option left out may have a
+default nobody expects. Only what is certainly of another style is refused: a bare row of JSON may be of serial decoding
+or of style j.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, overload
+
+import numpy as np
+
+from cdc_lake.decode.gaussdb import records
+from cdc_lake.decode.gaussdb.binary import BODY, END, LEAST, MORE
+from cdc_lake.decode.gaussdb.records import END_MARKS, LETTER, SIZE, Style
+from cdc_lake.errors import MalformedMessage, StyleMismatch, TruncatedMessage
+
+SMALL: Final = 1 << 16
+"""Bytes of a payload below which it is not looked at: finding runs costs as much as going through so many."""
+LONG: Final = 64
+"""Rows of a run; shorter ones are cheaper one by one."""
+
+_INSERT, _UPDATE, _DELETE = b"IUD"
+_SAFE: Final = 16  # no record starts so close to the end
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordRun:
+    """n rows one behind the other: `start` and `end` of their bodies in `payload`, `lsn` (int64 ndarrays)."""
+
+    payload: bytes
+    start: Any
+    end: Any
+    lsn: Any
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all bodies."""
+        return int((self.end - self.start).sum())
+
+    def rows(self) -> list[bytes]:
+        """The bodies."""
+        payload = self.payload
+        return [payload[start:end] for start, end in zip(self.start.tolist(), self.end.tolist(), strict=True)]
+
+    def part(self, first: int, last: int) -> RecordRun:
+        """Some of its rows."""
+        selection = slice(first, last)
+        return RecordRun(self.payload, self.start[selection], self.end[selection], self.lsn[selection])
+
+
+class Rows(Sequence[bytes]):
+    """Rows of a transaction as a list of bytes, which most of them are not until somebody asks for one."""
+
+    __slots__ = ("_rows", "parts")
+
+    def __init__(self, parts: Sequence[RecordRun | list[bytes]]) -> None:
+        self.parts: Final = parts
+        self._rows: list[bytes] | None = None
+
+    def _to_list(self) -> list[bytes]:
+        if self._rows is None:
+            self._rows = [row for part in self.parts for row in (part.rows() if isinstance(part, RecordRun) else part)]
+        return self._rows
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        return self._to_list()[index]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._to_list())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._to_list() == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # Python's way to have none
+
+
+class Lsns(Sequence[int]):
+    """LSNs of a transaction's rows as a list of numbers, made of arrays once somebody asks for one."""
+
+    __slots__ = ("_numbers", "parts")
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts: Final = parts
+        self._numbers: list[int] | None = None
+
+    def _to_list(self) -> list[int]:
+        if self._numbers is None:
+            self._numbers = [number for part in self.parts for number in part.tolist()]
+        return self._numbers
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        return self._to_list()[index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._to_list())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._to_list() == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # Python's way to have none
+
+
+def long_runs(payload: bytes) -> dict[int, tuple[RecordRun, int]]:
+    """The long runs of a payload by the byte where the first record's length stands, each with the byte behind it.
+
+    A run is right only if a record starts there, which who asks for it knows.
+    """
+    size = len(payload)
+    if size < max(SMALL, 2 * _SAFE):
+        return {}
+    data = np.frombuffer(payload, np.uint8)
+    first = _places(data[: -_SAFE - 1], MORE) + 1
+    first = first[data[first] == 0]
+    if payload[0] == 0:
+        first = np.concatenate([np.zeros(1, np.int64), first])
+    letter = data[first + BODY]
+    # lengths below 16 MiB and LSNs below 2^56; others are read the slow way
+    first = first[((letter == _INSERT) | (letter == _UPDATE) | (letter == _DELETE)) & (data[first + 4] == 0)]
+    words = np.ndarray((size - 7,), ">u8", payload, strides=(1,))
+    head = words[first].astype(np.int64)
+    ends = first + 5 + (head >> 32)
+    good = (ends >= first + LEAST + 5) & (ends <= size)
+    separator = data[np.where(good, ends, 1) - 1]
+    good &= (separator == MORE) | ((separator == END) & (ends == size))
+    first, ends = first[good], ends[good]
+    borders = [0, *(np.flatnonzero(ends[:-1] != first[1:]) + 1).tolist(), len(first)]
+    runs = {}
+    for begin, end in pairwise(borders):
+        if end - begin >= LONG:
+            starts = first[begin:end]
+            run = RecordRun(payload, starts + BODY, ends[begin:end] - 1, words[starts + 4].astype(np.int64))
+            runs[int(starts[0])] = run, int(ends[end - 1])
+    return runs
+
+
+def _places(data: Any, byte: int) -> Any:
+    """Where a byte that is seldom stands in `data` (uint8 ndarray): int64 ndarray, ascending.
+
+    Looked for eight bytes at a time, and one at a time where it is among them: half of the time (measured). Up to seven
+    bytes at the end make no eight and are not looked at: a run that ends before them is gone on with the slow way.
+    """
+    eight = (data[: len(data) & -8] == byte).view(np.uint64)
+    nonzero = np.flatnonzero(eight != 0)
+    within = np.flatnonzero(eight[nonzero].view(bool))
+    return 8 * nonzero[within >> 3] + (within & 7)
+
+
+HEAD: Final = 12
+"""Bytes before a statement: its length and its LSN."""
+
+_HEAD: Final = struct.Struct(">IQ")
+_LENGTH: Final = struct.Struct(">I")
+_U64: Final = struct.Struct(">Q")
+_LSN: Final = 8
+_END: Final = b"\0\0\0\0"
+_TOP: Final = 1 << 63  # above every LSN that bronze holds
+_TABLE: Final = b"table "
+_TABLE_WORD: Final = int.from_bytes(_TABLE, "big")
+_BRACE: Final = ord("{")
+
+
+def records_of_batch(payload: bytes) -> list[tuple[int, bytes]]:
+    """LSN and statement of each record, in order. A heartbeat without an LSN comes with the position it says it read.
+
+    Raises DecodeError, whose offset counts from the payload's start.
+    """
+    batch_records: list[tuple[int, bytes]] = []
+    keep, unpack = batch_records.append, _HEAD.unpack_from
+    size, offset = len(payload), 0
+    with suppress(struct.error):  # the end of the payload has no room for a head
+        while True:
+            length, lsn = unpack(payload, offset)
+            end = offset + 4 + length
+            if length < _LSN or end > size:
+                break
+            keep((lsn, payload[offset + HEAD : end]))
+            offset = end
+    if payload[offset:] == _END:
+        return batch_records
+    return [(lsn, statement) for _, lsn, statement in frames(payload)]
+
+
+def parts_of_batch(payload: bytes) -> Sequence[RecordRun | tuple[int, bytes]]:
+    """As `records_of_batch`, with long sequences of rows as runs."""
+    if len(payload) < SMALL:
+        return records_of_batch(payload)
+    starts: list[int] = []
+    offset, size, unpack = 0, len(payload) - HEAD, _LENGTH.unpack_from
+    append = starts.append
+    while offset <= size:
+        append(offset)
+        offset += 4 + unpack(payload, offset)[0]
+    if payload[offset:] != _END or len(starts) < LONG:
+        return records_of_batch(payload)  # a heartbeat is in it, or something is wrong
+    return _by_runs(payload, np.array([*starts, offset]))
+
+
+def _by_runs(payload: bytes, border: Any) -> Sequence[RecordRun | tuple[int, bytes]]:
+    """The records that stand between these places (int64 ndarray), each at least twelve bytes behind the one before."""
+    words = np.ndarray((len(payload) - 7,), ">u8", payload, strides=(1,))
+    first, ends = border[:-1] + HEAD, border[1:]
+    if (ends < first).any() or (lsn := words[first - 8]).max() >= _TOP:
+        return records_of_batch(payload)
+    # six bytes of a row stand before its end, and two more before the payload's
+    start = words[np.minimum(first, len(payload) - 8)]
+    row = (ends - first > len(_TABLE)) & ((start >> 16 == _TABLE_WORD) | (start >> 56 == _BRACE))
+    edges = np.flatnonzero(row[1:] != row[:-1]) + 1
+    parts: list[RecordRun | tuple[int, bytes]] = []
+    for begin, end in pairwise([0, *edges.tolist(), len(row)]):
+        part = slice(begin, end)
+        if row[begin] and end - begin >= LONG:
+            parts.append(RecordRun(payload, first[part], ends[part], lsn[part].astype(np.int64)))
+        else:
+            places = zip(lsn[part].tolist(), first[part].tolist(), ends[part].tolist(), strict=True)
+            parts += [(number, payload[here:stop]) for number, here, stop in places]
+    return parts
+
+
+def frames(payload: bytes) -> list[tuple[int, int, bytes]]:
+    """As `records_of_batch`, each with the byte its statement starts at in front."""
+    batch_records: list[tuple[int, int, bytes]] = []
+    size, offset, unpack = len(payload), 0, _HEAD.unpack_from
+    while offset + HEAD <= size:
+        length, lsn = unpack(payload, offset)
+        end = offset + 4 + length
+        if length >= _LSN and end <= size:
+            batch_records.append((offset + HEAD, lsn, payload[offset + HEAD : end]))
+            offset = end
+        elif payload[offset : offset + 2] == b"h\0" and offset + SIZE <= size:
+            batch_records.append((offset, _U64.unpack_from(payload, offset + 1)[0], payload[offset : offset + SIZE]))
+            offset += SIZE
+        else:
+            break
+    rest = payload[offset:]
+    if rest == _END or (rest in END_MARKS and batch_records and batch_records[-1][2][:1] == LETTER):
+        return batch_records
+    raise _error(payload, offset)
+
+
+def _error(payload: bytes, offset: int) -> MalformedMessage | TruncatedMessage:
+    left = len(payload) - offset - 4
+    if left < 0:
+        return TruncatedMessage(need=4, left=left + 4, offset=offset)
+    (length,) = _LENGTH.unpack_from(payload, offset)
+    if not length:
+        return MalformedMessage(f"{left} bytes after the length of zero that ends a batch", offset=offset + 4)
+    if length < _LSN:
+        return MalformedMessage(f"a record of {length} bytes: its LSN alone has {_LSN}", offset=offset)
+    return TruncatedMessage(need=length, left=left, offset=offset + 4)
+
+
+_SERIAL: Final = "serial decoding"
+_LINE: Final = "style t or j without batches"
+_BATCH: Final = "style t or j in batches"
+_BINARY: Final = "style b"
+_JSON: Final = "JSON without batches"
+_ROW: Final = "text without batches"
+
+_LINES: Final = (
+    (re.compile(rb"BEGIN(?: [0-9O]|\Z)|COMMIT (?:[0-9]|CSN)"), _SERIAL),
+    (re.compile(rb"BEGIN CSN:|commit(?: |\Z)|COMMIT XID:"), _LINE),
+    (re.compile(rb"\{"), _JSON),
+    (re.compile(rb"table "), _ROW),
+)
+_STATEMENT: Final = re.compile(rb"BEGIN|commit|COMMIT|table |\{")
+_LETTER: Final = re.compile(rb"[BCIUDh]")
+
+
+def verify(payload: bytes, style: Style, *, batch: bool) -> None:
+    """Raises StyleMismatch if `payload` is certainly of another style than `style`, in batches if `batch`."""
+    actual = _detect_style(payload)
+    if actual is not None and actual not in _fitting(style, batch=batch):
+        raise StyleMismatch(asked=_style_name(style, batch=batch), actual=actual)
+
+
+def _detect_style(payload: bytes) -> str | None:
+    first = payload[:1]
+    if first in (b"{", b"B", b"C", b"c", b"t"):
+        return next((name for start, name in _LINES if start.match(payload)), None)
+    if len(payload) <= HEAD or records.bare(payload) is not None:
+        return None
+    if first in (b"\0", b"\1") and _STATEMENT.match(payload, HEAD):
+        return _BATCH
+    return _BINARY if first == b"\0" and _LETTER.match(payload, HEAD) and payload[HEAD] != records.LETTER[0] else None
+
+
+def _fitting(style: Style, *, batch: bool) -> tuple[str, ...]:
+    match style, batch:
+        case Style.SERIAL, _:
+            return (_SERIAL, _JSON, _ROW)
+        case Style.BINARY, _:
+            return (_BINARY,)
+        case _, True:
+            return (_BATCH,)
+        case Style.TEXT, _:
+            return (_LINE, _ROW)
+    return (_LINE, _JSON)
+
+
+def _style_name(style: Style, *, batch: bool) -> str:
+    if style is Style.SERIAL:
+        return _SERIAL
+    batches = "" if style is Style.BINARY else " in batches" if batch else " without batches"
+    return f"style {style.value}{batches}"

@@ -1,0 +1,264 @@
+"""Rows as JSON: serial mppdb_decoding and style j, which write the same bytes.
+
+One object with eight keys, always all, always in this order and without blanks: `table_name` (quoted, joined by a dot),
+`op_type`, then `columns_name`, `columns_type`, `columns_val`, `old_keys_name`, `old_keys_type`, `old_keys_val`, which
+are arrays of strings. Names are identifiers, values SQL literals. A tuple the server did not send has empty arrays.
+
+The part before the values is the same for all rows of one layout and operation and is read once. Strings are escaped
+byte by byte in the encoding of the database, and the second byte of a GBK character may be a backslash, which is then
+doubled: there, escapes are undone on bytes and the result is decoded. Source: openGauss 1.0 to 7.0, and recordings.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb import text as identifiers
+from cdc_lake.decode.gaussdb.records import Cells, Operation, RowCells
+from cdc_lake.decode.gaussdb.text import NotALiteral, value_of, value_of_bytes
+from cdc_lake.errors import DecodeError, MalformedMessage
+from cdc_lake.model.change import Value
+from cdc_lake.model.relation import TableName
+
+START: Final = b'{"table_name":"'
+"""How a row begins."""
+
+# none of these can occur inside a string, where a quote has a backslash before it
+_VALUES: Final = b'],"columns_val":['
+_OLD: Final = b'],"old_keys_name":['
+_OLD_VALUES: Final = b'],"old_keys_val":['
+_NO_OLD: Final = b'],"old_keys_name":[],"old_keys_type":[],"old_keys_val":[]}'
+_OLD_TYPES: Final = b'],"old_keys_type":['
+_END: Final = b"]}"
+_KEYS: Final = (
+    "table_name",
+    "op_type",
+    "columns_name",
+    "columns_type",
+    "columns_val",
+    "old_keys_name",
+    "old_keys_type",
+    "old_keys_val",
+)
+_OPERATIONS: Final = {"INSERT": Operation.INSERT, "UPDATE": Operation.UPDATE, "DELETE": Operation.DELETE}
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a key twice")
+    return members
+
+
+_DECODER: Final = json.JSONDecoder(strict=False, object_pairs_hook=_object)
+"""A control character in a string is no reason to stop; a key that stands twice is: nobody knows which one counts."""
+
+
+class _Head(NamedTuple):
+    table: TableName
+    operation: Operation
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+
+
+def json_row(statement: bytes, codec: Codec, offset: int = 0) -> RowCells:
+    """The row of a JSON object that stands at byte `offset`. Raises DecodeError."""
+    values = statement.find(_VALUES)
+    if values < 0 or not statement.startswith(START):
+        return _any_row(statement, codec, offset)
+    head = _head(statement[:values], codec, offset)
+    if statement.endswith(_NO_OLD):
+        begin = values + len(_VALUES)
+        new = _cells(head.names, head.types, statement[begin : -len(_NO_OLD)], codec, offset + begin)
+        return RowCells(head.operation, head.table, new, None)
+    old = statement.find(_OLD, values)
+    old_values = statement.find(_OLD_VALUES, old)
+    if old < 0 or old_values < 0 or not statement.endswith(_END):
+        return _any_row(statement, codec, offset)
+    names, types = _old_head(statement[old + len(_OLD) : old_values], codec, offset + old)
+    begin, old_begin = values + len(_VALUES), old_values + len(_OLD_VALUES)
+    return RowCells(
+        head.operation,
+        head.table,
+        _cells(head.names, head.types, statement[begin:old], codec, offset + begin),
+        _cells(names, types, statement[old_begin : -len(_END)], codec, offset + old_begin),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRowTemplate:
+    """What of a row stands before, between and after the values of its tuples, and how many values these have."""
+
+    before: bytes
+    between: bytes
+    after: bytes
+    new: int
+    old: int
+
+
+def shape_of(statement: bytes, codec: Codec) -> tuple[RowCells, JsonRowTemplate | None]:
+    """A row, and what stands around its values; None if it is not written as servers write it. Raises DecodeError."""
+    row = json_row(statement, codec)
+    values = statement.find(_VALUES) + len(_VALUES)
+    old = statement.find(_OLD, values - 1)
+    old_values = statement.find(_OLD_VALUES, old) + len(_OLD_VALUES)
+    new_count, old_count = (0 if part is None else len(part.names) for part in (row.new, row.old))
+    complete = values >= len(_VALUES) and old >= 0 and old_values >= len(_OLD_VALUES)
+    if not complete or not statement.startswith(START) or not statement.endswith(_END):
+        return row, None
+    return row, JsonRowTemplate(statement[:values], statement[old:old_values], _END, new_count, old_count)
+
+
+def _head(statement: bytes, codec: Codec, offset: int) -> _Head:
+    """What stands before the values of the new row."""
+    try:
+        return _remembered_head(statement, codec)
+    except DecodeError:
+        return _read_head(statement, codec, offset)  # raises it with its place
+
+
+@lru_cache(maxsize=2048)
+def _remembered_head(statement: bytes, codec: Codec) -> _Head:
+    return _read_head(statement, codec, 0)
+
+
+def _read_head(statement: bytes, codec: Codec, offset: int) -> _Head:
+    return _head_of(_parse_keyed_object(_KEYS[:4], statement + b"]}", offset), codec, offset)
+
+
+def _old_head(arrays: bytes, codec: Codec, offset: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names and types of an old row."""
+    try:
+        return _remembered_old_head(arrays, codec)
+    except DecodeError:
+        return _read_old_head(arrays, codec, offset)
+
+
+@lru_cache(maxsize=2048)
+def _remembered_old_head(arrays: bytes, codec: Codec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return _read_old_head(arrays, codec, 0)
+
+
+def _read_old_head(arrays: bytes, codec: Codec, offset: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    names, _, types = arrays.partition(_OLD_TYPES)
+    members = _parse_keyed_object(("names", "types"), b'{"names":[' + names + b'],"types":[' + types + b"]}", offset)
+    return _names(members["names"], codec, offset), _types(members["types"], codec, offset)
+
+
+def _any_row(statement: bytes, codec: Codec, offset: int) -> RowCells:
+    """The same for an object whose keys stand in another order or with blanks between them."""
+    members = _parse_object(statement, offset)
+    if set(members) != set(_KEYS):
+        raise MalformedMessage("a row whose keys are not those of the format", offset=offset)
+    head = _head_of(members, codec, offset)
+    old_names, old_types = (
+        _names(members["old_keys_name"], codec, offset),
+        _types(members["old_keys_type"], codec, offset),
+    )
+    new, old = (
+        [value_of_bytes(text, codec, offset) for text in _strings(members[key], offset)]
+        for key in ("columns_val", "old_keys_val")
+    )
+    return RowCells(
+        head.operation,
+        head.table,
+        _check_cells(head.names, head.types, tuple(new), offset),
+        _check_cells(old_names, old_types, tuple(old), offset),
+    )
+
+
+def _parse_keyed_object(keys: tuple[str, ...], data: bytes, offset: int) -> dict[str, Any]:
+    """The object `data` is, which has these keys in this order."""
+    members = _parse_object(data, offset)
+    if tuple(members) != keys:
+        raise MalformedMessage("a row whose keys are not those of the format", offset=offset)
+    return members
+
+
+def _parse_object(data: bytes, offset: int) -> dict[str, Any]:
+    """The object `data` is, its strings byte by byte (as latin-1)."""
+    try:
+        members = _DECODER.decode(data.decode("latin-1"))
+    except (ValueError, RecursionError):
+        members = None
+    if not isinstance(members, dict):
+        raise MalformedMessage("a row that is not a JSON object with each key once", offset=offset)
+    return members
+
+
+def _strings(array: object, offset: int) -> list[str]:
+    if not isinstance(array, list) or not all(isinstance(text, str) for text in array):
+        raise MalformedMessage("a row with something else than an array of strings", offset=offset)
+    if any(max(text, default="") > "\xff" for text in array):
+        raise MalformedMessage("an escape of a character that is not of one byte", offset=offset)
+    return array
+
+
+def _head_of(members: dict[str, Any], codec: Codec, offset: int) -> _Head:
+    operation = _OPERATIONS.get(str(members["op_type"]))
+    if operation is None:
+        raise MalformedMessage("a row whose op_type is none of INSERT, UPDATE and DELETE", offset=offset)
+    (name,) = _strings([members["table_name"]], offset)
+    table = identifiers.table_name(codec.name(name.encode("latin-1"), offset), offset)
+    return _Head(
+        table, operation, _names(members["columns_name"], codec, offset), _types(members["columns_type"], codec, offset)
+    )
+
+
+def _names(array: object, codec: Codec, offset: int) -> tuple[str, ...]:
+    return tuple(
+        identifiers.unquote(codec.name(text.encode("latin-1"), offset), offset) for text in _strings(array, offset)
+    )
+
+
+def _types(array: object, codec: Codec, offset: int) -> tuple[str, ...]:
+    return tuple(codec.name(text.encode("latin-1"), offset) for text in _strings(array, offset))
+
+
+def _cells(names: tuple[str, ...], types: tuple[str, ...], values: bytes, codec: Codec, offset: int) -> Cells | None:
+    return _check_cells(names, types, _values(values, codec, offset), offset)
+
+
+def _check_cells(
+    names: tuple[str, ...], types: tuple[str, ...], values: tuple[Value, ...], offset: int
+) -> Cells | None:
+    if not len(names) == len(types) == len(values):
+        raise MalformedMessage(f"{len(names)} names, {len(types)} types, {len(values)} values of a row", offset=offset)
+    return Cells(names, types, values) if names else None
+
+
+def _values(array: bytes, codec: Codec, offset: int) -> tuple[Value, ...]:
+    """The values in `array`, what stands between its brackets."""
+    if not array:
+        return ()
+    try:
+        literals = _decoded_strings(array, codec)
+        if literals is not None:
+            return tuple(map(value_of, literals))
+    except (UnicodeDecodeError, NotALiteral):
+        pass
+    # by bytes: the encoding has backslashes inside characters, or something is wrong and its place wanted
+    strings = _strings(_parse_keyed_object(("",), b'{"":[' + array + b"]}", offset)[""], offset)
+    return tuple([value_of_bytes(text, codec, offset) for text in strings])
+
+
+def _decoded_strings(array: bytes, codec: Codec) -> list[str] | None:
+    """The strings of an array decoded first and taken apart then; None where that is not possible."""
+    if b"\\" not in array:
+        text = codec.strict(array)
+        strings = text[1:-1].split('","')
+        plain = text[0] == text[-1] == '"' and text.count('"') == 2 * len(strings)
+        return strings if plain else None
+    if not codec.ascii_apart or b"\\u" in array:
+        return None
+    try:
+        strings_list: list[str] = _DECODER.decode(f"[{codec.strict(array)}]")
+    except UnicodeDecodeError:
+        raise
+    except (ValueError, RecursionError):
+        return None
+    return strings_list if all(type(text) is str for text in strings_list) else None

@@ -1,0 +1,218 @@
+"""Records: what the GaussDB family's decoders print, one class a kind, whichever style they came in.
+
+Names are unquoted, LSNs numbers, values the output text of their type: `t` and not `true`, `101` and not `B'101'`,
+whatever the style wrote. What a server did not send is None. Times are the server's text.
+
+Rows of the text formats as they are taken apart: names, types and values beside each other, one tuple each.
+
+Names and types of rows of one layout are the same tuples, not only equal ones, as long as the decoders remember it: so
+a layout is found by identity, and a record of `Field`s is only built where one is wanted.
+
+GaussDB's heartbeat, in every reading its documents allow.
+
+They say that it begins with the letter h, then two positions and a time of eight bytes each, big-endian; not whether a
+length and an LSN stand in front, nor in what unit the time is, nor what the text form looks like. So: a payload of the
+letter and 24 bytes, with or without an end mark, is one; so is a record of that letter inside a batch; the unit is told
+by magnitude; and a statement that begins with `h` and is no known one is a heartbeat nothing is known about.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from cdc_lake.model.change import Value
+from cdc_lake.model.relation import TableName
+
+
+class Style(enum.Enum):
+    """How a stream is written: the first letter of `decode-style`, or one line a message (serial decoding)."""
+
+    BINARY = "b"
+    TEXT = "t"
+    JSON = "j"
+    SERIAL = "serial"
+
+
+class Operation(enum.Enum):
+    """What happened to a row."""
+
+    INSERT = "I"
+    UPDATE = "U"
+    DELETE = "D"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A value of a tuple; its type by name (text, JSON) or by OID (binary), the other is None."""
+
+    name: str
+    value: Value
+    type_name: str | None = None
+    type_oid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A transaction begins. `lsn`: of the record; serial BEGIN has no CSN, first_lsn may be garbage on 3.0.x.
+
+    `skipped`: in style b, the letter of an option that nobody knows; what it hides is left out.
+    """
+
+    lsn: int | None = None
+    csn: int | None = None
+    first_lsn: int | None = None
+    xid: int | None = None
+    time: str | None = None
+    origin_id: int | None = None
+    user: str | None = None
+    skipped: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A transaction is complete. `lsn`: end of the commit record where the record has one of its own.
+
+    `skipped`: as for Begin.
+    """
+
+    lsn: int | None = None
+    csn: int | None = None
+    xid: int | None = None
+    time: str | None = None
+    skipped: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionEnd:
+    """ABORT or PREPARE, of area decoding only: `word` says which."""
+
+    word: str
+    lsn: int | None = None
+    xid: int | None = None
+    time: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A change of one row. None: the server sent no such tuple."""
+
+    operation: Operation
+    table: TableName
+    new: tuple[Field, ...] | None = None
+    old: tuple[Field, ...] | None = None
+    lsn: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """TRUNCATE of at least one table."""
+
+    tables: tuple[TableName, ...]
+    cascade: bool = False
+    restart_identity: bool = False
+    lsn: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ddl:
+    """A DDL line of serial decoding, where a publication asks for it; `content` is what follows `content: `."""
+
+    prefix: str
+    command: str
+    content: str
+    relation_id: int | None = None
+    lsn: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """GaussDB's heartbeat: two positions (LSNs or CSNs, never to be confirmed), and µs since 1970 UTC.
+
+    All three are None where only its letter could be read (text and JSON, whose form no document shows).
+    """
+
+    read: int | None = None
+    flushed: int | None = None
+    newest: int | None = None
+    lsn: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A line of serial decoding that is none of the above: noted, never an error."""
+
+    text: str
+    lsn: int | None = None
+
+
+Record: TypeAlias = Begin | Commit | TransactionEnd | Row | Truncated | Ddl | Heartbeat | Other
+"""Everything a payload can hold."""
+
+
+class Cells(NamedTuple):
+    """One tuple of a row: unquoted names, type names as printed, values; all of one length."""
+
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+    values: tuple[Value, ...]
+
+    def fields(self) -> tuple[Field, ...]:
+        """The same as a record has it."""
+        return tuple(map(Field, self.names, self.values, self.types))
+
+
+class RowCells(NamedTuple):
+    """A change of one row. None: the server sent no such tuple."""
+
+    operation: Operation
+    table: TableName
+    new: Cells | None
+    old: Cells | None
+
+    def record(self, lsn: int | None) -> Row:
+        """The record of it."""
+        new = None if self.new is None else self.new.fields()
+        return Row(self.operation, self.table, new, None if self.old is None else self.old.fields(), lsn)
+
+
+LETTER: Final = b"h"
+SIZE: Final = 25
+"""Bytes of the letter and its three numbers."""
+END_MARKS: Final = (b"", b"F", b"0", b"\0", b"\0\0\0\0")
+"""What may follow: `F` in style b, in batches of t and j a zero of an undocumented width, or the digit, or nothing."""
+
+_NUMBERS: Final = struct.Struct(">QQq")
+_SECONDS_BELOW: Final = 10**11
+_MILLISECONDS_BELOW: Final = 10**14
+
+
+def bare(payload: bytes) -> Heartbeat | None:
+    """The heartbeat a payload is, without length and LSN; None where it is something else.
+
+    A framed record cannot be mistaken for it: its length would be above 1.7 GB. Nor can text: no position is so far on.
+    """
+    if payload[:2] == b"h\0" and payload[SIZE:] in END_MARKS and len(payload) >= SIZE:
+        return _read_heartbeat(payload, None)
+    return None
+
+
+def of_statement(statement: bytes, lsn: int | None) -> Heartbeat:
+    """The heartbeat a statement of style t or j is. Never fails: one that cannot be read has no numbers."""
+    if statement[:2] == b"h\0" and len(statement) == SIZE:
+        return _read_heartbeat(statement, lsn)
+    return Heartbeat(lsn=lsn)
+
+
+def micros(time: int) -> int:
+    """A time since 1970 in microseconds; its unit is told by its magnitude."""
+    if abs(time) < _SECONDS_BELOW:
+        return time * 1_000_000
+    return time * 1_000 if abs(time) < _MILLISECONDS_BELOW else time
+
+
+def _read_heartbeat(data: bytes, lsn: int | None) -> Heartbeat:
+    read, flushed, newest = _NUMBERS.unpack_from(data, 1)
+    return Heartbeat(read=read, flushed=flushed, newest=micros(newest), lsn=lsn)

@@ -1,0 +1,368 @@
+"""Server time text, as BEGIN and COMMIT print it, to microseconds since 1970 UTC.
+
+`YYYY-MM-DD HH:MM:SS[.ffffff]±HH[:MM[:SS]]`: trailing zeros of the fraction are cut, years above 9999 have more digits,
+` BC` may follow. The offset is that of the server's session, historical ones have seconds.
+
+Lines that are no rows: boundaries of transactions in every known dialect, TRUNCATE, DDL, and what nobody knows.
+
+::
+
+    serial    BEGIN [n] [ORIGIN_ID n]            COMMIT [n] [(at time)] [CSN n]
+    parallel  BEGIN CSN: n first_lsn: X/X [xid: n] [commit_time: time] [origin_id: n]
+              commit [xid: n] [(at time)]
+    older     commit_lsn: for first_lsn: (3.0.0 to 3.0.2, the value is the same); COMMIT without CSN
+    GaussDB   COMMIT XID: n; the user's name in BEGIN, whose label no document shows: any with `user` in it is taken
+    areas     ABORT [n] [(at time)]              PREPARE [n] [(at time)]
+    6.0       table a.b, c.d: TRUNCATE: (no-flags) | [restart_seqs] [cascade]
+              prefix: p, lsn: n, relid n, cmdtype: c, size: n, content: …        message: prefix p, relid n, …
+
+A label nobody knows in a BEGIN is left out, as an unknown option is in style b. A BEGIN or COMMIT that cannot be read
+is an error, any other unknown line of serial decoding is `Other`.
+
+Payloads of the GaussDB family to records, whatever plugin and style they are written in.
+
+A payload is what follows the header of a `w` message, or one row of `pg_logical_slot_peek_changes`. This is the plain
+decoder, and the reference for the fast ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb import records as heartbeat
+from cdc_lake.decode.gaussdb import text as identifiers
+from cdc_lake.decode.gaussdb.binary import records_binary
+from cdc_lake.decode.gaussdb.framing import frames, verify
+from cdc_lake.decode.gaussdb.json import json_row
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Ddl, Other, Record, Style, TransactionEnd, Truncated
+from cdc_lake.decode.gaussdb.text import TableHeads, heads, parallel_row, serial_row
+from cdc_lake.errors import MalformedMessage, StyleMismatch, UnknownStatement, UnreadableTime
+from cdc_lake.model.relation import TableName
+
+TIME: Final = (
+    r"[0-9]{4,7}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?[-+][0-9]{2}(?::[0-9]{2}){0,2}(?: BC)?"
+)
+"""Pattern of a time, without groups."""
+
+_PARTS: Final = re.compile(
+    r"([0-9]{4,7})-([0-9]{2})-([0-9]{2}) ([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,6}))?"
+    r"([-+])([0-9]{2})(?::([0-9]{2}))?(?::([0-9]{2}))?( BC)?"
+)
+_DAYS_BEFORE: Final = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
+_DAYS_TO_1970: Final = 719_162  # from 0001-01-01
+_ROOM: Final = 1 << 63
+"""Microseconds that a column of times has room for, before 1970 and behind it: up to the year 294247."""
+
+
+def micros(text: str) -> int:
+    """Microseconds since 1970-01-01 UTC. Raises UnreadableTime."""
+    parts = _PARTS.fullmatch(text)
+    if parts is None:
+        raise UnreadableTime
+    year, month, day, hour, minute, second = map(int, parts.groups()[:6])
+    fraction, sign, *offset, era = parts.groups()[6:]
+    if era:
+        year = 1 - year
+    east, south, seconds = (int(part or 0) for part in offset)
+    in_range = 1 <= month <= 12 and 1 <= day <= _days_in(year, month) and hour <= 23 and minute <= 59 and second <= 60
+    if not in_range or south > 59 or seconds > 59:
+        raise UnreadableTime
+    away = east * 3600 + south * 60 + seconds
+    utc = hour * 3600 + minute * 60 + second + (away if sign == "-" else -away)
+    total = (_days(year, month, day) * 86_400 + utc) * 1_000_000 + int((fraction or "").ljust(6, "0"))
+    if not -_ROOM <= total < _ROOM:
+        raise UnreadableTime
+    return total
+
+
+def _leap(year: int) -> bool:
+    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+
+
+def _days_in(year: int, month: int) -> int:
+    return 29 if month == 2 and _leap(year) else (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[month - 1]
+
+
+@lru_cache(maxsize=64)
+def _days(year: int, month: int, day: int) -> int:
+    """Days since 1970-01-01 in the proleptic Gregorian calendar, where year 0 is 1 BC."""
+    past = year - 1
+    days_before_year = past * 365 + past // 4 - past // 100 + past // 400
+    return days_before_year + _DAYS_BEFORE[month - 1] + (month > 2 and _leap(year)) + day - 1 - _DAYS_TO_1970
+
+
+_MAX: Final = (1 << 64) - 1
+_AT: Final = TIME.encode()
+_NUMBER: Final = rb"([0-9]{1,20})"
+_LSN: Final = rb"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})"
+
+_SERIAL_BEGIN: Final = re.compile(rb"BEGIN(?: " + _NUMBER + rb")?(?: ORIGIN_ID " + _NUMBER + rb")?")
+_PARALLEL_BEGIN: Final = re.compile(
+    rb"BEGIN CSN: " + _NUMBER + rb" (?:first|commit)_lsn: " + _LSN + rb"(?: xid: " + _NUMBER + rb")?"
+    rb"(?: commit_time: (" + _AT + rb"))?(?: origin_id: " + _NUMBER + rb")?"
+)
+_LABEL: Final = re.compile(rb" ([A-Za-z_]+): (.*?)(?= [A-Za-z_]+: |\Z)", re.DOTALL)
+_COMMIT: Final = re.compile(
+    rb"commit(?: (?:xid: )?" + _NUMBER + rb")?(?: \(at (" + _AT + rb")\))?(?: csn:? " + _NUMBER + rb")?", re.IGNORECASE
+)
+_ENDED: Final = re.compile(rb"(ABORT|PREPARE)(?: " + _NUMBER + rb")?(?: \(at (" + _AT + rb")\))?")
+
+_TABLE_PATTERN: Final = rf"{identifiers.NAME}\.{identifiers.NAME}"
+_TRUNCATE: Final = re.compile(
+    rf"table ({_TABLE_PATTERN}(?:, {_TABLE_PATTERN})*): TRUNCATE:(?: \(no-flags\)|( restart_seqs)?( cascade)?)"
+)
+_ONE_TABLE: Final = re.compile(_TABLE_PATTERN)
+_NOTHING: Final = re.compile(rf"table {_TABLE_PATTERN}:".encode())
+_DDL: Final = re.compile(
+    rb"(?:prefix: (?P<prefix>[^,]*), lsn: (?P<lsn>[0-9]{1,20})|message: prefix (?P<message>[^,]*)), "
+    rb"relid (?P<relation>[0-9]{1,10}), cmdtype: (?P<command>[^,]*), (?:size|sz): [0-9]+,? content: (?P<content>.*)",
+    re.DOTALL,
+)
+DDL_STARTS: Final = (b"prefix: ", b"message: prefix ")
+"""How a DDL line begins, of mppdb_decoding and of test_decoding."""
+
+
+def line_boundary(statement: bytes, lsn: int | None = None, offset: int = 0) -> Begin | Commit | None:
+    """The BEGIN or COMMIT a statement is, in any dialect, with `lsn` as its own; None where it is neither.
+
+    Raises MalformedMessage for one that cannot be read; `offset` is the byte it stands at.
+    """
+    first = statement[:1]
+    if first == b"B" and statement[:5] == b"BEGIN" and statement[5:6] in (b"", b" "):
+        return _begin(statement, lsn, offset)
+    if first in (b"C", b"c") and statement[:6] in (b"COMMIT", b"commit") and statement[6:7] in (b"", b" "):
+        return _commit(statement, lsn, offset)
+    return None
+
+
+def line(statement: bytes, codec: Codec, lsn: int | None, offset: int = 0) -> TransactionEnd | Ddl | Other:
+    """Any other line of serial decoding that does not begin with `table`; `offset`: where it stands."""
+    return (
+        ddl(statement, codec, lsn, offset)
+        or _transaction_end(statement, lsn, offset)
+        or _other_line(statement, codec, lsn)
+    )
+
+
+def table_line(statement: bytes, codec: Codec, lsn: int | None, offset: int = 0) -> Truncated | Other | None:
+    """What a line of serial decoding that begins with `table` is, None for a row.
+
+    test_decoding of the 3.0 line says of a row in ustore storage its table, and nothing else: that is `Other`.
+    """
+    if statement[-1:] == b":" and _NOTHING.fullmatch(statement):
+        return _other_line(statement, codec, lsn)
+    if b": TRUNCATE:" not in statement:
+        return None
+    try:
+        parts = _TRUNCATE.fullmatch(codec.strict(statement))
+    except UnicodeDecodeError:
+        return None
+    if parts is None:
+        return None
+    tables = tuple(identifiers.table_name(text, offset) for text in _ONE_TABLE.findall(parts[1]))
+    return Truncated(tables, cascade=parts[3] is not None, restart_identity=parts[2] is not None, lsn=lsn)
+
+
+def ddl(statement: bytes, codec: Codec, lsn: int | None, offset: int = 0) -> Ddl | None:
+    """The DDL a line is, line feeds and all; None where it is none. Its own LSN goes before the one given."""
+    if not statement.startswith(DDL_STARTS):
+        return None
+    parts = _DDL.fullmatch(statement)
+    if parts is None:
+        return None
+    prefix = parts["message"] if parts["prefix"] is None else parts["prefix"]
+    return Ddl(
+        prefix=codec.name(prefix, offset),
+        command=codec.name(parts["command"], offset),
+        content=codec.text(parts["content"], offset + parts.start("content")),
+        relation_id=int(parts["relation"]),
+        lsn=lsn if parts["lsn"] is None else _number(parts["lsn"], offset),
+    )
+
+
+def _begin(statement: bytes, lsn: int | None, offset: int) -> Begin:
+    if not statement.startswith(b"BEGIN CSN: "):
+        parts = _SERIAL_BEGIN.fullmatch(statement)
+        if parts is None:
+            raise MalformedMessage("a BEGIN that cannot be read", offset=offset)
+        return Begin(lsn=lsn, xid=_number(parts[1], offset), origin_id=_number(parts[2], offset))
+    parts = _PARALLEL_BEGIN.match(statement)
+    if parts is None:
+        raise MalformedMessage("a BEGIN that cannot be read", offset=offset)
+    csn, high, low, xid, time, origin_id = parts.groups()
+    begin = Begin(
+        lsn=lsn,
+        csn=_number(csn, offset),
+        first_lsn=int(high, 16) << 32 | int(low, 16),
+        xid=_number(xid, offset),
+        time=None if time is None else time.decode(),
+        origin_id=_number(origin_id, offset),
+    )
+    return begin if parts.end() == len(statement) else _read_labels(begin, statement, parts.end(), offset)
+
+
+def _read_labels(begin: Begin, statement: bytes, position: int, offset: int) -> Begin:
+    """The BEGIN with what stands behind its known part: labels in another order, or of another product."""
+    labels: dict[str, str] = {}
+    while position < len(statement):
+        label = _LABEL.match(statement, position)
+        if label is None or (name := label[1].decode().lower()) in labels:
+            raise MalformedMessage("a BEGIN that cannot be read", offset=offset + position)
+        labels[name] = label[2].decode("utf-8", "backslashreplace")
+        position = label.end()
+    user = next((labels[name] for name in labels if "user" in name), None)
+    time = labels.get("commit_time")
+    if time is not None and re.fullmatch(TIME, time) is None:
+        raise MalformedMessage("a BEGIN whose time cannot be read", offset=offset)
+    return Begin(
+        lsn=begin.lsn,
+        csn=begin.csn,
+        first_lsn=begin.first_lsn,
+        xid=_label_number(labels, "xid", begin.xid, offset),
+        time=begin.time if time is None else time,
+        origin_id=_label_number(labels, "origin_id", begin.origin_id, offset),
+        user=user,
+    )
+
+
+def _label_number(labels: dict[str, str], label: str, before: int | None, offset: int) -> int | None:
+    text = labels.get(label)
+    if text is None:
+        return before
+    if before is not None or re.fullmatch("[0-9]{1,20}", text) is None:
+        raise MalformedMessage(f"a BEGIN whose {label} cannot be read", offset=offset)
+    return _number(text.encode(), offset)
+
+
+def _commit(statement: bytes, lsn: int | None, offset: int) -> Commit:
+    parts = _COMMIT.fullmatch(statement)
+    if parts is None:
+        raise MalformedMessage("a COMMIT that cannot be read", offset=offset)
+    xid, time, csn = parts.groups()
+    return Commit(
+        lsn=lsn, csn=_number(csn, offset), xid=_number(xid, offset), time=None if time is None else time.decode()
+    )
+
+
+def without_lsn(begin: Begin) -> Begin:
+    """The same BEGIN where its LSN says nothing."""
+    return replace(begin, lsn=None)
+
+
+def _transaction_end(statement: bytes, lsn: int | None, offset: int) -> TransactionEnd | None:
+    parts = _ENDED.fullmatch(statement)
+    if parts is None:
+        return None
+    time = None if parts[3] is None else parts[3].decode()
+    return TransactionEnd(word=parts[1].decode(), lsn=lsn, xid=_number(parts[2], offset), time=time)
+
+
+def _other_line(statement: bytes, codec: Codec, lsn: int | None) -> Other:
+    return Other(statement.decode(codec.python, "backslashreplace"), lsn)
+
+
+def _number(digits: bytes | None, offset: int = 0) -> int | None:
+    if digits is None:
+        return None
+    number = int(digits)
+    if number > _MAX:
+        raise MalformedMessage("a number above 64 bits", offset=offset)
+    return number
+
+
+_BRACE: Final = b"{"
+_TABLE_PREFIX: Final = b"table "
+_NO_TABLES: Final[frozenset[TableName]] = frozenset()
+
+
+def records(
+    payload: bytes,
+    style: Style,
+    *,
+    batch: bool,
+    codec: Codec,
+    header_lsn: int | None = None,
+    plugin: str = "mppdb_decoding",
+    tables: Collection[TableName] = _NO_TABLES,
+) -> list[Record]:
+    """All records of one payload, in order.
+
+    `header_lsn` (of the `w` header, or the column `location`) is the LSN of records that have none of their own: in
+    serial decoding of all, in styles t and j without batches of all but COMMIT, whose end it is not. `plugin` is that
+    of the slot; parallel decoding does not ask for it. `tables` makes heads of style t certain; a frozenset is fast.
+
+    Raises DecodeError, whose offset counts from the payload's start.
+    """
+    verify(payload, style, batch=batch)
+    if style is Style.BINARY:
+        return records_binary(payload, codec)
+    if (beat := heartbeat.bare(payload)) is not None:
+        return [beat]
+    if style is Style.SERIAL:
+        return [serial_record(payload, codec, header_lsn, plugin=plugin)]
+    table_heads = heads(frozenset(tables), codec) if tables else None
+    if not batch:
+        record = parallel_record(payload, style, codec, header_lsn, table_heads=table_heads, end_lsn=None)
+        return [record]
+    return [
+        parallel_record(statement, style, codec, lsn, table_heads=table_heads, end_lsn=lsn, offset=offset)
+        for offset, lsn, statement in frames(payload)
+    ]
+
+
+def serial_record(
+    statement: bytes, codec: Codec, lsn: int | None = None, *, plugin: str = "mppdb_decoding", offset: int = 0
+) -> Record:
+    """The record of one line of serial decoding, of mppdb_decoding or test_decoding.
+
+    A BEGIN without an LSN (`skip-empty-xacts` sends zero) has None. Raises DecodeError.
+    """
+    if plugin == "sql_decoding":
+        raise UnknownStatement("sql_decoding prints no column names and cannot be captured", offset=offset)
+    if (boundary := line_boundary(statement, lsn, offset)) is not None:
+        return boundary if lsn or not isinstance(boundary, Begin) else without_lsn(boundary)
+    if statement[:1] == _BRACE:
+        return json_row(statement, codec, offset).record(lsn)
+    if statement[:6] == _TABLE_PREFIX:
+        record = table_line(statement, codec, lsn, offset)
+        return serial_row(statement, codec, offset).record(lsn) if record is None else record
+    return line(statement, codec, lsn, offset)
+
+
+def parallel_record(
+    statement: bytes,
+    style: Style,
+    codec: Codec,
+    lsn: int | None = None,
+    *,
+    end_lsn: int | None,
+    table_heads: TableHeads | None = None,
+    offset: int = 0,
+) -> Record:
+    """The record of one statement of style t or j that stands at byte `offset`. `end_lsn` is that of a COMMIT.
+
+    Raises DecodeError.
+    """
+    first = statement[:1]
+    if first == _BRACE:
+        if style is not Style.JSON:
+            raise StyleMismatch(asked="style t", actual="style j", offset=offset)
+        return json_row(statement, codec, offset).record(lsn)
+    if statement[:6] == _TABLE_PREFIX:
+        if style is not Style.TEXT:
+            raise StyleMismatch(asked="style j", actual="style t", offset=offset)
+        return parallel_row(statement, codec, table_heads, offset).record(lsn)
+    boundary = line_boundary(statement, lsn if first == b"B" else end_lsn, offset)
+    if boundary is not None:
+        return boundary
+    if first == heartbeat.LETTER:
+        return heartbeat.of_statement(statement, lsn)
+    record = ddl(statement, codec, lsn, offset)
+    if record is None:
+        raise UnknownStatement("a statement that is neither a boundary nor a row", offset=offset)
+    return record

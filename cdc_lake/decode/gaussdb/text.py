@@ -1,0 +1,363 @@
+"""SQL literals as the family's text formats print values, back to the output text of their type.
+
+Numbers stand bare and without a leading zero (`.5`), so do `NaN` and `Infinity`; booleans are `true` and `false`, bit
+strings `B'101'`, NULL is `null`; everything else is in single quotes, with quotes doubled and backslashes as they are.
+A bare `unchanged-toast-datum` is a value that was not sent; in quotes it is a text like any other. The literal says it
+all: the type's name is not needed. Source: openGauss, PrintLiteral of parallel_decode.cpp, and recordings.
+
+SQL identifiers as the server quotes them: bare, or in double quotes with `"` doubled.
+
+Which words need quotes differs between releases, so names are always unquoted and never compared as they are printed.
+
+Rows as text: style t of parallel decoding and test_decoding of the family.
+
+::
+
+    row   := "table " head ": " …                     test_decoding: head is schema.table, each quoted where needed
+           | "table " schema " " table " " …          style t: both raw
+    …     := "INSERT:" tuple | "UPDATE:" [ " old-key:" cols " new-tuple:" ] tuple | "DELETE:" tuple
+    tuple := cols | " (no-tuple-data)"
+    cols  := { " " name "[" type "]:" literal }
+
+Values hold line feeds, ` new-tuple:` and anything else in their quotes, so quotes are followed. A statement is decoded
+first and then scanned, so that no half of a character is taken for a quote; where it cannot be decoded it is scanned
+byte by byte, as it was written, and its pieces are decoded one by one.
+
+The head of style t is ambiguous where a name has a blank. With the tables known (`TableHeads`), the longest known head
+that leads to a readable row is taken; without, or if none does, the reading with the shortest schema, then table. Two
+known tables with the same head are an error. Source: openGauss 3.0 to 7.0, and recordings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple, TypeAlias
+
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb.records import Cells, Operation, RowCells
+from cdc_lake.errors import MalformedMessage
+from cdc_lake.model.change import UNCHANGED, Value
+from cdc_lake.model.relation import TableName
+
+_WORDS: Final[dict[str, Value]] = {"null": None, "true": "t", "false": "f", "unchanged-toast-datum": UNCHANGED}
+NUMBER: Final = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?Infinity|NaN"
+"""Pattern of a number, without groups and backtracking."""
+BITS: Final = "[01]*"
+"""Pattern of what a bit string has between its quotes."""
+
+_NUMBER: Final = re.compile(NUMBER)
+_BITS: Final = re.compile(f"B'({BITS})'")
+_QUOTE: Final = "'"
+
+
+class NotALiteral(ValueError):
+    """What stands where a literal should is none; it never leaves this package."""
+
+
+def value_of(literal: str) -> Value:
+    """The value a literal stands for. Raises NotALiteral."""
+    if literal[:1] == _QUOTE:
+        inner = literal[1:-1]
+        if literal[-1] == _QUOTE and len(literal) > 1:
+            if _QUOTE not in inner:
+                return inner
+            if _QUOTE not in inner.replace("''", ""):
+                return inner.replace("''", _QUOTE)
+        raise NotALiteral
+    if literal in _WORDS:
+        return _WORDS[literal]
+    if _NUMBER.fullmatch(literal):
+        return literal
+    bits = _BITS.fullmatch(literal)
+    if bits is None:
+        raise NotALiteral
+    return bits[1]
+
+
+def value_of_bytes(literal: str, codec: Codec, offset: int) -> Value:
+    """The value of a literal given byte by byte (as latin-1), which stands at byte `offset`. Raises DecodeError."""
+    try:
+        value = value_of(literal)
+    except NotALiteral:
+        raise MalformedMessage("not a literal", offset=offset) from None
+    return codec.text(value.encode("latin-1"), offset + (literal[0] == _QUOTE)) if isinstance(value, str) else value
+
+
+QUOTED: Final = r'"[^"]*+(?:""[^"]*+)*+"'
+"""Pattern of an identifier in quotes."""
+NAME: Final = rf'(?:{QUOTED}|[^ \t\r\n"\'\[\]:.,(){{}}]++)'
+"""Pattern of an identifier: in quotes, or without any sign that could end it."""
+
+_QUALIFIED: Final = re.compile(rf"({NAME})\.({NAME})")
+
+
+def unquote(name: str, offset: int = 0) -> str:
+    """The name an identifier stands for. `offset` is the byte it stands at, for the error."""
+    if not name.startswith('"'):
+        if not name:
+            raise MalformedMessage("a name of no characters", offset=offset)
+        return name
+    inner = name[1:-1]
+    if not inner or name[-1] != '"' or '"' in inner.replace('""', ""):
+        raise MalformedMessage("a name whose quotes do not match", offset=offset)
+    return inner.replace('""', '"')
+
+
+def table_name(text: str, offset: int = 0) -> TableName:
+    """A schema and a table joined by a dot; a dot inside quotes belongs to the name."""
+    parts = _QUALIFIED.fullmatch(text)
+    if parts is None:
+        raise MalformedMessage("a name that is not `schema.table`", offset=offset)
+    return TableName(unquote(parts[1], offset), unquote(parts[2], offset))
+
+
+# The group gives back what it took: Python before 3.11.5 does not find what a possessive one should find here.
+_TYPE: Final = rf'[^\]"]*+(?:(?:\](?!:)|{QUOTED})[^\]"]*+)*'
+_LITERAL: Final = r"'[^']*+(?:''[^']*+)*+'|B'[01]*+'|[^ \t\r\n']++"
+# what cannot be read is caught as a whole: no place is tried twice, so no input takes more than linear time
+_COLUMN: Final = re.compile(rf" ({NAME})\[({_TYPE})\]:({_LITERAL})(?= |\Z)|((?s:.+))")
+_DOTTED: Final = re.compile(rf"table ({NAME})\.({NAME}): (INSERT|UPDATE|DELETE):(?= |\Z)")
+_OPERATION: Final = re.compile(r" (INSERT|UPDATE|DELETE):(?= |\Z)")
+
+_TABLE: Final = "table "
+_OLD: Final = " old-key:"
+_NEW: Final = " new-tuple:"
+_NO_TUPLE: Final = " (no-tuple-data)"
+_LONGEST_HEAD: Final = 280
+"""Characters in which the operation begins: a name of a table has at most 63 bytes, of some products 127."""
+
+_Columns: TypeAlias = list[tuple[str, str, str, str]]
+
+
+class TableHeads:
+    """How the known tables begin their rows in style t. Build one per stream with `heads`, which remembers them."""
+
+    __slots__ = ("_bytewise", "_decoded")
+
+    def __init__(self, tables: Collection[TableName], codec: Codec) -> None:
+        self._decoded: dict[str, TableName | None] = {}
+        self._bytewise: dict[str, TableName | None] = {}
+        for table in tables:
+            head = f"{table.schema} {table.name}"
+            self._decoded[head] = None if head in self._decoded else table
+            try:
+                bytewise = head.encode(codec.python).decode("latin-1")
+            except UnicodeEncodeError:
+                continue  # no such name can stand in this database
+            self._bytewise[bytewise] = None if bytewise in self._bytewise else table
+
+    def __bool__(self) -> bool:
+        return bool(self._decoded)
+
+    def find(self, head: str, *, bytewise: bool) -> TableName | None:
+        """The table that begins its rows with `head`; raises MalformedMessage if there are two."""
+        tables = self._bytewise if bytewise else self._decoded
+        if head not in tables:
+            return None
+        table = tables[head]
+        if table is None:
+            hint = "use `decode-style` b or j, which keep schema and table apart"
+            raise MalformedMessage("two known tables begin their rows alike: a schema or table has a blank", hint=hint)
+        return table
+
+
+@lru_cache(maxsize=16)
+def heads(tables: frozenset[TableName], codec: Codec) -> TableHeads:
+    """The heads of these tables; the same set gives the same object."""
+    return TableHeads(tables, codec)
+
+
+class _Unreadable(Exception):  # noqa: N818, RUF100
+    """What stands at `offset`, counted in what was scanned, is not of the grammar; never leaves this module."""
+
+    def __init__(self, message: str, offset: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.offset = offset
+
+
+class _Part(NamedTuple):
+    """A tuple as it was scanned: where its first column begins, and its columns."""
+
+    offset: int
+    columns: _Columns
+
+
+class _Scanned(NamedTuple):
+    """A row as it was scanned; its table by names without quotes, if it was not among the known ones."""
+
+    operation: str
+    table: TableName | tuple[str, str]
+    new: _Part | None
+    old: _Part | None
+
+
+def serial_row(statement: bytes, codec: Codec, offset: int = 0) -> RowCells:
+    """The row of test_decoding that stands at byte `offset`. Raises DecodeError."""
+    return _row(statement, codec, offset, lambda text, _: _scan_dotted(text))
+
+
+def parallel_row(statement: bytes, codec: Codec, table_heads: TableHeads | None = None, offset: int = 0) -> RowCells:
+    """The row of style t that stands at byte `offset`. Raises DecodeError."""
+    return _row(statement, codec, offset, lambda text, bytewise: _scan_raw(text, table_heads, bytewise=bytewise))
+
+
+@dataclass(frozen=True, slots=True)
+class TextRowTemplate:
+    """What of a row stands around its literals: `between` has one part more than there are literals.
+
+    The first `old` literals are of the old row, the others of the new one.
+    """
+
+    between: tuple[bytes, ...]
+    old: int
+
+
+def shape_of(
+    statement: bytes, codec: Codec, table_heads: TableHeads | None, *, serial: bool
+) -> tuple[RowCells, TextRowTemplate]:
+    """A row, and what stands around its literals. Raises DecodeError."""
+    row = serial_row(statement, codec) if serial else parallel_row(statement, codec, table_heads)
+    scanned = _scan_row(statement.decode("latin-1"), table_heads, serial=serial)
+    between, covered = [], 0
+    for part in (scanned.old, scanned.new):
+        offset = 0 if part is None else part.offset
+        for name, type_name, literal, _ in part.columns if part is not None else ():
+            offset += len(name) + len(type_name) + 4  # ` `, `[`, `]:`
+            between.append(statement[covered:offset])
+            offset = covered = offset + len(literal)
+    return row, TextRowTemplate((*between, statement[covered:]), 0 if scanned.old is None else len(scanned.old.columns))
+
+
+def _scan_row(text: str, table_heads: TableHeads | None, *, serial: bool) -> _Scanned:
+    """The parts of a row by bytes. Raises MalformedMessage where it is readable as text only, as damage makes it."""
+    try:
+        return _scan_dotted(text) if serial else _scan_raw(text, table_heads, bytewise=True)
+    except _Unreadable as unreadable:
+        message, wrong = unreadable.message, unreadable.offset
+    raise MalformedMessage(message, offset=wrong)
+
+
+def _row(statement: bytes, codec: Codec, offset: int, scan: Callable[[str, bool], _Scanned]) -> RowCells:
+    try:
+        return _decode_row(scan(codec.strict(statement), False))
+    except (UnicodeDecodeError, MalformedMessage, _Unreadable):
+        pass
+    # once more by bytes: some do not decode, or the place of the mistake is wanted in bytes
+    try:
+        return _bytewise(scan(statement.decode("latin-1"), True), codec, offset)
+    except _Unreadable as unreadable:
+        message, wrong = unreadable.message, offset + unreadable.offset
+    raise MalformedMessage(message, offset=wrong)
+
+
+def _scan_dotted(text: str) -> _Scanned:
+    head = _DOTTED.match(text)
+    if head is None:
+        raise _Unreadable("a row that does not begin with `table`, `schema.table:` and its operation", 0)
+    return _scan_tuples(text, head[3], head.end(), (unquote(head[1]), unquote(head[2])))
+
+
+def _scan_raw(text: str, table_heads: TableHeads | None, *, bytewise: bool) -> _Scanned:
+    if not text.startswith(_TABLE):
+        raise _Unreadable("a row that does not begin with `table`", 0)
+    first: _Unreadable | None = None
+    for operation, table, end in _readings(text, table_heads, bytewise=bytewise):
+        try:
+            return _scan_tuples(text, operation, end, table)
+        except _Unreadable as unreadable:
+            first = first or unreadable
+    raise first or _Unreadable("a row that does not begin with `table`, a schema, a table and its operation", 0)
+
+
+def _readings(
+    text: str, table_heads: TableHeads | None, *, bytewise: bool
+) -> Iterator[tuple[str, TableName | tuple[str, str], int]]:
+    """Operation, table, and where the tuples begin: each way to read the head, the best one first."""
+    start = len(_TABLE)
+    if table_heads:
+        for match in reversed(list(_OPERATION.finditer(text, start, _LONGEST_HEAD))):
+            table = table_heads.find(text[start : match.start()], bytewise=bytewise)
+            if table is not None:
+                yield match[1], table, match.end()
+    for match in _OPERATION.finditer(text, start, _LONGEST_HEAD):
+        schema, _, table_name = text[start + 1 : match.start()].partition(" ")
+        if table_name:
+            yield match[1], (text[start] + schema, table_name), match.end()
+
+
+def _scan_tuples(text: str, operation: str, offset: int, table: TableName | tuple[str, str]) -> _Scanned:
+    if operation == "UPDATE" and text.startswith(_OLD, offset):
+        begin = offset + len(_OLD)
+        columns = _COLUMN.findall(text, begin)
+        rest = columns.pop()[3] if columns else ""
+        if not rest.startswith(_NEW):
+            raise _Unreadable("neither a column nor ` new-tuple:`", len(text) - len(rest))
+        new = _scan_tuple(text, len(text) - len(rest) + len(_NEW))
+        return _Scanned(operation, table, new, _Part(begin, columns))
+    part = _scan_tuple(text, offset)
+    if operation == "DELETE":
+        return _Scanned(operation, table, None, part)
+    return _Scanned(operation, table, part, None)
+
+
+def _scan_tuple(text: str, offset: int) -> _Part | None:
+    columns = _COLUMN.findall(text, offset)
+    if columns and (rest := columns[-1][3]):
+        if rest == _NO_TUPLE and len(columns) == 1:
+            return None
+        raise _Unreadable("not a column: expected ` name[type]:literal`", len(text) - len(rest))
+    return _Part(offset, columns)
+
+
+def _decode_row(row: _Scanned) -> RowCells:
+    table = row.table if isinstance(row.table, TableName) else _table(*row.table)
+    new = None if row.new is None else _cells(row.new)
+    return RowCells(Operation(row.operation[0]), table, new, None if row.old is None else _cells(row.old))
+
+
+@lru_cache(maxsize=4096)
+def _table(schema: str, name: str) -> TableName:
+    return TableName(schema, name)
+
+
+def _cells(part: _Part) -> Cells:
+    if not part.columns:
+        return Cells((), (), ())
+    names, types, literals, _ = zip(*part.columns, strict=True)
+    try:
+        values = tuple(map(value_of, literals))
+    except NotALiteral:
+        raise _Unreadable("not a literal", part.offset) from None
+    return Cells(*_header(names, types), values)
+
+
+@lru_cache(maxsize=4096)
+def _header(names: tuple[str, ...], types: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return tuple(map(unquote, names)), types
+
+
+def _bytewise(row: _Scanned, codec: Codec, offset: int) -> RowCells:
+    if isinstance(row.table, TableName):
+        table = row.table
+    else:
+        schema, name = (codec.name(part.encode("latin-1"), offset) for part in row.table)
+        table = TableName(schema, name)
+    new = None if row.new is None else _cells_of_bytes(row.new, codec, offset)
+    old = None if row.old is None else _cells_of_bytes(row.old, codec, offset)
+    return RowCells(Operation(row.operation[0]), table, new, old)
+
+
+def _cells_of_bytes(part: _Part, codec: Codec, offset: int) -> Cells:
+    names, types, values = [], [], []
+    here = offset + part.offset
+    for name, type_name, literal, _ in part.columns:
+        names.append(unquote(codec.name(name.encode("latin-1"), here + 1), here + 1))
+        types.append(codec.name(type_name.encode("latin-1"), here + len(name) + 2))
+        here += len(name) + len(type_name) + 4  # ` `, `[`, `]:`
+        values.append(value_of_bytes(literal, codec, here))
+        here += len(literal)
+    return Cells(tuple(names), tuple(types), tuple(values))

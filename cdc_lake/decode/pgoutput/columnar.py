@@ -1,0 +1,402 @@
+"""Changes as columns, one change after the other: the reference for `columnar`, and its fallback.
+
+Built from the plain decoder and from values of the model only, so that nothing the columnar decoder does with bytes
+is shared with it.
+
+The columnar decoder of pgoutput: the same result as `plain`, a chunk of frames at a time.
+
+Frames are joined into chunks of a few megabytes (larger ones miss the cache), their columns are read for all rows at
+once (`walk`), and the values are copied once, by Arrow. Whatever is not regular goes to the plain decoder, so an error
+is always the plain decoder's error. Digests need no decoding: the bytes of the wire are the canonical ones, except for
+those of binary values.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
+from operator import itemgetter
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_lake.decode.change_batch import ChangeColumns, Numbering, canonical_of, concat_arrays, concat_changes
+from cdc_lake.decode.columnar_reader import (
+    FallBackToRowDecoder,
+    FrameBuffer,
+    TupleOffsets,
+    lists,
+    read_tuples,
+    require,
+    texts,
+    unchanged_lists,
+)
+from cdc_lake.decode.digests import digests_anew, frame_digests
+from cdc_lake.decode.encoding import InHex, any_prefixed
+from cdc_lake.decode.hashing import DIGEST_SIZE, Digests, Hashing, digest_of, hashed_here, meanwhile
+from cdc_lake.decode.pgoutput.binary_values import binary_texts
+from cdc_lake.decode.pgoutput.parser import change_of, changes
+from cdc_lake.decode.transaction import BufferedTransaction
+from cdc_lake.errors import BatchTooLarge, DecodeError
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Tuple, Update
+from cdc_lake.model.relation import Relation
+
+TUPLES = pa.list_(pa.string())
+POSITIONS = pa.list_(pa.int32())
+MAX_BYTES = (1 << 31) - (1 << 20)
+"""What the 32-bit offsets of one Arrow array address, less room for padding."""
+
+
+def refuse_oversize(size: int) -> None:
+    """Raise BatchTooLarge where so many bytes of frames are more than one array of values can address."""
+    if size > MAX_BYTES:
+        raise BatchTooLarge(f"a batch of {size} bytes of changes: at most {MAX_BYTES} fit")
+
+
+def tabulate_plain(batch: Sequence[BufferedTransaction], in_hex: InHex | None = None) -> ChangeColumns:
+    """The changes of the transactions, in order. Raises the DecodeError of the first change that cannot be read.
+
+    `in_hex`: which columns may hold bytes that are no text (`decode.encoding`), None: no column.
+    """
+    refuse_oversize(sum(len(frame) for raw in batch for frame in raw.frames))
+    return columns_of(
+        [(nth, raw.lsns[index], change) for nth, raw in enumerate(batch) for index, change in changes(raw, in_hex)]
+    )
+
+
+def columns_of(decoded: Sequence[tuple[int, int, Change]]) -> ChangeColumns:
+    """Changes as columns; each comes with the index of its transaction, ascending, and its LSN."""
+    all_changes = [change for _, _, change in decoded]
+    numbering = Numbering()
+    return ChangeColumns(
+        transaction=np.array([nth for nth, _, _ in decoded], np.int32),
+        op=np.array([ord(op_of(change)) for change in all_changes], np.uint8),
+        relation=np.array(
+            [-1 if isinstance(c, Message) else numbering.number(c.relation) for c in all_changes], np.int32
+        ),
+        lsn=np.array([lsn for _, lsn, _ in decoded], np.int64),
+        new=pa.array([_text_values(_new(change)) for change in all_changes], TUPLES),
+        old=pa.array([_text_values(_old(change)) for change in all_changes], TUPLES),
+        old_kind=pa.array([_old_kind(change) for change in all_changes], pa.string()),
+        unchanged=pa.array([_unchanged_positions(_new(change)) for change in all_changes], POSITIONS),
+        info=pa.array([info_of(change) for change in all_changes], pa.string()),
+        digests=[digest_of(canonical_of(change)) for change in all_changes],
+        relations=numbering.relations,
+    )
+
+
+def op_of(change: Change) -> str:
+    """The letter of a change in bronze."""
+    return _OPS[type(change)]
+
+
+def info_of(change: Change) -> str | None:
+    """The JSON of a truncate's flags or of a message's prefix and content (base64); None for a row change."""
+    match change:
+        case Truncate(cascade=cascade, restart_identity=restart):
+            return json.dumps({"cascade": cascade, "restart_identity": restart})
+        case Message(prefix=prefix, content=content):
+            return json.dumps({"prefix": prefix, "content": base64.b64encode(content).decode()}, ensure_ascii=False)
+        case _:
+            return None
+
+
+_OPS: dict[type[Change], str] = {Insert: "I", Update: "U", Delete: "D", Truncate: "T", Message: "M"}
+
+
+def _new(change: Change) -> Tuple | None:
+    return change.new if isinstance(change, Insert | Update) else None
+
+
+def _old(change: Change) -> Tuple | None:
+    return change.old if isinstance(change, Update | Delete) else None
+
+
+def _old_kind(change: Change) -> str | None:
+    kind: OldKind | None = change.old_kind if isinstance(change, Update | Delete) else None
+    return None if kind is None else kind.value
+
+
+def _text_values(values: Tuple | None) -> list[str | None] | None:
+    return None if values is None else [None if value is UNCHANGED else value for value in values]
+
+
+def _unchanged_positions(values: Tuple | None) -> list[int] | None:
+    return [position for position, value in enumerate(values or ()) if value is UNCHANGED] or None
+
+
+CHUNK_BYTES: Final = 2 << 20
+"""Measured: half of it costs an eighth more, a quarter of a mebibyte a third, 16 of them a fifth (page faults)."""
+
+SMALL: Final = 32
+"""Below this many changes the plain decoder is faster than setting up a walk (measured). Of large rows it makes several
+copies, and of a text with one odd character one of four times its size, so those are walked however few they are.
+"""
+
+_INSERT, _UPDATE, _DELETE, _TRUNCATE, _MESSAGE = b"IUDTM"
+_NEW, _KEY, _FULL = b"NKO"
+_SHORTEST = 8  # letter, OID, tuple kind, count: no data message is shorter
+_KINDS = pa.array(["key", "full"])
+
+
+def tabulate(
+    batch: Sequence[BufferedTransaction], in_hex: InHex | None = None, hashing: Hashing = hashed_here
+) -> ChangeColumns:
+    """The changes of the transactions as columns, in order.
+
+    Equal in every field to `tabulate_plain(batch, in_hex)`, and raises the same DecodeError for the same bytes.
+    `hashing` is what makes digests of large chunks.
+    """
+    sizes = [len(raw.frames) for raw in batch]
+    if sum(sizes) >= SMALL or sum(raw.size for raw in batch) >= CHUNK_BYTES:
+        with suppress(FallBackToRowDecoder):
+            columns = _tabulate(batch, sizes, hashing)
+            require(in_hex is None or not (any_prefixed(columns.new) or any_prefixed(columns.old)))
+            return columns
+        if in_hex is not None and len(batch) > 1:  # a few odd values must not slow all of a batch down
+            half = len(batch) // 2
+            parts = ((batch[:half], half), (batch[half:], len(batch) - half))
+            return concat_changes([(tabulate(part, in_hex, hashing), count) for part, count in parts], pa.concat_arrays)
+    return tabulate_plain(batch, in_hex)
+
+
+def _tabulate(batch: Sequence[BufferedTransaction], sizes: list[int], hashing: Hashing) -> ChangeColumns:
+    numbering = Numbering()
+    parts = [_part(cut, numbering, hashing) for cut in _cuts(batch, sizes)]
+    frame = np.concatenate([part.frame for part in parts])
+    transaction = np.repeat(np.arange(len(batch), dtype=np.int32), sizes)
+    lsn = np.fromiter(chain.from_iterable(raw.lsns for raw in batch), np.int64, sum(sizes))
+    columns = ChangeColumns(
+        relations=numbering.relations,
+        transaction=transaction[frame],
+        op=np.concatenate([part.op for part in parts]),
+        relation=np.concatenate([part.relation for part in parts]),
+        lsn=lsn[frame],
+        new=concat_arrays([part.new for part in parts]),
+        old=concat_arrays([part.old for part in parts]),
+        old_kind=concat_arrays([part.old_kind for part in parts]),
+        unchanged=concat_arrays([part.unchanged for part in parts]),
+        info=concat_arrays([part.info for part in parts]),
+        digests=Digests.from_parts([part.digests for part in parts]),
+    )
+    binary = np.flatnonzero(np.concatenate([part.binary for part in parts]))
+    if not len(binary):
+        return columns
+    # of texts, in the place of those of binary values
+    return replace(columns, digests=digests_anew(columns, binary, hashing))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Consecutive frames of a batch, whatever transactions they are of; `first` is the index of the first."""
+
+    first: int
+    frames: list[bytes]
+    layouts: list[Relation | None]
+    truncated: dict[int, tuple[Relation, ...]]
+
+
+def _cuts(batch: Sequence[BufferedTransaction], sizes: list[int]) -> Iterator[_Cut]:
+    """The batch in pieces of about `CHUNK_BYTES`, at least one frame each."""
+    frames = list(chain.from_iterable(raw.frames for raw in batch))
+    layouts = list(chain.from_iterable(raw.layouts for raw in batch))
+    truncated = {
+        base + index: tables
+        for raw, base in zip(batch, accumulate(sizes, initial=0), strict=False)
+        for index, tables in raw.truncated.items()
+    }
+    ends = np.cumsum(np.fromiter(map(len, frames), np.int64, len(frames)))
+    refuse_oversize(int(ends[-1]))
+    piece = ends // CHUNK_BYTES
+    borders = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(frames)]
+    for first, end in pairwise(borders):
+        inside = {index - first: tables for index, tables in truncated.items() if first <= index < end}
+        yield _Cut(first, frames[first:end], layouts[first:end], inside)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The columns of one cut; `frame` is, per change, the index of its frame in the batch, `binary` (bool ndarray)
+    whether it came with binary values: its digest is of these.
+    """
+
+    frame: Any
+    op: Any
+    relation: Any
+    new: pa.Array
+    old: pa.Array
+    old_kind: pa.Array
+    unchanged: pa.Array
+    info: pa.Array
+    digests: Sequence[bytes]
+    binary: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Per frame: letter, kind of its first tuple, relation number and column count (-1 and 0 for odd frames).
+
+    Odd frames are truncates and logical messages: `odd` is a bool ndarray, `changes` what they did, by frame.
+    """
+
+    letter: Any
+    kind: Any
+    relation: Any
+    columns: Any
+    odd: Any
+    changes: dict[int, tuple[Change, ...]]
+
+
+def _part(cut: _Cut, numbering: Numbering, hashing: Hashing) -> _Part:
+    require(min(map(len, cut.frames)) >= _SHORTEST)
+    chunk = FrameBuffer.from_frames(cut.frames)
+    shape = _shape(cut, chunk, numbering)
+    count = len(cut.frames)
+    old_rows, old, new_rows, new = _tuples(chunk, shape)
+    binary = _with_binary(old, old_rows, count) | _with_binary(new, new_rows, count)
+    # goes on elsewhere, it may be, while values are copied
+    digests = _digests(chunk, shape, numbering, hashing, none=bool((binary | shape.odd).all()))
+    with meanwhile(digests):
+        both = ((new, new_rows), (old, old_rows))
+        new_lists, old_lists = (_tuple_lists(chunk, tuples, rows, shape, numbering) for tuples, rows in both)
+    part = _Part(
+        frame=np.arange(cut.first, cut.first + count),
+        op=shape.letter,
+        relation=shape.relation.astype(np.int32),
+        new=new_lists,
+        old=old_lists,
+        old_kind=_old_kinds(shape, old_rows, count),
+        unchanged=unchanged_lists(new, new_rows, count, POSITIONS),
+        info=pa.nulls(count, pa.string()),
+        digests=digests(),
+        binary=binary,
+    )
+    return _with_odd(part, shape, numbering) if shape.changes else part
+
+
+def _digests(
+    chunk: FrameBuffer, shape: _Shape, numbering: Numbering, hashing: Hashing, *, none: bool
+) -> Callable[[], Digests]:
+    """One digest a frame, begun; of no use for odd frames and binary values, which get theirs later. `none`: they all
+    are such.
+    """
+    if none:
+        return lambda: Digests(bytes(DIGEST_SIZE * len(shape.letter)))
+    return frame_digests(chunk, shape.letter, shape.relation, numbering.relations, hashing)
+
+
+def _shape(cut: _Cut, chunk: FrameBuffer, numbering: Numbering) -> _Shape:
+    letter, kind = chunk.data[chunk.start], chunk.data[chunk.start + 5]
+    odd = (letter == _TRUNCATE) | (letter == _MESSAGE)
+    changes = {index: _odd_change(cut, index) for index in np.flatnonzero(odd).tolist()}
+    # layouts are told apart by identity, then numbered in the order of their first change
+    ids = np.fromiter(map(id, cut.layouts), np.int64, len(cut.layouts))
+    ids[odd] = 0
+    distinct = np.array(sorted(set(ids.tolist())), np.int64)
+    which = np.searchsorted(distinct, ids)
+    first = np.empty(len(distinct), np.int64)
+    first[which[::-1]] = np.arange(len(ids) - 1, -1, -1)  # of several writes the last one stays: the first frame
+    layouts = [None if odd[index] else cut.layouts[index] for index in first.tolist()]
+    require(all(layout is not None or odd[index] for index, layout in zip(first.tolist(), layouts, strict=True)))
+    appearances = [(index, layout) for index, layout in zip(first.tolist(), layouts, strict=True) if layout is not None]
+    appearances += [(index, c.relation) for index, cs in changes.items() for c in cs if not isinstance(c, Message)]
+    for _, layout in sorted(appearances, key=itemgetter(0)):
+        numbering.number(layout)
+    numbers = np.array([-1 if layout is None else numbering.number(layout) for layout in layouts])
+    widths = np.array([0 if layout is None else len(layout.columns) for layout in layouts])
+    return _Shape(letter, kind, numbers[which], widths[which], odd, changes)
+
+
+def _odd_change(cut: _Cut, index: int) -> tuple[Change, ...]:
+    try:
+        return change_of(cut.frames[index], cut.layouts[index], cut.truncated.get(index, ()))
+    except DecodeError:
+        raise FallBackToRowDecoder from None  # the plain decoder says it again, with its place
+
+
+def _tuples(chunk: FrameBuffer, shape: _Shape) -> tuple[Any, TupleOffsets | None, Any, TupleOffsets | None]:
+    """Rows with an old tuple, those tuples, rows with a new tuple, those tuples."""
+    insert, update, delete = (shape.letter == op for op in (_INSERT, _UPDATE, _DELETE))
+    has_old = ((shape.kind == _KEY) | (shape.kind == _FULL)) & (update | delete)
+    new_first = (shape.kind == _NEW) & (insert | update)
+    require((has_old | new_first | shape.odd).all())
+    offsets = chunk.start + 6
+    old = None
+    old_rows = np.flatnonzero(has_old)
+    if len(old_rows):
+        old = read_tuples(chunk, offsets[old_rows], chunk.end[old_rows], shape.columns[old_rows])
+        require(old.unchanged is None)
+        gone = delete[old_rows]
+        require((old.after[gone] == chunk.end[old_rows[gone]]).all())
+        stays = old.after[~gone]
+        require((stays < chunk.end[old_rows[~gone]]).all() and (chunk.data[stays] == _NEW).all())
+        offsets[old_rows] = old.after + 1
+    new_rows = np.flatnonzero(insert | update)
+    if not len(new_rows):
+        return old_rows, old, new_rows, None
+    new = read_tuples(chunk, offsets[new_rows], chunk.end[new_rows], shape.columns[new_rows])
+    require((new.after == chunk.end[new_rows]).all())
+    return old_rows, old, new_rows, new
+
+
+def _tuple_lists(
+    chunk: FrameBuffer, tuples: TupleOffsets | None, rows: Any, shape: _Shape, numbering: Numbering
+) -> pa.Array:
+    count = len(shape.letter)
+    if tuples is None:
+        return pa.nulls(count, TUPLES)
+    lengths, valid = np.zeros(count, np.int64), np.zeros(count, bool)
+    lengths[rows], valid[rows] = np.diff(tuples.offsets), True
+    if tuples.binary is None:
+        return lists(TUPLES, lengths, valid, texts(chunk, tuples))
+    return lists(TUPLES, lengths, valid, binary_texts(chunk, tuples, shape.relation[rows], numbering.relations))
+
+
+def _with_binary(tuples: TupleOffsets | None, rows: Any, count: int) -> Any:
+    """For `count` changes, of which `rows` have these tuples: whether a value of theirs is binary."""
+    mask = np.zeros(count, bool)
+    if tuples is not None and tuples.binary is not None:
+        mask[rows[np.searchsorted(tuples.offsets, np.flatnonzero(tuples.binary), side="right") - 1]] = True
+    return mask
+
+
+def _old_kinds(shape: _Shape, rows: Any, count: int) -> pa.Array:
+    if not len(rows):
+        return pa.nulls(count, pa.string())
+    absent = np.ones(count, bool)
+    absent[rows] = False
+    return _KINDS.take(pa.array((shape.kind == _FULL).astype(np.int8), mask=absent))
+
+
+def _with_odd(part: _Part, shape: _Shape, numbering: Numbering) -> _Part:
+    """The part with its truncates, one change a table, and messages filled in."""
+    repeats = np.ones(len(part.op), np.int64)
+    for index, truncates in shape.changes.items():
+        repeats[index] = len(truncates)
+    row = np.repeat(np.arange(len(part.op)), repeats)
+    first = np.cumsum(repeats) - repeats
+    relation, digests = part.relation[row], [part.digests[index] for index in row.tolist()]
+    info: list[str | None] = [None] * len(row)
+    for index, several in shape.changes.items():
+        for to, change in enumerate(several, first[index]):
+            info[to] = info_of(change)
+            digests[to] = digest_of(canonical_of(change))
+            relation[to] = -1 if isinstance(change, Message) else numbering.number(change.relation)
+    indices = pa.array(row)
+    return _Part(
+        frame=part.frame[row],
+        op=part.op[row],
+        relation=relation,
+        new=part.new.take(indices),
+        old=part.old.take(indices),
+        old_kind=part.old_kind.take(indices),
+        unchanged=part.unchanged.take(indices),
+        info=pa.array(info, pa.string()),
+        digests=digests,
+        binary=part.binary[row],
+    )

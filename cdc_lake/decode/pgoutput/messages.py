@@ -1,0 +1,243 @@
+"""Records: what one pgoutput message says, one class a letter of protocol version 1.
+
+LSNs are numbers, times microseconds since 1970-01-01 UTC, names as the server stores them. Specification:
+PostgreSQL's documentation, "Logical Replication Message Formats".
+
+Bounds-checked reads over one message.
+
+Whatever the bytes, a read gives a value or raises a `DecodeError` that knows the byte it stands at: never a
+`struct.error`, never an `IndexError`. Numbers are big-endian, strings are UTF-8, as in PostgreSQL's protocol.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cdc_lake.decode.encoding import UndecodableText
+from cdc_lake.errors import InvalidText, MalformedMessage, TruncatedMessage
+from cdc_lake.model.change import OldKind, Tuple
+from cdc_lake.model.relation import ReplicaIdentity, TableName
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """`B`: the LSN of the commit record, commit time in µs since 1970 UTC, transaction id."""
+
+    final_lsn: int
+    commit_ts: int
+    xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """`C`: the commit record's LSN, the end LSN of the transaction, commit time in µs since 1970 UTC."""
+
+    flags: int
+    commit_lsn: int
+    end_lsn: int
+    commit_ts: int
+
+
+@dataclass(frozen=True, slots=True)
+class OriginMessage:
+    """`O`: where the transaction came from, with its commit LSN there."""
+
+    lsn: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncedColumn:
+    """A column of a relation message."""
+
+    name: str
+    type_oid: int
+    modifier: int
+    key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RelationMessage:
+    """`R`: a table's layout. No primary key and no type names: those come from the catalog."""
+
+    oid: int
+    table: TableName
+    identity: ReplicaIdentity
+    columns: tuple[AnnouncedColumn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TypeMessage:
+    """`Y`: the name of a type that is not built in."""
+
+    oid: int
+    schema: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class InsertMessage:
+    """`I`."""
+
+    oid: int
+    new: Tuple
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMessage:
+    """`U`; `old` and `old_kind` are None together."""
+
+    oid: int
+    new: Tuple
+    old: Tuple | None
+    old_kind: OldKind | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteMessage:
+    """`D`."""
+
+    oid: int
+    old: Tuple
+    old_kind: OldKind
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateMessage:
+    """`T`: at least one table."""
+
+    oids: tuple[int, ...]
+    cascade: bool
+    restart_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalMessage:
+    """`M`: what `pg_logical_emit_message` wrote."""
+
+    transactional: bool
+    lsn: int
+    prefix: str
+    content: bytes
+
+
+WireMessage: TypeAlias = (
+    Begin
+    | Commit
+    | OriginMessage
+    | RelationMessage
+    | TypeMessage
+    | InsertMessage
+    | UpdateMessage
+    | DeleteMessage
+    | TruncateMessage
+    | LogicalMessage
+)
+"""Every message of protocol version 1."""
+
+
+_U16 = struct.Struct(">H")
+_I32 = struct.Struct(">i")
+_U32 = struct.Struct(">I")
+_I64 = struct.Struct(">q")
+
+
+class Reader:
+    """A position in a message, moving forward only. `lenient`: values may be invalid text (`UndecodableText`)."""
+
+    __slots__ = ("_data", "_lenient", "_offset")
+
+    def __init__(self, data: bytes, *, lenient: bool = False) -> None:
+        self._data = data
+        self._lenient = lenient
+        self._offset = 0
+
+    @property
+    def offset(self) -> int:
+        """The offset of the next byte."""
+        return self._offset
+
+    def take(self, size: int) -> bytes:
+        """The next `size` bytes."""
+        offset, left = self._offset, len(self._data) - self._offset
+        if not 0 <= size <= left:
+            raise TruncatedMessage(need=size, left=left, offset=offset)
+        self._offset = offset + size
+        return self._data[offset : self._offset]
+
+    def u8(self) -> int:
+        """An unsigned byte."""
+        return self.take(1)[0]
+
+    def u16(self) -> int:
+        """An unsigned 16-bit number."""
+        value: int = _U16.unpack(self.take(2))[0]
+        return value
+
+    def i32(self) -> int:
+        """A signed 32-bit number."""
+        value: int = _I32.unpack(self.take(4))[0]
+        return value
+
+    def u32(self) -> int:
+        """An unsigned 32-bit number: an OID, a transaction id, a length."""
+        value: int = _U32.unpack(self.take(4))[0]
+        return value
+
+    def i64(self) -> int:
+        """A signed 64-bit number."""
+        value: int = _I64.unpack(self.take(8))[0]
+        return value
+
+    def lsn(self) -> int:
+        """A WAL position."""
+        offset = self._offset
+        return storable(self.i64(), offset)
+
+    def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
+        """Several numbers at once."""
+        return layout.unpack(self.take(layout.size))
+
+    def text(self, size: int) -> str:
+        """The next `size` bytes, a value, as UTF-8."""
+        offset = self._offset
+        data = self.take(size)
+        try:
+            return _decode(data, offset)
+        except InvalidText as error:
+            if not self._lenient:
+                raise
+            return UndecodableText.from_bytes(data, error.offset)
+
+    def cstring(self) -> str:
+        """A string up to its terminating zero byte, which is read too."""
+        offset = self._offset
+        end = self._data.find(b"\x00", offset)
+        if end < 0:
+            left = len(self._data) - offset
+            raise TruncatedMessage(need=left + 1, left=left, offset=offset)
+        self._offset = end + 1
+        return _decode(self._data[offset:end], offset)
+
+    def finish(self) -> None:
+        """Refuse bytes after the end of the message."""
+        if left := len(self._data) - self._offset:
+            raise MalformedMessage(f"{left} bytes after the end of the message", offset=self._offset)
+
+
+def storable(lsn: int, offset: int) -> int:
+    """The WAL position read as a signed number at byte `offset`: above 63 bits it could not be stored, and none is."""
+    if lsn < 0:
+        raise MalformedMessage("a WAL position above 63 bits", offset=offset)
+    return lsn
+
+
+def _decode(data: bytes, offset: int) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        wrong = offset + error.start
+    # raised out here, because the cause would carry the value itself
+    raise InvalidText(offset=wrong)

@@ -1,0 +1,528 @@
+"""The plain decoder of pgoutput, protocol version 1: the reference for the columnar one.
+
+Specification: PostgreSQL's documentation, "Logical Replication Message Formats" and "Logical Streaming Replication
+Parameters". `parse` turns one message into a record; `changes` and `transaction` turn a raw transaction into values
+of the model. Any bytes give a record or a `DecodeError`. Streamed transactions are taken apart before (`streams`).
+A binary value is read where its column is known (`binary`).
+
+Messages that frame streamed transactions: protocol versions 2 to 4 of pgoutput.
+
+A transaction that is still under way at the server comes in blocks, between which others come. In a block the messages
+of version 1 have a transaction id behind their letter, that of the subtransaction. Specification: PostgreSQL's
+documentation, "Logical Replication Message Formats", "Streaming Messages".
+
+Messages of two-phase decoding: versions 3 and 4 of pgoutput's protocol.
+
+A transaction that is prepared comes between Begin Prepare and Prepare, or in the blocks of a streamed one with Stream
+Prepare behind them; what became of it comes later, alone. Specification: PostgreSQL's documentation, "Logical
+Replication Message Formats".
+
+Boundaries: what a commit record of pgoutput says of its transaction, whole, streamed or prepared.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias, assert_never
+
+from cdc_lake.decode.encoding import InHex, apply_text_policy
+from cdc_lake.decode.pgoutput.binary_values import BinaryValue, in_text
+from cdc_lake.decode.pgoutput.messages import (
+    AnnouncedColumn,
+    Begin,
+    Commit,
+    DeleteMessage,
+    InsertMessage,
+    LogicalMessage,
+    OriginMessage,
+    Reader,
+    RelationMessage,
+    TruncateMessage,
+    TypeMessage,
+    UpdateMessage,
+    WireMessage,
+    storable,
+)
+from cdc_lake.decode.transaction import BufferedTransaction
+from cdc_lake.errors import (
+    DecodeError,
+    InvalidText,
+    MalformedMessage,
+    OutOfSequence,
+    UnexpectedMessage,
+    UnknownRelation,
+)
+from cdc_lake.model.change import (
+    UNCHANGED,
+    Boundaries,
+    Change,
+    Delete,
+    Insert,
+    Message,
+    OldKind,
+    Transaction,
+    Truncate,
+    Tuple,
+    Update,
+    Value,
+)
+from cdc_lake.model.position import Lsn
+from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
+
+POSTGRES_EPOCH: Final = 946_684_800_000_000
+"""2000-01-01 UTC, PostgreSQL's zero of time, in microseconds since 1970."""
+
+# between two changes of a small transaction stand these two: each is read in one step
+_BEGIN: Final = struct.Struct(">qqI")
+_COMMIT: Final = struct.Struct(">Bqqq")
+
+KEY_FLAG: Final = 1  # Relation message, flags of a column
+CASCADE_FLAG: Final = 1  # Truncate message, options
+RESTART_FLAG: Final = 2
+ROW_CHANGES: Final = frozenset(b"IUD")
+"""Letters of messages that change a row."""
+TRUNCATE_HEAD: Final = 6
+"""Bytes of a Truncate message before its OIDs, four bytes each."""
+TRANSACTIONAL_FLAG: Final = 1  # Message message, flags
+
+
+def parse(payload: bytes, columns: int | None = None, *, lenient: bool = False) -> WireMessage:
+    """One message. `columns` is how many values a tuple must have, where the layout is known. Raises DecodeError.
+
+    `lenient`: values may be bytes that are no text (`decode.encoding`).
+    """
+    reader = Reader(payload, lenient=lenient)
+    letter = reader.take(1)
+    if (read := _LETTERS.get(letter)) is None:
+        raise UnexpectedMessage(f"a message of kind {_format_letter(letter)}: expected one of {_KNOWN}", offset=0)
+    message = read(reader, columns)
+    reader.finish()
+    return message
+
+
+def changes(raw: BufferedTransaction, in_hex: InHex | None = None) -> Iterator[tuple[int, Change]]:
+    """The changes of a raw transaction in order, each with the index of its frame; one a table of a truncate.
+
+    `in_hex`: which columns may hold bytes that are no text, None: no column. Raises DecodeError, whose `where` names
+    the transaction and the change.
+    """
+    for index, frame in enumerate(raw.frames):
+        try:
+            decoded = change_of(frame, raw.layouts[index], raw.truncated.get(index, ()), in_hex)
+        except DecodeError as error:
+            error.where = error.where or f"change {index + 1} of the transaction at {Lsn(raw.bounds.position)}"
+            raise
+        for change in decoded:
+            yield index, change
+
+
+def transaction(raw: BufferedTransaction) -> Transaction:
+    """The model's value of a raw transaction. Raises DecodeError."""
+    decoded = list(changes(raw))
+    return Transaction(raw.bounds, tuple(c for _, c in decoded), tuple(raw.lsns[index] for index, _ in decoded))
+
+
+def change_of(
+    frame: bytes, layout: Relation | None, truncated: tuple[Relation, ...] = (), in_hex: InHex | None = None
+) -> tuple[Change, ...]:
+    """What one data message did, under the layout in force: one change, for a truncate one a table."""
+    match parse(frame, None if layout is None else len(layout.columns), lenient=in_hex is not None):
+        case InsertMessage(new=new):
+            relation = _require_relation(layout)
+            return (Insert(relation, _apply_text_policy(relation, new, in_hex)),)
+        case UpdateMessage(new=new, old=old, old_kind=old_kind):
+            relation = _require_relation(layout)
+            before = None if old is None else _apply_text_policy(relation, old, in_hex)
+            return (Update(relation, _apply_text_policy(relation, new, in_hex), before, old_kind),)
+        case DeleteMessage(old=old, old_kind=old_kind):
+            relation = _require_relation(layout)
+            return (Delete(relation, _apply_text_policy(relation, old, in_hex), old_kind),)
+        case TruncateMessage(oids=oids, cascade=cascade, restart_identity=restart):
+            if len(truncated) != len(oids):
+                raise UnknownRelation(f"a truncate of {len(oids)} tables, {len(truncated)} of them known", offset=1)
+            return tuple(Truncate(table, cascade, restart) for table in truncated)
+        case LogicalMessage(prefix=prefix, content=content):
+            return (Message(prefix, content),)
+        case Begin() | Commit() | OriginMessage() | RelationMessage() | TypeMessage():
+            raise OutOfSequence(f"{_format_letter(frame[:1])} is not a change", offset=0)
+        case _ as never:
+            assert_never(never)
+
+
+def _apply_text_policy(relation: Relation, values: Tuple, in_hex: InHex | None) -> Tuple:
+    values = in_text(relation, values, lenient=in_hex is not None)
+    if in_hex is None:
+        return values
+    return apply_text_policy(
+        relation.table, relation.names, values, in_hex, str.encode, lambda offset: InvalidText(offset=offset)
+    )
+
+
+def _require_relation(layout: Relation | None) -> Relation:
+    if layout is None:
+        raise UnknownRelation("a change of a table without a layout", offset=1)
+    return layout
+
+
+def _format_letter(letter: bytes) -> str:
+    return f"`{letter.decode()}`" if letter.isalnum() else f"0x{letter.hex()}"
+
+
+def timestamp(micros: int, offset: int) -> int:
+    """A time of the protocol, read at byte `offset`, as microseconds since 1970 UTC. Raises MalformedMessage."""
+    since_1970 = micros + POSTGRES_EPOCH
+    if since_1970 >= 1 << 63:
+        raise MalformedMessage("a commit time beyond what 64 bits of microseconds hold", offset=offset)
+    return since_1970
+
+
+def _flags(reader: Reader, allowed: int, of: str) -> int:
+    offset = reader.offset
+    return _check_flags(reader.u8(), allowed, of, offset)
+
+
+def _check_flags(flags: int, allowed: int, of: str, offset: int) -> int:
+    if flags & ~allowed:
+        raise MalformedMessage(f"unknown flags {flags:#04x} of a {of}", offset=offset)
+    return flags
+
+
+def _begin(reader: Reader, _columns: int | None) -> Begin:
+    final_lsn, micros, xid = reader.unpack(_BEGIN)
+    return Begin(storable(final_lsn, 1), timestamp(micros, 9), xid)
+
+
+def _commit(reader: Reader, _columns: int | None) -> Commit:
+    flags, commit_lsn, end_lsn, micros = reader.unpack(_COMMIT)
+    _check_flags(flags, 0, "commit", 1)
+    return Commit(flags, storable(commit_lsn, 2), storable(end_lsn, 10), timestamp(micros, 18))
+
+
+def _origin(reader: Reader, _columns: int | None) -> OriginMessage:
+    return OriginMessage(reader.lsn(), reader.cstring())
+
+
+def _relation(reader: Reader, _columns: int | None) -> RelationMessage:
+    oid = reader.u32()
+    schema = reader.cstring() or "pg_catalog"  # the protocol sends pg_catalog as an empty name
+    offset = reader.offset
+    name = reader.cstring()
+    if not name:
+        raise MalformedMessage("a relation without a name", offset=offset)
+    offset = reader.offset
+    letter = reader.take(1)
+    if (identity := _IDENTITIES.get(letter)) is None:
+        raise MalformedMessage(f"replica identity {_format_letter(letter)}: expected d, n, f or i", offset=offset)
+    columns = tuple(_column(reader) for _ in range(reader.u16()))
+    return RelationMessage(oid, TableName(schema, name), identity, columns)
+
+
+def _column(reader: Reader) -> AnnouncedColumn:
+    key = _flags(reader, KEY_FLAG, "column") == KEY_FLAG
+    return AnnouncedColumn(reader.cstring(), reader.u32(), reader.i32(), key)
+
+
+def _type(reader: Reader, _columns: int | None) -> TypeMessage:
+    return TypeMessage(reader.u32(), reader.cstring() or "pg_catalog", reader.cstring())
+
+
+def _insert(reader: Reader, columns: int | None) -> InsertMessage:
+    oid = reader.u32()
+    _expect(reader, b"N")
+    return InsertMessage(oid, _tuple(reader, columns))
+
+
+def _update(reader: Reader, columns: int | None) -> UpdateMessage:
+    oid = reader.u32()
+    kind = _expect(reader, b"KON")
+    if (old_kind := _OLD_KINDS.get(kind)) is None:
+        return UpdateMessage(oid, _tuple(reader, columns), None, None)
+    old = _tuple(reader, columns, old=True)
+    _expect(reader, b"N")
+    return UpdateMessage(oid, _tuple(reader, columns), old, old_kind)
+
+
+def _delete(reader: Reader, columns: int | None) -> DeleteMessage:
+    oid = reader.u32()
+    kind = _OLD_KINDS[_expect(reader, b"KO")]
+    return DeleteMessage(oid, _tuple(reader, columns, old=True), kind)
+
+
+def _truncate(reader: Reader, _columns: int | None) -> TruncateMessage:
+    offset = reader.offset
+    if not (count := reader.u32()):
+        raise MalformedMessage("a truncate of no table", offset=offset)
+    flags = _flags(reader, CASCADE_FLAG | RESTART_FLAG, "truncate")
+    # each read checks its bound, so a count beyond the message ends at the first missing OID
+    oids = tuple(reader.u32() for _ in range(count))
+    return TruncateMessage(oids, bool(flags & CASCADE_FLAG), bool(flags & RESTART_FLAG))
+
+
+def _message(reader: Reader, _columns: int | None) -> LogicalMessage:
+    flags = _flags(reader, TRANSACTIONAL_FLAG, "message")
+    return LogicalMessage(bool(flags), reader.lsn(), reader.cstring(), reader.take(reader.u32()))
+
+
+def _expect(reader: Reader, kinds: bytes) -> bytes:
+    offset = reader.offset
+    if (kind := reader.take(1)) not in kinds:
+        expected = " or ".join(f"`{chr(k)}`" for k in kinds)
+        raise UnexpectedMessage(f"a tuple of kind {_format_letter(kind)}: expected {expected}", offset=offset)
+    return kind
+
+
+def _tuple(reader: Reader, columns: int | None, *, old: bool = False) -> Tuple:
+    offset = reader.offset
+    count = reader.u16()
+    if columns is not None and count != columns:
+        raise MalformedMessage(f"a tuple of {count} values for a layout of {columns} columns", offset=offset)
+    return tuple(_value(reader, old=old) for _ in range(count))
+
+
+def _value(reader: Reader, *, old: bool) -> Value:
+    offset = reader.offset
+    kind = reader.take(1)
+    if kind == b"t":
+        return reader.text(reader.u32())
+    if kind == b"n":
+        return None
+    if kind == b"b":
+        size = reader.u32()
+        return BinaryValue.from_bytes(reader.take(size), offset + 5)
+    # the server detoasts old tuples before it logs them: "unchanged" has no meaning there
+    if kind == b"u" and not old:
+        return UNCHANGED
+    expected = "`n`, `t` or `b`" if old else "`n`, `u`, `t` or `b`"
+    raise UnexpectedMessage(f"a value of kind {_format_letter(kind)}: expected {expected}", offset=offset)
+
+
+_OLD_KINDS: Final = {b"K": OldKind.KEY, b"O": OldKind.FULL}
+_IDENTITIES: Final = {identity.value.encode(): identity for identity in ReplicaIdentity}
+_LETTERS: Final[dict[bytes, Callable[[Reader, int | None], WireMessage]]] = {
+    b"B": _begin,
+    b"C": _commit,
+    b"O": _origin,
+    b"R": _relation,
+    b"Y": _type,
+    b"I": _insert,
+    b"U": _update,
+    b"D": _delete,
+    b"T": _truncate,
+    b"M": _message,
+}
+_KNOWN: Final = " ".join(letter.decode() for letter in _LETTERS)
+
+
+WITH_XID: Final = frozenset(b"RYIUDTM")
+"""Letters of version 1 that stand inside a transaction; they are followed by its id inside a block."""
+
+LETTERS: Final = frozenset(b"SEcA")
+"""Letters of the messages that are read here."""
+
+_PLAIN_ABORT: Final = 9  # bytes: letter and two transaction ids
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStart:
+    """`S`: a block of the transaction `xid` begins; `first`: its first one on this connection."""
+
+    xid: int
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStop:
+    """`E`: the block ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCommit:
+    """`c`: a streamed transaction committed; the rest as in `records.Commit`."""
+
+    xid: int
+    commit_lsn: int
+    end_lsn: int
+    commit_ts: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAbort:
+    """`A`: of the transaction `xid` the subtransaction `subxid` was rolled back, or all of it, where they are the same.
+
+    `lsn` and `aborted_at` (µs since 1970 UTC) come with parallel streaming only.
+    """
+
+    xid: int
+    subxid: int
+    lsn: int | None = None
+    aborted_at: int | None = None
+
+
+StreamMessage: TypeAlias = StreamStart | StreamStop | StreamCommit | StreamAbort
+
+
+def stream_message(payload: bytes) -> StreamMessage | None:
+    """The record of a message; None for a letter that is none of these. Raises DecodeError."""
+    reader = Reader(payload)
+    match reader.take(1):
+        case b"S":
+            message: StreamMessage = StreamStart(reader.u32(), reader.u8() == 1)
+        case b"E":
+            message = StreamStop()
+        case b"c":
+            message = _stream_commit(reader)
+        case b"A":
+            message = _abort(reader, parallel=len(payload) > _PLAIN_ABORT)
+        case _:
+            return None
+    reader.finish()
+    return message
+
+
+def without_xid(payload: bytes) -> bytes:
+    """A message of a block as version 1 has it. Raises DecodeError where it ends before that."""
+    Reader(payload).take(5)
+    return payload[:1] + payload[5:]
+
+
+def _stream_commit(reader: Reader) -> StreamCommit:
+    xid = reader.u32()
+    offset = reader.offset
+    if flags := reader.u8():
+        raise MalformedMessage(f"unknown flags {flags:#04x} of a commit", offset=offset)
+    commit_lsn, end_lsn = reader.lsn(), reader.lsn()
+    offset = reader.offset
+    return StreamCommit(xid, commit_lsn, end_lsn, timestamp(reader.i64(), offset))
+
+
+def _abort(reader: Reader, *, parallel: bool) -> StreamAbort:
+    xid, subxid = reader.u32(), reader.u32()
+    if not parallel:
+        return StreamAbort(xid, subxid)
+    lsn = reader.lsn()
+    offset = reader.offset
+    return StreamAbort(xid, subxid, lsn, timestamp(reader.i64(), offset))
+
+
+PREPARED_LETTERS: Final = frozenset(b"bPpKr")
+"""Letters of the messages that are read here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Which prepared transaction it is: of the PREPARE's record begin and end, and its time in µs since 1970 UTC."""
+
+    xid: int
+    gid: str
+    lsn: int
+    end_lsn: int
+    prepared_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeginPrepare:
+    """`b`: what follows up to the Prepare is of this transaction."""
+
+    prepared: Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """`P`: it is prepared; nothing more comes of it but its end. `streamed`: `p`, of one that came in blocks."""
+
+    prepared: Prepared
+    streamed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPrepared:
+    """`K`: a prepared transaction committed; the rest as in `records.Commit`."""
+
+    xid: int
+    gid: str
+    commit_lsn: int
+    end_lsn: int
+    commit_ts: int
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackPrepared:
+    """`r`: a prepared transaction was rolled back at `rolled_back_at`, by a record that ends at `end_lsn`.
+
+    `prepare_end_lsn` and `prepared_at`: the end of its PREPARE's record, and that one's time.
+    """
+
+    xid: int
+    gid: str
+    prepare_end_lsn: int
+    end_lsn: int
+    prepared_at: int
+    rolled_back_at: int
+
+
+PreparedMessage: TypeAlias = BeginPrepare | Prepare | CommitPrepared | RollbackPrepared
+
+
+def prepared_message(payload: bytes) -> PreparedMessage | None:
+    """The record of a message; None for a letter that is none of these. Raises DecodeError."""
+    reader = Reader(payload)
+    match reader.take(1):
+        case b"b":
+            message: PreparedMessage = BeginPrepare(_read_prepared(reader))
+        case b"P" | b"p" as letter:
+            _no_flags(reader)
+            message = Prepare(_read_prepared(reader), letter == b"p")
+        case b"K":
+            _no_flags(reader)
+            committed = _read_prepared(reader)  # of the same form, with the commit's numbers
+            message = CommitPrepared(
+                committed.xid, committed.gid, committed.lsn, committed.end_lsn, committed.prepared_at
+            )
+        case b"r":
+            message = _rollback(reader)
+        case _:
+            return None
+    reader.finish()
+    return message
+
+
+def _read_prepared(reader: Reader) -> Prepared:
+    lsn, end_lsn = reader.lsn(), reader.lsn()
+    offset = reader.offset
+    when = timestamp(reader.i64(), offset)
+    return Prepared(reader.u32(), reader.cstring(), lsn, end_lsn, when)
+
+
+def _rollback(reader: Reader) -> RollbackPrepared:
+    _no_flags(reader)
+    prepare_end, end = reader.lsn(), reader.lsn()
+    offset = reader.offset
+    prepared_at = timestamp(reader.i64(), offset)
+    rolled_back_at = timestamp(reader.i64(), offset + 8)
+    return RollbackPrepared(reader.u32(), reader.cstring(), prepare_end, end, prepared_at, rolled_back_at)
+
+
+def _no_flags(reader: Reader) -> None:
+    offset = reader.offset
+    if flags := reader.u8():
+        raise MalformedMessage(f"unknown flags {flags:#04x} of a prepared transaction", offset=offset)
+
+
+def bounds_of(commit: Commit | StreamCommit | CommitPrepared, xid: int, origin: str | None) -> Boundaries:
+    """The boundaries of the transaction `xid` that it ends.
+
+    Raises MalformedMessage where the record ends before it starts.
+    """
+    if commit.end_lsn < commit.commit_lsn:
+        end_lsn_at = 14 if isinstance(commit, StreamCommit) else 10
+        raise MalformedMessage("a commit record that ends before it starts", offset=end_lsn_at)
+    return Boundaries(
+        position=commit.end_lsn,
+        confirm=commit.end_lsn,
+        commit_lsn=commit.commit_lsn,
+        xid=xid,
+        commit_ts=commit.commit_ts,
+        origin=origin,
+    )

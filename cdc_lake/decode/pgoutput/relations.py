@@ -1,0 +1,563 @@
+"""Told: the columns that tables had at a place of the stream, by the messages of an event trigger
+(`source.postgres.catalog`).
+
+A relation message names columns and leaves their numbers out; the catalog has those of now. Between the two stands what
+the trigger told in the transaction that altered the table. Anybody who may write logical messages may write one of
+these as well, so nothing is taken from one but column numbers, and these only where neither the relation message nor
+the catalog speaks against them (decision 0046).
+
+Announced: the relations and types that pgoutput's messages announced on one connection, with the catalog's facts.
+
+A relation message that cannot be taken in takes the place of the one before it: the changes behind it have its layout,
+which nobody knows, and none of an older one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from cdc_lake.decode.historic_catalog import (
+    Attribute,
+    Identified,
+    Named,
+    as_logged,
+    identify,
+    key_then,
+    missing_then,
+    precedes,
+    storage_then,
+)
+from cdc_lake.decode.pgoutput.messages import RelationMessage, TypeMessage
+from cdc_lake.errors import UnknownRelation, UnknownType
+from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
+
+VERSION: Final = 1
+_KEPT: Final = 32  # states of a table: where it is altered more often between two changes, the oldest are forgotten
+
+Say: TypeAlias = Callable[[str], None]
+"""Takes why a message is not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class DdlColumn:
+    """A column of a table as it was. `filled`: rows from before it hold something other than NULL, or may do so."""
+
+    number: int
+    type_oid: int
+    modifier: int
+    filled: bool
+
+
+Columns: TypeAlias = Mapping[str, DdlColumn]
+"""Columns by name."""
+
+
+class DdlMessages:
+    """What was told of each table, by its OID, the newest last. One instance a run of the stream."""
+
+    def __init__(self, known_relations: Iterable[Relation] = (), say: Say = lambda _: None) -> None:
+        """`known_relations`: layouts that were landed before."""
+        self._states: dict[int, deque[Columns]] = {}
+        self._landed: dict[int, Columns] = {}
+        self._say = say
+        for relation in known_relations:
+            columns = {
+                c.name: DdlColumn(c.number, c.type_oid, c.modifier, c.missing is not None)
+                for c in relation.columns
+                if c.number is not None
+            }
+            if relation.oid is not None and len(columns) == len(relation.columns):
+                self._landed[relation.oid] = columns
+
+    def take(self, content: bytes) -> None:
+        """A message of the trigger. One that is none is not used, and said."""
+        try:
+            altered = _parse_message(content)
+        except (ValueError, TypeError, KeyError, RecursionError) as wrong:
+            self._say(f"a message about altered tables is not of the form of version {VERSION}: {type(wrong).__name__}")
+            return
+        for oid, columns in altered.items():
+            self._states.setdefault(oid, deque(maxlen=_KEPT)).append(columns)
+
+    def columns_of(self, message: RelationMessage, now: Mapping[int, str], *, by_layout: bool = True) -> Columns | None:
+        """The columns of the table that a relation message announces; None: nobody told.
+
+        `now`: names of the columns that the catalog has by now, by number; `by_layout`: what landed before tells too.
+        """
+        states = [state for state in reversed(self._states.get(message.oid, ())) if _announces(message, state)]
+        for columns in states:
+            if _may_have_been(columns, {state.name for state in message.columns}, now):
+                return columns
+        if states:
+            self._say(f"what a message tells of {message.table} cannot be: its catalog has other columns; not used")
+        landed = self._landed.get(message.oid) if by_layout else None
+        return landed if landed is not None and _announces(message, landed) and _are_unchanged(landed, now) else None
+
+
+def _announces(message: RelationMessage, columns: Columns) -> bool:
+    """Whether all columns of a relation message are among these; columns that are not published may be more."""
+    return all(
+        (ddl_column := columns.get(announced.name)) is not None
+        and (ddl_column.type_oid, ddl_column.modifier) == (announced.type_oid, announced.modifier)
+        for announced in message.columns
+    )
+
+
+def _may_have_been(columns: Columns, announced: Collection[str], now: Mapping[int, str]) -> bool:
+    """Whether a table with the columns of now had these, of which some are announced."""
+    numbers = {column.number for column in columns.values()}
+    # a column that is there now was there ever since its number was given, and numbers are given in order
+    if not {number for number in now if number <= max(numbers, default=0)} <= numbers:
+        return False
+    return all(
+        now.get(past_column.number) not in announced for name, past_column in columns.items() if name not in announced
+    )
+
+
+def _are_unchanged(columns: Columns, now: Mapping[int, str]) -> bool:
+    """Whether none of these was dropped and made again, for all that the catalog tells: nobody else may have told."""
+    return all(column.number in now or name not in now.values() for name, column in columns.items())
+
+
+def _parse_message(content: bytes) -> dict[int, Columns]:
+    document = json.loads(content)
+    if document["version"] != VERSION:
+        msg = "another version"
+        raise ValueError(msg)
+    return {_number(table["oid"]): _columns(table["columns"]) for table in document["tables"]}
+
+
+def _columns(listed: object) -> Columns:
+    if not isinstance(listed, list):
+        msg = "columns are a list"
+        raise TypeError(msg)
+    columns: dict[str, DdlColumn] = {}
+    for entry in listed:
+        if not isinstance(entry["name"], str) or not isinstance(entry["filled"], bool):
+            msg = "a name is a text, and `filled` true or false"
+            raise TypeError(msg)
+        columns[entry["name"]] = DdlColumn(
+            _number(entry["number"]), _number(entry["type"]), _number(entry["modifier"]), entry["filled"]
+        )
+    if len(columns) != len(listed) or len({c.number for c in columns.values()}) != len(listed):
+        msg = "a name or a number is there twice"
+        raise ValueError(msg)
+    return columns
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        msg = "expected a number"
+        raise TypeError(msg)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnFacts:
+    """What relation messages leave out of a column (`model.relation.Column`)."""
+
+    number: int | None = None
+    missing: Missing | None = None
+    ambiguous: bool = False
+
+
+UNTOLD: Final = ColumnFacts()
+"""Of a column that the catalog of now does not have any more."""
+UNKNOWN: Final = ColumnFacts(missing=Missing(None))
+"""Of a column that may be any of its table's."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedAs:
+    """The root of a partition; `numbers`: of its columns, by those of the partition, which has them in an own order;
+    `attached`: the transaction by which the one belongs to the other.
+    """
+
+    table: TableName
+    oid: int
+    numbers: Mapping[int, int]
+    attached: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """What relation messages leave out: primary key names in key order, type names by type OID, columns by name.
+
+    `attributes`: all columns that the table ever had, by number. `key_changed`: the transaction that wrote the row of
+    the primary key's index. `storage`: see `model.relation.Relation`. `root`: of a partition, the table that its
+    changes are published as; `published_as`: it too, where the partition's own changes are to be taken for its.
+    `partitions`: of a partitioned table, the columns that each partition logs of old rows, by OID; None: all.
+    `member`: the name by which the stream is read from the table behind a position, where it is announced under another
+    one.
+    """
+
+    primary_key: tuple[str, ...]
+    type_names: Mapping[int, str]
+    columns: Mapping[str, ColumnFacts] = field(default_factory=dict)
+    attributes: tuple[Attribute, ...] = ()
+    key_changed: int | None = None
+    storage: int | None = None
+    root: int | None = None
+    published_as: PublishedAs | None = None
+    partitioned: bool = False
+    partitions: Mapping[int, frozenset[str] | None] = field(default_factory=dict)
+    member: tuple[TableName, int] | None = None
+
+
+Catalog: TypeAlias = Callable[[int, TableName], TableFacts] | Mapping[TableName, TableFacts]
+"""Where facts come from: a function of (table OID, name), or a mapping by name. Asked at each relation message, by
+the thread that feeds."""
+
+
+Landed: TypeAlias = Callable[[int, TableName], Relation | None]
+"""The layout of a table, by OID and name, that landed last."""
+
+
+def no_layout(_oid: int, _table: TableName) -> None:
+    """Of a stream of which nothing landed, or nobody looks."""
+
+
+class RelationCache:
+    """`relations` by OID as four bytes: what a change begins with behind its letter.
+
+    A streamed transaction announces tables for itself alone, and when it commits for all that comes behind it. Which of
+    two announcements of a table came last is told by `next_arrival`.
+
+    `came`: the message that announced each table last for all, and its LSN. `deferred`: those of `came` that are to be
+    looked up once a change of all follows them.
+    """
+
+    def __init__(self, catalog: Catalog, ddl_messages: DdlMessages | None = None, landed: Landed | None = None) -> None:
+        self._catalog = catalog
+        self._ddl_messages = ddl_messages
+        self._landed = landed or no_layout
+        self._before: dict[int, Relation | None] = {}
+        self._highest: dict[int, int] = {}
+        self._partitions: dict[int, dict[int, frozenset[str] | None]] = {}
+        self._roots: dict[bytes, tuple[Relation, TableFacts]] = {}
+        self._root_before: tuple[int, tuple[int, int] | None] | None = None
+        self._latest_relations: dict[TableName, Relation] = {}
+        self.relations: dict[bytes, Relation] = {}
+        self._types: dict[int, str] = {}
+        self._arrivals = 0
+        self._arrived: dict[bytes, int] = {}
+        self.came: dict[bytes, tuple[bytes, int]] = {}
+        self.deferred: dict[bytes, tuple[bytes, int]] = {}
+        self._deferred_at: tuple[bytes, tuple[int, int]] | None = None
+        self._deferred_partitions: dict[bytes, set[bytes]] = {}
+
+    def forget(self) -> None:
+        """The next connection announces everything anew."""
+        self.relations = {}
+        self._types = {}
+        self._arrived = {}
+        self._before, self._highest, self._partitions, self._roots = {}, {}, {}, {}
+        self.came, self.deferred = {}, {}
+        self._deferred_at, self._deferred_partitions = None, {}
+
+    def next_arrival(self) -> int:
+        """The number of an announcement that came now."""
+        self._arrivals += 1
+        return self._arrivals
+
+    def take_told(self, content: bytes) -> None:
+        """What a message tells of tables that were altered, where such messages count."""
+        if self._ddl_messages is not None:
+            self._ddl_messages.take(content)
+
+    def type(self, message: TypeMessage) -> None:
+        """Note the name of a type."""
+        self._types[message.oid] = (
+            message.name if message.schema == "pg_catalog" else f"{message.schema}.{message.name}"
+        )
+
+    def relation(
+        self,
+        message: RelationMessage,
+        payload: bytes = b"",
+        lsn: int = 0,
+        xid: int | None = None,
+        place: tuple[int, int] | None = None,
+    ) -> Relation:
+        """Note a table's layout, as it came, in transaction `xid`; `place`: see `resolved`, and the position of the
+        transaction is the first of it. Raises DecodeError, and what the catalog raises.
+        """
+        relation = self.resolve_relation(message, xid, place, 0 if place is None else place[0])
+        self.put(message.oid.to_bytes(4, "big"), relation, self.next_arrival(), payload, lsn)
+        return relation
+
+    def defer(self, payload: bytes, lsn: int, place: tuple[int, int]) -> None:
+        """Note a relation message that nothing has followed yet; `place`: see `resolved`."""
+        oid = payload[1:5]
+        self.put(oid, None, self.next_arrival(), payload, lsn)
+        self.deferred[oid] = payload, lsn
+        if self._deferred_at is not None and self._deferred_at[1] == place:
+            self._deferred_partitions.setdefault(self._deferred_at[0], set()).add(oid)
+        else:
+            self._deferred_at = oid, place
+
+    def late(self, oid: bytes) -> list[tuple[bytes, int]]:
+        """The deferred messages of a table that is changed or announced now, and of its partitions, which changes do
+        not name: they came directly behind it. They are deferred no more.
+        """
+        partitions = sorted(self._deferred_partitions.pop(oid, ()))
+        return [
+            message for table_oid in (oid, *partitions) if (message := self.deferred.pop(table_oid, None)) is not None
+        ]
+
+    def put(self, oid: bytes, relation: Relation | None, arrival: int, payload: bytes, lsn: int) -> None:
+        """The layout of a table, None: nobody knows it; passed over where a later announcement is known."""
+        if arrival < self._arrived.get(oid, 0):
+            return
+        self._arrived[oid] = arrival
+        self.came[oid] = payload, lsn
+        self.deferred.pop(oid, None)
+        if relation is None:
+            self.relations.pop(oid, None)
+            self._roots.pop(oid, None)
+        else:
+            self.relations[oid] = relation
+            number = int.from_bytes(oid, "big")
+            self._before[number] = relation
+            self._highest[number] = max((self._highest.get(number, 0), *(c.number or 0 for c in relation.columns)))
+
+    def resolve_relation(
+        self, message: RelationMessage, xid: int | None = None, place: tuple[int, int] | None = None, position: int = 0
+    ) -> Relation:
+        """A table's layout, which is not noted; `place`: the same for messages that nothing comes between; `position`:
+        of the transaction. Raises DecodeError, and what the catalog raises.
+        """
+        now, before = self._facts(message), self._layout_before(message)
+        if not now.columns and before is not None and before.oid == message.oid:
+            now = _facts_of_dropped(now, before)
+        if now.member is not None and position > now.member[1]:
+            message = replace(message, table=now.member[0])  # it had the other name for a while
+        message = _named_apart(message, now, before, xid, self._highest.get(message.oid, 0))
+        facts = self._at_its_place(message, now, before, xid)
+        relation = Relation(
+            table=message.table,
+            columns=tuple(
+                Column(
+                    c.name,
+                    self._type_name(facts, c.type_oid, c.name),
+                    c.type_oid,
+                    c.modifier,
+                    c.key,
+                    number=facts.columns.get(c.name, UNTOLD).number,
+                    missing=facts.columns.get(c.name, UNTOLD).missing,
+                    ambiguous=facts.columns.get(c.name, UNTOLD).ambiguous,
+                )
+                for c in message.columns
+            ),
+            identity=message.identity,
+            primary_key=facts.primary_key,
+            oid=message.oid if facts.columns else None,
+            storage=facts.storage,
+        )
+        relation = self._as_partitions_log(message, relation, now, place)
+        if now.published_as is not None and precedes(now.published_as.attached, xid):
+            relation = _of_root(relation, now.published_as)
+        # the same layout announced again keeps its object, and with it the cached hash
+        if self._latest_relations.get(message.table) == relation:
+            relation = self._latest_relations[message.table]
+        self._latest_relations[message.table] = relation
+        return relation
+
+    def note_repeat(self, oid: bytes, place: tuple[int, int]) -> None:
+        """What is known of a table was announced again; `place`: see `resolved`."""
+        if oid in self._roots:
+            self._root_before = int.from_bytes(oid, "big"), place
+
+    def root_of(self, oid: bytes) -> tuple[bytes, Relation] | None:
+        """The root of an announced partition, by OID, and its layout as all partitions log by now; None of others."""
+        number = int.from_bytes(oid, "big")
+        root = next((root for root, leaves in self._partitions.items() if number in leaves), None)
+        root_layout = None if root is None else self._roots.get(root.to_bytes(4, "big"))
+        if root is None or root_layout is None:
+            return None
+        return root.to_bytes(4, "big"), as_logged(
+            root_layout[0], {**root_layout[1].partitions, **self._partitions[root]}.values()
+        )
+
+    def partitions_of(self, oid: bytes) -> list[bytes]:
+        """The announced partitions of a table, by OID."""
+        return [partition.to_bytes(4, "big") for partition in self._partitions.get(int.from_bytes(oid, "big"), ())]
+
+    def _as_partitions_log(
+        self, message: RelationMessage, relation: Relation, now: TableFacts, place: tuple[int, int] | None
+    ) -> Relation:
+        """The layout of a partitioned table as its partitions log old rows. Each is announced with its own identity,
+        behind its root and before its first change; until then it has the one of now.
+        """
+        root = now.root
+        if root is None and self._root_before is not None and place is not None and self._root_before[1] == place:
+            root = self._root_before[0]  # what is announced together with it was its partition, and is detached or gone
+        if now.partitioned:
+            self._root_before = message.oid, place
+        if root is not None:
+            is_full = message.identity is ReplicaIdentity.FULL
+            logged = None if is_full else frozenset(c.name for c in message.columns if c.key)
+            self._partitions.setdefault(root, {})[message.oid] = logged
+            if (root_relation := self.root_of(message.oid.to_bytes(4, "big"))) is not None:
+                self.relations[root_relation[0]] = root_relation[1]
+        if not now.partitioned:
+            return relation
+        self._roots[message.oid.to_bytes(4, "big")] = relation, now
+        return as_logged(relation, {**now.partitions, **self._partitions.get(message.oid, {})}.values())
+
+    def _layout_before(self, message: RelationMessage) -> Relation | None:
+        """The layout of the table that came last, in this stream or in what landed before it."""
+        if message.oid not in self._before:
+            landed = self._landed(message.oid, message.table)
+            self._before[message.oid] = landed if landed is not None and landed.oid == message.oid else None
+        return self._before[message.oid]
+
+    def _facts(self, message: RelationMessage) -> TableFacts:
+        if callable(self._catalog):
+            return self._catalog(message.oid, message.table)
+        if (facts := self._catalog.get(message.table)) is None:
+            raise UnknownRelation(f"the catalog has no facts of {message.table}", offset=1)
+        return facts
+
+    def _at_its_place(
+        self, message: RelationMessage, now: TableFacts, before: Relation | None, xid: int | None
+    ) -> TableFacts:
+        """The catalog's facts, which are of now, by the names that the columns had where the message stands."""
+        names_now = {
+            column_facts.number: name for name, column_facts in now.columns.items() if column_facts.number is not None
+        }
+        by_layout = not now.attributes  # with them more is known of what landed than names
+        ddl_columns = (
+            None
+            if self._ddl_messages is None
+            else self._ddl_messages.columns_of(message, names_now, by_layout=by_layout)
+        )
+        if now.attributes:
+            columns = _columns_then(message, ddl_columns, now, before, xid, self._highest.get(message.oid, 0))
+            key = _key_then(message, columns, now, before, xid)
+            storage = storage_then(
+                [column_facts.number for column_facts in columns.values()], now.attributes, now.storage, before
+            )
+            return replace(now, primary_key=key, columns=columns, storage=storage)
+        if ddl_columns is None:
+            return now
+        by_number = {
+            column_facts.number: column_facts
+            for column_facts in now.columns.values()
+            if column_facts.number is not None
+        }
+        columns = {
+            name: by_number.get(column.number, ColumnFacts(column.number, Missing(None) if column.filled else None))
+            for name, column in ddl_columns.items()
+        }
+        names = {column_facts.number: name for name, column_facts in columns.items()}
+        key = tuple(names.get(now.columns[name].number, name) for name in now.primary_key if name in now.columns)
+        return replace(now, primary_key=key, columns=columns)
+
+    def _type_name(self, facts: TableFacts, oid: int, column: str) -> str:
+        # the catalog's spelling first: it is the one that casts are chosen by
+        name = facts.type_names.get(oid) or self._types.get(oid)
+        if name is None:
+            raise UnknownType(f"column `{column}` is of type OID {oid}, whose name is not known")
+        return name
+
+
+def _of_root(relation: Relation, root: PublishedAs) -> Relation:
+    """The layout of a partition as one of its root: the publication has it under its own name for a while only."""
+    columns = tuple(replace(c, number=root.numbers.get(c.number or 0), missing=None) for c in relation.columns)
+    return replace(relation, table=root.table, oid=root.oid, columns=columns, storage=None)
+
+
+def _facts_of_dropped(now: TableFacts, before: Relation) -> TableFacts:
+    """What is known of a table that is not there any more: what it was when its last layout landed."""
+    attributes = tuple(
+        Attribute(c.number, c.name, c.type_oid, c.modifier) for c in before.columns if c.number is not None
+    )
+    columns = {attribute.name: ColumnFacts(attribute.number) for attribute in attributes if attribute.name is not None}
+    return replace(now, primary_key=before.primary_key, columns=columns, attributes=attributes, storage=before.storage)
+
+
+def _named_apart(
+    message: RelationMessage, now: TableFacts, before: Relation | None, xid: int | None, highest: int
+) -> RelationMessage:
+    """The message with no name twice. In a transaction of which a part was rolled back, a server may read some columns
+    as they were and others as a later command makes them; those of one name have the names of now.
+    """
+    names = Counter(column.name for column in message.columns)
+    if len(names) == len(message.columns):
+        return message
+    announced = [Named(column.name, column.type_oid, column.modifier) for column in message.columns]
+    identified = identify(announced, now.attributes, before, xid, highest)
+    numbers = range(1, len(announced) + 1) if identified is None else identified.numbers
+    used_names = {name for name, times in names.items() if times == 1}
+    of_now = {
+        column.number: column.name
+        for column in now.attributes
+        if column.name is not None and column.name not in used_names
+    }
+    used_names |= {
+        of_now[number]
+        for number, column in zip(numbers, announced, strict=True)
+        if names[column.name] > 1 and number in of_now
+    }
+    columns = []
+    for number, column in zip(numbers, message.columns, strict=True):
+        name = column.name
+        if names[name] > 1:
+            name = of_now.get(number) or (name if name not in used_names else f"{name} ({number})")
+            used_names.add(name)
+        columns.append(replace(column, name=name))
+    return replace(message, columns=tuple(columns))
+
+
+def _columns_then(
+    message: RelationMessage,
+    ddl_columns: Columns | None,
+    now: TableFacts,
+    before: Relation | None,
+    xid: int | None,
+    highest: int,
+) -> dict[str, ColumnFacts]:
+    """The columns of the message: by what was told of them, else by what their history can have been."""
+    announced = [Named(c.name, c.type_oid, c.modifier) for c in message.columns]
+    identified = identify(announced, now.attributes, before, xid, highest) if ddl_columns is None else None
+    if ddl_columns is not None:
+        identified = Identified(tuple(ddl_columns[column.name].number for column in announced))
+    if identified is None:
+        return {column.name: replace(now.columns.get(column.name, UNKNOWN), ambiguous=True) for column in announced}
+    rewritten, attributes = before is None or before.storage != now.storage, {a.number: a for a in now.attributes}
+    columns = {}
+    for position, (column, number) in enumerate(zip(announced, identified.numbers, strict=True)):
+        missing = missing_then(column, number, attributes, before, rewritten=rewritten)
+        gone = number not in attributes or attributes[number].name is None
+        if ddl_columns is not None and gone and not ddl_columns[column.name].filled:
+            missing = None
+        columns[column.name] = ColumnFacts(number, missing, position in identified.ambiguous)
+    return columns
+
+
+def _key_then(
+    message: RelationMessage,
+    columns: Mapping[str, ColumnFacts],
+    now: TableFacts,
+    before: Relation | None,
+    xid: int | None,
+) -> tuple[str, ...]:
+    """The primary key where the message stands, by the names of its columns there."""
+    numbers = {name: column.number for name, column in columns.items() if column.number is not None}
+    names = {number: name for name, number in numbers.items()}
+    of_now = {column.name: column.number for column in now.attributes if column.name is not None}
+    were = {} if before is None else {c.name: c.number for c in before.columns if c.number is not None}
+    key = key_then(
+        [numbers[c.name] for c in message.columns if c.key and c.name in numbers],
+        [of_now[name] for name in now.primary_key],
+        [number for name in ((before.primary_key) if before is not None else ()) if (number := were.get(name))],
+        names,
+        logged=message.identity is ReplicaIdentity.DEFAULT,
+        settled=precedes(now.key_changed, xid),
+    )
+    return tuple(names[number] for number in key if number in names)

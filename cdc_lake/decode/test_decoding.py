@@ -1,0 +1,421 @@
+"""Heads: which tables a line of test_decoding changes, without reading what stands behind them.
+
+Lines that only PostgreSQL's `test_decoding` prints: logical messages, two-phase, streamed transactions.
+
+Everything else it prints (BEGIN, COMMIT, rows, TRUNCATE) has the form of the GaussDB family and is read there.
+Specification: PostgreSQL's source, contrib/test_decoding/test_decoding.c, and the regression results beside it. Pure.
+
+Phases: prepared transactions of test_decoding, parked from their PREPARE to their end.
+
+A PREPARE's line comes behind the rows, at the end of its record, and what became of the transaction later, alone.
+Where the record begins no line says. What was prepared before the slot was made is printed whole at its end, PREPARE
+and COMMIT PREPARED together, and goes the same way. Pure but for the parking.
+
+From lines of PostgreSQL's `test_decoding` to whole transactions, without decoding a single value.
+
+::
+
+    BEGIN [xid]                         table s.t: INSERT|UPDATE|DELETE: …       kept as they came, where the table
+    COMMIT [xid] [(at time)]            table s.t, s.u: TRUNCATE: …              is captured
+    message: …                          left out, as pgoutput leaves messages out that are not asked for
+    PREPARE TRANSACTION … and others of two-phase       parked, where the pipeline asks for it, else refused
+    opening a streamed block … and others of streaming  refused
+
+One message is one line, whatever line feeds its values have. A line carries no position: that of a COMMIT's message is
+the end of its commit record, which pgoutput says inside its own; of a row it is the row's. A BEGIN's is 0 where empty
+transactions are skipped, and where the commit record starts nobody says. Specification: test_decoding.c of PostgreSQL
+14 to 18 (contrib). Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb import serial
+from cdc_lake.decode.gaussdb import text as identifiers
+from cdc_lake.decode.gaussdb.assembler import STORABLE, TransactionBuffer, Whole
+from cdc_lake.decode.gaussdb.batches import RecordTransaction, SpooledRecords
+from cdc_lake.decode.gaussdb.records import Style, Truncated
+from cdc_lake.decode.gaussdb.serial import TIME, micros
+from cdc_lake.decode.pgoutput.parser import Prepared
+from cdc_lake.decode.pgoutput.spooled import PreparedContent, PreparedStorage
+from cdc_lake.decode.transaction import FrameStore, FrameStoreFactory, InMemoryFrameStores
+from cdc_lake.errors import (
+    DecodeError,
+    MalformedMessage,
+    NoOrderNumber,
+    OutOfSequence,
+    PreparedUnknown,
+    PreparedUnread,
+    StreamedBlock,
+    UnknownStatement,
+)
+from cdc_lake.model.change import Boundaries
+from cdc_lake.model.position import Lsn
+from cdc_lake.model.relation import TableName
+
+TABLE: Final = b"table "
+"""How the lines of rows and truncates begin."""
+_HEAD: Final = re.compile(rf"table ({identifiers.NAME})\.({identifiers.NAME}): (?:INSERT|UPDATE|DELETE):")
+
+
+class Head(NamedTuple):
+    """The table of a row, and the bytes that name it."""
+
+    text: bytes
+    table: TableName
+
+
+def head_of(line: bytes, codec: Codec) -> Head | None:
+    """The head of a row; None for anything else. Raises DecodeError for a name that is none."""
+    match = _HEAD.match(line.decode("latin-1"))
+    if match is None:
+        return None
+    parts = (codec.name(part.encode("latin-1"), len(TABLE)) for part in match.groups())
+    schema, name = map(identifiers.unquote, parts)
+    return Head(line[len(TABLE) : match.end(2)], TableName(schema, name))
+
+
+def tables_of(line: bytes, codec: Codec) -> tuple[TableName, ...] | None:
+    """The tables that a row or truncate changes; None for a line that is neither. Raises DecodeError."""
+    head = head_of(line, codec)
+    if head is not None:
+        return (head.table,)
+    record = serial.table_line(line, codec, None)
+    return record.tables if isinstance(record, Truncated) else None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLine:
+    """A logical message; `content` is None where it was streamed, which leaves it out."""
+
+    transactional: bool
+    prefix: str
+    content: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseLine:
+    """A line of two-phase or streamed decoding: `kind` names it, what it did not say is None."""
+
+    kind: str
+    gid: str | None = None
+    xid: int | None = None
+    time: str | None = None
+
+
+_TIME: Final = rb"(?: \(at (?P<time>[^)]*)\))?"
+_TXN: Final = rb"(?: TXN (?P<xid>\d+))?"
+_GID: Final = rb" (?P<gid>E?'(?:[^']|'')*')(?:, txid (?P<xid>\d+))?"
+_PHASES: Final = tuple(
+    (re.compile(form, re.DOTALL), kind)
+    for form, kind in (
+        (rb"PREPARE TRANSACTION" + _GID + _TIME, "prepare"),
+        (rb"COMMIT PREPARED" + _GID + _TIME, "commit_prepared"),
+        (rb"ROLLBACK PREPARED" + _GID + _TIME, "rollback_prepared"),
+        (rb"opening a streamed block for transaction" + _TXN, "stream_start"),
+        (rb"closing a streamed block for transaction" + _TXN, "stream_stop"),
+        (rb"aborting streamed \(sub\)transaction" + _TXN, "stream_abort"),
+        (rb"preparing streamed transaction(?: TXN)?" + _GID + _TIME, "stream_prepare"),
+        (rb"committing streamed transaction" + _TXN + _TIME, "stream_commit"),
+        (rb"streaming change for (?:transaction|TXN (?P<xid>\d+))", "stream_change"),
+        (rb"streaming truncate for (?:transaction|TXN (?P<xid>\d+))", "stream_truncate"),
+    )
+)
+_MESSAGE: Final = re.compile(rb"(?:streaming )?message: transactional: ([01]) prefix: ")
+_ENDS: Final = (b"", b"\n", b"\r\n")  # what a program that printed the line may have put behind it
+_SIZE: Final = re.compile(rb", sz: (\d+)(?: content:|\Z)")
+
+
+def line(payload: bytes, decode: Callable[[bytes], str]) -> MessageLine | PhaseLine | None:
+    """The record of a line, None where it is none of these. `decode` reads text of the stream's encoding."""
+    if (head := _MESSAGE.match(payload)) is not None:
+        return _message(payload, head, decode)
+    for form, kind in _PHASES:
+        if (match := form.fullmatch(payload)) is not None:
+            groups = match.groupdict()
+            return PhaseLine(
+                kind,
+                None if groups.get("gid") is None else _unquote_literal(decode(groups["gid"])),
+                None if groups.get("xid") is None else int(groups["xid"]),
+                None if groups.get("time") is None else decode(groups["time"]),
+            )
+    return None
+
+
+def _message(payload: bytes, head: re.Match[bytes], decode: Callable[[bytes], str]) -> MessageLine | None:
+    """The size says which `, sz: ` ends the prefix: both prefix and content may hold such words."""
+    for size_match in _SIZE.finditer(payload, head.end()):
+        size, rest = int(size_match[1]), payload[size_match.end() :]
+        streamed = not size_match[0].endswith(b":")
+        if streamed or (len(rest) >= size and rest[size:] in _ENDS):
+            prefix = decode(payload[head.end() : size_match.start()])
+            return MessageLine(head[1] == b"1", prefix, None if streamed else decode(rest[:size]))
+    return None
+
+
+def _unquote_literal(literal: str) -> str:
+    """A string constant's text: quotes doubled; backslashes doubled too where it begins with E."""
+    text = literal[literal.index("'") + 1 : -1].replace("''", "'")
+    return text.replace("\\\\", "\\") if literal.startswith("E") else text
+
+
+PREPARED: Final = frozenset({"prepare", "commit_prepared", "rollback_prepared"})
+"""Kinds of lines that are read here."""
+
+
+class Phases:
+    """Takes the lines of prepared transactions. `landed`: what was committed up to there is in bronze."""
+
+    def __init__(self, codec: Codec, parking: PreparedStorage, landed: int, frames: FrameStoreFactory | None) -> None:
+        """`frames` makes stores for transactions that are large; None: all are held in memory."""
+        self._codec = codec
+        self._parking = parking
+        self._landed = landed
+        self._frames: FrameStoreFactory = frames or InMemoryFrameStores()
+
+    def park(self, phase: PhaseLine, end: int, rows: TransactionBuffer) -> None:
+        """It is prepared, by a record that ends at `end`, and `rows` are what it did. Raises DecodeError, LakeError."""
+        xid, gid = _prepared_id(phase, end)
+        prepared_at = 0 if phase.time is None else micros(phase.time)
+        rows.check()
+        store = rows.set_aside()
+        try:
+            tables = sorted(set(_tables(store, self._codec)))
+            content = PreparedContent(store, (), tables=tables, encoding=self._codec.encoding)
+            self._parking.park(Prepared(xid, gid, end, end, prepared_at), content)
+        finally:
+            store.close()
+
+    def finish(self, phase: PhaseLine, end: int) -> tuple[Whole, ...]:
+        """It ended, by a record that ends at `end`: the transaction, where it was committed. Raises DecodeError,
+        LakeError, and SourceError where the server had to be asked.
+        """
+        xid, gid = _prepared_id(phase, end)
+        if phase.kind == "rollback_prepared":
+            self._parking.rolled_back(xid, gid, end)
+            return ()
+        time = None if phase.time is None else micros(phase.time)
+        bounds = Boundaries(position=end, confirm=end, xid=xid, commit_ts=time)
+        parked = self._parking.commit_prepared(xid, gid, end)
+        if parked is not None:
+            return (self._build_transaction(bounds, parked),)
+        if end <= self._landed:
+            return ()
+        if self._parking.has_changes(xid, end):
+            raise PreparedUnknown(f"COMMIT PREPARED of `{gid}` (xid {xid}), whose PREPARE neither came nor is kept")
+        return (RecordTransaction(bounds, Style.SERIAL, [], [], 0),)
+
+    def _build_transaction(self, bounds: Boundaries, parked: PreparedContent) -> Whole:
+        store = parked.frames
+        if parked.encoding is not None and Codec(parked.encoding).python != self._codec.python:
+            store = self._reencode(store, Codec(parked.encoding))
+        if store.is_spilled and store.size >= self._frames.part:
+            return SpooledRecords(bounds, Style.SERIAL, store, store.size, len(store))
+        records: list[bytes] = []
+        lsns: list[int] = []
+        for lines, numbers in store.parts():
+            records += lines
+            lsns += numbers
+        store.close()
+        return RecordTransaction(bounds, Style.SERIAL, records, lsns, sum(map(len, records)))
+
+    def _reencode(self, store: FrameStore, before: Codec) -> FrameStore:
+        """The same lines in the encoding of this connection: one by SQL functions has another than a stream."""
+        reencoded = self._frames()
+        for lines, lsns in store.parts():
+            reencoded.extend([self._codec.encode(before.text(line)) for line in lines], lsns)
+        reencoded.seal()
+        return reencoded
+
+
+def _prepared_id(phase: PhaseLine, end: int) -> tuple[int, str]:
+    """Its id and its name, by which the parking knows it."""
+    if phase.xid is None or phase.gid is None:
+        raise MalformedMessage("a prepared transaction without its id: `include-xids` is off")
+    if not 0 < end < STORABLE:
+        raise NoOrderNumber("the end of a prepared transaction without the position that orders the stream")
+    return phase.xid, phase.gid
+
+
+def _tables(store: FrameStore, codec: Codec) -> Iterator[str]:
+    """The tables that lines change, as far as they can be read."""
+    known_heads: set[bytes] = set()
+    for lines, _ in store.parts():
+        for line in lines:
+            head = line[: line.find(b": ", len(TABLE))]
+            if head in known_heads and b'"' not in head:  # of a name with a colon it may be a part
+                continue
+            known_heads.add(head)
+            try:
+                yield from map(str, tables_of(line, codec) or ())
+            except DecodeError:
+                continue  # whoever decodes it says what is wrong
+
+
+_BEHIND: Final = b": "
+_BEGIN: Final = re.compile(rb"BEGIN(?: ([0-9]{1,10}))?")
+_COMMIT: Final = re.compile(rb"COMMIT(?: ([0-9]{1,10}))?(?: \(at (" + TIME.encode() + rb")\))?")
+_HEADS: Final = 4096
+
+
+class LineAssembler:
+    """Takes the lines of one stream in order, gives transactions back as they commit
+    (implements `source.base.TransactionAssembler`).
+
+    After a DecodeError, or when the connection is lost, `reset` before feeding again. `takes` is asked once of each
+    table; rows of others are left out here, before anything is counted. `messages` counts logical messages.
+
+    With `keeps`, a line inside a transaction that nobody knows is kept as it came: whoever decodes the transaction says
+    what is wrong with it. With `parking`, prepared transactions wait there for their end; `landed`: what was committed
+    up to there is in bronze.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        takes: Callable[[TableName], bool],
+        *,
+        keeps: bool = False,
+        frames: FrameStoreFactory | None = None,
+        parking: PreparedStorage | None = None,
+        landed: int = 0,
+    ) -> None:
+        """`frames`: see `mppdb.open_rows.TransactionBuffer`."""
+        self._codec = codec
+        self._takes = takes
+        self._keeps = keeps
+        self._wanted: dict[bytes, bool] = {}
+        self.messages = 0
+        self._rows = TransactionBuffer(Style.SERIAL, frames)
+        self._phases = None if parking is None else Phases(codec, parking, landed, frames)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the open transaction."""
+        self._open = False
+        self._xid: int | None = None
+        self._rows.forget()
+
+    @property
+    def in_transaction(self) -> bool:
+        """True between a BEGIN and its COMMIT or PREPARE."""
+        return self._open
+
+    @property
+    def open_csn(self) -> None:
+        """PostgreSQL has no CSNs."""
+        return
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes of rows held for the open transaction."""
+        return self._rows.size
+
+    @property
+    def completed_transactions(self) -> tuple[Whole, ...]:
+        """None: a line that cannot be read completes no transaction before that."""
+        return ()
+
+    def feed(self, payload: bytes, lsn: int) -> tuple[Whole, ...]:
+        """Take one line and the position it came with; the transaction it completes, where it completes one.
+
+        Transactions without rows come out too. Raises DecodeError, whose `where` names the position; LakeError where a
+        store has no room, or nothing can be parked; SourceError where the server had to be asked.
+        """
+        if self._open and payload[:6] == TABLE:
+            wanted = self._wanted.get(payload[6 : payload.find(_BEHIND, 6)])
+            if wanted is None:
+                wanted = self._is_captured(payload)
+            if wanted:
+                self._rows.keep(payload, lsn)
+            return ()
+        try:
+            return self._feed_other(payload, lsn)
+        except DecodeError as error:
+            error.where = error.where or f"the line at {Lsn(lsn)}"
+            raise
+
+    def _feed_other(self, payload: bytes, lsn: int) -> tuple[Whole, ...]:
+        """Everything but a row of the open transaction."""
+        if (begin := _BEGIN.fullmatch(payload)) is not None:
+            if self._open:
+                raise OutOfSequence("a BEGIN inside a transaction")
+            self._open, self._xid = True, _number(begin[1])
+            return ()
+        if (commit := _COMMIT.fullmatch(payload)) is not None:
+            return (self._close_transaction(commit, lsn),)
+        if payload[:6] == TABLE:
+            raise OutOfSequence("a row outside a transaction")
+        match line(payload, self._codec.decode):
+            case MessageLine(content=str()):
+                self.messages += 1
+            case MessageLine():
+                raise _streamed_block_error()
+            case PhaseLine() as phase:
+                return self._phase(phase, lsn)
+            case None:
+                self._unknown(payload, lsn)
+        return ()
+
+    def _phase(self, phase: PhaseLine, lsn: int) -> tuple[Whole, ...]:
+        """A line of two-phase decoding, or of streaming."""
+        if phase.kind not in PREPARED:
+            raise _streamed_block_error()
+        if self._phases is None:
+            raise PreparedUnread("a line of a prepared transaction, and the pipeline does not ask for `two_phase`")
+        if phase.kind == "prepare":
+            if self._xid not in (None, phase.xid):
+                raise MalformedMessage(f"a PREPARE of transaction {phase.xid} for a BEGIN of {self._xid}")
+            self._phases.park(phase, lsn, self._rows)  # PostgreSQL 18 prints no BEGIN of what only locked rows
+            self._open, self._xid = False, None
+            return ()
+        if self._open:
+            raise OutOfSequence("the end of a prepared transaction inside another one")
+        return self._phases.finish(phase, lsn)
+
+    def _unknown(self, payload: bytes, lsn: int) -> None:
+        if not self._keeps or not self._open:
+            raise UnknownStatement("a line that test_decoding is not known to print")
+        self._rows.keep(payload, lsn)
+
+    def _close_transaction(self, commit: re.Match[bytes], end: int) -> Whole:
+        if not self._open:
+            raise OutOfSequence("a COMMIT without a BEGIN")
+        xid = _number(commit[1])
+        if self._xid is not None and xid is not None and self._xid != xid:
+            raise MalformedMessage(f"a COMMIT of transaction {xid} for a BEGIN of {self._xid}")
+        if not 0 < end < STORABLE:
+            raise NoOrderNumber("a COMMIT without the position that orders the stream")
+        self._rows.check()
+        time = None if commit[2] is None else micros(commit[2].decode())
+        bounds = Boundaries(position=end, confirm=end, xid=self._xid if xid is None else xid, commit_ts=time)
+        self._open, self._xid = False, None
+        return self._rows.commit(bounds)
+
+    # ── which rows are captured ──
+
+    def _is_captured(self, payload: bytes) -> bool:
+        """Whether a row's table is captured; what cannot be read is kept, to be an error where it is decoded."""
+        head = head_of(payload, self._codec)
+        if head is None:
+            truncated = tables_of(payload, self._codec)
+            return truncated is None or any(map(self._takes, truncated))
+        captured = self._takes(head.table)
+        if head.text == payload[6 : payload.find(_BEHIND, 6)]:  # otherwise a name has a colon in it
+            if len(self._wanted) >= _HEADS:
+                self._wanted.clear()
+            self._wanted[head.text] = captured
+        return captured
+
+
+def _number(digits: bytes | None) -> int | None:
+    return None if digits is None else int(digits)
+
+
+def _streamed_block_error() -> StreamedBlock:
+    return StreamedBlock("a line of a transaction that is streamed before its commit, which has no values")

@@ -1,0 +1,356 @@
+"""Whether a pipeline can run as jobs on Databricks, judged before anything is written.
+
+The entry points of the wheel, as its metadata declares them: what jobs may call, and with which parameters.
+
+How the value of `${secret:scope/key}` reaches a job: by an environment variable of its cluster.
+
+Databricks puts the secret into the variable when the cluster starts; the bundle names it, the job looks it up.
+
+The bundle of a pipeline: one plain value, the `databricks.yml` of a Declarative Automation Bundle.
+
+Four jobs, each on a classic cluster of one node of its own: `receive` owns the slot and never ends, `apply` runs on and
+on or by a schedule, `report` and `maintain` by one. What the pipeline leaves to its environment (`${env:NAME}`) becomes
+a variable of the bundle, and a secret of a scope where the value is a secret; nothing else differs between targets.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from cdc_lake.config.effective import Deployed, Reference, Written
+from cdc_lake.config.loader import CONF, PIPELINES, bodies
+from cdc_lake.config.secrets import CATALOG, has_password, is_secret
+from cdc_lake.config.source import POSTGRES_TYPES
+from cdc_lake.errors import JobParametersWrong, NotDeployable
+
+VOLUMES = "/Volumes/"
+_VOLUME_PARTS = 3  # catalog, schema, volume
+_FILES_OF_TLS = ("source.tls.root_cert", "source.tls.cert", "source.tls.key")
+_FORMAT = re.compile(r"(silver\.defaults|silver\.tables\[\d+\]|bronze)\.format")
+
+
+def require_deployable(pipeline: Deployed) -> None:
+    """Raise NotDeployable for the first thing in a pipeline that cannot be run there."""
+    for refused in _refusals(pipeline):
+        raise refused
+
+
+def _refusals(pipeline: Deployed) -> Iterator[NotDeployable]:
+    if pipeline.file.parent.name != PIPELINES:
+        hint = f"move it into a folder `{PIPELINES}` of a project: that folder and `{CONF}` are what is uploaded"
+        yield NotDeployable("the pipeline file is in no project", where=str(pipeline.file), hint=hint)
+    yield from _lake(pipeline)
+    for value in pipeline.values:
+        if _FORMAT.fullmatch(value.path) and value.text == "iceberg":
+            hint = "use `format: delta`; the Iceberg catalog of a session is not set up on Databricks by this version"
+            yield _not_deployable("tables of `format: iceberg` are not deployed", value, hint)
+        if is_secret(value.path):
+            yield from _secret(value)
+        yield from _check_uploaded_files(value)
+
+
+def _lake(pipeline: Deployed) -> Iterator[NotDeployable]:
+    hint = f"write an absolute path, `{VOLUMES}CATALOG/SCHEMA/VOLUME/…` for a volume; its names may be ${{env:NAME}}"
+    lake_path = pipeline.value("lake.path")
+    if lake_path is None:
+        where = f"{pipeline.file.name}, conf/{pipeline.environment}.yaml"
+        yield NotDeployable("`lake.path` is not given: the lake would go with the cluster", where=where, hint=hint)
+    elif not lake_path.text.startswith("/"):
+        yield _not_deployable("`lake.path` is relative: the lake would go with the cluster", lake_path, hint)
+    elif lake_path.text.startswith(VOLUMES) and len(_parts(lake_path.text.removeprefix(VOLUMES))) < _VOLUME_PARTS:
+        yield _not_deployable("`lake.path` names no volume", lake_path, hint)
+    bronze = pipeline.value("bronze.path")
+    if bronze is not None and not bronze.text.startswith("/") and "://" not in bronze.text:
+        yield _not_deployable("`bronze.path` is relative: bronze would go with the cluster", bronze, hint)
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part]
+
+
+def _secret(value: Written) -> Iterator[NotDeployable]:
+    hint = "write ${env:NAME} or ${secret:scope/key}: the bundle takes the value from a secret scope"
+    kinds = {body.partition(":")[0] for body in bodies(value.text)}
+    if not kinds and value.text and (value.path != CATALOG or has_password(value.text)):
+        yield _not_deployable(f"`{value.path}` is a secret in plain text, and would be uploaded", value, hint)
+    if "file" in kinds:
+        yield _not_deployable(f"`{value.path}` is a secret in a file, which would have to be uploaded", value, hint)
+
+
+def _check_uploaded_files(value: Written) -> Iterator[NotDeployable]:
+    """Files that a pipeline reads: what is uploaded is in the project's folders of pipelines and environments."""
+    named = [body.removeprefix("file:") for body in bodies(value.text) if body.startswith("file:")]
+    if value.path in _FILES_OF_TLS and not value.text.startswith("/"):
+        named.append(value.text)
+    if value.path == "source.tls.key" and named:
+        hint = f"put it on a volume and write its path there, `{VOLUMES}…`"
+        yield _not_deployable("the private key of `source.tls.key` would be uploaded", value, hint)
+    for name in named:
+        if PurePosixPath(name).parts[:1] not in {(PIPELINES,), (CONF,)} or ".." in PurePosixPath(name).parts:
+            hint = f"move it into `{CONF}`: that folder and `{PIPELINES}` are what is uploaded"
+            yield _not_deployable(f"`{name}` is not uploaded", value, hint)
+
+
+def _not_deployable(message: str, value: Written, hint: str) -> NotDeployable:
+    return NotDeployable(message, where=str(value.mark.location(value.path)), hint=hint)
+
+
+PACKAGE = "cdc_lake"
+GROUP = "cdc_lake.jobs"
+"""Not `console_scripts`: nobody wants a command called `apply` on the path."""
+
+ENTRY_POINTS: Mapping[str, frozenset[str]] = {
+    "receive": frozenset({"pipeline", "environment", "once"}),
+    "apply": frozenset({"pipeline", "environment", "once"}),
+    "report": frozenset({"pipeline", "environment"}),
+    "maintain": frozenset({"pipeline", "environment"}),
+}
+"""Parameters by entry point; `pipeline` is asked for."""
+
+NEEDED = "pipeline"
+
+
+def wheel_name(version: str) -> str:
+    """The file name of the wheel of a version."""
+    return f"{PACKAGE}-{version}-py3-none-any.whl"
+
+
+def in_wheel(file: Path) -> frozenset[str]:
+    """Names of the entry points of a wheel. Raises OSError, zipfile.BadZipFile."""
+    with zipfile.ZipFile(file) as wheel:
+        names = [n for n in wheel.namelist() if n.endswith(".dist-info/entry_points.txt")]
+        declared = configparser.RawConfigParser(delimiters=("=",))
+        declared.optionxform = str  # type: ignore[assignment,method-assign]  # names as they are written
+        for name in names:
+            declared.read_string(wheel.read(name).decode("utf-8"))
+    return frozenset(declared[GROUP]) if GROUP in declared else frozenset()
+
+
+PREFIX = "CDC_LAKE_SECRET_"
+
+
+def variable(scope: str, key: str) -> str:
+    """The environment variable of a secret: letters and digits as they are, anything else by its code."""
+    return PREFIX + "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):X}_" for c in f"{scope}/{key}")
+
+
+def from_cluster(scope: str, key: str) -> str:
+    """The secret's value in a job. Raises JobParametersWrong where the cluster was not given it."""
+    name = variable(scope, key)
+    if name not in os.environ:
+        hint = "the pipeline file is newer than the bundle: run `cdc-lake bundle` again, then deploy it"
+        raise JobParametersWrong(f"the cluster was not given the secret `{scope}/{key}`", where=name, hint=hint)
+    return os.environ[name]
+
+
+TARGETS = ("dev", "prod")
+"""Targets of every bundle. Each lays `conf/<target>.yaml` over the pipeline."""
+DEFAULT_RUNTIME = "18.0.x-scala2.13"
+"""The first runtime of Spark 4.1 (Databricks' release notes)."""
+
+Plain = dict[str, Any]
+
+_OWN_VARIABLES = frozenset({"node_type_id", "spark_version", "secret_scope", "report_schedule", "maintain_schedule"})
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """Exact versions of what the wheel does not bring by itself, by package."""
+
+    versions: Mapping[str, str]
+
+    def libraries(self, packages: Iterable[str]) -> list[Plain]:
+        """Packages as libraries of a task."""
+        extra = {"psycopg": "psycopg[binary]"}
+        return [{"pypi": {"package": f"{extra.get(p, p)}=={self.versions[p]}"}} for p in packages]
+
+
+@dataclass(frozen=True, slots=True)
+class BundleParts:
+    """What a bundle is made of, beside the pipeline: `upward` leads from its folder to the project's."""
+
+    version: str
+    extras: Extras
+    upward: str
+    schedule: str | None = None
+
+
+def driver_needed(pipeline: Deployed) -> bool:
+    """Whether reading the source takes a database driver."""
+    kind = pipeline.value("source.type")
+    return kind is not None and kind.text in POSTGRES_TYPES
+
+
+def build(pipelines: Mapping[str, Deployed], parts: BundleParts) -> Plain:
+    """The bundle of a pipeline, read once for each target. Raises NotDeployable."""
+    for pipeline in pipelines.values():
+        require_deployable(pipeline)
+    first = next(iter(pipelines.values()))
+    if {p.name for p in pipelines.values()} != {first.name}:
+        raise NotDeployable(
+            "the pipeline has another name in each target", where=first.file.name, hint="leave `pipeline` out of `conf`"
+        )
+    references = [r for pipeline in pipelines.values() for r in pipeline.references]
+    return {
+        "bundle": {"name": first.name},
+        "variables": _variables(references),
+        "artifacts": {
+            PACKAGE: {"type": "whl", "path": ".", "files": [{"source": f"dist/{wheel_name(parts.version)}"}]}
+        },
+        "sync": {"paths": [f"{parts.upward}{folder}" for folder in ("pipelines", "conf")]},
+        "resources": {"jobs": _jobs(first, references, parts)},
+        "targets": {
+            "dev": {"mode": "development", "default": True, **_scope(references, f"{first.name}_dev")},
+            "prod": {
+                "mode": "production",
+                "workspace": {
+                    "root_path": "/Workspace/Users/${workspace.current_user.userName}/.bundle/"
+                    "${bundle.name}/${bundle.target}"
+                },
+                **_scope(references, first.name),
+            },
+        },
+    }
+
+
+def secrets(pipelines: Iterable[Deployed]) -> tuple[str, ...]:
+    """Secrets that must be there, as `scope/key`; `SCOPE` is the target's own."""
+    names = dict.fromkeys(
+        reference.name if reference.kind == "secret" else f"SCOPE/{reference.name}"
+        for pipeline in pipelines
+        for reference in pipeline.references
+        if reference.kind == "secret" or (reference.kind == "env" and reference.secret)
+    )
+    return tuple(names)
+
+
+def _by_name(references: Iterable[Reference]) -> dict[str, list[Reference]]:
+    named: dict[str, list[Reference]] = {}
+    for reference in references:
+        if reference.kind == "env":
+            named.setdefault(reference.name, []).append(reference)
+    return named
+
+
+def _variables(references: Sequence[Reference]) -> Plain:
+    variables: Plain = {
+        "node_type_id": {
+            "description": "Node type of the clusters, one that your cloud has: i3.xlarge, Standard_D4ds_v5"
+        },
+        "spark_version": {"description": "Databricks Runtime, one of Spark 4.1", "default": DEFAULT_RUNTIME},
+        "report_schedule": {"description": "When the report is written, in UTC", "default": "0 0 6 * * ?"},
+        "maintain_schedule": {"description": "When tables are kept up, in UTC", "default": "0 30 2 * * ?"},
+    }
+    if _has_scope(references):
+        variables["secret_scope"] = {
+            "description": "Secret scope with the secrets that the pipeline reads by their names"
+        }
+    names_by_key = {name: name for name in _OWN_VARIABLES}
+    for name, places in _by_name(references).items():
+        if any(r.secret for r in places):
+            continue
+        key = name.lower()
+        if names_by_key.setdefault(key, name) != name:
+            where = str(places[0].mark.location(places[0].path))
+            raise NotDeployable(
+                f"${{env:{name}}} would be the variable `{key}` of the bundle, which is `{names_by_key[key]}`",
+                where=where,
+                hint="give one of them another name",
+            )
+        variables[key] = {"description": f"{name} of the pipeline"}
+        if all(r.default is not None for r in places):
+            variables[key] = {"description": f"{name} of the pipeline; empty: the default in its file", "default": ""}
+    return variables
+
+
+def _has_scope(references: Iterable[Reference]) -> bool:
+    return any(r.kind == "env" and r.secret for r in references)
+
+
+def _scope(references: Iterable[Reference], name: str) -> Plain:
+    return {"variables": {"secret_scope": name}} if _has_scope(references) else {}
+
+
+def _environment(references: Sequence[Reference]) -> Plain:
+    """The environment variables of every cluster: each job reads the whole pipeline file."""
+    environment: Plain = {}
+    for name, places in _by_name(references).items():
+        secret = any(r.secret for r in places)
+        environment[name] = f"{{{{secrets/${{var.secret_scope}}/{name}}}}}" if secret else f"${{var.{name.lower()}}}"
+    for reference in references:
+        if reference.kind == "secret":
+            scope, _, key = reference.name.partition("/")
+            environment[variable(scope, key)] = f"{{{{secrets/{scope}/{key}}}}}"
+    return environment
+
+
+def _jobs(pipeline: Deployed, references: Sequence[Reference], parts: BundleParts) -> Plain:
+    driver = ["psycopg"] if driver_needed(pipeline) else []
+    apply_trigger: Plain = (
+        {"continuous": {"pause_status": "UNPAUSED"}} if parts.schedule is None else _schedule(parts.schedule)
+    )
+    once = {} if parts.schedule is None else {"once": "true"}
+    plans: list[tuple[str, Plain, Plain, list[str]]] = [
+        ("receive", {"continuous": {"pause_status": "UNPAUSED"}}, {}, driver),
+        ("apply", apply_trigger, once, []),
+        ("report", _schedule("${var.report_schedule}"), {}, [*driver, "great-expectations", "pandas"]),
+        ("maintain", _schedule("${var.maintain_schedule}"), {}, []),
+    ]
+    return {
+        f"{pipeline.name}_{what}": _job(pipeline, references, parts, what, trigger, parameters, packages)
+        for what, trigger, parameters, packages in plans
+    }
+
+
+def _schedule(cron: str) -> Plain:
+    return {"schedule": {"quartz_cron_expression": cron, "timezone_id": "UTC", "pause_status": "UNPAUSED"}}
+
+
+def _job(
+    pipeline: Deployed,
+    references: Sequence[Reference],
+    parts: BundleParts,
+    what: str,
+    trigger: Plain,
+    parameters: Plain,
+    packages: list[str],
+) -> Plain:
+    file = f"${{workspace.file_path}}/pipelines/{pipeline.file.name}"
+    return {
+        "name": f"{pipeline.name} {what}",
+        "max_concurrent_runs": 1,
+        **trigger,
+        "tasks": [
+            {
+                "task_key": what,
+                "job_cluster_key": "single",
+                "libraries": [{"whl": f"dist/{wheel_name(parts.version)}"}, *parts.extras.libraries(packages)],
+                "python_wheel_task": {
+                    "package_name": PACKAGE,
+                    "entry_point": what,
+                    "named_parameters": {"pipeline": file, "environment": "${bundle.target}", **parameters},
+                },
+            }
+        ],
+        "job_clusters": [{"job_cluster_key": "single", "new_cluster": _cluster(references)}],
+    }
+
+
+def _cluster(references: Sequence[Reference]) -> Plain:
+    environment = _environment(references)
+    return {
+        "spark_version": "${var.spark_version}",
+        "node_type_id": "${var.node_type_id}",
+        "num_workers": 0,
+        "data_security_mode": "SINGLE_USER",
+        "spark_conf": {"spark.databricks.cluster.profile": "singleNode", "spark.master": "local[*]"},
+        **({"spark_env_vars": environment} if environment else {}),
+        "custom_tags": {"ResourceClass": "SingleNode"},
+    }

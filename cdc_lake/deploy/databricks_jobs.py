@@ -1,0 +1,204 @@
+"""What a lake's folder must be able to do, tried before anything is made in it.
+
+Where bronze or the control tables are in it, their commits are files that are made under their names only where nothing
+has them; on a disk that is a hard link. A mounted object store often has none, or has one that overwrites, and then two
+jobs could both believe that they made the same version. It cannot be tried here whether two machines exclude each
+other; one that does not even exclude itself is refused. Silver is committed to by Spark, which has ways of its own.
+
+What jobs on Databricks call: `receive`, `apply`, `report`, `maintain`.
+
+Plain functions that return when they are done and raise when they failed: a platform that calls an entry point takes
+`sys.exit`, also with 0, for a failure. Nothing hooks into how exceptions are shown. Parameters come as Databricks
+passes the `named_parameters` of a wheel task: `--name=value` on the command line. Spark is the runtime's own session.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cdc_lake import api
+from cdc_lake.config.project import Project
+from cdc_lake.config.secrets import secret_values
+from cdc_lake.deploy.databricks_bundle import ENTRY_POINTS, NEEDED, from_cluster
+from cdc_lake.errors import (
+    CdcLakeError,
+    JobParametersWrong,
+    LakeFolderUnfit,
+    RuntimeUnfit,
+    ServerlessCompute,
+    SparkMissing,
+)
+from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.observability.logging import Level, Log, configure
+from cdc_lake.tables.spark_session import SPARK_VERSION, apply_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def require_folder(project: Project) -> None:
+    """Make the lake's folder where it is not there. Raises LakeFolderUnfit where its files cannot be relied on."""
+    folder = project.lake
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise LakeFolderUnfit(f"the folder cannot be made: {cause.strerror}", where=str(folder)) from cause
+    draft, name = (folder / f"probe-{uuid.uuid4().hex}.{end}" for end in ("draft", "txt"))
+    try:
+        _check_atomic_rename(draft, name)
+        if project.control_address is None or project.bronze_address is None:
+            _exclusive(draft, name)
+    except OSError as cause:
+        message = f"files here cannot be made for good under a name of their own: {cause.strerror}"
+        raise LakeFolderUnfit(message, where=str(folder)) from cause
+    finally:
+        draft.unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
+
+
+def _check_atomic_rename(draft: Path, name: Path) -> None:
+    """A file that takes its name whole, as reports and rows that were read again do."""
+    draft.write_bytes(b"probe\n")
+    draft.replace(name)
+    if name.read_bytes() != b"probe\n":
+        raise LakeFolderUnfit("a file that was written is another one", where=str(name.parent))
+    name.unlink()
+
+
+def _exclusive(draft: Path, name: Path) -> None:
+    with draft.open("wb") as file:
+        file.write(b"probe\n")
+        file.flush()
+        os.fsync(file.fileno())
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.link(draft, name)
+    try:
+        os.link(draft, name)
+    except FileExistsError:
+        return
+    raise LakeFolderUnfit("a second file took the name of the first", where=str(name.parent))
+
+
+def require_seen(spark: Any, folder: Path) -> None:
+    """Raise LakeFolderUnfit where Spark has another folder under the same path, as where its root is a store."""
+    token = uuid.uuid4().hex
+    file = folder / f"probe-{token}.txt"
+    try:
+        file.write_text(token, encoding="utf-8")
+        rows = spark.read.text(str(file)).collect()
+    except Exception as cause:
+        message = f"Spark does not see this folder under its path: {type(cause).__name__}"
+        raise LakeFolderUnfit(message, where=str(folder)) from cause
+    finally:
+        file.unlink(missing_ok=True)
+    if [row[0] for row in rows] != [token]:
+        raise LakeFolderUnfit("Spark has another folder under the same path", where=str(folder))
+
+
+def receive() -> None:
+    """Receive into bronze, without end; with `--once=true` up to where the source is now."""
+    _run("receive", _receive)
+
+
+def apply() -> None:
+    """Apply bronze to silver, without end; with `--once=true` up to what bronze holds."""
+    _run("apply", _apply)
+
+
+def report() -> None:
+    """Write the report."""
+    _run("report", lambda job: api.report(job.project))
+
+
+def maintain() -> None:
+    """Keep bronze and silver up."""
+    _run("maintain", lambda job: api.maintain(job.project, report_progress=job.report, spark=_spark(job.project)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One run of an entry point."""
+
+    project: Project
+    once: bool
+    report: Callable[[ProgressEvent], None]
+
+
+def _receive(job: _Job) -> object:
+    return api.run(job.project, once=job.once, only="receive", report_progress=job.report)
+
+
+def _apply(job: _Job) -> object:
+    return api.run(job.project, once=job.once, only="apply", report_progress=job.report, spark=_spark(job.project))
+
+
+def _run(name: str, work: Callable[[_Job], object]) -> None:
+    with _with_remedy():
+        job_parameters = parameters(name, sys.argv[1:])
+        project = api.load_pipeline(
+            Path(job_parameters[NEEDED]), environment=job_parameters.get("environment") or None, secrets=from_cluster
+        )
+        secrets = secret_values(project.pipeline)
+        configure(sys.stderr, level=Level.INFO, pretty=False, colour=False, secrets=secrets)
+        require_folder(project)
+        work(_Job(project, job_parameters.get("once") == "true", Log(project.name, name).report))
+
+
+def parameters(name: str, arguments: Sequence[str]) -> Mapping[str, str]:
+    """The parameters of an entry point, from `--name=value`. Raises JobParametersWrong.
+
+    Through the wrapper of wheels that bundles can ask for, they come as `name=value`.
+    """
+    values: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        key = key.removeprefix("--")
+        if not equals or key not in ENTRY_POINTS[name] or key in values:
+            raise JobParametersWrong(f"`{key}` is no parameter of `{name}`, or stands there twice")
+        values[key] = value
+    if not values.get(NEEDED):
+        raise JobParametersWrong(f"`{name}` is not told its `{NEEDED}`")
+    if values.get("once", "false") not in {"true", "false"}:
+        raise JobParametersWrong("`once` is `true` or `false`")
+    return values
+
+
+def _spark(project: Project) -> SparkSession:
+    """The session of the runtime that this runs in. Raises SparkMissing, ServerlessCompute, RuntimeUnfit."""
+    try:
+        from pyspark.sql import SparkSession  # noqa: PLC0415  # a receiver needs no Spark
+    except ImportError as cause:
+        raise SparkMissing from cause
+    spark = SparkSession.builder.getOrCreate()
+    require_runtime(spark)
+    require_seen(spark, project.lake)
+    return apply_settings(spark)
+
+
+def require_runtime(spark: SparkSession) -> None:
+    """Raise ServerlessCompute or RuntimeUnfit where a session is not one of a classic cluster with our Spark."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise ServerlessCompute("this session of Spark is one of Spark Connect, as serverless compute has it")
+    minor = SPARK_VERSION.rpartition(".")[0]
+    if not spark.version.startswith(f"{minor}."):
+        raise RuntimeUnfit(f"this runtime has Spark {spark.version}, cdc_lake needs {minor}")
+
+
+@contextmanager
+def _with_remedy() -> Iterator[None]:
+    """Let an error that ends the job say its code, its place and what to do below its message."""
+    try:
+        yield
+    except CdcLakeError as error:
+        for note in (f"error[{error.code}]", error.where and f"in {error.where}", error.remedy):
+            if note:
+                error.add_note(note)
+        raise

@@ -1,0 +1,541 @@
+"""Capturing a PostgreSQL stream raw: CopyData messages as they came, for `record`.
+
+From a temporary slot of its own, which begins now and goes with the connection, or from a slot that is given. Nothing
+is ever confirmed: every status says that nothing was flushed, which the server takes for no news of the slot
+(PostgreSQL's documentation, "Streaming Replication Protocol", standby status update).
+
+Recordings: a stream as it came over the wire, in a file.
+
+A file is a sequence of entries, each `u32 big-endian length` and that many bytes: the body of one CopyData message as
+the server sent it, `w` (25 bytes of header, then the payload) or `k` (a keepalive: 18 bytes as PostgreSQL sends it, 33
+as the GaussDB family does). Before the entries may stand one line of JSON that says where they come from::
+
+    {"format": "cdc-lake/recording/1", "source": …, "plugin": …, "options": {…}, "encoding": "UTF8",
+     "start": "0/16B3748", "started": "2026-01-01T00:00:00+00:00"}
+
+and `"redacted": true` where every value of every row was overwritten (`devtools.anonymize`).
+
+A file that was cut off in an entry is an error at that entry, never a shorter stream.
+
+A recording as a stream: what the receive loop can read instead of a server.
+
+Capturing a stream of the GaussDB family raw, for `record` (implements `source.capture.Capture`).
+
+From a slot that is given, or from one of its own, made now and dropped at the end: these servers know no temporary
+slots, so one whose recording was killed stays, and `SELECT * FROM pg_replication_slots` shows it by its name. Nothing
+is confirmed: every reply says 0, which the server ignores.
+
+Payloads are as they came. Of the header, start and end are the server's (it sends one number twice), the clock is
+ours; keepalives, which hold rubbish in part, are answered and not kept.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+import select
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol, Self
+
+import psycopg
+
+from cdc_lake.config.source import POSTGRES_TYPES
+from cdc_lake.errors import RecordingNotWritten, RecordingUnreadable, ServerUnreachable
+from cdc_lake.model.position import Lsn, OrderDomain
+from cdc_lake.source.gaussdb.slot import create_slot, create_slot_by_function, drop_slot_when_free
+from cdc_lake.source.gaussdb.stream import GaussDbStream
+from cdc_lake.source.gaussdb.wire.session import WireSession
+from cdc_lake.source.postgres.connection import Session, command, connection_lost_error, raise_end, send_as_stored
+from cdc_lake.source.socket_io import LONGEST, IdleTimeout
+from cdc_lake.source.sql_text import command_literal, identifier, literal
+from cdc_lake.tables.files import sync
+
+_STATUS: Final = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply wanted
+_START: Final = struct.Struct(">Q")  # of 'w', behind its letter
+_KEEPALIVE: Final = struct.Struct(">cQqB")
+_DATA_TAG, _KEEPALIVE_TAG = ord("w"), ord("k")
+_EPOCH_2000: Final = 946_684_800  # seconds from 1970 to PostgreSQL's own epoch
+
+
+class Capture(Protocol):
+    """An open stream whose messages are kept as bytes. Raises SourceError."""
+
+    def poll(self, timeout: float) -> list[bytes]:
+        """Bodies of CopyData messages (`w…` and `k…`), waiting up to `timeout` seconds for the first."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection; a slot of its own goes with it."""
+        ...
+
+
+class PostgresCapture:
+    """A capture of a PostgreSQL slot (implements `Capture`). `start` is the position it began at."""
+
+    def __init__(
+        self,
+        session: Session,
+        plugin: str,
+        options: Mapping[str, str],
+        *,
+        slot: str | None,
+        status_interval: float,
+        silence: float = LONGEST,
+    ) -> None:
+        """`session` is a replication connection; `slot` None: a temporary one. `silence`: see PostgresStream. Raises
+        SourceError.
+        """
+        self._session = session
+        self._pgconn = session.pgconn
+        self._interval = status_interval
+        self._received = 0
+        self._told_at = time.monotonic()
+        self.start = "0/0"
+        send_as_stored(self._pgconn)
+        if slot is None:
+            slot = f"cdc_lake_record_{secrets.token_hex(4)}"
+            created = command(
+                self._pgconn,
+                f"CREATE_REPLICATION_SLOT {identifier(slot)} TEMPORARY LOGICAL {identifier(plugin)} NOEXPORT_SNAPSHOT",
+                f"creating the temporary slot `{slot}`",
+            )[0]
+            self.start = str(Lsn.parse(created["consistent_point"] or ""))
+        option_list = ", ".join(f"{identifier(name)} {command_literal(value)}" for name, value in options.items())
+        command(
+            self._pgconn,
+            f"START_REPLICATION SLOT {identifier(slot)} LOGICAL 0/0" + (f" ({option_list})" if option_list else ""),
+            f"starting replication from slot `{slot}`",
+        )
+        self._pgconn.nonblocking = 1
+        self._poller = select.poll()
+        self._poller.register(self._pgconn.socket, select.POLLIN)
+        self._silence = IdleTimeout(silence, time.monotonic)
+
+    def poll(self, timeout: float) -> list[bytes]:
+        """See Capture; also answers keepalives, and in time where there are none."""
+        if not (bodies := self._drain()):
+            if self._poller.poll(max(0.0, min(timeout, self._told_at + self._interval - time.monotonic())) * 1000):
+                self._silence.record_activity()
+            elif self._silence.long and self._silence.to_ask():
+                self._send_status(ping=True)
+            self._consume()
+            bodies = self._drain()
+        if time.monotonic() - self._told_at >= self._interval:
+            self._send_status()
+        return bodies
+
+    def close(self) -> None:
+        """Close the connection; a slot of its own goes with it."""
+        self._session.close()
+
+    def _drain(self) -> list[bytes]:
+        bodies: list[bytes] = []
+        while True:
+            try:
+                length, view = self._pgconn.get_copy_data(1)
+            except psycopg.OperationalError as broken:
+                raise connection_lost_error(self._pgconn, "reading the stream") from broken
+            if length == 0:
+                return bodies
+            if length < 0:
+                raise_end(self._pgconn, "reading the stream")
+            body = bytes(view)
+            bodies.append(body)
+            if body[0] == _DATA_TAG:
+                self._received = max(self._received, _START.unpack_from(body, 1)[0])
+            elif body[0] == _KEEPALIVE_TAG and len(body) == _KEEPALIVE.size and _KEEPALIVE.unpack(body)[3]:
+                self._send_status()
+
+    def _consume(self) -> None:
+        try:
+            self._pgconn.consume_input()
+        except psycopg.OperationalError as broken:
+            raise connection_lost_error(self._pgconn, "reading the stream") from broken
+
+    def _send_status(self, *, ping: bool = False) -> None:
+        now = int((time.time() - _EPOCH_2000) * 1_000_000)
+        try:
+            self._pgconn.put_copy_data(_STATUS.pack(b"r", self._received, 0, 0, now, ping))
+            self._pgconn.flush()
+        except psycopg.OperationalError as broken:
+            raise connection_lost_error(self._pgconn, "answering the server") from broken
+        self._told_at = time.monotonic()
+
+
+FORMAT: Final = "cdc-lake/recording/1"
+_HEAD: Final = b'{"format": "cdc-lake/recording/'
+_HEAD_LIMIT: Final = 1 << 20  # bytes: a header longer than this is none
+_ORDINARY: Final = 1 << 20  # bytes of an entry that are asked for without a look whether the file has so many
+_LENGTH: Final = struct.Struct(">I")
+_DATA: Final = struct.Struct(">cQQq")  # 'w', start, end, clock: PostgreSQL's documentation, XLogData
+_ALIVE: Final = {18: struct.Struct(">cQ"), 33: struct.Struct("<cQ")}  # 'k', WAL end; by the length of the message
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingHeader:
+    """Where a recording comes from. `options` and `encoding` are in the server's own names.
+
+    `start` is the position that was asked for, `started` ISO 8601 with zone. `redacted`: every value is overwritten.
+    """
+
+    source: str
+    plugin: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    encoding: str = "UTF8"
+    start: str = "0/0"
+    started: str = ""
+    redacted: bool = False
+
+    @property
+    def keepalives_confirm(self) -> bool:
+        """Whether a keepalive says that everything before its position was sent: not so in parallel decoding."""
+        return self.source in POSTGRES_TYPES or self.options.get("parallel-decode-num") == "1"
+
+    def line(self) -> bytes:
+        """The first line of the file."""
+        body = {
+            "format": FORMAT,
+            "source": self.source,
+            "plugin": self.plugin,
+            "options": dict(self.options),
+            "encoding": self.encoding,
+            "start": self.start,
+            "started": self.started,
+            **({"redacted": True} if self.redacted else {}),
+        }
+        return json.dumps(body, ensure_ascii=False).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A `w`: the position and the server's clock (µs since 2000) of its header, and the payload."""
+
+    lsn: int
+    clock: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A `k`: the WAL end that the server announced."""
+
+    end: int
+
+
+class RecordingReader:
+    """The entries of a recording, one after the other; `header` is None where the file has none.
+
+    Reads as it goes, so a file may be larger than the memory. Raises RecordingUnreadable.
+    """
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        """`file` stands at its start and can seek."""
+        self._file = file
+        self._name = name
+        self.header = self._read_header()
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Raises RecordingUnreadable where the file cannot be read."""
+        try:
+            return cls(path.open("rb"), str(path))
+        except OSError as failed:
+            raise RecordingUnreadable(f"the file cannot be read: {failed.strerror}", where=str(path)) from failed
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Data | Alive]:
+        while (entry := self.read_entry()) is not None:
+            yield entry
+
+    def read_entry(self) -> Data | Alive | None:
+        """The next entry, None at the end."""
+        offset = self._file.tell()
+        head = self._file.read(_LENGTH.size)
+        if not head:
+            return None
+        if len(head) < _LENGTH.size:
+            raise self._unreadable("the file ends inside the length of an entry", offset)
+        size = _LENGTH.unpack(head)[0]
+        body = self._file.read(size if size <= _ORDINARY else min(size, self._left()))
+        if len(body) < size:
+            raise self._unreadable(f"the file ends inside an entry: {size} bytes announced, {len(body)} left", offset)
+        if (entry := copy_data(body)) is None:
+            raise self._unreadable(f"an entry of {size} bytes that is neither data nor a keepalive", offset)
+        return entry
+
+    def _left(self) -> int:
+        """Bytes up to the end: a read asks for the memory of all that it may bring."""
+        offset = self._file.tell()
+        left = self._file.seek(0, io.SEEK_END) - offset
+        self._file.seek(offset)
+        return left
+
+    def _read_header(self) -> RecordingHeader | None:
+        if self._file.read(len(_HEAD)) != _HEAD:
+            self._file.seek(0)
+            return None
+        self._file.seek(0)
+        try:
+            body = json.loads(self._file.readline(_HEAD_LIMIT))
+            if body["format"] != FORMAT:
+                raise self._unreadable(f"a recording of another format than {FORMAT}", 0)
+            options = {str(name): str(value) for name, value in body["options"].items()}
+            names = ("source", "plugin", "encoding", "start", "started")
+            source, plugin, encoding, start, started = (_word(body[name]) for name in names)
+            redacted = body.get("redacted") is True
+            return RecordingHeader(source, plugin, options, encoding, start, started, redacted)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as malformed:
+            raise self._unreadable("the header of the recording is not one", 0) from malformed
+
+    def _unreadable(self, what: str, offset: int) -> RecordingUnreadable:
+        return RecordingUnreadable(what, offset=offset, where=self._name)
+
+
+def _word(value: object) -> str:
+    if not isinstance(value, str):
+        msg = "a text is expected"
+        raise TypeError(msg)
+    return value
+
+
+def copy_data(body: bytes) -> Data | Alive | None:
+    """The body of one CopyData message; None where it is neither data nor a keepalive."""
+    if body[:1] == b"w" and len(body) >= _DATA.size:
+        _, start, _, clock = _DATA.unpack_from(body)
+        return Data(start, clock, body[_DATA.size :])
+    if body[:1] == b"k" and (alive := _ALIVE.get(len(body))) is not None:
+        return Alive(alive.unpack_from(body)[1])
+    return None
+
+
+def is_recording(file: BinaryIO) -> bool:
+    """Whether a file at its start is a recording; it stands there again afterwards.
+
+    By its header, or by its first entry: no payload of any plugin has `w` or `k` as its fifth byte behind a length
+    that fits into the file (the fifth byte is the top of an LSN, or the first four are letters).
+    """
+    head = file.read(max(len(_HEAD), 5))
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    if head.startswith(_HEAD):
+        return True
+    if len(head) < 5:
+        return False
+    length = _LENGTH.unpack_from(head)[0]
+    plausible = length >= _DATA.size if head[4:5] == b"w" else length in _ALIVE
+    return head[4:5] in (b"w", b"k") and plausible and length <= max(size - _LENGTH.size, 1 << 24)
+
+
+def refuse_existing(path: Path) -> None:
+    """Raises RecordingNotWritten where there is a file of that name."""
+    if path.exists():
+        raise RecordingNotWritten("there is such a file already", where=str(path))
+
+
+class RecordingWriter:
+    """Writes a new recording. After `close` it is on the disk; a file that is there is never overwritten."""
+
+    def __init__(self, path: Path, header: RecordingHeader) -> None:
+        """Raises RecordingNotWritten."""
+        refuse_existing(path)
+        self._path = path
+        self.size = 0
+        try:
+            # it holds the rows of the source: nobody else's to read
+            self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+        except OSError as failed:
+            raise self._write_error(failed) from failed
+        self._write(header.line())
+
+    def append(self, body: bytes) -> None:
+        """One CopyData message, without the letter and length of its own frame. Raises RecordingNotWritten."""
+        self._write(_LENGTH.pack(len(body)) + body)
+        self.size += len(body)
+
+    def close(self) -> None:
+        """Make it durable: the file, and its name in the folder. Raises RecordingNotWritten."""
+        if self._file.closed:
+            return
+        try:
+            with self._file:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            sync(self._path.parent)
+        except OSError as failed:
+            raise self._write_error(failed) from failed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+        except OSError as failed:
+            raise self._write_error(failed) from failed
+
+    def _write_error(self, failed: OSError) -> RecordingNotWritten:
+        hint = "choose a folder that exists, that may be written to and has room"
+        return RecordingNotWritten(f"cannot be written: {failed.strerror}", where=str(self._path), hint=hint)
+
+
+_POLL_BYTES: Final = 1 << 20  # one call of poll returns after about this much
+
+
+class RecordingSource:
+    """A recording as a stream (implements `source.base.FrameSource`).
+
+    It starts at the beginning whatever was confirmed before, as a server does that lost the position: what bronze
+    holds already is a repeat. `ended` is True once everything was given out; `confirmed` is what `confirm` was told.
+    """
+
+    def __init__(self, path: Path, *, keepalives_confirm: bool | None = None) -> None:
+        """`keepalives_confirm`: whether everything before a keepalive's position was sent, so that it may be confirmed.
+
+        None: as the header says, False without one. True of PostgreSQL and of serial decoding of the GaussDB family,
+        never of parallel decoding. Raises RecordingUnreadable.
+        """
+        self._reader = RecordingReader.open(path)
+        header = self._reader.header
+        stated = header is not None and header.keepalives_confirm
+        self._keepalives_confirm = stated if keepalives_confirm is None else keepalives_confirm
+        self._keepalive_end = 0
+        self.ended = False
+        self.confirmed = 0
+
+    @property
+    def header(self) -> RecordingHeader | None:
+        """Where the recording comes from, as far as it says so."""
+        return self._reader.header
+
+    @property
+    def keepalive_end(self) -> int:
+        """The newest WAL position the server announced: everything committed before it has been sent."""
+        return self._keepalive_end
+
+    @property
+    def reply_requested(self) -> bool:
+        """See FrameSource: a file asks for nothing."""
+        return False
+
+    def poll(self, timeout: float) -> list[tuple[int, bytes]]:
+        """See FrameSource; at the end it waits the whole `timeout`, as a silent server would."""
+        frames: list[tuple[int, bytes]] = []
+        size = 0
+        while not self.ended and size < _POLL_BYTES:
+            match self._reader.read_entry():
+                case None:
+                    self.ended = True
+                case Alive(end=end):
+                    # frames before it are given out first: they are in the same list
+                    if self._keepalives_confirm:
+                        self._keepalive_end = max(self._keepalive_end, end)
+                case Data(lsn=lsn, payload=payload):
+                    frames.append((lsn, payload))
+                    size += len(payload)
+        if not frames and timeout > 0:
+            time.sleep(timeout)
+        return frames
+
+    def confirm(self, position: int) -> None:
+        """See FrameSource; nothing is forgotten."""
+        self.confirmed = max(self.confirmed, position)
+
+    def tick(self, *, ping: bool = False) -> None:
+        """See FrameSource: nobody waits for a status."""
+        del ping
+
+    def close(self) -> None:
+        """Close the connection; the slot stays."""
+        self._reader.close()
+
+
+_PATIENCE: Final = 10.0  # seconds: a slot stays active for about one after its reader's end
+
+
+class FamilyCapture:
+    """An open stream; `start` is the position it began at, `0/0` where that is the slot's confirmed position.
+
+    `dial` opens a session, for replication or not, and is asked again at the end where a slot is to be dropped.
+    """
+
+    def __init__(
+        self,
+        dial: Callable[[bool], WireSession],
+        plugin: str,
+        options: Mapping[str, str],
+        *,
+        slot: str | None,
+        order: OrderDomain = OrderDomain.LSN,
+        status_interval: float,
+        silence: float = LONGEST,
+    ) -> None:
+        """`slot` None: one of its own, in the order that the options are for. `status_interval`, `silence`: as of
+        GaussStream. Raises SourceError.
+        """
+        self._dial = dial
+        self._own: str | None = None
+        self.start = "0/0"
+        if slot is None:
+            slot = f"cdc_lake_record_{secrets.token_hex(4)}"
+            self.start = self._create_slot(slot, plugin, order)
+            self._own = slot
+        try:
+            self._stream = GaussDbStream(
+                dial(True), slot, 0, options,
+                keepalives_confirm=False, status_interval=status_interval, silence=silence,
+            )  # fmt: skip
+        except BaseException:
+            self._drop()
+            raise
+
+    def poll(self, timeout: float) -> list[bytes]:
+        """Bodies of CopyData messages (`w…` and `k…`), waiting up to `timeout` seconds for the first."""
+        clock = int((time.time() - _EPOCH_2000) * 1_000_000)
+        return [_DATA.pack(b"w", lsn, lsn, clock) + payload for lsn, payload in self._stream.poll(timeout)]
+
+    def close(self) -> None:
+        """See Capture. Raises SourceError where the slot of its own cannot be dropped, which names it."""
+        self._stream.close()
+        self._drop()
+
+    def _create_slot(self, slot: str, plugin: str, order: OrderDomain) -> str:
+        """Make the slot; its consistent point. One in CSN order is made by the SQL function only."""
+        by_function = order is OrderDomain.CSN
+        with closing(self._dial(not by_function)) as session:
+            created = create_slot_by_function(session, slot, plugin, order) if by_function else None
+            return str((created or create_slot(session, slot, plugin)).consistent)
+
+    def _drop(self) -> None:
+        if self._own is None:
+            return
+        try:
+            session = self._dial(False)
+        except ServerUnreachable as away:
+            hint = f"when it is back: SELECT pg_drop_replication_slot({literal(self._own)})"
+            raise ServerUnreachable(
+                f"slot `{self._own}` of the recording is left: {away.message}", where=away.where, hint=hint
+            ) from away
+        try:
+            drop_slot_when_free(session, self._own, _PATIENCE)
+        finally:
+            session.close()
+        self._own = None

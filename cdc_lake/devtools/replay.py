@@ -1,0 +1,636 @@
+"""Payloads as people hand them over, as JSON objects: `inspect payload` and `replay` show them.
+
+A file holds one payload (what follows the 25 bytes of a `w` header), one whole CopyData message, several lines of text
+decoding, or a recording. How it is written is said by the caller or read off the bytes. A payload that cannot be
+decoded gives one object of type `error`, and the next one is read: nothing ends early, nothing is left out.
+
+Recording a pipeline's stream into a file, raw or redacted, without touching the pipeline's own slot or lake.
+
+The slot is one of its own that begins now and goes at the end, unless one is named; nothing is confirmed, so a
+recording changes nothing at the source. The file is of the format of `source.recording_file`, and on the disk when the
+call returns. A redacted recording has every value of every row overwritten by one of the same length
+(`devtools.anonymize`) before it is written; names, types, lengths and positions stay, and it decodes as the raw one
+would.
+
+Replaying a recording: what a stream held, counted, and that it was one.
+
+Every payload is decoded and every transaction followed from BEGIN to COMMIT, so a recording that replays is one that
+the receiver could have taken. Works without the server and without a lake.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO, Final, Literal, NamedTuple, TypeAlias, assert_never, get_args
+
+from cdc_lake.config.gaussdb_options import Mode
+from cdc_lake.config.project import Project, effective_options
+from cdc_lake.config.source import FamilySource, PostgresSource
+from cdc_lake.connectors.gaussdb.decoding import STANDBY_ONLY
+from cdc_lake.connectors.open_stream import PATIENCE, retry_while_slot_active
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.decode.gaussdb.records import Style
+from cdc_lake.decode.gaussdb.serial import records
+from cdc_lake.decode.test_decoding import line
+from cdc_lake.devtools import anonymize
+from cdc_lake.devtools.anonymize import Filler
+from cdc_lake.devtools.recording import (
+    Alive,
+    Capture,
+    Data,
+    FamilyCapture,
+    PostgresCapture,
+    RecordingHeader,
+    RecordingReader,
+    RecordingWriter,
+    copy_data,
+    is_recording,
+    refuse_existing,
+)
+from cdc_lake.devtools.wire_dump import Described, PgoutputDescriber, describe, described_line, guess, is_line, present
+from cdc_lake.errors import DecodeError, OutOfSequence, RecordingNotRedacted, RecordingUnreadable
+from cdc_lake.model.position import Lsn, OrderDomain
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.source.gaussdb.server import check_product, identify, target_of
+from cdc_lake.source.gaussdb.wire import session as wire
+from cdc_lake.source.gaussdb.wire.session import WireSession
+from cdc_lake.source.postgres import server as postgres
+from cdc_lake.source.postgres.connection import connect, encoding_of
+from cdc_lake.source.postgres.plugins import LINE_OPTIONS, PGOUTPUT, PHASED_LINE_OPTIONS, TEST_DECODING, message_options
+from cdc_lake.source.socket_io import of_postgres
+
+Plugin: TypeAlias = Literal["mppdb_decoding", "test_decoding", "pgoutput"]
+PLUGINS: Final[tuple[Plugin, ...]] = get_args(Plugin)
+STDIN: Final = "-"
+
+_STARTS: Final = re.compile(
+    rb"BEGIN|COMMIT|commit|ABORT|PREPARE|ROLLBACK PREPARED|table |\{\"|prefix: |message: |streaming |"
+    rb"(?:opening|closing|aborting|preparing|committing) (?:a )?streamed"
+)
+"""How a statement of text decoding begins; another line goes on with the one before it."""
+_PEEKED: Final = re.compile(rb" *([0-9A-F]{1,8}/[0-9A-F]{1,8})(?:\t| *\| *)([0-9]+)(?:\t| *\| ?)(.*)", re.DOTALL)
+"""A row of location, xid and data."""
+_HEADING: Final = re.compile(rb" *(?:lsn|location) *\| *xid *\| *data *\r?\n[-+]+\r?\n")
+_COUNT: Final = re.compile(rb"\n\([0-9]+ rows?\)\s*\Z")
+"""What psql prints before and behind rows."""
+_HEX: Final = re.compile(rb"\s*(?:\\x)?((?:[0-9a-fA-F]{2})+)\s*")
+_PRINTABLE: Final = 0x20  # below it: the first byte of a length
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How payloads are to be read; None is read off the bytes of each."""
+
+    plugin: Plugin
+    style: Style | None = None
+    batch: bool | None = None
+    codec: Codec = field(default_factory=Codec)
+
+
+DEFAULT: Final = Reading("mppdb_decoding")
+
+
+def reading_of(header: RecordingHeader | None) -> Reading:
+    """How a recording says it is written: by its plugin, and of the family by the options it was asked for."""
+    if header is None:
+        return DEFAULT
+    plugin = next((candidate for candidate in PLUGINS if candidate == header.plugin), None)
+    if plugin is None:
+        raise RecordingUnreadable(f"a recording of plugin `{header.plugin}`: expected one of {', '.join(PLUGINS)}")
+    if plugin == "pgoutput":
+        return Reading(plugin)
+    options, codec = header.options, Codec(header.encoding)
+    if options.get("parallel-decode-num", "1") == "1":
+        return Reading(plugin, Style.SERIAL if plugin == "mppdb_decoding" else None, codec=codec)
+    return Reading(plugin, Style(options.get("decode-style", "b")[:1]), options.get("sending-batch") == "1", codec)
+
+
+class PayloadReader:
+    """Reads payloads in the order of their stream: pgoutput names a relation once and its columns ever after."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._pgoutput = PgoutputDescriber()
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether payloads may be lines of text."""
+        return self._reading.plugin != "pgoutput"
+
+    def objects(self, payload: bytes, header_lsn: int | None = None) -> list[Described]:
+        """The objects of one payload; `header_lsn` is that of its `w`, if known. Raises DecodeError."""
+        reading = self._reading
+        if reading.plugin == "pgoutput":
+            return [self._pgoutput.describe(payload)]
+        only_postgres = line(payload, reading.codec.decode) if reading.plugin == "test_decoding" else None
+        if only_postgres is not None:
+            return [described_line(only_postgres, header_lsn)]
+        style, batch = guess(payload, self._style(payload))
+        batch = batch if reading.batch is None else reading.batch
+        decoded = records(
+            payload, style, batch=batch, codec=reading.codec, header_lsn=header_lsn, plugin=reading.plugin
+        )
+        return [describe(record) for record in decoded]
+
+    def overwritten(self, payload: bytes, filler: Filler) -> tuple[bytes, bool]:
+        """The payload with every value of every row overwritten, and whether all of it could be read."""
+        reading = self._reading
+        if reading.plugin == "pgoutput":
+            return anonymize.overwritten_message(payload, filler)
+        try:
+            style, batch = guess(payload, self._style(payload))
+        except DecodeError:
+            return filler.value(payload), False
+        batch = batch if reading.batch is None else reading.batch
+        return anonymize.overwritten_record(payload, style, batch=batch, codec=reading.codec, filler=filler)
+
+    def _style(self, payload: bytes) -> Style | None:
+        """The style that was said. Text of test_decoding has two forms, its own and style t: the bytes say which."""
+        stated = self._reading.style
+        return None if (self._reading.plugin, stated) == ("test_decoding", Style.TEXT) and is_line(payload) else stated
+
+
+def inspect_files(
+    names: Sequence[str], override: Reading | None = None, *, recording: bool | None = None
+) -> Iterator[Described]:
+    """The objects of all files in order (`-` is standard input).
+
+    `override` None: as a recording says of itself, otherwise `DEFAULT`. `recording` None: told by the bytes. A file or
+    payload that cannot be read gives an object of type `error` with `file`, and in a recording `entry`.
+    """
+    payloads = PayloadReader(override or DEFAULT)
+    for name in names:
+        try:
+            with _open_input(name) as file:
+                if not (is_recording(file) if recording is None else recording):
+                    yield from _payloads(payloads, file.read(), name)
+                    continue
+                played = RecordingReader(file, name)
+                reader = payloads if override or not played.header else PayloadReader(reading_of(played.header))
+                yield from _recording(reader, played, name)
+        except OSError as failed:
+            yield error_object(RecordingUnreadable(f"the file cannot be read: {failed.strerror}"), name)
+        except DecodeError as broken:  # of the file, or of what its header says
+            yield error_object(broken, name)
+
+
+def error_object(error: DecodeError, file: str, entry: int | None = None) -> Described:
+    """A payload that cannot be decoded, in the form of the other objects."""
+    body = {"code": error.code, "message": error.message, "offset": error.offset, "file": file, "entry": entry}
+    return present(type="error", **body, where=error.where or None, hint=error.remedy or None)
+
+
+class Statement(NamedTuple):
+    """One statement of text decoding, with its LSN and transaction id where they stand before it."""
+
+    lsn: int | None
+    xid: int | None
+    text: bytes
+
+
+def statements(payload: bytes) -> list[Statement]:
+    """Lines of text decoding as one payload a statement, without the line feed an editor puts behind them.
+
+    Location and xid stand before it in the rows of `pg_logical_slot_peek_changes` (location, xid, data) and of
+    `pg_logical_get_area_changes`, which a program printed with tabs or bars. A line that begins inside a value goes on
+    with the one before it. Framed payloads are given back whole, also where the rows of
+    `pg_logical_slot_peek_binary_changes` have them in hexadecimal digits. What psql prints around rows is left out.
+    """
+    if (heading := _HEADING.match(payload)) is not None:
+        payload = _COUNT.sub(b"\n", payload[heading.end() :])
+    if (digits := _HEX.fullmatch(payload)) is not None:
+        return [Statement(None, None, bytes.fromhex(digits[1].decode()))]
+    if not payload or payload[0] < _PRINTABLE:
+        return [Statement(None, None, payload)]
+    parsed: list[Statement] = []
+    for text in payload.splitlines(keepends=True):
+        if (row := _PEEKED.match(text)) is not None:
+            digits = _HEX.fullmatch(row[3]) if row[3].startswith(b"\\x") else None
+            data = row[3] if digits is None else bytes.fromhex(digits[1].decode())
+            parsed.append(Statement(Lsn.parse(row[1].decode()).value, int(row[2]), data))
+        elif parsed and (_STARTS.match(text) is None or parsed[-1].text.count(b"'") % 2):
+            parsed[-1] = parsed[-1]._replace(text=parsed[-1].text + text)
+        else:
+            parsed.append(Statement(None, None, text))
+    return [
+        statement if _is_framed(statement.text) else statement._replace(text=statement.text.rstrip(b"\r\n"))
+        for statement in parsed
+    ]
+
+
+def _is_framed(payload: bytes) -> bool:
+    return b"\0" in payload  # no text has it, and each binary message
+
+
+def _open_input(name: str) -> BinaryIO:
+    return io.BytesIO(sys.stdin.buffer.read()) if name == STDIN else open(name, "rb")  # noqa: PTH123
+
+
+def _recording(reader: PayloadReader, recording: RecordingReader, name: str) -> Iterator[Described]:
+    for number, entry in enumerate(recording, start=1):
+        if isinstance(entry, Data):
+            yield from _objects(reader, entry.payload, entry.lsn, name, number)
+
+
+def _payloads(reader: PayloadReader, data: bytes, name: str) -> Iterator[Described]:
+    lsn = None
+    message = copy_data(data)  # the header was left on: no payload begins with its letter
+    if isinstance(message, Data):
+        data, lsn = message.payload, message.lsn
+    elif message is not None:
+        return
+    yield from _whole_or_parts(reader, data, lsn, name)
+
+
+def _whole_or_parts(reader: PayloadReader, data: bytes, lsn: int | None, name: str) -> Iterator[Described]:
+    """What a payload says; only where it says nothing, what its lines say: a value may hold any line."""
+    single = [Statement(None, None, data)]
+    printed = any((_PEEKED.match(data), _HEADING.match(data), _HEX.fullmatch(data)))
+    parts = statements(data) if reader.reads_text or printed else single
+    objects = [] if printed else _objects(reader, data, lsn, name)
+    if parts == single or not {item["type"] for item in objects} <= {"error", "other"}:
+        yield from objects
+        return
+    inside = False
+    for before, xid, payload in parts:
+        for item in _objects(reader, payload, lsn if before is None else before, name):
+            inside = inside or item["type"] == "begin"
+            # area decoding prints no BEGIN and mixes transactions: the column is all that says whose a row is
+            is_complete = inside or xid is None or "xid" in item or item["type"] == "error"
+            yield item if is_complete else {**item, "xid": xid}
+            inside = inside and item["type"] != "commit"
+
+
+def _objects(
+    reader: PayloadReader, payload: bytes, lsn: int | None, name: str, entry: int | None = None
+) -> list[Described]:
+    try:
+        return reader.objects(payload, lsn)
+    except DecodeError as error:
+        return [error_object(error, name, entry)]
+
+
+_WAIT = 0.2  # seconds between two looks at the limits
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to end, whichever comes first: seconds, bytes of messages, whole transactions. None: never."""
+
+    seconds: float | None = None
+    bytes: int | None = None
+    transactions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a recording holds. `transactions` counts COMMITs, None where nobody asked for them.
+
+    `unreadable`: messages of a redacted one that could not be read and were overwritten as a whole.
+    """
+
+    file: str
+    source: str
+    plugin: str
+    slot: str | None
+    start: str
+    messages: int
+    keepalives: int
+    bytes: int
+    transactions: int | None
+    seconds: float
+    redacted: bool = False
+    unreadable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A capture, and how its stream is written."""
+
+    capture: Capture
+    start: str
+    options: Mapping[str, str]
+    encoding: str = "UTF8"
+
+
+def record(
+    project: Project,
+    file: Path,
+    limits: Limits,
+    *,
+    plugin: str | None = None,
+    slot: str | None = None,
+    redact: bool | None = None,
+    stop: threading.Event,
+    report: ProgressReporter,
+) -> Recorded:
+    """Record until a limit or `stop`. Raises SourceError, RecordingNotWritten; what came until then is in the file.
+
+    `redact` None: raw, which is refused where the pipeline redacts: raises RecordingNotRedacted. A slot that somebody
+    has just left is waited for: raises Stopped where `stop` comes first.
+    """
+    refuse_existing(file)
+    if redact is None and project.pipeline.bronze.redact:
+        raise RecordingNotRedacted("the pipeline redacts, and a recording holds what the server sends")
+    source = project.pipeline.source
+    plugin = plugin or source.slot.plugin
+    opened = retry_while_slot_active(lambda: _open(project, plugin, slot), stop, report, PATIENCE)
+    header = RecordingHeader(
+        source.type,
+        plugin,
+        opened.options,
+        opened.encoding,
+        opened.start,
+        datetime.now(UTC).isoformat("T", "seconds"),
+        redacted=bool(redact),
+    )
+    with closing(opened.capture):
+        report(ProgressEvent("record", f"recording {source.place} from {opened.start} into {file}"))
+        with RecordingWriter(file, header) as writer:
+            commits = _commits(header) if limits.transactions is not None else None
+            run = _Run(opened.capture, writer, limits, commits, _Overwriting(header) if redact else None)
+            run.follow(stop)
+    return Recorded(
+        file=str(file),
+        source=source.type,
+        plugin=plugin,
+        slot=slot,
+        start=opened.start,
+        messages=run.messages,
+        keepalives=run.keepalives,
+        bytes=writer.size,
+        transactions=None if limits.transactions is None else run.transactions,
+        seconds=run.seconds,
+        redacted=bool(redact),
+        unreadable=run.unreadable,
+    )
+
+
+def _open(project: Project, plugin: str, slot: str | None) -> _Open:
+    match project.pipeline.source:
+        case PostgresSource() as source:
+            return _postgres(project, source, plugin, slot)
+        case FamilySource() as source:
+            return _family(project, source, plugin, slot)
+        case _ as never:
+            assert_never(never)
+
+
+def _postgres(project: Project, source: PostgresSource, plugin: str, slot: str | None) -> _Open:
+    session = connect(source, project.root, application=_application(project), replication=True)
+    options: Mapping[str, str] = {}
+    if plugin == PGOUTPUT:
+        options = message_options(project.publication)
+    elif plugin == TEST_DECODING:
+        options = PHASED_LINE_OPTIONS if source.decoding.two_phase else LINE_OPTIONS
+    try:
+        timeout = postgres.identify(session, source).wal_sender_timeout
+        capture = PostgresCapture(
+            session,
+            plugin,
+            options,
+            slot=slot,
+            status_interval=source.status_interval / 1000,
+            silence=of_postgres(source.silence_timeout / 1000, timeout),
+        )
+    except BaseException:
+        session.close()
+        raise
+    # lines are in the encoding of the database, whatever a client asks for
+    return _Open(capture, capture.start, options, "UTF8" if plugin == PGOUTPUT else encoding_of(session))
+
+
+def _family(project: Project, source: FamilySource, plugin: str, slot: str | None) -> _Open:
+    target = target_of(source, project.root)
+
+    def dial(replication: bool) -> WireSession:
+        return wire.connect(target, application=_application(project), replication=replication)
+
+    mode = Mode.SERIAL if source.decoding_mode is Mode.SQL else None  # SQL functions read as serial decoding does
+    options = effective_options(source, mode)
+    options.pop(STANDBY_ONLY, None)
+    with closing(dial(True)) as session:
+        facts = identify(session)
+        check_product(facts.version, source.type, session.place)
+    capture = FamilyCapture(
+        dial,
+        plugin,
+        options,
+        slot=slot,
+        order=OrderDomain(source.slot_order),
+        status_interval=source.reply_interval / 1000,
+        silence=source.silence_timeout / 1000,
+    )
+    return _Open(capture, capture.start, options, facts.encoding)
+
+
+def _application(project: Project) -> str:
+    return f"cdc_lake {project.name} record"
+
+
+class _Run:
+    """One recording as it grows."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        writer: RecordingWriter,
+        limits: Limits,
+        commits: Callable[[Data], int] | None,
+        overwriting: _Overwriting | None,
+    ) -> None:
+        self._capture = capture
+        self._writer = writer
+        self._limits = limits
+        self._commits = commits
+        self._overwriting = overwriting
+        self._started = time.monotonic()
+        self.messages = self.keepalives = self.transactions = 0
+
+    @property
+    def unreadable(self) -> int:
+        """Messages that were overwritten as a whole."""
+        return 0 if self._overwriting is None else self._overwriting.unreadable
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._started
+
+    def follow(self, stop: threading.Event) -> None:
+        """Until a limit or `stop`. The message that reaches a limit is the last one written."""
+        while not stop.is_set() and not self._is_limit_reached():
+            for body in self._capture.poll(_WAIT):
+                self._take(body)
+                if self._is_limit_reached():
+                    break
+
+    def _take(self, body: bytes) -> None:
+        entry = copy_data(body)
+        self._writer.append(body if self._overwriting is None else self._overwriting.body(body, entry))
+        if isinstance(entry, Data):
+            self.messages += 1
+            self.transactions += self._commits(entry) if self._commits else 0
+        else:
+            self.keepalives += 1
+
+    def _is_limit_reached(self) -> bool:
+        limits = self._limits
+        return (
+            (limits.seconds is not None and self.seconds >= limits.seconds)
+            or (limits.bytes is not None and self._writer.size >= limits.bytes)
+            or (limits.transactions is not None and self.transactions >= limits.transactions)
+        )
+
+
+class _Overwriting:
+    """Overwrites the values in messages, under a secret that is forgotten at the end."""
+
+    def __init__(self, header: RecordingHeader) -> None:
+        self._reader = PayloadReader(reading_of(header))
+        self._filler = Filler()
+        self.unreadable = 0
+
+    def body(self, body: bytes, entry: Data | Alive | None) -> bytes:
+        """The body of a message without its values."""
+        match entry:
+            case Alive():
+                return body
+            case Data(payload=original):
+                payload, readable = self._reader.overwritten(original, self._filler)
+            case None:
+                original, payload, readable = body, self._filler.value(body), False
+        self.unreadable += not readable
+        return body[: len(body) - len(original)] + payload
+
+
+def _commits(header: RecordingHeader) -> Callable[[Data], int]:
+    """Counts the COMMITs of a message; one that cannot be decoded has none: it is kept for whoever looks into it."""
+    reader = PayloadReader(reading_of(header))
+
+    def count(entry: Data) -> int:
+        try:
+            return sum(item["type"] == "commit" for item in reader.objects(entry.payload, entry.lsn))
+        except DecodeError:
+            return 0
+
+    return count
+
+
+_CHANGES = frozenset({"insert", "update", "delete", "truncate"})
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a recording holds. `changes`: table → kind → number; `first`, `last`: LSNs of its data messages.
+
+    `open_changes` counts the changes behind the last COMMIT: a recording may end inside a transaction.
+    """
+
+    file: str
+    plugin: str
+    messages: int
+    keepalives: int
+    bytes: int
+    transactions: int
+    empty: int
+    first_csn: int | None
+    last_csn: int | None
+    changes: dict[str, dict[str, int]]
+    others: dict[str, int]
+    open_changes: int
+
+
+@dataclass(slots=True)
+class _Count:
+    """The numbers as they grow."""
+
+    messages: int = 0
+    keepalives: int = 0
+    bytes: int = 0
+    transactions: int = 0
+    empty: int = 0
+    csns: list[int] = field(default_factory=list)
+    changes: dict[str, Counter[str]] = field(default_factory=dict)
+    others: Counter[str] = field(default_factory=Counter)
+    open: Counter[tuple[str, str]] | None = None
+
+    def take(self, item: Described) -> None:
+        """One object of the stream. Raises OutOfSequence where it cannot stand here."""
+        kind = item["type"]
+        if (csn := item.get("csn")) is not None:
+            self.csns = [min([csn, *self.csns]), max([csn, *self.csns])]
+        if kind == "begin":
+            if self.open is not None:
+                raise OutOfSequence("a BEGIN inside a transaction")
+            self.open = Counter()
+        elif kind in _CHANGES:
+            self._transaction(f"a {kind}").update((table, kind) for table in _tables(item))
+        elif kind == "commit":
+            self._commit(self._transaction("a COMMIT"))
+        else:
+            self.others[kind] += 1
+
+    def _transaction(self, what: str) -> Counter[tuple[str, str]]:
+        if self.open is None:
+            raise OutOfSequence(f"{what} outside a transaction")
+        return self.open
+
+    def _commit(self, counts: Counter[tuple[str, str]]) -> None:
+        self.transactions += 1
+        self.empty += not counts
+        for (table, kind), number in counts.items():
+            self.changes.setdefault(table, Counter())[kind] += number
+        self.open = None
+
+
+def replay(path: Path, override: Reading | None = None) -> Replayed:
+    """Read a recording to its end. `override` None: as its header says.
+
+    Raises DecodeError, whose `where` names the file and the number of the entry.
+    """
+    with RecordingReader.open(path) as recording:
+        reading = override or reading_of(recording.header)
+        reader, count = PayloadReader(reading), _Count()
+        for number, entry in enumerate(recording, start=1):
+            match entry:
+                case Alive():
+                    count.keepalives += 1
+                case Data(lsn=lsn, payload=payload):
+                    count.messages += 1
+                    count.bytes += len(payload)
+                    try:
+                        for item in reader.objects(payload, lsn):
+                            count.take(item)
+                    except DecodeError as error:
+                        error.where = f"{path}, entry {number}"
+                        raise
+    return Replayed(
+        file=str(path),
+        plugin=reading.plugin,
+        messages=count.messages,
+        keepalives=count.keepalives,
+        bytes=count.bytes,
+        transactions=count.transactions,
+        empty=count.empty,
+        first_csn=count.csns[0] if count.csns else None,
+        last_csn=count.csns[-1] if count.csns else None,
+        changes={table: dict(kinds) for table, kinds in sorted(count.changes.items())},
+        others=dict(count.others),
+        open_changes=0 if count.open is None else count.open.total(),
+    )
+
+
+def _tables(item: Described) -> list[str]:
+    named = item.get("tables", [item])
+    return [f"{t['schema']}.{t['table']}" if "table" in t else f"OID {t['relation_oid']}" for t in named]

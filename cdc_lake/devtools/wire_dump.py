@@ -1,0 +1,448 @@
+"""Records of the GaussDB family as JSON objects: one object a record, pure, for `inspect payload` and `replay`.
+
+    type       begin commit insert update delete truncate ddl heartbeat abort prepare other
+    lsn        of the record, `0/2816A28`; first_lsn: of BEGIN
+    csn, xid   numbers; origin_id, user: of BEGIN; timestamp: the server's text
+    schema, table    of a row; a truncate has `tables`, a list of the two
+    new, old   lists of {name, type | type_oid, value}: value null is SQL NULL; a value that was not sent has
+               "unchanged": true and no value. A tuple that was not sent has no list
+
+A key that does not apply is absent, never null.
+
+What versions 2 to 4 of pgoutput's protocol brought, as JSON objects.
+
+Specification: PostgreSQL's documentation, "Logical Replication Message Formats".
+
+Messages of pgoutput as JSON objects: the keys of `devtools.wire_dump`, columns named by the relations seen before.
+
+Also: relation (relation_oid, replica_identity, columns), type, origin, message (prefix, content, transactional); begin
+has `lsn` (of the commit record), commit `lsn` and `end_lsn`; `old_kind` is key or full. A change of a relation that
+was not announced has its `relation_oid` instead of a name, and columns whose `name` is null.
+
+Guessing how a payload is written, from its first bytes: for `inspect payload`, never for a stream asked for.
+
+Specification: section 11.1 of the family's formats (first bytes of a payload). A framed payload begins with the top
+byte of a length, which is no letter below a gigabyte; a bare line begins with a letter or a brace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeAlias, assert_never
+
+from cdc_lake.decode.gaussdb.records import Begin as GaussBegin
+from cdc_lake.decode.gaussdb.records import Commit as GaussCommit
+from cdc_lake.decode.gaussdb.records import (
+    Ddl,
+    Field,
+    Heartbeat,
+    Operation,
+    Other,
+    Record,
+    Row,
+    Style,
+    TransactionEnd,
+    Truncated,
+)
+from cdc_lake.decode.pgoutput.binary_values import BinaryValue
+from cdc_lake.decode.pgoutput.messages import (
+    AnnouncedColumn,
+    Begin,
+    Commit,
+    DeleteMessage,
+    InsertMessage,
+    LogicalMessage,
+    OriginMessage,
+    RelationMessage,
+    TruncateMessage,
+    TypeMessage,
+    UpdateMessage,
+    WireMessage,
+)
+from cdc_lake.decode.pgoutput.parser import (
+    WITH_XID,
+    BeginPrepare,
+    CommitPrepared,
+    Prepare,
+    Prepared,
+    PreparedMessage,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamMessage,
+    StreamStart,
+    StreamStop,
+    parse,
+    prepared_message,
+    stream_message,
+    without_xid,
+)
+from cdc_lake.decode.test_decoding import MessageLine, PhaseLine
+from cdc_lake.errors import UnknownStatement
+from cdc_lake.model.change import UNCHANGED, OldKind, Tuple, Value
+from cdc_lake.model.position import Lsn
+from cdc_lake.model.relation import TableName
+
+
+def described_line(parsed_line: MessageLine | PhaseLine, lsn: int | None) -> Described:
+    """The JSON object of a line, in the form of `devtools.wire_dump`."""
+    if isinstance(parsed_line, MessageLine):
+        body = {
+            "prefix": parsed_line.prefix,
+            "transactional": parsed_line.transactional,
+            "content": parsed_line.content,
+        }
+        return present(type="message", lsn=lsn_text(lsn), **body)
+    return present(
+        type=parsed_line.kind, lsn=lsn_text(lsn), gid=parsed_line.gid, xid=parsed_line.xid, timestamp=parsed_line.time
+    )
+
+
+Described: TypeAlias = dict[str, Any]
+"""A JSON object."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_ROW_OPERATIONS: Final = {Operation.INSERT: "insert", Operation.UPDATE: "update", Operation.DELETE: "delete"}
+
+
+def describe(record: Record) -> Described:  # noqa: PLR0911  # one return a kind of record
+    """The object of one record; its `type` first."""
+    match record:
+        case GaussBegin():
+            return _begin(record)
+        case GaussCommit(lsn=lsn, csn=csn, xid=xid, time=time, skipped=skipped):
+            numbers = {"lsn": lsn_text(lsn), "csn": csn, "xid": xid}
+            return present(type="commit", **numbers, timestamp=time, skipped_option=skipped)
+        case TransactionEnd(word=word, lsn=lsn, xid=xid, time=time):
+            return present(type=word.lower(), lsn=lsn_text(lsn), xid=xid, timestamp=time)
+        case Row():
+            return _row(record)
+        case Truncated():
+            return _describe_truncate(record)
+        case Ddl(prefix=prefix, command=command, content=content, relation_id=oid, lsn=lsn):
+            body = {"prefix": prefix, "command": command, "relation_oid": oid, "content": content}
+            return present(type="ddl", lsn=lsn_text(lsn), **body)
+        case Heartbeat():
+            return _heartbeat(record)
+        case Other(text=text, lsn=lsn):
+            return present(type="other", lsn=lsn_text(lsn), text=text)
+        case _ as never:
+            assert_never(never)
+
+
+def present(**fields: object) -> Described:
+    """The object of what applies: None says that something does not."""
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def lsn_text(value: int | None) -> str | None:
+    """A WAL position as servers print it."""
+    return None if value is None else str(Lsn(value))
+
+
+def time_text(micros: int | None) -> str | int | None:
+    """Microseconds since 1970 UTC as ISO 8601; the number itself beyond the years 1 to 9999."""
+    if micros is None:
+        return None
+    try:
+        return (_EPOCH + timedelta(microseconds=micros)).isoformat(timespec="microseconds")
+    except OverflowError:
+        return micros
+
+
+def value_object(value: Value) -> Described:
+    """What a value adds to its column: `value`, or `unchanged`."""
+    return {"unchanged": True} if value is UNCHANGED else {"value": value}
+
+
+def table_object(table: TableName) -> Described:
+    """A table's name, its parts unquoted."""
+    return {"schema": table.schema, "table": table.name}
+
+
+def tables_object(tables: Iterable[Described]) -> Described:
+    """The tables of a truncate; where it is one, its name stands beside the list as well."""
+    listed = list(tables)
+    return {**(listed[0] if len(listed) == 1 else {}), "tables": listed}
+
+
+def _begin(begin: GaussBegin) -> Described:
+    return present(
+        type="begin",
+        lsn=lsn_text(begin.lsn),
+        csn=begin.csn,
+        first_lsn=lsn_text(begin.first_lsn),
+        xid=begin.xid,
+        timestamp=begin.time,
+        origin_id=begin.origin_id,
+        user=begin.user,
+        skipped_option=begin.skipped,
+    )
+
+
+def _row(row: Row) -> Described:
+    return present(
+        type=_ROW_OPERATIONS[row.operation],
+        lsn=lsn_text(row.lsn),
+        **table_object(row.table),
+        new=_tuple(row.new),
+        old=_tuple(row.old),
+    )
+
+
+def _tuple(fields: tuple[Field, ...] | None) -> list[Described] | None:
+    return None if fields is None else [_field(field) for field in fields]
+
+
+def _field(field: Field) -> Described:
+    return {
+        **present(name=field.name, type=field.type_name, type_oid=field.type_oid),
+        **value_object(field.value),
+    }
+
+
+def _describe_truncate(truncated: Truncated) -> Described:
+    return {
+        **present(type="truncate", lsn=lsn_text(truncated.lsn)),
+        **tables_object(table_object(table) for table in truncated.tables),
+        "cascade": truncated.cascade,
+        "restart_identity": truncated.restart_identity,
+    }
+
+
+def _heartbeat(beat: Heartbeat) -> Described:
+    """`read` and `flushed` are numbers, because the stream does not say whether they are LSNs or CSNs."""
+    lsn = beat.read if beat.lsn is None else beat.lsn
+    body = {"read": beat.read, "flushed": beat.flushed, "timestamp": time_text(beat.newest)}
+    return present(type="heartbeat", lsn=lsn_text(lsn), **body)
+
+
+def describe_v2_message(payload: bytes) -> Described | None:
+    """The object of a message of a later version; None for a letter that is none of theirs. Raises DecodeError."""
+    if (streamed := stream_message(payload)) is not None:
+        return _describe_streamed(streamed)
+    two_phase = prepared_message(payload)
+    return None if two_phase is None else _two_phase(two_phase)
+
+
+def _describe_streamed(message: StreamMessage) -> Described:
+    match message:
+        case StreamStart(xid=xid, first=first):
+            return {"type": "stream_start", "xid": xid, "first": first}
+        case StreamStop():
+            return {"type": "stream_stop"}
+        case StreamCommit(xid=xid, commit_lsn=lsn, end_lsn=end, commit_ts=timestamp):
+            ends = {"lsn": lsn_text(lsn), "end_lsn": lsn_text(end), "timestamp": time_text(timestamp)}
+            return {"type": "stream_commit", **ends, "xid": xid}
+        case StreamAbort(xid=xid, subxid=subxid, lsn=lsn, aborted_at=timestamp):
+            return present(
+                type="stream_abort", xid=xid, subxid=subxid, lsn=lsn_text(lsn), timestamp=time_text(timestamp)
+            )
+        case _ as never:
+            assert_never(never)
+
+
+def _two_phase(message: PreparedMessage) -> Described:
+    match message:
+        case BeginPrepare(prepared=prepared):
+            return _describe_prepared("begin_prepare", prepared)
+        case Prepare(prepared=prepared, streamed=streamed):
+            return _describe_prepared("stream_prepare" if streamed else "prepare", prepared)
+        case CommitPrepared(commit_lsn=lsn, end_lsn=end, commit_ts=timestamp, xid=xid, gid=gid):
+            ends = {"lsn": lsn_text(lsn), "end_lsn": lsn_text(end), "timestamp": time_text(timestamp)}
+            return {"type": "commit_prepared", **ends, "xid": xid, "gid": gid}
+        case RollbackPrepared(prepare_end_lsn=lsn, end_lsn=end, rolled_back_at=timestamp, xid=xid, gid=gid):
+            ends = {"lsn": lsn_text(lsn), "end_lsn": lsn_text(end), "timestamp": time_text(timestamp)}
+            return {"type": "rollback_prepared", **ends, "xid": xid, "gid": gid}
+        case _ as never:
+            assert_never(never)
+
+
+def _describe_prepared(kind: str, prepared: Prepared) -> Described:
+    ends = {
+        "lsn": lsn_text(prepared.lsn),
+        "end_lsn": lsn_text(prepared.end_lsn),
+        "timestamp": time_text(prepared.prepared_at),
+    }
+    return {"type": kind, **ends, "xid": prepared.xid, "gid": prepared.gid}
+
+
+_ROW_TAGS: Final = frozenset(b"IUD")
+
+
+class PgoutputDescriber:
+    """Reads the messages of one connection in order, and remembers which relations and types it announced.
+
+    Messages of protocol versions 2 to 4 are read as well (`devtools.wire_dump`); a value that was sent in binary is
+    `value_hex`.
+    """
+
+    def __init__(self) -> None:
+        self._streaming = False
+        self._relations: dict[int, RelationMessage] = {}
+        self._types: dict[int, str] = {}
+
+    def describe(self, payload: bytes) -> Described:
+        """The object of one message. Raises DecodeError; inside a streamed block its offset leaves out the xid."""
+        if (description := describe_v2_message(payload)) is not None:
+            self._streaming = description["type"] == "stream_start"
+            return description
+        if self._streaming and payload[:1] and payload[0] in WITH_XID:
+            xid = {"xid": int.from_bytes(payload[1:5], "big")}
+            return {**self._first(without_xid(payload)), **xid}
+        return self._first(payload)
+
+    def _first(self, payload: bytes) -> Described:
+        """The object of a message of version 1."""
+        columns = None
+        if (
+            payload[:1]
+            and payload[0] in _ROW_TAGS
+            and (relation := self._relations.get(int.from_bytes(payload[1:5], "big")))
+        ):
+            columns = len(relation.columns)
+        return self._object(parse(payload, columns))
+
+    def _object(self, message: WireMessage) -> Described:  # noqa: PLR0911  # one return a kind of message
+        match message:
+            case Begin(final_lsn=lsn, commit_ts=timestamp, xid=xid):
+                return present(type="begin", lsn=lsn_text(lsn), xid=xid, timestamp=time_text(timestamp))
+            case Commit(commit_lsn=lsn, end_lsn=end, commit_ts=timestamp):
+                return present(type="commit", lsn=lsn_text(lsn), end_lsn=lsn_text(end), timestamp=time_text(timestamp))
+            case OriginMessage(lsn=lsn, name=name):
+                return present(type="origin", lsn=lsn_text(lsn), origin=name)
+            case RelationMessage():
+                self._relations[message.oid] = message
+                return self._relation(message)
+            case TypeMessage(oid=oid, schema=schema, name=name):
+                self._types[oid] = name if schema == "pg_catalog" else f"{schema}.{name}"
+                return {"type": "type", "type_oid": oid, "schema": schema, "name": name}
+            case InsertMessage(oid=oid, new=new):
+                return present(type="insert", **self._table(oid), new=self._tuple(oid, new))
+            case UpdateMessage(oid=oid, new=new, old=old, old_kind=kind):
+                body = {"new": self._tuple(oid, new), **self._old(oid, old, kind)}
+                return present(type="update", **self._table(oid), **body)
+            case DeleteMessage(oid=oid, old=old, old_kind=kind):
+                return present(type="delete", **self._table(oid), **self._old(oid, old, kind))
+            case TruncateMessage(oids=oids, cascade=cascade, restart_identity=restart):
+                tables = tables_object(self._table(oid) for oid in oids)
+                return {"type": "truncate", **tables, "cascade": cascade, "restart_identity": restart}
+            case LogicalMessage():
+                return _message(message)
+            case _ as never:
+                assert_never(never)
+
+    def _relation(self, relation: RelationMessage) -> Described:
+        return {
+            "type": "relation",
+            **self._table(relation.oid),
+            "replica_identity": relation.identity.name.lower(),
+            "columns": [
+                {**self._column(column), "modifier": column.modifier, "key": column.key} for column in relation.columns
+            ],
+        }
+
+    def _table(self, oid: int) -> Described:
+        relation = self._relations.get(oid)
+        return {"relation_oid": oid, **(table_object(relation.table) if relation else {})}
+
+    def _column(self, column: AnnouncedColumn) -> Described:
+        return present(name=column.name, type=self._types.get(column.type_oid), type_oid=column.type_oid)
+
+    def _old(self, oid: int, old: Tuple | None, kind: OldKind | None) -> dict[str, Any]:
+        if old is None or kind is None:
+            return {}
+        letter = b"K" if kind is OldKind.KEY else b"O"
+        return {"old": self._tuple(oid, old, letter), "old_kind": kind.value}
+
+    def _tuple(self, oid: int, values: Tuple, letter: bytes = b"N") -> list[Described]:
+        """Of an old key (`K`) only the columns of the identity: the others are not sent, which is no NULL."""
+        shown = [{"value_hex": str(v)} if isinstance(v, BinaryValue) else value_object(v) for v in values]
+        if (relation := self._relations.get(oid)) is None:
+            return [{"name": None, **value} for value in shown]
+        named = zip(relation.columns, shown, strict=True)
+        return [{**self._column(c), **value} for c, value in named if c.key or letter != b"K"]
+
+
+def _message(message: LogicalMessage) -> Described:
+    """Content that is not UTF-8 is given as `content_hex`."""
+    head = {"prefix": message.prefix, "transactional": message.transactional}
+    try:
+        content = {"content": message.content.decode()}
+    except UnicodeDecodeError:
+        content = {"content_hex": message.content.hex()}
+    return present(type="message", lsn=lsn_text(message.lsn), **head, **content)
+
+
+_HEARTBEAT: Final = 26  # bytes: letter, three numbers, `F`
+_FRAMED_HEARTBEAT: Final = 33  # what the length of a framed one counts
+_RECORD: Final = 12  # bytes before the body: length and LSN
+_FIRST_PRINTABLE: Final = 0x20
+_LAST_PRINTABLE: Final = 0x7E
+_PARALLEL: Final = (b"BEGIN CSN:", b"commit", b"COMMIT XID:")
+_SERIAL: Final = re.compile(rb"(?:BEGIN|COMMIT|ABORT|PREPARE)(?: |\s*\Z)|prefix: |message: ")
+_HINT: Final = "say how: `--style serial` takes any line, b, t and j what parallel decoding prints"
+_RENDERED: Final = b"current_lsn: "  # what pg_recvlogical prints of style b
+_RENDERED_HINT: Final = "capture what the server sends with `cdc-lake record`, or read in style t or j"
+_NAME: Final = rb'(?:"(?:[^"]|"")*"|[^\s".:,]+)'
+_QUALIFIED: Final = _NAME + rb"\." + _NAME
+# `table public.t: INSERT:`, of serial decoding (3.0.x may leave out the operation); parallel: `table public t INSERT:`
+_SERIAL_ROW: Final = re.compile(
+    rb"table " + _QUALIFIED + rb"(?:, " + _QUALIFIED + rb")*:(?: (?:INSERT|UPDATE|DELETE|TRUNCATE):|\s*\Z)"
+)
+
+
+def guess(payload: bytes, style: Style | None = None) -> tuple[Style, bool]:
+    """The style, if it is not known, and whether the payload is a batch.
+
+    Raises UnknownStatement for a bare line of no known kind; bytes of no known kind are called binary.
+    """
+    if style is Style.SERIAL or not payload:
+        return style or Style.BINARY, False
+    framed = not is_line(payload)
+    if style is not None:
+        return style, framed
+    return (_framed_style(payload), True) if framed else (_line(payload), False)
+
+
+def is_line(payload: bytes) -> bool:
+    """Whether a payload is a bare line: it begins with a sign, not with the top byte of a length."""
+    return bool(payload) and _FIRST_PRINTABLE <= payload[0] <= _LAST_PRINTABLE
+
+
+def _framed_style(payload: bytes) -> Style:
+    kind, after = payload[_RECORD : _RECORD + 1], payload[_RECORD + 1 : _RECORD + 2]
+    heartbeat = kind == b"h" and int.from_bytes(payload[:4], "big") == _FRAMED_HEARTBEAT
+    if heartbeat or kind not in (b"B", b"C", b"c", b"t", b"{", b"h"):
+        return Style.BINARY
+    # BEGIN and COMMIT are words in text; in binary a number or an option's letter follows
+    if (kind == b"B" and after != b"E") or (kind == b"C" and after != b"O"):
+        return Style.BINARY
+    return Style.JSON if _has_json(payload) else Style.TEXT
+
+
+def _has_json(payload: bytes) -> bool:
+    offset = 0
+    while (size := int.from_bytes(payload[offset : offset + 4], "big")) and offset + _RECORD < len(payload):
+        if payload[offset + _RECORD : offset + _RECORD + 1] == b"{":
+            return True
+        offset += 4 + size
+    return False
+
+
+def _line(payload: bytes) -> Style:
+    if payload.startswith(b"{"):
+        return Style.JSON
+    if payload.startswith(b"h"):
+        return Style.BINARY if len(payload) == _HEARTBEAT and payload.endswith(b"F") else Style.TEXT
+    if payload.startswith(b"table "):
+        return Style.SERIAL if _SERIAL_ROW.match(payload) else Style.TEXT
+    if payload.startswith(_PARALLEL):
+        return Style.TEXT
+    if _SERIAL.match(payload):
+        return Style.SERIAL
+    if payload.startswith(_RENDERED):
+        raise UnknownStatement("pg_recvlogical's own words for style b, not what the server sent", hint=_RENDERED_HINT)
+    raise UnknownStatement("nothing says how this is written", hint=_HINT)

@@ -1,0 +1,234 @@
+"""Failpoints: places where a test may kill the process, named once here.
+
+`CDC_LAKE_FAILPOINT=name` or `name:n` kills the process (SIGKILL, nothing is cleaned up) at the n-th passage of that
+place. Without the variable a failpoint is one comparison. They stand between two durable steps: wherever the process
+dies, the next start must end at the same state. Which of the places to break a pipeline at they stand for is in
+`observability.failpoints`.
+
+The catalogue of places to break a pipeline at, in the order in which a change meets them, and their failpoints.
+
+A number stands for what is true of the change, in whichever process and format; its failpoints are where the code can
+be killed then. Two have none: in a merge on Delta the JVM writes alone, and the last is any of the others, twice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+CONNECTED = "receive.connected"
+STATE_READ = "receive.state-read"
+FRAMES_READ = "receive.frames-read"
+FRAME_PART = "receive.frame-part"
+BATCH_OPEN = "receive.batch-open"
+BEGUN = "receive.begun"
+CHANGE_TAKEN = "receive.change-taken"
+COMMIT_RECEIVED = "receive.commit-received"
+SPOOLED = "receive.spooled"
+PREPARE_KEPT = "receive.prepare-kept"
+PREPARE_ENDED = "receive.prepare-ended"
+PREPARE_CLEANED = "receive.prepare-cleaned"
+FILE_OPEN = "lake.file-open"
+FILE_WRITTEN = "bronze.file-written"
+COMMIT_WRITTEN = "lake.commit-written"
+COMMIT_DOUBTED = "lake.commit-doubted"
+BRONZE_COMMITTED = "bronze.committed"
+COMPACTING = "bronze.compacting"
+COMPACTED = "bronze.compacted"
+CONFIRMED = "receive.confirmed"
+SLOT_KEPT = "snapshot.slot-kept"
+SNAPSHOT_CHUNK = "snapshot.chunk"
+TABLE_COPIED = "snapshot.table-copied"
+SNAPSHOT_DONE = "snapshot.done"
+TABLES_LEFT = "tables.left"
+PUBLICATION_ALTERED = "tables.publication-altered"
+RECOPIED = "tables.recopied"
+PREPARED = "apply.prepared"
+HELD_RECORDED = "apply.held-recorded"
+LAYOUT_BEGUN = "apply.layout-begun"
+LAYOUT_FILLED = "apply.layout-filled"
+LAYOUT_DONE = "apply.layout-done"
+BRANCH_WRITTEN = "apply.branch-written"
+TABLE_MERGED = "apply.table-merged"
+ALL_MERGED = "apply.all-merged"
+CUT_WRITTEN = "apply.cut-written"
+CUT_JUDGED = "apply.cut-judged"
+REREAD_LANDED = "apply.reread-landed"
+BATCH_ENTERED = "apply.batch-entered"
+BATCH_LEFT = "apply.batch-left"
+REBUILT = "rebuild.built"
+REPLACED = "rebuild.replaced"
+SILVER_COMPACTED = "maintain.silver-compacted"
+SILVER_EXPIRED = "maintain.silver-expired"
+CONTROL_STEP = "upgrade.control-step"
+
+FAILPOINTS = {
+    STATE_READ: "a start has read what bronze holds, the stream is not open",
+    CONNECTED: "the stream is open, nothing was read",
+    FRAMES_READ: "frames are read, and perhaps a part of the next; nothing was made of them",
+    FRAME_PART: "a part of a frame of the GaussDB family is read, the rest is not there",
+    BATCH_OPEN: "a batch has transactions, and more may come into it",
+    BEGUN: "the BEGIN of a transaction is read, none of its changes",
+    CHANGE_TAKEN: "a change of a transaction is read, its COMMIT is not",
+    COMMIT_RECEIVED: "a transaction is complete in memory",
+    SPOOLED: "a part of a transaction is in the spool, its COMMIT was not read",
+    PREPARE_KEPT: "a prepared transaction is in its file, nothing behind its PREPARE was confirmed",
+    PREPARE_ENDED: "the end of a prepared transaction is noted beside its file, it has not landed",
+    PREPARE_CLEANED: "the file of a prepared transaction that ended is removed, the note of its end is still there",
+    FILE_OPEN: "a data file of bronze or of a control table is open, its end is not written",
+    FILE_WRITTEN: "a data file of bronze is on disk, no commit names it",
+    COMMIT_WRITTEN: "a commit to bronze or to a control table is made, its reply was not seen",
+    COMMIT_DOUBTED: "a commit to bronze or to a control table failed, the table was not asked whether it landed",
+    BRONZE_COMMITTED: "bronze holds a batch, the server was not told",
+    CONFIRMED: "the server was told",
+    COMPACTING: "a file that takes the place of small ones is on disk, no commit names it",
+    COMPACTED: "small files of bronze were replaced, they are still there",
+    SLOT_KEPT: "the slot is kept, nothing is copied",
+    SNAPSHOT_CHUNK: "a chunk of the initial copy is in bronze",
+    TABLE_COPIED: "tables of the initial copy are recorded as whole, others are not copied",
+    SNAPSHOT_DONE: "the copy is whole and the slot is kept, no row says so",
+    TABLES_LEFT: "tables that came or went are recorded as left, the publication is as it was",
+    PUBLICATION_ALTERED: "the publication has the tables that came, none of them is copied",
+    RECOPIED: "tables were copied again, no row says so",
+    PREPARED: "all tables of a span are read and judged",
+    HELD_RECORDED: "held changes of a span are recorded, nothing is merged",
+    LAYOUT_BEGUN: "an Iceberg table has the columns of a new layout, the values of old rows are not written",
+    LAYOUT_FILLED: "an Iceberg table has those values too, columns of another type are not in their place",
+    LAYOUT_DONE: "a table has the columns of a new layout, nothing of it is merged",
+    BRANCH_WRITTEN: "an Iceberg table's branch is written, not published",
+    TABLE_MERGED: "one table of a span is merged",
+    ALL_MERGED: "all tables of a span are merged, no cut says so",
+    CUT_WRITTEN: "the cut of a span is written",
+    CUT_JUDGED: "silver at a cut is judged, nothing says so and no promise is made",
+    REREAD_LANDED: "rows that were read again are in bronze, no row says so",
+    REBUILT: "a table's new content stands beside it, the table is as it was",
+    REPLACED: "a table has its new content, no cut says so",
+    SILVER_COMPACTED: "small files of a silver table were put together, nothing was removed",
+    SILVER_EXPIRED: "versions of an Iceberg table were expired, files without a commit are still there",
+    CONTROL_STEP: "a step of an upgrade changed a control table, the table does not say so",
+    BATCH_ENTERED: "the stream on bronze has called, nothing was done",
+    BATCH_LEFT: "all that the stream on bronze called for is done, its offsets are not committed",
+}
+"""Every failpoint, and what is true there."""
+
+
+def _parse_setting(setting: str) -> tuple[str, int]:
+    name, _, passage = setting.partition(":")
+    if setting and (name not in FAILPOINTS or (passage and not passage.isdecimal())):
+        msg = f"CDC_LAKE_FAILPOINT={setting}: expected name or name:n, one of {', '.join(FAILPOINTS)}"
+        raise ValueError(msg)
+    return name, int(passage or 1)
+
+
+def _kill_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+_name, _left = _parse_setting(os.environ.get("CDC_LAKE_FAILPOINT", ""))
+_die: Callable[[], None] = _kill_process
+_counting = threading.Lock()
+
+
+def arm(setting: str, die: Callable[[], None] = _kill_process) -> None:
+    """Take a setting in the place of the environment's, in a process that was forked.
+
+    `die`: what to do instead of dying, for tests that break a call off and keep their Spark.
+    """
+    global _name, _left, _die
+    (_name, _left), _die = _parse_setting(setting), die
+
+
+def is_armed(*names: str) -> bool:
+    """Whether one of these is set: what stands where every change passes is put in its place only then."""
+    return _name in names
+
+
+def failpoint(name: str) -> None:
+    """Die here where the environment says so."""
+    if name != _name:
+        return
+    global _left  # noqa: PLW0603 - passages are counted over the process
+    with _counting:
+        _left -= 1
+        due = _left == 0
+    if due:
+        _die()
+
+
+VARIABLE = "CDC_LAKE_FAILPOINT"
+
+
+@dataclass(frozen=True, slots=True)
+class CrashPoint:
+    """A place to break a pipeline at: what is true there, the failpoints that stand for it, and what else does."""
+
+    number: int
+    says: str
+    failpoints: tuple[str, ...] = ()
+    besides: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failpoint:
+    """A failpoint: what is true there, and the numbers of the crash points it stands for."""
+
+    name: str
+    says: str
+    points: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailpointList:
+    """All failpoints, and the crash points in their order. `variable`: the environment's that arms one."""
+
+    variable: str
+    points: tuple[CrashPoint, ...]
+    failpoints: tuple[Failpoint, ...]
+
+
+_PREPARED = (PREPARE_KEPT, PREPARE_ENDED, PREPARE_CLEANED)
+_LAYOUT = (LAYOUT_BEGUN, LAYOUT_FILLED, LAYOUT_DONE)
+_TABLES = (TABLES_LEFT, PUBLICATION_ALTERED)
+_UPKEEP = (COMPACTING, COMPACTED, SILVER_COMPACTED, SILVER_EXPIRED)
+_IN_THE_JVM = "on Delta the JVM writes it: kill the JVM when the table's folder has a new file"
+
+CRASH_POINTS = (
+    CrashPoint(1, "connected, nothing read", (CONNECTED,)),
+    CrashPoint(2, "in the middle of a frame", (FRAMES_READ, FRAME_PART)),
+    CrashPoint(3, "in the middle of a batch", (BATCH_OPEN,)),
+    CrashPoint(4, "behind BEGIN", (BEGUN,)),
+    CrashPoint(5, "between two changes of one transaction", (CHANGE_TAKEN, SPOOLED)),
+    CrashPoint(6, "behind COMMIT, or PREPARE", (COMMIT_RECEIVED, *_PREPARED)),
+    CrashPoint(7, "a data file is open", (FILE_OPEN,)),
+    CrashPoint(8, "a data file is written, not committed", (FILE_WRITTEN,)),
+    CrashPoint(9, "the commit is written, its reply not seen", (COMMIT_WRITTEN,)),
+    CrashPoint(10, "bronze is committed, nothing confirmed", (BRONZE_COMMITTED,)),
+    CrashPoint(11, "confirmed", (CONFIRMED,)),
+    CrashPoint(12, "apply is called", (BATCH_ENTERED,)),
+    CrashPoint(13, "the net change is read and judged", (PREPARED, HELD_RECORDED)),
+    CrashPoint(14, "a merge has written its first file", (BRANCH_WRITTEN,), _IN_THE_JVM),
+    CrashPoint(15, "one table is merged, others are not", (TABLE_MERGED,)),
+    CrashPoint(16, "all tables are merged, no offset is written", (ALL_MERGED, CUT_WRITTEN)),
+    CrashPoint(17, "apply has done its work, the offset is not committed", (BATCH_LEFT,)),
+    CrashPoint(18, "during upkeep", _UPKEEP),
+    CrashPoint(19, "during a change of columns, or of what is captured", _LAYOUT + _TABLES),
+    CrashPoint(20, "during the initial copy", (SLOT_KEPT, SNAPSHOT_CHUNK, TABLE_COPIED)),
+    CrashPoint(21, "the copy is whole, no row says so", (SNAPSHOT_DONE, RECOPIED, REREAD_LANDED)),
+    CrashPoint(22, "a commit's outcome is unknown, the table is not asked yet", (COMMIT_DOUBTED,)),
+    CrashPoint(23, "during the recovery of a start", (STATE_READ,)),
+    CrashPoint(24, "twice in a row at the same point", (), "arm the same failpoint again at the next start"),
+)
+
+
+def list_failpoints() -> FailpointList:
+    """Everything that can be armed, and what for."""
+    failpoints = tuple(
+        Failpoint(
+            name, says, tuple(crash_point.number for crash_point in CRASH_POINTS if name in crash_point.failpoints)
+        )
+        for name, says in FAILPOINTS.items()
+    )
+    return FailpointList(VARIABLE, CRASH_POINTS, failpoints)

@@ -1,0 +1,138 @@
+"""Logs: structlog to standard error, pretty on a terminal, one JSON object a line otherwise.
+
+Every line is one of the events of `observability.events` and goes through one pair of processors: what is no field of
+its event is left out and named, and secrets that are known are masked. No row value is ever an argument of a log call.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, Final, TextIO
+
+import structlog
+
+from cdc_lake.errors import CdcLakeError
+from cdc_lake.observability.events import BY_NAME, OF_EVERY_EVENT, Level, ProgressEvent
+
+__all__ = ["Level", "Log", "configure"]
+
+EVERY: Final = 10.0
+"""Seconds between two lines of an event that repeats, of one table each; debug level has them all."""
+MASKED: Final = "••••••"
+_SHORTEST_SECRET: Final = 4
+"""Characters: a shorter secret is in every other word, and masking it would show it."""
+
+_Fields = MutableMapping[str, Any]
+
+
+def configure(
+    stream: TextIO, *, level: Level, pretty: bool, colour: bool, secrets: frozenset[str] = frozenset()
+) -> None:
+    """Send the logs of this process to a stream: for people where `pretty`, as JSON lines otherwise; no `secrets`."""
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer(colors=colour, exception_formatter=structlog.dev.plain_traceback)
+        if pretty
+        else structlog.processors.JSONRenderer(ensure_ascii=False)
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            only_declared,
+            masking(secrets),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        cache_logger_on_first_use=False,
+    )
+
+
+def only_declared(logger: object, method: str, fields: _Fields) -> _Fields:
+    """Leave out what is no field of its event, and say which; an event that nobody declared keeps nothing but its name.
+
+    A log call that is wrong must neither stop a loop nor show what nobody looked at.
+    """
+    del logger, method
+    event = BY_NAME.get(fields["event"])
+    allowed = OF_EVERY_EVENT.union(event.fields) if event is not None else OF_EVERY_EVENT - {"text"}
+    declared = {name: value for name, value in fields.items() if name in allowed}
+    if refused := sorted(fields.keys() - allowed):
+        declared["refused"] = refused
+    return declared
+
+
+def masking(secrets: frozenset[str]) -> Callable[[object, str, _Fields], _Fields]:
+    """A processor that shows none of these, however deep they lie."""
+    ordered_secrets = sorted(
+        (candidate for candidate in secrets if len(candidate) >= _SHORTEST_SECRET), key=len, reverse=True
+    )
+
+    def mask(value: object) -> object:
+        if isinstance(value, str):
+            for secret in ordered_secrets:
+                value = value.replace(secret, MASKED)
+            return value
+        if isinstance(value, Mapping):
+            return {mask(key): mask(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [mask(item) for item in value]
+        return value
+
+    def process(logger: object, method: str, fields: _Fields) -> _Fields:
+        del logger, method
+        return {key: mask(value) for key, value in fields.items()}
+
+    return process
+
+
+class Log:
+    """What a command tells, as events. Safe to tell from several threads."""
+
+    def __init__(self, pipeline: str, verb: str) -> None:
+        self._log = structlog.get_logger().bind(pipeline=pipeline, verb=verb)
+        self._reported_at: dict[tuple[str, object], float] = {}
+        self._lock = threading.Lock()
+
+    def report(self, progress: ProgressEvent) -> None:
+        """A stage of progress; one that repeats only now and then, below debug level, unless it carries a code."""
+        counted = {"done": progress.done, "total": progress.total, "unit": progress.unit or None}
+        fields = {name: value for name, value in counted.items() if value is not None} | dict(progress.facts)
+        self._write(self._level(progress), progress.stage, text=progress.text, **fields)
+
+    def note(self, text: str) -> None:
+        """What a command says besides."""
+        self._write(Level.INFO, "note", text=text)
+
+    def error(self, error: CdcLakeError) -> None:
+        """What ends a command."""
+        fields = {"where": error.where, "hint": error.remedy}
+        self._write(
+            Level.ERROR,
+            "error",
+            text=error.message,
+            code=error.code,
+            retry=error.retry.value,
+            exit_code=error.exit_status,
+            **{name: value for name, value in fields.items() if value},
+        )
+
+    def _write(self, level: Level, event: str, **fields: object) -> None:
+        with self._lock:
+            self._log.log(level, event, **fields)
+
+    def _level(self, progress: ProgressEvent) -> Level:
+        event = BY_NAME.get(progress.stage)
+        level = Level.INFO if event is None else event.level
+        if "code" in progress.facts:
+            return max(level, Level.WARNING)
+        if event is None or not event.repeats:
+            return level
+        now, key = time.monotonic(), (progress.stage, progress.facts.get("table"))
+        with self._lock:
+            if now - self._reported_at.get(key, -EVERY) < EVERY:
+                return Level.DEBUG
+            self._reported_at[key] = now
+        return level

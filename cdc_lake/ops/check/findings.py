@@ -1,0 +1,138 @@
+"""One finding of the doctor.
+
+The doctor's look at the WAL budget: what is used of it now, and whether the server's own limit comes first.
+
+The captured tables that the doctor looks at for their settings, and the shape that silver would have of each.
+
+The doctor's look at tables that came to `source.tables` or went since the last start: what the next one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cdc_lake.config.project import Project, Target
+from cdc_lake.connectors.base import size
+from cdc_lake.connectors.factory import source_view
+from cdc_lake.connectors.table_sync import TableChanges
+from cdc_lake.errors import CdcLakeError, CopyUnplaced, SourceError, WalBudgetExceeded
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.silver.layout_mapping import RelationMapping, make_shape
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLine:
+    """`ok`: right, wrong, or None for what works but should be known; `fix`: what to do, SQL or a command."""
+
+    ok: bool | None
+    subject: str
+    text: str
+    fix: str = ""
+    code: str = ""
+
+
+def failure_line(subject: str, error: CdcLakeError) -> CheckLine:
+    """What an error says, as a finding."""
+    return CheckLine(ok=False, subject=subject, text=error.message, fix=error.remedy, code=error.code)
+
+
+def unchecked_text(project: Project, encoding: str) -> Iterator[CheckLine]:
+    """What should be known of a database that promises nothing about its text."""
+    source = project.pipeline.source
+    if encoding == "SQL_ASCII" and source.encoding_errors == "stop":
+        exemption = f" outside of {', '.join(source.hex_columns)}" if source.hex_columns else ""
+        text = f"SQL_ASCII checks nothing: text that is not UTF-8{exemption} stops the copy and the stream"
+        fix = "name columns that hold such text in `source.hex_columns`: it is kept in hexadecimal digits"
+        yield CheckLine(ok=None, subject="encoding", text=text, fix=fix, code="DEC311")
+
+
+def list_names(names: Sequence[TableName]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(map(str, names[:5])) + more
+
+
+def room(subject: str, used: int, most: int, needed: int, setting: str, code: str) -> CheckLine:
+    """Whether enough is left of what the server limits by a setting."""
+    ok = most - used >= needed
+    fix = "" if ok else f"ALTER SYSTEM SET {setting} = {max(most, used) + 5};  then restart the server"
+    return CheckLine(ok=ok, subject=subject, text=f"{used} of {most} in use, {needed} needed", fix=fix, code=code)
+
+
+def budget_lines(project: Project, retained: int | None, safe: int | None = None) -> Iterator[CheckLine]:
+    """Where the pipeline has a budget in bytes. `retained` for its slot, None where that is not known; `safe`: what may
+    still be written before the server gives the slot up, None where nothing bounds it.
+    """
+    budget = project.pipeline.source.wal_budget
+    most = None if budget is None else budget.max_bytes
+    if most is None or retained is None:
+        return
+    text = f"{size(retained)} of {size(most)} are kept for {project.slot}"
+    fix = "" if retained < most else WalBudgetExceeded.hint
+    yield CheckLine(ok=retained < most, subject="WAL budget", text=text, fix=fix, code=WalBudgetExceeded.code)
+    if safe is not None and (limit := retained + safe) < most:
+        text = f"the server gives slots up at about {size(limit)}, before the budget of {size(most)} is used"
+        fix = "raise max_slot_wal_keep_size, or lower `source.wal_budget.max_bytes`"
+        yield CheckLine(ok=None, subject="WAL budget", text=text, fix=fix)
+
+
+def captured_tables(project: Project, concerns: Callable[[Target], bool]) -> Iterator[tuple[Target, Relation]]:
+    """Those of which `concerns` is true, with their layouts. None where the source does not answer: others say so."""
+    if not any(concerns(project.target(TableName.parse(table.from_))) for table in project.pipeline.silver.tables):
+        return
+    try:
+        with source_view(project) as source:
+            pairs = [(project.target(name), source.layout(name)) for name in source.tables()]
+    except SourceError:
+        return
+    for target, layout in pairs:
+        if layout is not None and concerns(target):
+            yield target, layout
+
+
+def shape_of(target: Target, layout: Relation) -> RelationMapping:
+    """The shape of a table that has this layout. Raises CdcLakeError, as where it has no key."""
+    return make_shape(
+        [layout.layout], {layout.layout: layout}, target.keys, keyed=target.kind != "append", types=target.types
+    )
+
+
+def table_change_lines(
+    project: Project, changes: TableChanges, *, publishes: bool, placed: bool = True
+) -> Iterator[CheckLine]:
+    """A line for each kind of change. `publishes`: a start publishes what is lacking; `placed`: a copy has a place in
+    the stream.
+    """
+    initial = project.pipeline.snapshot.copies
+    if publishes and changes.lacking:
+        copied = " and copies it, while the others flow" if initial else "; `snapshot.mode` asks for no copy"
+        text = f"{list_names(changes.lacking)} came: the next start publishes what came{copied}"
+        yield CheckLine(ok=True, subject="tables", text=text)
+    if moved := sorted(changes.moved):
+        text = (
+            f"{list_names(moved)}: the publication was altered, and the next start copies again "
+            "what is published otherwise"
+        )
+        yield CheckLine(ok=True, subject="tables", text=text)
+    came = [table for table in changes.waiting if table not in changes.moved]
+    if came and placed:
+        text = f"{list_names(came)} came: the next start copies what came, while the others flow"
+        yield CheckLine(ok=True, subject="tables", text=text)
+    elif came:
+        stay = [table for table in came if table in changes.left]
+        begin = [table for table in came if table not in changes.left]
+        for tables, words in (
+            (stay, "stays as it was left"),
+            (begin, "begins with its changes from the next start on"),
+        ):
+            if tables:
+                text = (
+                    f"{list_names(tables)} came to a stream that is ordered by LSN: no copy has a "
+                    f"place there, it {words}"
+                )
+                fix = f"cdc-lake explain {CopyUnplaced.code}"
+                yield CheckLine(ok=None, subject="tables", text=text, fix=fix, code=CopyUnplaced.code)
+    if changes.gone:
+        text = f"{list_names(changes.gone)} went: not followed from the next start on, and silver keeps what it has"
+        yield CheckLine(ok=True, subject="tables", text=text)

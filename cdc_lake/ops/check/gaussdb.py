@@ -1,0 +1,441 @@
+"""The doctor's look at the next failover of the GaussDB family: whether it would be noticed what was lost.
+
+What a new primary has is shown by what the slot sends again (`connectors.gaussdb.failover`). Here it is said where that
+shows less.
+
+The doctor's look at the pipeline's slot on a server of the GaussDB family.
+
+The doctor's look at the tables of a server of the GaussDB family: which, readable, identified.
+
+The doctor's look at a server of the GaussDB family: server, ports, role, slot, options, traps, tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.fields import pad_release, parse_release, show_release
+from cdc_lake.config.gaussdb_options import Mode, as_number
+from cdc_lake.config.project import Project
+from cdc_lake.config.source import FamilySource
+from cdc_lake.config.validation.gaussdb import judge
+from cdc_lake.connectors.base import size
+from cdc_lake.connectors.gaussdb.adapter import check_resume, is_slot_intended
+from cdc_lake.connectors.gaussdb.csn_order import order_of, refuse_csn
+from cdc_lake.connectors.gaussdb.decoding import (
+    GaussDbLimits,
+    GaussDbRole,
+    captured_tables,
+    catalog,
+    codec_of,
+    copies_have_a_place,
+    family_changes,
+    limits,
+    reads_by_sql,
+    retained_wal_bytes,
+    role,
+    session_of,
+)
+from cdc_lake.connectors.gaussdb.decoding import tables as facts_of_tables
+from cdc_lake.connectors.gaussdb.introspection import identify_server, order_in_words
+from cdc_lake.control.ownership import check_own_bronze, unclaimed_slot
+from cdc_lake.control.streams import check_unfinished, is_complete, starts_over
+from cdc_lake.errors import (
+    CdcLakeError,
+    NoPrimary,
+    NoReplicaIdentity,
+    OptionRefused,
+    ReplicationPortNeeded,
+    RoleLacksReplication,
+    ServerUnreachable,
+    SlotActive,
+)
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.position import format_position
+from cdc_lake.model.relation import TableName
+from cdc_lake.ops.check.findings import (
+    CheckLine,
+    budget_lines,
+    failure_line,
+    list_names,
+    room,
+    table_change_lines,
+    unchecked_text,
+)
+from cdc_lake.source.base import domain_of
+from cdc_lake.source.gaussdb.catalog import check_identities, check_printing, interval_hint
+from cdc_lake.source.gaussdb.server import (
+    Effect,
+    GaussDbServerFacts,
+    GaussDbSettings,
+    GaussDbVersion,
+    current_lsn,
+    read_settings,
+    release_of,
+    target_of,
+    traps,
+)
+from cdc_lake.source.gaussdb.slot import GaussDbSlotFacts, find_slot
+from cdc_lake.source.gaussdb.snapshot import exports_csn
+from cdc_lake.source.gaussdb.wire.session import WireSession, connect
+from cdc_lake.source.sql_text import identifier, quote_table
+from cdc_lake.tables.control_tables import control_tables
+
+_COMPARE = "run `cdc-lake compare` after a failover"
+
+
+def failover_lines(project: Project, facts: GaussDbSettings, slot: GaussDbSlotFacts | None) -> Iterator[CheckLine]:
+    """What a failover to another of the hosts would leave in doubt; nothing where one server alone is named."""
+    source = project.family
+    if len(source.addresses) < 2 and source.node != "coordinator":
+        return
+    if not facts.slots_logged and source.node != "coordinator":
+        text = "slots are not in the log: a standby that takes over, or decodes, does not have this one"
+        fix = 'gs_guc set -D <data folder> -c "enable_slot_log = on";  on every server of the cluster'
+        yield CheckLine(ok=None, subject="failover", text=text, fix=fix)
+    if source.slot_order == "csn":
+        text = "the slot is in CSN order: that a standby never has it ahead of its log is taken on trust"
+        yield CheckLine(ok=None, subject="failover", text=text, fix=_COMPARE)
+    if slot is not None and not slot.exact:
+        shown = "nothing that was lost is noticed" if reads_by_sql(project) else "only what differs is noticed"
+        text = f"this release does not show what the slot has confirmed: {shown}"
+        yield CheckLine(ok=None, subject="failover", text=text, fix=_COMPARE)
+
+
+def slot_line(project: Project, session: WireSession) -> CheckLine:
+    """Whether the next run can go on with the slot, or make it: free, active, foreign, ahead, of another order."""
+    try:
+        slot = find_slot(session, project.slot)
+    except CdcLakeError as error:
+        return failure_line("slot", error)
+    state, control = bronze_reader(project).state(), control_tables(project)  # behind the slot: receivers land first
+    try:
+        facts = identify_server(project, session)
+        if is_complete(state, control):
+            check_resume(project, session, facts, state, slot)
+            assert slot is not None
+            return _resume_line(project, facts, slot)
+        check_own_bronze(project, state, control)
+        again = starts_over(state, control)
+        if state is not None and not again:
+            check_unfinished(state)
+    except CdcLakeError as error:
+        return failure_line("slot", error)
+    if slot is None:
+        when = "next run, with a new stream" if again else "first run"
+        return CheckLine(ok=True, subject="slot", text=f"{project.slot}: made by the {when}")
+    if is_slot_intended(project, facts, control, state, new_stream=again):
+        text = f"{project.slot} is left from a start that broke off: the next run makes it anew"
+        return CheckLine(ok=True, subject="slot", text=text)
+    return failure_line("slot", unclaimed_slot(project, bronze_reader(project).place, state))
+
+
+def _resume_line(project: Project, facts: GaussDbServerFacts, slot: GaussDbSlotFacts) -> CheckLine:
+    retained_bytes = retained_wal_bytes(slot, facts.flushed)
+    wal = "" if retained_bytes is None else f"; {size(retained_bytes)} of WAL kept for it"
+    if slot.active:
+        fix = "a second run would wait for it: stop the other receiver first"
+        text = f"{project.slot} is read by a receiver{wal}"
+        return CheckLine(ok=None, subject="slot", text=text, fix=fix, code=SlotActive.code)
+    position_text = "" if slot.confirmed is None else f", confirmed up to {format_position(slot.confirmed, slot.order)}"
+    return CheckLine(
+        ok=True, subject="slot", text=f"{project.slot} is free, in {slot.order.name} order{position_text}{wal}"
+    )
+
+
+def tables(project: Project, session: WireSession, rights: GaussDbRole) -> Iterator[CheckLine]:
+    """Which tables the patterns choose, what the role may read, what says which row a change means."""
+    try:
+        names = captured_tables(project, session)
+    except CdcLakeError as error:
+        yield failure_line("tables", error)
+        return
+    facts = facts_of_tables(session, names)
+    unreadable = [f.table for f in facts if not f.readable]
+    if unreadable:
+        fix = "\n".join(grants(unreadable, rights.name))
+        text = f"no right to read {list_names(unreadable)}"
+        yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code="SRC224")
+    owned = {f.table for f in facts if f.owned}
+    for name in _bare(project, session, names):
+        who = "" if name in owned else "its owner runs: "
+        fix = f"add a primary key, or {who}{_full(name)}"
+        text = f"{name} has no primary key and no replica identity"
+        yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code=NoReplicaIdentity.code)
+    row_counts = [f.rows for f in facts if f.rows is not None]
+    rows = (
+        f"about {pluralize(sum(row_counts), 'row')}"
+        if len(row_counts) == len(facts)
+        else "rows not counted yet by the server"
+    )
+    yield CheckLine(ok=True, subject="tables", text=f"{len(names)}: {list_names(names)}; {rows}")
+
+
+def came_and_gone(project: Project, session: WireSession) -> Iterator[CheckLine]:
+    """What the next start does about tables that came to `source.tables` or went. Raises SourceError, LakeError."""
+    state, control = bronze_reader(project).state(), control_tables(project)
+    if not is_complete(state, control):
+        return
+    changes = family_changes(project, session, state, control)
+    yield from table_change_lines(project, changes, publishes=False, placed=copies_have_a_place(state))
+
+
+def grants(names: Sequence[TableName], role: str) -> list[str]:
+    """SQL that lets a role read tables."""
+    user, schemas = identifier(role), sorted({t.schema for t in names})
+    return [
+        *(f"GRANT USAGE ON SCHEMA {identifier(schema)} TO {user};" for schema in schemas),
+        *(f"GRANT SELECT ON {quote_table(name)} TO {user};" for name in names),
+    ]
+
+
+def identities(project: Project, session: WireSession, names: Sequence[TableName]) -> list[str]:
+    """SQL, to choose from, for the tables whose changes would not say which row they mean. Raises SourceError."""
+    return [f"{_full(name)}  -- or add a primary key" for name in _bare(project, session, names)]
+
+
+def _bare(project: Project, session: WireSession, names: Sequence[TableName]) -> Iterator[TableName]:
+    for name, facts in catalog(project, session, names).items():
+        try:
+            check_identities({name: facts}, session.place)
+        except NoReplicaIdentity:
+            yield name
+
+
+def _full(name: TableName) -> str:
+    return f"ALTER TABLE {quote_table(name)} REPLICA IDENTITY FULL;"
+
+
+_WAL_LEVEL = 'gs_guc set -D <data folder> -c "wal_level = logical";  then restart the server'
+
+
+def findings(project: Project) -> Iterator[CheckLine]:
+    """One line a finding. Raises SourceError where the server cannot be asked."""
+    source = project.family
+    with session_of(project) as session:
+        server_limits = limits(session)
+        facts = server_limits.settings
+        about = f"{facts.version} at {session.place}, as {source.user}"
+        text = f"{about}: compatibility {facts.compatibility}, encoding {facts.encoding}"
+        yield CheckLine(ok=True, subject="server", text=text)
+        yield from _product(project, facts.version)
+        yield from _server(project, session, server_limits)
+        rights = role(session)
+        refused = _connection_error(project)
+        yield _role(rights, accepted=refused is None and not reads_by_sql(project))
+        yield from _ports(project, facts, refused)
+        yield from _options(project, facts)
+        yield from memory_lines(source, facts.process_memory)
+        if source.on_standby and source.decoding_mode is Mode.PARALLEL:
+            text = "the vendors advise one parallel decoding connection for each standby, which has 20 decoders in all"
+            yield CheckLine(ok=None, subject="standby", text=text)
+        yield from _printing(project)
+        if refused is None:
+            yield slot_line(project, session)
+        if (slot := find_slot(session, project.slot)) is not None:
+            yield from budget_lines(project, retained_wal_bytes(slot, current_lsn(session)))
+        yield _order(project, session)
+        yield from _traps(project, facts)
+        yield from tables(project, session, rights)
+        yield from came_and_gone(project, session)
+
+
+def _product(project: Project, version: GaussDbVersion) -> Iterator[CheckLine]:
+    """Whether it is the product, and the release, that the file says."""
+    source = project.family
+    product = version.product.lower()
+    fix = "" if product == source.type else f"source.type: {product}"
+    statement = f"{version.product}, as `source.type` says" if not fix else f"{version.product}, not {source.type}"
+    yield CheckLine(ok=not fix, subject="product", text=statement, fix=fix, code="SRC208")
+    real = release_of(version)
+    if source.version is not None and pad_release(parse_release(source.version)) != real:
+        text = f"`source.version` says {source.version}, the server is {show_release(real)}"
+        yield CheckLine(ok=None, subject="version", text=text, fix=f'source.version: "{show_release(real)}"')
+
+
+def _server(project: Project, session: WireSession, server_limits: GaussDbLimits) -> Iterator[CheckLine]:
+    facts = server_limits.settings
+    try:
+        codec_of(project, facts.encoding)
+    except CdcLakeError as error:
+        yield failure_line("encoding", error)
+    yield from unchecked_text(project, facts.encoding)
+    if facts.in_recovery:
+        fix = "point `source.host` at the primary, or name several `source.hosts`"
+        yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code=NoPrimary.code)
+    logical = facts.wal_level == "logical"
+    fix = "" if logical else _WAL_LEVEL
+    yield CheckLine(ok=logical, subject="wal_level", text=facts.wal_level or "not shown", fix=fix, code="SRC208")
+    slot = find_slot(session, project.slot)
+    yield from failover_lines(project, facts, slot)
+    needed = 1 if slot is None else 0
+    yield room(
+        "replication slots", server_limits.slots_used, facts.slots_max, needed, "max_replication_slots", "SRC211"
+    )
+    if reads_by_sql(project):
+        return
+    if server_limits.senders_used is None:
+        text = f"{facts.senders_max} at most; how many are in use, {project.family.user} may not see"
+        yield CheckLine(ok=None, subject="WAL senders", text=text, fix="an administrator sees pg_stat_replication")
+    else:
+        yield room("WAL senders", server_limits.senders_used, facts.senders_max, 1, "max_wal_senders", "SRC207")
+
+
+def _connection_error(project: Project) -> CdcLakeError | None:
+    """Why no replication connection comes about; None where one is accepted, or none is needed."""
+    if reads_by_sql(project):
+        return None
+    try:
+        connect(target_of(project.family, project.root), replication=True).close()
+    except CdcLakeError as error:
+        return error
+    return None
+
+
+_OF_MEMORY = {"max-txn-in-memory": (1 << 20, 4), "max-reorderbuffer-in-memory": (1 << 30, 2)}
+"""Options that newer GaussDB bounds in parallel decoding: their unit, and the part of `max_process_memory` at most."""
+
+
+def memory_lines(source: FamilySource, memory: int | None) -> Iterator[CheckLine]:
+    """What of the source's options is more than the server's memory allows. `memory`: in bytes, None: not known."""
+    for name, (unit, part) in _OF_MEMORY.items():
+        value = as_number(source.decoding[name]) if name in source.decoding else None
+        if value is None or source.decoding_mode is not Mode.PARALLEL or source.type != "gaussdb":
+            continue
+        if memory is None:
+            text = f"{name} = {value}: the server does not show `max_process_memory`, which bounds it"
+            yield CheckLine(ok=None, subject="decoding", text=text)
+        elif value * unit > memory // part:
+            most = memory // part // unit
+            text = f"{name} = {value} is more than 1/{part} of the server's max_process_memory, which is {most}"
+            fix = f"source.decoding: {{{name}: {most}}}"
+            yield CheckLine(ok=False, subject="decoding", text=text, fix=fix, code=OptionRefused.code)
+
+
+def _role(rights: GaussDbRole, *, accepted: bool) -> CheckLine:
+    """The right to replicate. `accepted`: the server has just accepted it, whatever the catalog shows."""
+    if rights.right is None and not accepted:
+        fix = f"ALTER ROLE {identifier(rights.name)} REPLICATION;"
+        text = f"{rights.name} has no right to replicate that pg_roles shows"
+        return CheckLine(ok=False, subject="role", text=text, fix=fix, code=RoleLacksReplication.code)
+    by = rights.right or "by a right that pg_roles does not show"
+    return CheckLine(ok=True, subject="role", text=f"{rights.name} may replicate, {by}")
+
+
+def _ports(project: Project, facts: GaussDbSettings, refused: CdcLakeError | None) -> Iterator[CheckLine]:
+    """What the ports say: the one for replication, and where it refuses, the others it may be."""
+    if reads_by_sql(project):
+        return
+    source = project.family
+    pool = "the thread pool is on: the HA port only" if facts.thread_pool else "the thread pool is off: any port"
+    if refused is None:
+        ports = ", ".join(str(port) for port in sorted({a.replication_port for a in source.addresses}))
+        text = f"a replication connection is accepted at port {ports} ({pool})"
+        yield CheckLine(ok=True, subject="replication", text=text)
+        return
+    yield failure_line("replication", refused)
+    if not isinstance(refused, ServerUnreachable | ReplicationPortNeeded):
+        return
+    first = source.addresses[0]
+    other = next((p for p in (first.port + 1, first.port) if p != first.replication_port and _takes(project, p)), None)
+    if other is not None:
+        text = f"port {other} accepts replication connections ({pool})"
+        yield CheckLine(ok=None, subject="port", text=text, fix=f"source.replication_port: {other}")
+    elif facts.thread_pool:
+        fix = "ask an administrator for the HA port: the service port + 1, unless the server says otherwise"
+        yield CheckLine(ok=None, subject="port", text=f"neither the service port nor the next one ({pool})", fix=fix)
+
+
+def _takes(project: Project, port: int) -> bool:
+    """Whether replication connections are accepted at a port."""
+    try:
+        connect(replace(target_of(project.family, project.root), replication_port=port), replication=True).close()
+    except CdcLakeError:
+        return False
+    return True
+
+
+def _options(project: Project, facts: GaussDbSettings) -> Iterator[CheckLine]:
+    """The rules of options, judged with the release that the server names; its time limit."""
+    source, release = project.family, release_of(facts.version)
+    refused = judge(source, release)
+    for refusal in refused:
+        where = ".".join(("source", *refusal.key_path))
+        yield CheckLine(
+            ok=False,
+            subject="options",
+            text=f"{refusal.summary} ({where})",
+            fix=refusal.remedy,
+            code=refusal.rule.problem,
+        )
+    if not refused:
+        text = f"{source.decoding_mode} decoding; no rule of {facts.version} is broken"
+        yield CheckLine(ok=True, subject="options", text=text)
+    every, timeout = source.reply_interval / 1000, facts.sender_timeout
+    if not reads_by_sql(project) and "sender-timeout" not in source.decoding and 0 < timeout < 2 * every:
+        text = f"the server ends a stream after {timeout:g} s without a reply, and one is sent every {every:g} s"
+        fix = f"source.status_interval: {max(1, round(timeout * 1000 / 3))}ms"
+        yield CheckLine(ok=None, subject="options", text=text, fix=fix)
+
+
+def _printing(project: Project) -> Iterator[CheckLine]:
+    """What a session cannot ask of parallel decoders: how values are printed."""
+    if project.family.decoding_mode is not Mode.PARALLEL:
+        return
+    with connect(replace(target_of(project.family, project.root), settings={})) as bare:
+        try:
+            check_printing(bare)
+        except CdcLakeError as error:
+            yield failure_line("printing", error)
+        if (hint := interval_hint(bare)) is not None:
+            yield CheckLine(ok=None, subject="printing", text=hint[0], fix=f"{hint[1]};")
+
+
+def _order(project: Project, session: WireSession) -> CheckLine:
+    """What orders the stream: of one that was begun this is settled."""
+    state = bronze_reader(project).state()
+    if is_complete(state, control_tables(project)):
+        text = f"{order_in_words(domain_of(state.stream))}, as it was begun"
+        return CheckLine(ok=True, subject="order", text=text)
+    exports = exports_csn(session)
+    order = order_of(project.family, exports=exports)
+    if exports or project.family.slot_order == "csn":
+        return CheckLine(ok=True, subject="order", text=order_in_words(order))
+    try:
+        refuse_csn(project)
+    except CdcLakeError as error:
+        return failure_line("order", error)
+    text = f"the server gives no CSN with a snapshot: {order_in_words(order)}"
+    fix = "a transaction near the initial copy may be missing or come twice: `cdc-lake compare` after the first run"
+    return CheckLine(ok=None, subject="order", text=text, fix=fix)
+
+
+def _traps(project: Project, facts: GaussDbSettings) -> Iterator[CheckLine]:
+    """What this server, read like this, is known to withhold, repeat or break; the worst first."""
+    source = project.family
+    known_traps = traps(
+        facts.version, source.decoding_mode, compatibility=facts.compatibility, plugin=source.slot.plugin
+    )
+    for trap in known_traps:
+        if trap.effect is not Effect.HANDLED:
+            text = f"{trap.name}, {trap.effect}: {trap.about}"
+            yield CheckLine(ok=None, subject="trap", text=text, fix=trap.remedy)
+    handled = [trap.name for trap in known_traps if trap.effect is Effect.HANDLED]
+    if handled:
+        yield CheckLine(ok=True, subject="traps", text=f"handled here: {', '.join(handled)}")
+
+
+def dba_sql(project: Project) -> str:
+    """What an administrator runs so that the pipeline's role can do everything. Raises SourceError."""
+    with session_of(project) as session:
+        names = captured_tables(project, session)
+        facts, rights = read_settings(session), role(session)
+        bare = identities(project, session, names)
+    lines = [f"-- for pipeline {project.name}, as a system administrator in {facts.database}"]
+    if facts.wal_level != "logical":
+        lines.append(f"-- {_WAL_LEVEL}")
+    if rights.right is None:
+        lines.append(f"ALTER ROLE {identifier(rights.name)} REPLICATION;")
+    return "\n".join([*lines, *grants(names, rights.name), *bare])

@@ -1,0 +1,476 @@
+"""The doctor's look at failovers of a PostgreSQL: one that was, and whether the next would go well.
+
+The doctor's look at a PostgreSQL's slot, beside what bronze holds.
+
+The doctor's look at a QHB: which release it is, and what of PostgreSQL it is taken to have.
+
+The doctor's look at `source.row_filters`: what the server makes of them, and whether the publication has them.
+
+The doctor's look at a PostgreSQL: server, role, slot, publication, tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.fields import parse_release
+from cdc_lake.config.project import Project
+from cdc_lake.config.source import PostgresSource, protocol_of
+from cdc_lake.connectors.base import TableFacts
+from cdc_lake.connectors.postgres.decoding import (
+    by_publication,
+    captured_tables,
+    check_binary,
+    chosen_tables,
+    declared_filters,
+    stream_options,
+)
+from cdc_lake.connectors.postgres.server_checks import (
+    RoleFacts,
+    ServerLimits,
+    check_own_slot,
+    check_same,
+    hiding,
+    left_by_a_start,
+    limits,
+    reading,
+    role,
+    session_of,
+    tables,
+)
+from cdc_lake.connectors.postgres.snapshot import alterable, check_filters, check_maker, table_changes
+from cdc_lake.connectors.table_sync import TableChanges
+from cdc_lake.control.ownership import check_own_bronze, unclaimed_slot
+from cdc_lake.control.streams import is_complete, starts_over
+from cdc_lake.errors import (
+    CdcLakeError,
+    NoPrimary,
+    NoReplicaIdentity,
+    NoTableMatches,
+    RowsHidden,
+    ServerSettings,
+    SourceError,
+    SourcePermission,
+)
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.relation import TableName
+from cdc_lake.ops.check.findings import (
+    CheckLine,
+    budget_lines,
+    failure_line,
+    list_names,
+    room,
+    table_change_lines,
+    unchecked_text,
+)
+from cdc_lake.source.postgres import publication, slot
+from cdc_lake.source.postgres.catalog import tells, whole_identity, without_identity
+from cdc_lake.source.postgres.connection import Session, connect, translate_errors
+from cdc_lake.source.postgres.plugins import PGOUTPUT
+from cdc_lake.source.postgres.server import (
+    FAILOVER_SLOTS,
+    OLDEST,
+    Product,
+    catalog_holders,
+    check_failover,
+    decodes,
+    holders_named,
+    identify,
+    names_standby,
+    setting,
+)
+from cdc_lake.source.postgres.slot import SlotFacts
+from cdc_lake.source.sql_text import identifier, quote_table
+from cdc_lake.tables.control_tables import control_tables
+
+
+def failover_lines(project: Project, session: Session, limits: ServerLimits) -> Iterator[CheckLine]:
+    """Whether bronze is in the server's history, and whether a standby that is promoted has the slot."""
+    yield from _history(project)
+    if limits.in_recovery:
+        return
+    wanted, place = project.postgres.slot.failover, project.postgres.place
+    if wanted:
+        try:
+            check_failover(limits, place, two_phase=project.postgres.decoding.two_phase)
+        except ServerSettings as error:
+            yield failure_line("failover", error)
+            return
+    if limits.product.major >= FAILOVER_SLOTS and (standbys := _standbys(session)):
+        yield _failover_line(standbys, _waited_for(session), wanted=wanted)
+
+
+def _history(project: Project) -> Iterator[CheckLine]:
+    state, control = bronze_reader(project).state(), control_tables(project)
+    if not is_complete(state, control):
+        return
+    try:
+        with session_of(project, replication=project.postgres.streams) as replication:
+            timeline, _ = check_same(project, replication, identify(replication, project.postgres), state, control)
+    except CdcLakeError as error:
+        yield failure_line("history", error)
+    else:
+        text = f"all that bronze holds is in the server's log (timeline {timeline.number})"
+        yield CheckLine(ok=True, subject="history", text=text)
+
+
+def _failover_line(standbys: list[str], waited: str, *, wanted: bool) -> CheckLine:
+    """What a failover would do to the stream."""
+    many = "a standby" if len(standbys) == 1 else f"{len(standbys)} standbys"
+    if not wanted:
+        text = f"the server has {many}, which will not have the slot: after a failover everything is copied anew"
+        return CheckLine(ok=None, subject="failover", text=text, fix="source.slot.failover: true")
+    if not waited:
+        text = f"the stream does not wait for {many}: bronze may hold what one that is promoted never had"
+        fix = f"ALTER SYSTEM SET synchronized_standby_slots = '{', '.join(standbys)}';  those that may be promoted"
+        return CheckLine(ok=None, subject="failover", text=text, fix=fix)
+    return CheckLine(ok=True, subject="failover", text=f"the slot is for standbys too; the stream waits for {waited}")
+
+
+def _standbys(session: Session) -> list[str]:
+    """The physical slots: each is a standby's."""
+    with translate_errors("looking for standbys"):
+        rows = session.execute(
+            "SELECT slot_name::text FROM pg_replication_slots WHERE slot_type = 'physical' ORDER BY slot_name"
+        ).fetchall()
+    return [str(row[0]) for row in rows]
+
+
+def _waited_for(session: Session) -> str:
+    with translate_errors("reading the server's settings"):
+        row = session.execute("SELECT current_setting('synchronized_standby_slots', true)").fetchone()
+    return "" if row is None or row[0] is None else str(row[0])
+
+
+def slot_lines(project: Project, session: Session, slot_facts: SlotFacts | None) -> Iterator[CheckLine]:
+    """Whether the slot can be made, or read on. Raises SourceError."""
+    state = bronze_reader(project).state()
+    control, place = control_tables(project), bronze_reader(project).place
+    try:
+        check_own_bronze(project, state, control)
+    except CdcLakeError as error:
+        yield failure_line("slot", error)
+        return
+    again = starts_over(state, control)
+    if slot_facts is None and again:
+        yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: made by the next run, with a new stream")
+        return
+    if slot_facts is None and state is None:
+        yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: made by the first run")
+        return
+    if slot_facts is not None and left_by_a_start(project, session, slot_facts, state):
+        text = f"{project.slot} is left from a start that broke off: the next run makes it anew"
+        yield CheckLine(ok=True, subject="slot", text=text)
+        return
+    if slot_facts is not None and (state is None or again):
+        yield failure_line("slot", unclaimed_slot(project, place, state))
+        return
+    assert state is not None
+    try:
+        facts = check_own_slot(project, slot_facts, project.postgres.database, state.confirm)
+    except CdcLakeError as error:
+        yield failure_line("slot", error)
+        return
+    if facts.active_pid is not None:
+        text = f"{project.slot} is read by server process {facts.active_pid}"
+        fix = "a second run would wait for it: stop the other receiver first"
+        yield CheckLine(ok=None, subject="slot", text=text, fix=fix, code="SRC213")
+    else:
+        yield CheckLine(ok=True, subject="slot", text=f"{project.slot} is free, confirmed up to {facts.confirmed}")
+
+
+def qhb_lines(source: PostgresSource, server: Product) -> Iterator[CheckLine]:
+    """What differs from a PostgreSQL, where the pipeline says that the server is a QHB."""
+    if source.type != "qhb":
+        return
+    if server.name == "QHB":
+        newest = protocol_of(parse_release(server.release))
+        text = f"read as PostgreSQL {server.major}: pgoutput's protocol up to version {newest}, no slots on standbys"
+        yield CheckLine(ok=True, subject="release", text=text)
+    if not server.names_qhb:
+        text = f"version() does not name QHB: {server.says}"
+        fix = "is it the server that is meant? for PostgreSQL: `source.type: postgres`"
+        yield CheckLine(ok=None, subject="release", text=text, fix=fix)
+    text = "cdc_lake was never run against a QHB: nothing but its manual says that this works"
+    yield CheckLine(
+        ok=None, subject="proof", text=text, fix="cdc-lake compare  after the first run: it proves the rows"
+    )
+
+
+def row_filter_lines(project: Project, session: Session) -> Iterator[CheckLine]:
+    """One line, where the pipeline states filters."""
+    if not project.postgres.row_filters:
+        return
+    try:
+        check_filters(project, session, bronze_reader(project).state(), control_tables(project))
+    except SourceError as error:
+        yield failure_line("row filters", error)
+        return
+    text = f"only rows that a condition takes are captured of {list_names(sorted(declared_filters(project)))}"
+    yield CheckLine(ok=True, subject="row filters", text=text)
+
+
+def findings(project: Project) -> Iterator[CheckLine]:
+    """One line a finding. Raises SourceError where the server cannot be asked."""
+    where = project.postgres
+    with reading(project) as session:
+        facts = limits(session, where)
+        yield CheckLine(ok=True, subject="server", text=f"{facts.product} at {where.place}, as {where.user}")
+        yield from qhb_lines(where, facts.product)
+        yield from _server(project, session, facts)
+        yield from language_lines(facts.messages)
+        yield from unchecked_text(project, session.info.parameter_status("server_encoding") or "")
+        rights = role(session)
+        yield from _role(project, rights)
+        slot_facts = slot.find_slot(session, project.slot)
+        yield from slot_lines(project, session, slot_facts)
+        if slot_facts is not None:
+            yield from budget_lines(project, slot_facts.retained, slot_facts.safe)
+        yield from failover_lines(project, session, facts)
+        yield from _tables(project, session, rights)
+        yield from _options(project, session, facts.product)
+        yield from _prepares(project, session)
+
+
+def _options(project: Project, session: Session, server: Product) -> Iterator[CheckLine]:
+    """What pgoutput is asked for beside the publication."""
+    try:
+        stream_options(project, server)
+        check_binary(project, session)
+    except NoTableMatches:
+        return  # said before
+    except CdcLakeError as error:
+        yield failure_line("decoding", error)
+        return
+    if project.postgres.slot.plugin == PGOUTPUT and project.postgres.decoding.messages:
+        text = (
+            "altered tables are told in the stream"
+            if (has_trigger := tells(session))
+            else "no event trigger tells of it"
+        )
+        fix = (
+            "" if has_trigger else "cdc-lake check --ddl  prints the SQL of one; without it the catalog of now is asked"
+        )
+        yield CheckLine(ok=True if has_trigger else None, subject="DDL", text=text, fix=fix)
+
+
+def _prepares(project: Project, session: Session) -> Iterator[CheckLine]:
+    """Whether what `two_phase` asks for can ever come."""
+    if not project.postgres.decoding.two_phase:
+        return
+    if setting(session, "max_prepared_transactions") == "0":
+        text = "`two_phase` is asked for, and the server lets nobody prepare a transaction"
+        fix = "take `two_phase` out of `source.decoding`, or set max_prepared_transactions on the server"
+        yield CheckLine(ok=None, subject="two_phase", text=text, fix=fix)
+
+
+def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator[CheckLine]:
+    if (product := facts.product).major < OLDEST:
+        oldest = f"{product.name} {product.oldest}"
+        fix = f"upgrade the server to {oldest} or later"
+        yield CheckLine(ok=False, subject="version", text=f"older than {oldest}", fix=fix, code="SRC208")
+    if facts.in_recovery:
+        fix = "point `source.host` at the primary, or name several `source.hosts`"
+        yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code=NoPrimary.code)
+    logical = decodes(facts)
+    fix = "ALTER SYSTEM SET wal_level = logical;  then restart the server"
+    yield CheckLine(ok=logical, subject="wal_level", text=facts.wal_level, fix="" if logical else fix, code="SRC208")
+    have = slot.find_slot(session, project.slot) is not None
+    # the first copy holds a temporary slot beside the lasting one; of one with two-phase decoding copies are read
+    needed = int(project.postgres.decoding.two_phase) if have else 2
+    yield room("replication slots", facts.slots_used, facts.slots_max, needed, "max_replication_slots", "SRC211")
+    if project.postgres.streams:
+        yield room("WAL senders", facts.senders_used, facts.senders_max, 1, "max_wal_senders", "SRC207")
+    if facts.keep_size == "-1":
+        fix = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB';  bounds it: a slot that falls further behind is lost"
+        text = "unlimited: a pipeline that stands still fills the server's disk"
+        yield CheckLine(ok=None, subject="WAL kept for slots", text=text, fix=fix)
+    else:
+        yield CheckLine(ok=True, subject="WAL kept for slots", text=f"at most {facts.keep_size}")
+    yield from _synchronous(project, session)
+    for holder in catalog_holders(session):
+        text = f"{holder}, exclusively: decoding may wait for it, and a COMMIT that waits for the receiver never ends"
+        yield CheckLine(ok=None, subject="catalog locks", text=text, fix=holder.remedy)
+
+
+def _synchronous(project: Project, session: Session) -> Iterator[CheckLine]:
+    """Whether commits at the source wait for this receiver."""
+    name = f"cdc_lake {project.name} stream"
+    if not names_standby(setting(session, "synchronous_standby_names"), name):
+        return
+    subject, fix = "synchronous_standby_names", ""
+    if not project.postgres.streams:
+        text = "commits may wait for ever: SQL functions (`mode: polling`) are no standby and never answer"
+        fix = "take the receiver out of synchronous_standby_names, or read with `mode: stream`"
+    elif not (state := bronze_reader(project).state()) or not is_complete(state, control_tables(project)):
+        text = "commits wait until the initial copy is made and the receiver streams"
+        fix = "run `cdc-lake run --once` first, then name the receiver in synchronous_standby_names"
+    else:
+        text = "commits of this server, in every database, may wait until bronze holds them"
+    yield CheckLine(ok=None, subject=subject, text=text, fix=fix)
+
+
+def language_lines(messages: str) -> Iterator[CheckLine]:
+    """A warning where a server's `lc_messages` is none of English: refused connections are told apart by words."""
+    language = messages.partition(".")[0].lower()
+    if language in {"", "c", "posix"} or language.startswith("en"):
+        return
+    text = f"{messages}: a changed password would be told as a server that is away (SRC201), and tried again"
+    fix = "ALTER SYSTEM SET lc_messages = 'C';  SELECT pg_reload_conf();"
+    yield CheckLine(ok=None, subject="lc_messages", text=text, fix=fix)
+
+
+def _role(project: Project, rights: RoleFacts) -> Iterator[CheckLine]:
+    may = rights.replication or rights.superuser
+    fix = f"ALTER ROLE {identifier(rights.name)} REPLICATION;"
+    text = "may replicate" if may else "lacks the REPLICATION attribute"
+    yield CheckLine(ok=may, subject="role", text=f"{rights.name} {text}", fix="" if may else fix, code="SRC205")
+    if may and project.postgres.streams:
+        try:
+            connect(project.postgres, project.root, replication=True).close()
+        except CdcLakeError as error:
+            yield failure_line("replication", error)
+        else:
+            yield CheckLine(ok=True, subject="replication", text="a replication connection is accepted")
+
+
+def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[CheckLine]:
+    try:
+        with holders_named(session, project.postgres.tables):
+            names = captured_tables(project, session)
+        if not is_complete(bronze_reader(project).state(), control_tables(project)):
+            check_maker(project, session)
+        exists = _has_publication(project, session)
+        chosen = chosen_tables(project, session)
+    except CdcLakeError as error:
+        yield failure_line("tables" if isinstance(error, NoTableMatches) else "publication", error)
+        return
+    yield from row_filter_lines(project, session)
+    facts = tables(session, chosen)
+    bare = without_identity(session, chosen)
+    for name in bare:
+        fix = f"add a primary key, or: {whole_identity(name)};"
+        text = f"{name} has no primary key and no replica identity"
+        yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code=NoReplicaIdentity.code)
+    changes = None if exists is False else _changes(project, session)
+    if exists is not None:
+        later = changes.lacking if changes is not None and alterable(project) else ()  # the next start publishes them
+        published = [name for name in chosen if name not in later]
+        yield _publication(project, names, published, facts, bare, exists=exists, may_create=rights.create_in_database)
+    unreadable = [f.table for f in facts if not f.readable]
+    if unreadable:
+        fix = "\n".join(f"GRANT SELECT ON {quote_table(t)} TO {identifier(rights.name)};" for t in unreadable)
+        text = f"no right to read {list_names(unreadable)}"
+        yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code="SRC224")
+    hidden = hiding(session, chosen)
+    if hidden:
+        text = f"row security hides rows of {list_names(hidden)} from the role"
+        fix = f"a superuser runs: {_all_rows(rights.name)}"
+        yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code=RowsHidden.code)
+    row_counts = [f.rows for f in facts if f.rows is not None]
+    rows = (
+        f"about {pluralize(sum(row_counts), 'row')}"
+        if len(row_counts) == len(facts)
+        else "rows not counted yet by the server"
+    )
+    yield CheckLine(ok=True, subject="tables", text=f"{len(chosen)}: {list_names(chosen)}; {rows}")
+    if changes is not None:
+        refused = publication.not_addable(session, project.publication, changes.lacking) if alterable(project) else []
+        if refused:
+            text = f"{list_names(refused)} came, and this role may not publish it: it has to own table and publication"
+            statement = publication.altering(project.publication, "ADD", *refused, filters=declared_filters(project))
+            fix = f"a superuser runs: {statement};"
+            yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code=SourcePermission.code)
+        may = tuple(table for table in changes.lacking if table not in refused)
+        yield from table_change_lines(project, replace(changes, lacking=may), publishes=alterable(project))
+
+
+def _changes(project: Project, session: Session) -> TableChanges | None:
+    """What came to `source.tables` or went; None before a stream is begun whole."""
+    state, control = bronze_reader(project).state(), control_tables(project)
+    if not is_complete(state, control):
+        return None
+    return table_changes(project, session, state, control)
+
+
+def _has_publication(project: Project, session: Session) -> bool | None:
+    """Whether the publication is there; None where the plugin takes none. Raises SourceError."""
+    return publication.publication_exists(session, project.publication) if by_publication(project) else None
+
+
+def _publication(
+    project: Project,
+    names: list[TableName],
+    chosen: list[TableName],
+    facts: list[TableFacts],
+    bare: list[TableName],
+    *,
+    exists: bool,
+    may_create: bool,
+) -> CheckLine:
+    name = project.publication
+    if exists:
+        try:
+            publication.check_published(name, names, chosen, declared_filters(project))
+        except CdcLakeError as error:
+            return failure_line("publication", error)
+        return CheckLine(ok=True, subject="publication", text=f"{name} carries {pluralize(len(names), 'table')}")
+    foreign = [f.table for f in facts if not f.owned]
+    if may_create and not foreign:
+        return CheckLine(ok=True, subject="publication", text=f"{name}: made by the first run")
+    why = f"{list_names(foreign)} belong to others" if foreign else "no CREATE right in the database"
+    return CheckLine(
+        ok=False,
+        subject="publication",
+        text=f"{name} is not there, and this role cannot make it: {why}",
+        fix="\n".join([*_identities(bare), f"{publication.creating(name, chosen, declared_filters(project))};"]),
+        code="SRC224",
+    )
+
+
+def _identities(bare: list[TableName]) -> list[str]:
+    """What tables without an identity need before they are published: their updates would be refused otherwise."""
+    return [f"{whole_identity(table)};" for table in bare]
+
+
+def _lacking(project: Project, session: Session, chosen: list[TableName]) -> list[TableName]:
+    """What a publication that is there does not carry, and a start does not add to it."""
+    carried = {published.table for published in publication.load_published_tables(session, project.publication)}
+    lacking = [table for table in chosen if table not in carried]
+    return publication.not_addable(session, project.publication, lacking) if alterable(project) else lacking
+
+
+def _all_rows(role: str) -> str:
+    return f"ALTER ROLE {identifier(role)} BYPASSRLS;"
+
+
+def dba_sql(project: Project) -> str:
+    """The SQL a superuser runs so that the pipeline's role can do everything. Raises SourceError for no connection."""
+    with reading(project) as session:
+        chosen = chosen_tables(project, session)
+        facts, rights = limits(session, project.postgres), role(session)
+        hidden = hiding(session, chosen)
+        exists = _has_publication(project, session)
+        bare = [] if exists else without_identity(session, chosen)
+        lacking = _lacking(project, session, chosen) if exists else []
+    user, lines = identifier(rights.name), []
+    if not decodes(facts):
+        lines.append("ALTER SYSTEM SET wal_level = logical;  -- then restart the server")
+    if not rights.replication and not rights.superuser:
+        lines.append(f"ALTER ROLE {user} REPLICATION;")
+    if hidden:
+        lines.append(_all_rows(rights.name))
+    lines += [f"GRANT USAGE ON SCHEMA {identifier(s)} TO {user};" for s in sorted({t.schema for t in chosen})]
+    lines += [f"GRANT SELECT ON {quote_table(t)} TO {user};" for t in chosen]
+    if bare:
+        lines += ["-- without a primary key; rather add one, otherwise the server has to log whole old rows:"]
+        lines += _identities(bare)
+    if exists is False:
+        lines.append(f"{publication.creating(project.publication, chosen, declared_filters(project))};")
+    if lacking:
+        lines.append(
+            f"{publication.altering(project.publication, 'ADD', *lacking, filters=declared_filters(project))};"
+        )
+    return "\n".join([f"-- for pipeline {project.name}, as a superuser in {project.postgres.database}", *lines])

@@ -1,0 +1,405 @@
+"""The doctor's look at this machine: Java, Spark, jars, Python packages, the lake's folder. No network.
+
+The doctor's look at transforms: whether they name what is there, and what may be held because it was not sent.
+
+The doctor's look at rules: whether the columns they judge are there, and of types that they can judge.
+
+The doctor: everything a run needs, each looked at on its own, each with what to do where it is not right.
+
+Nothing is changed. What needs something that is missing itself (the tables of a server that does not answer) is left
+out, so the first ✗ is the one to fix first.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.loader import validate
+from cdc_lake.config.project import Project, Target
+from cdc_lake.config.rules import Expectation, rule_name
+from cdc_lake.config.source import FamilySource, PostgresSource
+from cdc_lake.connectors.factory import source_view
+from cdc_lake.control.ownership import Ownership
+from cdc_lake.errors import (
+    CdcLakeError,
+    ConfigError,
+    DriverMissing,
+    JavaMissing,
+    NotForThisSource,
+    QualityEngineMissing,
+    QualityError,
+    SourceError,
+    SparkMissing,
+    TransformUnfit,
+)
+from cdc_lake.errors.base import install
+from cdc_lake.model.diagnostic import Severity
+from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
+from cdc_lake.ops.check.findings import CheckLine, captured_tables, failure_line, shape_of
+from cdc_lake.ops.plan import TableLedger, lines, type_ledger
+from cdc_lake.quality.table_suite import build_expectation
+from cdc_lake.runtime.apply.schema_changes import (
+    check_layout_divisible,
+    check_possible,
+    misfits,
+    shared_names,
+    words_read,
+)
+from cdc_lake.runtime.receive.stream_setup import redacted_columns
+from cdc_lake.silver.kinds import kind_of
+from cdc_lake.silver.transforms import silver_shape
+from cdc_lake.source.postgres.plugins import PGOUTPUT
+from cdc_lake.source.sql_text import quote_table
+from cdc_lake.tables.spark_session import JAVA_MAJORS, PACKAGES, SPARK_VERSION, java_found, java_version
+from cdc_lake.tables.types import silver_names
+
+_NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse.sshfs", "9p", "glusterfs", "ceph", "lustre")
+_LOW_SPACE = 1 << 30
+
+
+def machine(project: Project, *, receives: bool = False) -> Iterator[CheckLine]:
+    """Java, Spark and its jars, unless it only receives; packages, the lake's folder."""
+    if not receives:
+        yield _java()
+        yield _spark()
+        yield from _jars()
+    yield from _packages(project, receives=receives)
+    yield from _lake(project)
+
+
+def _java() -> CheckLine:
+    version = java_version()
+    majors = " or ".join(map(str, JAVA_MAJORS))
+    if version in JAVA_MAJORS:
+        home = os.environ.get("JAVA_HOME")
+        return CheckLine(
+            ok=True, subject="java", text=f"Java {version} ({f'JAVA_HOME={home}' if home else 'from PATH'})"
+        )
+    text = f"{java_found(version)}; Spark needs {majors}"
+    return CheckLine(ok=False, subject="java", text=text, fix=JavaMissing.hint, code=JavaMissing.code)
+
+
+def _spark() -> CheckLine:
+    version = _version("pyspark")
+    if version is None:
+        text = "pyspark is not installed (receiving works without)"
+        return CheckLine(ok=False, subject="spark", text=text, fix=install("spark"), code=SparkMissing.code)
+    if version != SPARK_VERSION:
+        fix = f"pip install 'pyspark=={SPARK_VERSION}': Delta and Iceberg are built for one minor version"
+        return CheckLine(ok=None, subject="spark", text=f"pyspark {version}, tested with {SPARK_VERSION}", fix=fix)
+    return CheckLine(ok=True, subject="spark", text=f"pyspark {version}")
+
+
+def _jars() -> Iterator[CheckLine]:
+    missing = [package for package in PACKAGES if not _have(package)]
+    if missing:
+        names = ", ".join(p.split(":")[1] for p in missing)
+        fix = (
+            "the first start fetches them; behind a proxy or mirror, set spark.jars.ivySettings in spark-defaults.conf"
+        )
+        yield CheckLine(ok=None, subject="jars", text=f"not fetched yet: {names}", fix=fix, code="LAK403")
+    else:
+        yield CheckLine(ok=True, subject="jars", text=f"{len(PACKAGES)} at hand")
+
+
+def _have(package: str) -> bool:
+    """Whether a jar is in a cache that Spark's resolver looks into: Ivy's, or Maven's."""
+    group, name, version = package.split(":")
+    home = Path.home()
+    if any(home.glob(f".ivy2*/jars/{group}_{name}-{version}.jar")):
+        return True
+    return (home / ".m2" / "repository" / Path(*group.split(".")) / name / version / f"{name}-{version}.jar").is_file()
+
+
+def _packages(project: Project, *, receives: bool) -> Iterator[CheckLine]:
+    silver, formats = project.pipeline.silver, {project.pipeline.bronze.format}
+    iceberg = "iceberg" in (
+        formats if receives else {*formats, silver.defaults.format, *(t.format for t in silver.tables)}
+    )
+    of_postgres = isinstance(project.pipeline.source, PostgresSource)
+    wanted = [("psycopg", install("receive"), DriverMissing.code, of_postgres)]
+    if iceberg:
+        wanted.append(("pyiceberg", install("iceberg"), "", True))
+    rules = not receives and any(t.rules for t in silver.tables)
+    wanted.append(("great-expectations", install("quality"), QualityEngineMissing.code, rules))
+    for name, fix, code, needed in wanted:
+        version = _version(name)
+        if version is not None:
+            yield CheckLine(ok=True, subject="package", text=f"{name} {version}")
+        elif needed:
+            yield CheckLine(ok=False, subject="package", text=f"{name} is not installed", fix=fix, code=code)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _lake(project: Project) -> Iterator[CheckLine]:
+    existing = next(p for p in (project.lake, *project.lake.parents) if p.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        fix = f"give this user the right to write to {existing}, or set `lake.path`"
+        yield CheckLine(ok=False, subject="lake", text=f"{project.lake} cannot be written", fix=fix, code="LAK420")
+        return
+    free = shutil.disk_usage(existing).free
+    text = f"{project.lake}, {free / (1 << 30):.1f} GiB free"
+    kind = _file_system(existing)
+    if kind.startswith(_NETWORK_FILE_SYSTEMS):
+        fix = (
+            "a commit is durable when the folder's fsync is: use a local disk, or know that your server keeps its word"
+        )
+        yield CheckLine(ok=None, subject="lake", text=f"{text}, on a network file system ({kind})", fix=fix)
+    elif free < _LOW_SPACE:
+        yield CheckLine(ok=None, subject="lake", text=text, fix="less than 1 GiB: make room or set `lake.path`")
+    else:
+        yield CheckLine(ok=True, subject="lake", text=text)
+
+
+def _file_system(folder: Path) -> str:
+    """The type of the file system a folder is on, empty where the system does not say."""
+    mounts = Path("/proc/mounts")
+    if not mounts.is_file():
+        return ""
+    best = ("", "")
+    for line in filter(None, mounts.read_text(encoding="utf-8", errors="replace").split("\n")):
+        _, point, kind, *_ = line.split(" ")
+        point = point.replace("\\040", " ")
+        if folder.resolve().is_relative_to(point) and len(point) >= len(best[0]):
+            best = (point, kind)
+    return best[1]
+
+
+_ALWAYS_SENT: Final = frozenset(
+    {
+        *("int2", "int4", "int8", "float4", "float8", "bool", "oid", "money", "char", "name"),
+        *("date", "time", "timetz", "timestamp", "timestamptz", "interval", "uuid", "macaddr", "macaddr8"),
+        *("smallint", "integer", "bigint", "real", "double precision", "boolean"),
+        *("timestamp without time zone", "timestamp with time zone"),
+    }
+)
+"""Types of fixed size, by the catalog's names and SQL's: their values are never stored apart from the row."""
+
+
+def names(project: Project) -> Iterator[CheckLine]:
+    """Tables that would be written to one silver table."""
+    try:
+        with source_view(project) as source:
+            shared = shared_names(project, source.tables())
+    except SourceError:
+        return  # said elsewhere
+    yield from (failure_line("names", error) for error in {error.message: error for error in shared.values()}.values())
+
+
+def transforms(project: Project) -> Iterator[CheckLine]:
+    """What should be known of the tables that have transforms. What Spark's analyser says comes with the first row."""
+    for target, layout in captured_tables(
+        project, lambda candidate: candidate.transforms.any or bool(candidate.partition_by)
+    ):
+        yield from _table(project, target, layout)
+
+
+def _table(project: Project, target: Target, layout: Relation) -> Iterator[CheckLine]:
+    table_transforms = target.transforms
+    computed = {name: "string" for name, _ in table_transforms.compute}  # of which type they are does not matter here
+    try:
+        check_possible(project, target, kind_of(target, layout))
+        shape = shape_of(target, layout)
+        silver_shape(shape, table_transforms, computed, target.label, lambda key: project.key_location(target, key))
+        check_layout_divisible(project, target, layout)
+    except TransformUnfit as unfit:
+        yield failure_line("transforms", unfit)
+        return
+    except CdcLakeError:
+        return  # no key: said elsewhere
+    yield CheckLine(ok=True, subject="transforms", text=f"{target.label}: every column that is named is there")
+    if target.kind == "append":
+        return
+    if doubtful := _doubtful(target, layout):
+        text = f"{layout.table}: an update may not send {', '.join(doubtful)}; where silver lacks the value, it is held"
+        fix = f"ALTER TABLE {quote_table(layout.table)} REPLICA IDENTITY FULL;  or leave the columns out"
+        yield CheckLine(ok=None, subject="transforms", text=text, fix=fix)
+
+
+def _doubtful(target: Target, layout: Relation) -> list[str]:
+    """Columns that an update may leave out and that silver may not be able to tell."""
+    if layout.identity is ReplicaIdentity.FULL:
+        return []
+    table_transforms = target.transforms
+    words = words_read(target)
+    doubtful_columns = []
+    for column, name in zip(layout.columns, silver_names(layout), strict=True):
+        read = name.casefold() in words or column.name.casefold() in words
+        needed = (
+            (table_transforms.keeps(column.name) or read)
+            if table_transforms.where is not None
+            else read and not table_transforms.keeps(column.name)
+        )
+        if needed and not column.key and column.type_name not in _ALWAYS_SENT:
+            doubtful_columns.append(column.name)
+    return doubtful_columns
+
+
+def rules(project: Project) -> Iterator[CheckLine]:
+    """Every rule that cannot judge its column. What an expression reads comes with the first row: Spark says it."""
+    for table in project.pipeline.silver.tables:
+        yield from expectations(project, project.target(TableName.parse(table.from_)))
+    for target, layout in captured_tables(project, lambda table: bool(table.row_rules)):
+        yield from of_table(project, target, layout)
+
+
+def expectations(project: Project, target: Target) -> Iterator[CheckLine]:
+    """What is to be said of the expectations that a table's rules name: each is made, none is run."""
+    for index, rule in enumerate(target.rules):
+        if not isinstance(rule, Expectation):
+            continue
+        try:
+            build_expectation(rule)
+        except QualityEngineMissing as missing:
+            text = f"{target.label}, rule {rule_name(rule)}: {missing.message}; reports made here cannot judge it"
+            yield CheckLine(ok=None, subject="rules", text=text, fix=missing.remedy)
+        except QualityError as problem:
+            text = f"{project.place(target, f'rules[{index}].expectation')}: {problem.message}"
+            yield CheckLine(ok=False, subject="rules", text=text, fix=problem.remedy, code=problem.code)
+
+
+def of_table(project: Project, target: Target, layout: Relation) -> Iterator[CheckLine]:
+    """What is to be said of a table's rules, by its layout."""
+    try:
+        shape = shape_of(target, layout)
+    except CdcLakeError:
+        return  # no key: said elsewhere
+    wrong = list(misfits(project, target, shape, expressions=False))
+    for problem in wrong:
+        text = f"{problem.where}: {problem.message}"
+        yield CheckLine(ok=False, subject="rules", text=text, fix=problem.remedy, code=problem.code)
+    if not wrong:
+        yield CheckLine(ok=True, subject="rules", text=f"{target.label}: every rule fits its column")
+
+
+__all__ = ["CheckLine", "Examination", "check", "dba_sql", "examine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What was found, and what becomes of every captured column, as far as the server could be asked."""
+
+    lines: tuple[CheckLine, ...]
+    types: tuple[TableLedger, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing to fix."""
+        return all(line.ok is not False for line in self.lines)
+
+
+def examine(project: Project, *, receives: bool = False) -> Examination:
+    """Look at machine, lake, server, role, slot, tables and types; `receives`: only at what a host that receives, and
+    does not apply, needs. Raises nothing that it can say.
+    """
+    check_lines = [*_warnings(project), *machine(project, receives=receives), *_store(project), *_source(project)]
+    check_lines += _redaction(project)
+    if receives:
+        return Examination(tuple(check_lines), ())
+    check_lines += [*_owner_lines(project), *names(project), *transforms(project), *rules(project)]
+    try:
+        types = type_ledger(project)
+    except SourceError:
+        types = ()  # said above
+    return Examination((*check_lines, *lines(types)), types)
+
+
+def check(project: Project) -> list[CheckLine]:
+    """The findings alone, one line each."""
+    return list(examine(project).lines)
+
+
+def _warnings(project: Project) -> Iterator[CheckLine]:
+    """What `validate` warns of."""
+    if not project.file.is_file():
+        return  # made in Python
+    for diagnostic in validate([project.file], environment=project.environment):
+        if diagnostic.severity is Severity.WARNING:
+            text = f"{diagnostic.summary} ({diagnostic.location})" if diagnostic.location else diagnostic.summary
+            yield CheckLine(ok=None, subject="configuration", text=text, fix=diagnostic.hint, code=diagnostic.code)
+
+
+def _store(project: Project) -> Iterator[CheckLine]:
+    if project.pipeline.lake.storage is None:
+        return
+    try:
+        bronze = bronze_reader(project)
+        text = "no bronze yet: the first run makes it" if bronze.version() is None else "bronze can be read"
+        yield CheckLine(ok=True, subject="store", text=f"{bronze.place}: {text}")
+    except CdcLakeError as error:
+        yield failure_line("store", error)
+
+
+def _source(project: Project) -> Iterator[CheckLine]:
+    # imported here: each kind of source needs its own driver only
+    try:
+        if isinstance(project.pipeline.source, FamilySource):
+            from cdc_lake.ops.check.gaussdb import findings as of_family  # noqa: PLC0415
+
+            yield from of_family(project)
+        else:
+            from cdc_lake.ops.check.postgres import findings as of_postgres  # noqa: PLC0415
+
+            yield from of_postgres(project)
+    except CdcLakeError as error:
+        yield failure_line("server", error)
+
+
+def _owner_lines(project: Project) -> Iterator[CheckLine]:
+    """Every silver table that belongs to somebody else."""
+    try:
+        with source_view(project) as source:
+            ownership, names = Ownership(project, source.origin), source.tables()
+            refused = [error for name in names if (error := ownership.refusal(project.target(name))) is not None]
+    except CdcLakeError:
+        return  # said above
+    yield from (failure_line("silver", error) for error in refused)
+
+
+def _redaction(project: Project) -> Iterator[CheckLine]:
+    if not project.pipeline.bronze.redact:
+        return
+    try:
+        columns = redacted_columns(project)
+    except ConfigError as unfit:
+        yield failure_line("redaction", unfit)
+    except SourceError:
+        return  # said above
+    else:
+        text = f"columns that are redacted: {columns}" if columns else "no column of a captured table is redacted yet"
+        yield CheckLine(ok=True if columns else None, subject="redaction", text=text)
+
+
+def ddl_sql(project: Project) -> str:
+    """The SQL of the event trigger by which a PostgreSQL tells its altered tables. Raises NotForThisSource."""
+    from cdc_lake.source.postgres.catalog import trigger_sql  # noqa: PLC0415
+
+    database = project.postgres.database
+    if (plugin := project.postgres.slot.plugin) != PGOUTPUT:
+        words = f"altered tables are told by logical messages, which `plugin: {plugin}` leaves out"
+        raise NotForThisSource(words, where=str(project.file), hint=f"with {plugin} the catalog of now is asked")
+    return f"-- for pipeline {project.name}, as a superuser in {database}\n{trigger_sql()}"
+
+
+def dba_sql(project: Project) -> str:
+    """The SQL a superuser runs so that the pipeline's role can do everything. Raises SourceError for no connection."""
+    if isinstance(project.pipeline.source, FamilySource):
+        from cdc_lake.ops.check.gaussdb import dba_sql as for_family  # noqa: PLC0415
+
+        return for_family(project)
+    from cdc_lake.ops.check.postgres import dba_sql as for_postgres  # noqa: PLC0415
+
+    return for_postgres(project)

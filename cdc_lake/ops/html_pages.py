@@ -1,0 +1,256 @@
+"""The status page: a status with what the control tables remember of cuts and runs, as one HTML file.
+
+A view like the terminal's: it asks nothing that `status` does not, but history. It shows no row value.
+
+The report of a pipeline, written: one HTML page, its JSON, and Great Expectations' own results beside them.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from cdc_lake.config.project import Project
+from cdc_lake.control.cuts import IN, parse_cut
+from cdc_lake.observability import html
+from cdc_lake.observability.html import Headline, environment, write_page
+from cdc_lake.ops.report_data import Evidence
+from cdc_lake.ops.status import status
+from cdc_lake.quality.report import render_html, render_json
+from cdc_lake.runtime.receive.lag import Status, TableStatus
+from cdc_lake.tables.control_schema import RunRow
+from cdc_lake.tables.control_tables import ControlTables, control_tables
+
+SHOWN: Final = 8
+"""Cuts and runs in the lists."""
+DRAWN: Final = 60
+"""Cuts and runs in the charts."""
+_REMEMBERED: Final = 500
+"""Runs that errors are counted in."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastCut:
+    """A cut: how old its newest transaction was then, None where nobody knows; how many tables were in it."""
+
+    position: str
+    written_at: datetime
+    age: float | None
+    tables: int
+    there: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """A run of a verb. `changes`: what it took to silver or, of a receiver, to bronze; None: it is of neither."""
+
+    run: str
+    verb: str
+    started_at: datetime
+    seconds: float | None
+    outcome: str
+    changes: int | None
+    codes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PastError:
+    """An error that runs ended with or tables waited with: how often, and when last."""
+
+    code: str
+    times: int
+    last_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StatusPage:
+    """What the page says. Cuts, runs and errors newest first; `ages` and `changes` for the charts, oldest first."""
+
+    status: Status
+    cuts: tuple[PastCut, ...]
+    runs: tuple[PastRun, ...]
+    errors: tuple[PastError, ...]
+    ages: tuple[float, ...]
+    changes: tuple[int, ...]
+
+
+def write_status_page(project: Project, status: Status, file: Path) -> StatusPage:
+    """Write the page of a status, replacing the file in one step. Raises ReportNotWritten, LakeError."""
+    page = remember(project, status)
+    write_page(file, render(page))
+    return page
+
+
+def remember(project: Project, status: Status) -> StatusPage:
+    """What the control tables add to a status. Raises LakeError."""
+    control = control_tables(project)
+    places = control.cut_places()
+    drawn = places.slice(max(places.num_rows - DRAWN, 0))
+    ages = [_age(**place) for place in drawn.select(["commit_ts", "recorded_at"]).to_pylist()]
+    cuts = [parse_cut(row) for row in control.cuts(drawn.slice(max(drawn.num_rows - SHOWN, 0)))]
+    runs = _runs(control)
+    applied = [run.changes for run in runs if run.verb == "apply" and run.changes]
+    return StatusPage(
+        status=status,
+        cuts=tuple(
+            PastCut(
+                cut.position_text,
+                cut.written_at,
+                _age(cut.commit_ts, cut.written_at),
+                len(cut.tables),
+                sum(table.state == IN for table in cut.tables.values()),
+                sum(table.held for table in cut.tables.values()),
+            )
+            for cut in reversed(cuts)
+        ),
+        runs=tuple(reversed(runs[-SHOWN:])),
+        errors=_errors(runs),
+        ages=tuple(age for age in ages if age is not None),
+        changes=tuple(applied[-DRAWN:]),
+    )
+
+
+def render(page: StatusPage) -> str:
+    """The page as one HTML document without scripts or addresses."""
+    headlines = list(findings(page.status))
+    template = environment("cdc_lake.ops").get_template("status.html.j2")
+    return template.render(page=page, status=page.status, headline=headlines[0], also=headlines[1:])
+
+
+def findings(status: Status) -> Iterator[Headline]:
+    """What a reader must know, the worst first; one at least."""
+    headlines = [*_of_slot(status), *_of_budget(status), *_of_tables(status), *_of_the_ways(status)]
+    if status.stream is None:
+        first = "cdc-lake run --once takes the first copy of the tables."
+        headlines = [Headline("unknown", "Nothing has been received yet", first)]
+        headlines += _of_the_ways(status)
+    rank = ("bad", "attention", "unknown", "good")
+    return iter(sorted(headlines or [_quiet(status)], key=lambda headline: rank.index(headline.state)))
+
+
+def _quiet(status: Status) -> Headline:
+    """Nothing is wrong: everything is there, or on its way."""
+    if lagging := [table for table in status.tables if table.state != "live"]:
+        return Headline("unknown", "Silver is catching up", f"{_names(lagging)}: {lagging[0].reason}.")
+    tables = html.plural(len(status.tables), "table")
+    text = f"All {tables} are live" if len(status.tables) > 1 else f"{tables} live"
+    return Headline("good", text, f"Everything received is applied, up to {status.silver_position}.")
+
+
+def _of_slot(status: Status) -> Iterator[Headline]:
+    slot = status.slot
+    if slot.state in {"lost", "missing"}:
+        text = f"The slot is {slot.state}"
+        yield Headline("bad", text, f"{slot.name}: {slot.reason}. Changes since then can only come by a new copy.")
+
+
+def _of_budget(status: Status) -> Iterator[Headline]:
+    budget = status.wal_budget
+    if budget is not None and budget.used >= 1:
+        yield Headline("bad", "The server keeps too much WAL", f"{budget.used:.0%} of the budget: {budget.reason}.")
+    elif budget is not None and budget.pauses_apply:
+        yield Headline("attention", "Silver waits for bronze", f"{budget.used:.0%} of the WAL budget: {budget.reason}.")
+
+
+def _of_tables(status: Status) -> Iterator[Headline]:
+    if broken := [table for table in status.tables if table.state == "broken"]:
+        text = f"{html.plural(len(broken), 'table')} cannot go on"
+        yield Headline("bad", text, f"{_names(broken)}: {broken[0].reason}.")
+    if different := [table for table in status.tables if table.different_at is not None]:
+        yield Headline("bad", "Silver differs from the source", f"By the last comparison: {_names(different)}.")
+    if status.undecodable:
+        transaction = status.undecodable[0]
+        yield Headline(
+            "bad", f"Silver stops before {transaction.position}", f"{transaction.message} ({transaction.code})."
+        )
+    if paused := [table for table in status.tables if table.state == "paused"]:
+        yield Headline("attention", f"{html.plural(len(paused), 'table')} paused", f"{_names(paused)}.")
+    if held := sum(table.held for table in status.tables):
+        names = _names([table for table in status.tables if table.held])
+        yield Headline("attention", f"{html.plural(held, 'change')} held back by rules", f"In {names}.")
+    if (withheld := status.withheld) is not None:
+        yield Headline(
+            "attention", "A cut is not promised", f"{withheld.position} as {withheld.name}: {withheld.reason}."
+        )
+
+
+def _of_the_ways(status: Status) -> Iterator[Headline]:
+    if (waits := status.receiver_waits) is not None:
+        detail = f"Since {html.moment(waits.since)}: {waits.message} ({waits.code}). It goes on by itself."
+        yield Headline("attention", "The receiver waits", detail)
+    if not status.reachable:
+        yield Headline("attention", "The source cannot be reached", f"{status.unreachable_because}.")
+
+
+def _names(tables: Sequence[TableStatus]) -> str:
+    return ", ".join(table.table for table in tables)
+
+
+def _age(commit_ts: datetime | None, recorded_at: datetime | None) -> float | None:
+    """Seconds from a commit until its cut was written."""
+    return None if commit_ts is None or recorded_at is None else max(0.0, (recorded_at - commit_ts).total_seconds())
+
+
+def _runs(control: ControlTables) -> list[PastRun]:
+    """The newest runs, oldest first."""
+    rows = [RunRow(**row) for row in control.read("runs").sort_by("started_at").to_pylist()]
+    return [_run(row) for row in rows[-_REMEMBERED:]]
+
+
+def _run(row: RunRow) -> PastRun:
+    facts: dict[str, Any] = json.loads(row.facts or "{}")
+    received = facts.get("receive") or {}
+    codes = {str(code) for code in (facts.get("error"), *(facts.get("broken") or {}).values()) if code}
+    return PastRun(
+        row.run,
+        row.verb,
+        row.started_at,
+        None if row.ended_at is None else (row.ended_at - row.started_at).total_seconds(),
+        row.outcome,
+        facts.get("changes", received.get("changes")),
+        tuple(sorted(codes)),
+    )
+
+
+def _errors(runs: Sequence[PastRun]) -> tuple[PastError, ...]:
+    errors: dict[str, PastError] = {}
+    for run in runs:
+        for code in run.codes:
+            times = errors[code].times + 1 if code in errors else 1
+            errors[code] = PastError(code, times, run.started_at)
+    return tuple(sorted(errors.values(), key=lambda error: error.last_at, reverse=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFiles:
+    """Where the report is: a page for people, the same as JSON, and Great Expectations' results by silver table."""
+
+    html: Path
+    json: Path
+    suites: tuple[Path, ...] = ()
+
+
+def report(project: Project, *, when: dt.datetime | None = None) -> ReportFiles:
+    """Write the report of a pipeline into its folder of reports, and what rules found into the control table `quality`.
+
+    Needs no JVM, and the source only for the lags.
+
+    `when` is the time it says it was generated at, now by default. Raises ReportNotWritten, LakeError.
+    """
+    control = control_tables(project)
+    evidence = Evidence(project, control, status(project, checked_at=when))
+    data = evidence.collect()
+    control.append("quality", [asdict(row) for row in evidence.results])
+    folder = project.reports
+    files = ReportFiles(folder / "report.html", folder / "report.json", tuple(folder / f for f in data.suites.values()))
+    for file, table in zip(files.suites, data.suites, strict=True):
+        write_page(file, json.dumps(evidence.suites[table].raw, indent=2, ensure_ascii=False) + "\n")
+    write_page(files.json, render_json(data))
+    write_page(files.html, render_html(data))
+    return files

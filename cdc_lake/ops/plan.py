@@ -1,0 +1,394 @@
+"""Replica identity: which old columns the server logs of a row, and what nobody can know because it logs no more.
+
+The ledger of types: of every captured column, as it is at the source now, what becomes of its values in silver.
+
+Made from the code that converts them (`tables.types`), for `check` and `plan`, before the first row is read.
+
+The plan: what `run` would do, as a value. Printing explains it; running does it; working it out changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.span_index import outline
+from cdc_lake.config.project import Project, Target
+from cdc_lake.config.source import PostgresSource
+from cdc_lake.connectors.base import Action, ActionKind, SourceIntrospection
+from cdc_lake.connectors.factory import source_view
+from cdc_lake.connectors.redaction import redaction_of
+from cdc_lake.control.cuts import BROKEN, TableState, last_cut
+from cdc_lake.control.ownership import check_owned
+from cdc_lake.control.snapshots import TableTimeline, courses
+from cdc_lake.control.table_pauses import stopped_tables
+from cdc_lake.errors import CdcLakeError, DivisionChanged, KindChanged, ShapeForeign, TransformChanged, TypeRefused
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.position import Span
+from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+from cdc_lake.ops.check.findings import CheckLine
+from cdc_lake.runtime.apply.schema_changes import (
+    check_columns,
+    check_layout_divisible,
+    check_made,
+    check_names,
+    copied_again,
+    layout_changes,
+    silver_names_of,
+    unconvertible,
+    words_read,
+)
+from cdc_lake.silver.kind import WORKING
+from cdc_lake.silver.kinds import check_kind, own_names
+from cdc_lake.silver.transforms import taken_columns
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.schema_evolution import KINDS, SchemaChange, columns_after
+from cdc_lake.tables.silver_reader import silver_exists
+from cdc_lake.tables.silver_table import actual_layout, declared_layout
+from cdc_lake.tables.table_stats import silver_shape
+from cdc_lake.tables.types import Loss, SilverColumn, TypedColumn, check_declared, source_type, typed_columns
+
+KEY_ONLY = "old values of other columns, and large values that an update leaves alone, are not sent"
+
+
+def identity_of(relation: Relation, *, published: bool) -> tuple[str, str]:
+    """How a row that is changed is told, and what is lost by it; empty where nothing is.
+
+    `published`: changes are sent for a publication, as the plugin pgoutput needs one.
+    """
+    key = ", ".join(column.name for column in relation.columns if column.key)
+    match relation.identity:
+        case ReplicaIdentity.FULL:
+            return "whole old rows", ""
+        case ReplicaIdentity.INDEX if key:
+            return f"index ({key})", KEY_ONLY
+        case ReplicaIdentity.DEFAULT if key:
+            return f"primary key ({key})", KEY_ONLY
+        case _ if published:
+            return "none", "the server refuses updates and deletes of it once it is published"
+        case _:
+            return "none", "updates and deletes of it do not say which row they mean"
+
+
+Made: TypeAlias = Callable[[Target], Sequence[SilverColumn]]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnLedger:
+    """One silver column, or one that is refused or left out.
+
+    `column`, `source_type`: at the source, empty for a computed column; `silver_column`, `silver_type`: empty for what
+    silver does not have; of a computed column the table alone tells the type, once Spark has made it. `how`: in which
+    way, why not, or by which expression; `held`: the values that silver cannot have, which are held with their text, or
+    stop the run.
+    """
+
+    column: str
+    source_type: str
+    silver_column: str
+    silver_type: str
+    loss: Loss
+    how: str = ""
+    held: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TableLedger:
+    """The columns of one table in their order; `problem`: why it has no ledger, or what is wrong besides columns.
+
+    `misfit`: what the values do that silver cannot have, `quarantine` or `stop`. `identity`: how the server tells which
+    row a change is about, and `unsent`: what is lost by that.
+    """
+
+    table: str
+    silver: str
+    columns: tuple[ColumnLedger, ...]
+    problem: str = ""
+    misfit: str = "quarantine"
+    identity: str = ""
+    unsent: str = ""
+
+
+def type_ledger(project: Project) -> tuple[TableLedger, ...]:
+    """The ledger of all captured tables, from a session of its own. Raises SourceError."""
+    with source_view(project) as source:
+        return ledger_of(project, source)
+
+
+def ledger_of(
+    project: Project, source: SourceIntrospection, columns_of: Made = lambda _: ()
+) -> tuple[TableLedger, ...]:
+    """The ledger of all captured tables. `columns_of`: the columns that a silver table has, where it is there and can
+    be asked. Raises SourceError.
+    """
+    pairs = ((project.target(name), source.layout(name)) for name in source.tables())
+    return tuple(_table(project, target, layout, columns_of) for target, layout in pairs if layout is not None)
+
+
+def lines(ledger: Sequence[TableLedger]) -> Iterator[CheckLine]:
+    """The ledger's findings among those of `check`: a line for each refusal, then how many columns become what."""
+    for table in ledger:
+        place = f"{table.table} → {table.silver}"
+        wrong = [f"{c.column}: {c.how}" for c in table.columns if c.loss is Loss.REFUSED]
+        for text in [*wrong, *([table.problem] if table.problem else [])]:
+            yield CheckLine(ok=False, subject="types", text=f"{place}: {text}", fix=TypeRefused.hint, code="LAK479")
+    columns = [column for table in ledger for column in table.columns]
+    counts = {loss: sum(column.loss is loss for column in columns) for loss in Loss}
+    losses = ", ".join(f"{count} {loss.value}" for loss, count in counts.items() if count)
+    if columns:
+        yield CheckLine(
+            ok=not counts[Loss.REFUSED], subject="types", text=f"{pluralize(len(columns), 'column')}: {losses}"
+        )
+
+
+def _table(project: Project, target: Target, layout: Relation, columns_of: Made) -> TableLedger:
+    problem, source = "", project.pipeline.source
+    identity = identity_of(layout, published=isinstance(source, PostgresSource) and source.slot.plugin == "pgoutput")
+    try:
+        relation = redaction_of(project).relation(layout)
+    except CdcLakeError as unfit:
+        return TableLedger(str(target.source), target.label, (), unfit.message, target.types.misfit, *identity)
+    try:
+        check_declared(relation, target.types)
+    except TypeRefused as refused:
+        problem = refused.message
+    types = {column.name: column.type for column in columns_of(target)} if target.transforms.compute else {}
+    computed = (
+        ColumnLedger("", "", name, types.get(name, ""), Loss.COMPUTED, sql) for name, sql in target.transforms.compute
+    )
+    columns = (*_columns(relation, target), *computed)
+    return TableLedger(str(target.source), target.label, columns, problem, target.types.misfit, *identity)
+
+
+def _columns(relation: Relation, target: Target) -> Iterator[ColumnLedger]:
+    """The source's columns: all of them where none is refused, else each alone so that one does not hide the others."""
+    try:
+        typed = typed_columns(relation, target.types)
+    except TypeRefused:
+        for column in relation.columns:
+            yield from _ledger_of_column(relation, column, target)
+    else:
+        yield from _ledger_of_columns(typed, target)
+
+
+def _ledger_of_column(relation: Relation, column: Column, target: Target) -> Iterator[ColumnLedger]:
+    try:
+        typed = typed_columns(Relation(relation.table, (column,), relation.identity), target.types)
+    except TypeRefused as refused:
+        yield ColumnLedger(column.name, source_type(column), "", "", Loss.REFUSED, refused.message)
+    else:
+        yield from _ledger_of_columns(typed, target)
+
+
+def _ledger_of_columns(columns: Sequence[TypedColumn], target: Target) -> Iterator[ColumnLedger]:
+    names, read = taken_columns(columns, target.transforms), words_read(target)
+    for index, typed_column in enumerate(columns):
+        column, kind = typed_column.source, typed_column.type
+        if index in names:
+            how = kind.note if column.redacted is None else f"redacted: {column.redacted}"
+            yield ColumnLedger(column.name, source_type(column), names[index], kind.sql, kind.loss, how, kind.held)
+        elif not typed_column.companion:
+            used = not read.isdisjoint({column.name.casefold(), typed_column.name.casefold()})
+            how, held = ("read by expressions or rules", kind.held) if used else ("", "")
+            yield ColumnLedger(column.name, source_type(column), "", "", Loss.LEFT_OUT, how, held)
+
+
+__all__ = ["Action", "ActionKind", "Plan", "plan"]
+
+
+_NOT_BY_A_RUN: Final = frozenset({ActionKind.REMAKE, ActionKind.COPY_AGAIN, ActionKind.ADOPT})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Every step of a run in its order; none where everything is in place and up to date. `types`: of each column."""
+
+    pipeline: str
+    actions: tuple[Action, ...]
+    types: tuple[TableLedger, ...] = ()
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything would be made or altered."""
+        return any(action.changes for action in self.actions)
+
+    @property
+    def destructive(self) -> bool:
+        """Whether a step would lose or reinterpret data."""
+        return any(action.destructive for action in self.actions)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The words of what `run` does once it is allowed; what only a rebuild or another copy does is not of it."""
+        return tuple(a.text for a in self.actions if a.destructive and a.kind not in _NOT_BY_A_RUN)
+
+    @property
+    def rebuilds(self) -> int:
+        """How many tables wait for a rebuild."""
+        return sum(action.kind is ActionKind.REMAKE for action in self.actions)
+
+    @property
+    def copy_count(self) -> int:
+        """How many operations wait for another copy of their table."""
+        return sum(action.kind is ActionKind.COPY_AGAIN for action in self.actions)
+
+    @property
+    def adopted_tables(self) -> tuple[str, ...]:
+        """The silver tables of others that `run` would take, being told to."""
+        return tuple(a.subject for a in self.actions if a.kind is ActionKind.ADOPT)
+
+
+def plan(project: Project, *, adopt: Container[str] = frozenset()) -> Plan:
+    """Work out what `run` would do. `adopt`: silver tables of others that it may take, as `namespace.table`.
+
+    Raises SourceError, LakeError, StateError where it could not go on; SilverNotOwned for a table of somebody else.
+    """
+    reader = bronze_reader(project)
+    with source_view(project) as source:
+        at_source = list(source.steps(reader.state))
+        names = source.tables()
+        check_names(project, names)
+        adoptions = check_owned(project, names, source.origin, adopt)
+        actions = (*at_source, *_silver(project, source, reader, names, adoptions))
+        types = ledger_of(project, source, lambda target: silver_shape(project, target) or ())
+        return Plan(project.name, actions, types)
+
+
+def _silver(
+    project: Project,
+    source: SourceIntrospection,
+    reader: BronzeReader,
+    names: Sequence[TableName],
+    adoptions: Mapping[str, str],
+) -> Iterator[Action]:
+    state, control = reader.state(), control_tables(project)
+    cut = None if state is None else last_cut(control, state.stream)
+    paused = stopped_tables(project, control)
+    followed = {} if state is None else courses(control.snapshots(), state.stream)
+    for name in names:
+        target = project.target(name)
+        if (since := paused.get(str(name))) is not None:
+            stays = "it stays where it is" if silver_exists(project, target) else "it is not created"
+            text = f"{target.label} is paused since {since.isoformat(timespec='seconds')}: {stays}"
+            yield Action(ActionKind.TABLE_PAUSED, target.label, text, changes=False)
+            continue
+        if not silver_exists(project, target):
+            if target.partition_by and (layout := source.layout(name)) is not None:
+                check_layout_divisible(project, target, redaction_of(project).relation(layout))
+            text = f"create {target.format} table {target.label} from {name}"
+            yield Action(ActionKind.CREATE_TABLE, target.label, text)
+            continue
+        if target.label in adoptions:
+            text = f"adopt {target.label} and replace what it holds: {adoptions[target.label]}"
+            yield Action(ActionKind.ADOPT, target.label, text, destructive=True)
+            continue
+        waits = list(_remade(project, target))
+        now = None if any(action.destructive for action in waits) else source.layout(name)
+        listed = None if cut is None else cut.tables.get(str(name))
+        if now is not None:
+            layout = redaction_of(project).relation(now)
+            waits += _foreign(project, reader, target, layout)
+            for change in _pending(project, reader, state, target, listed, layout):
+                waits.append(_copy_again(target, change) if unconvertible(change) else _action(target, change))
+        yield from waits
+        if listed is not None and listed.state == BROKEN:
+            yield from _waits(target, listed, waits)
+        if state is not None:
+            yield from _renewal_actions(target, state, followed.get(str(name)), listed)
+    for relation in sorted(set(cut.tables if cut is not None else ()) - set(map(str, names))):
+        label = project.target(TableName.parse(relation)).label
+        text = f"{relation} is not captured any more: {label} stays as it is"
+        yield Action(ActionKind.TABLE_GONE, label, text, changes=False)
+
+
+def _renewal_actions(
+    target: Target, state: StreamCheckpoint, course: TableTimeline | None, listed: TableState | None
+) -> Iterator[Action]:
+    """That a table was copied again."""
+    copied = None if listed is None else listed.copied
+    copy = None if course is None else course.renewal(max(state.upto, course.stretches[-1].begins), copied)
+    if copy is not None:
+        text = f"begin {target.label} again with the copy at {format_stream_position(state.stream, copy.position)}"
+        yield Action(ActionKind.RENEW, target.label, text, rows=copy.rows)
+
+
+def _remade(project: Project, target: Target) -> Iterator[Action]:
+    """What of a table is made otherwise than the pipeline says."""
+    actual, declared = actual_layout(project, target), declared_layout(target)
+    if actual is not None and actual.cluster_by != declared.cluster_by:
+        text = f"keep rows of {target.label} together by {', '.join(declared.cluster_by) or 'nothing'}"
+        yield Action(ActionKind.CLUSTER, target.label, text)
+    try:
+        check_made(project, target)
+    except (TransformChanged, DivisionChanged) as changed:
+        yield Action(ActionKind.REMAKE, target.label, f"{changed.message}: {_rebuild_advice(target)}", destructive=True)
+
+
+def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relation) -> Iterator[Action]:
+    """That a table waits because its columns are those of another kind, or none that the pipeline makes."""
+    columns = silver_shape(project, target) or ()
+    have = [
+        column.name for column in columns if not column.name.startswith(WORKING)
+    ]  # of an operation that is under way
+    wanted = [*silver_names_of(now, target).values(), *own_names(target, now, ())]
+    try:
+        check_kind(have, wanted, target.label, target.source)
+        check_columns(target, have, now, reader.layouts([target.source]).values())
+    except (KindChanged, ShapeForeign) as unfit:
+        yield Action(ActionKind.REMAKE, target.label, f"{unfit.message}: it waits; {unfit.remedy}", destructive=True)
+
+
+def _waits(target: Target, listed: TableState, steps: Sequence[Action]) -> Iterator[Action]:
+    """What the last run said of a table that waits, if its steps do not say it already."""
+    code, why, remedy = listed.error or ("", "it could not go on at its last span", "the next run says why")
+    if not any(why in step.text or (step.destructive and step.kind is not ActionKind.REMAKE) for step in steps):
+        text = f"{target.label} waits: {why}{f' [{code}]' if code else ''}; {remedy}"
+        yield Action(ActionKind.TABLE_WAITS, target.label, text, changes=False)
+
+
+def _copy_again(target: Target, change: SchemaChange) -> Action:
+    text = f"{change.text(target.label)}: {copied_again(target)}"
+    return Action(ActionKind.COPY_AGAIN, target.label, text, destructive=True)
+
+
+def _rebuild_advice(target: Target) -> str:
+    return f"it waits for `cdc-lake rebuild {target.source}`"
+
+
+def _pending(
+    project: Project,
+    reader: BronzeReader,
+    state: StreamCheckpoint | None,
+    target: Target,
+    listed: TableState | None,
+    now: Relation,
+) -> Iterator[SchemaChange]:
+    """What silver needs to take the layouts that bronze has for it, and then the source's."""
+    columns = silver_shape(project, target) or ()
+    own = own_names(target, now, [column.name for column in columns])
+    have = tuple(column for column in columns if column.name not in own)
+    follows, ahead = None, []
+    if state is not None and listed is not None and listed.layout is not None:
+        layouts = reader.layouts([target.source])
+        follows = layouts.get(listed.layout)
+        summary = outline(
+            reader.applied_files(), target.source, Span(state.epoch, listed.position, state.upto), snapshot=False
+        )
+        ahead = [layouts[run.layout] for run in summary.runs]
+    if follows is None:
+        yield from layout_changes(target, None, now, have)
+        return
+    for layout in (*ahead, now):
+        changes = layout_changes(target, follows, layout, have)
+        yield from changes
+        have, follows = columns_after(have, changes), layout
+
+
+def _action(target: Target, change: SchemaChange) -> Action:
+    kind = ActionKind(KINDS[type(change)].replace("_", " "))
+    return Action(kind, target.label, change.text(target.label), destructive=change.destructive)

@@ -1,0 +1,260 @@
+"""What a report says, collected from where it stands: control tables, silver, the last comparison, the suites' runs.
+
+Promises: nothing is changed, no JVM is started, and what could not be read is said in the report's notes instead of
+being left out in silence.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cdc_lake.config.project import Project, Target
+from cdc_lake.config.rules import rule_name
+from cdc_lake.control.cuts import parse_cut
+from cdc_lake.control.quarantine import FAILED, hold_log, open_holds
+from cdc_lake.errors import CdcLakeError
+from cdc_lake.model.position import OrderDomain, format_position, parse_position
+from cdc_lake.model.relation import TableName
+from cdc_lake.ops.status import Status, TableStatus
+from cdc_lake.quality.great_expectations import SuiteResult
+from cdc_lake.quality.report import (
+    DifferingKey,
+    HeldGroup,
+    Lag,
+    ReportData,
+    RunState,
+    TableState,
+    Verdict,
+)
+from cdc_lake.quality.rules import reason
+from cdc_lake.runtime.cut_gate import SilverJudge
+from cdc_lake.runtime.rule_evidence import RUNS, RuleEvidence
+from cdc_lake.silver.kinds import kind_by_columns
+from cdc_lake.tables.control_schema import CutRow, QualityRow, RunRow
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.table_stats import silver_columns, silver_rows
+
+
+@dataclass
+class Evidence:
+    """What was found so far; `notes`, `suites`, `results` (rows of `quality`) fill while tables are looked at."""
+
+    project: Project
+    control: ControlTables
+    status: Status
+    notes: list[str] = field(default_factory=list)
+    suites: dict[str, SuiteResult] = field(default_factory=dict)
+    results: list[QualityRow] = field(default_factory=list)
+
+    def collect(self) -> ReportData:
+        """Everything, as the value that is rendered."""
+        if not self.status.reachable:
+            self.notes.append(
+                f"The source could not be asked ({self.status.unreachable_because}); lags are what is known."
+            )
+        if (withheld := self.status.withheld) is not None:
+            self.notes.append(f"The cut at {withheld.position} is not promised as {withheld.name}: {withheld.reason}.")
+        cut = self.control.last_cut(self.status.stream)
+        runs = self._runs()
+        status_by_table = {table.table: table for table in self.status.tables}
+        targets = self._targets(cut)
+        held = [
+            group for target in targets for group in self._held_groups(target, cut, status_by_table.get(target.label))
+        ]
+        tables = tuple(self._table(target, cut, status_by_table.get(target.label), held) for target in targets)
+        examples = self.project.pipeline.quality.sample_keys
+        last_cut = None if cut is None else parse_cut(cut)
+        judge = SilverJudge(self.project, last_cut, self.status.at, examples=examples, notes=self.notes)
+        judged = RuleEvidence(judge, runs, self.control.read("quality"))
+        rules = tuple(
+            state for target, table in zip(targets, tables, strict=True) for state in judged.states(target, table)
+        )
+        self.suites, self.results = judge.suites, judge.rows
+        return ReportData(
+            pipeline=self.project.name,
+            generated=self.status.at,
+            source=f"{self.project.pipeline.source.type} · {self.status.source}",
+            verdict=self._verdict(),
+            lags=tuple(
+                Lag(stage, lag.seconds, lag.bytes, lag.transactions)
+                for stage, lag in (
+                    ("received", self.status.received),
+                    ("landed", self.status.landed),
+                    ("applied", self.status.applied),
+                )
+            ),
+            tables=tables,
+            rules=rules,
+            held=tuple(held),
+            runs=tuple(self._run(run) for run in reversed(runs)),
+            suites={name: f"gx/{name}.json" for name, result in self.suites.items() if result.raw},
+            notes=tuple(self.notes),
+        )
+
+    def _targets(self, cut: CutRow | None) -> list[Target]:
+        """Tables that are captured, in the last cut, or named in the file; by silver name."""
+        relations = {table.source for table in self.status.tables} | set(json.loads(cut.tables) if cut else ())
+        relations |= {str(TableName.parse(table.from_)) for table in self.project.pipeline.silver.tables}
+        return sorted((self.project.target(TableName.parse(r)) for r in relations), key=lambda t: t.label)
+
+    def _table(
+        self, target: Target, cut: CutRow | None, table_status: TableStatus | None, held: Iterable[HeldGroup]
+    ) -> TableState:
+        position = _silver_position(target, cut, table_status)
+        return TableState(
+            name=target.label,
+            source=str(target.source),
+            format=target.format,
+            state=table_status.state if table_status else "pending",
+            **self._rows(target),
+            watermark=self._position(position),
+            watermark_at=cut.commit_ts if cut is not None and position == cut.position else None,
+            held=sum(group.changes for group in held if group.table == target.label),
+            reason="" if table_status is None or table_status.state == "live" else table_status.reason,
+            remedy="" if table_status is None else table_status.remedy,
+            verified_through=(table_status.verified_through if table_status else None) or "",
+            verified_at=table_status.verified_at if table_status else None,
+            different_at=table_status.different_at if table_status else None,
+        )
+
+    def _rows(self, target: Target) -> dict[str, int | None]:
+        """Rows that the source's table has now, and, if silver keeps others too, all that are stored."""
+        try:
+            flag = kind_by_columns(silver_columns(self.project, target) or ()).flag
+            rows = silver_rows(self.project, target, None if flag is None else (flag.column.name, flag.value))
+            return {"rows": rows, "stored": None if flag is None else silver_rows(self.project, target)}
+        except CdcLakeError as problem:
+            self.notes.append(f"{target.label} could not be read: {problem.message}")
+            return {"rows": None, "stored": None}
+
+    def _held_groups(self, target: Target, cut: CutRow | None, table_status: TableStatus | None) -> list[HeldGroup]:
+        """Open holds by the rule that began them: a waiting change counts under the rule its key failed."""
+        position = _silver_position(target, cut, table_status)
+        if cut is None or position is None:
+            return []
+        held, generation = hold_log(self.control), read_marker(self.project, target, cut.stream).generation
+        rows = open_holds(held, str(target.source), cut.epoch, generation, position).rows.to_pylist()
+        begun: dict[tuple[str, ...], str] = {}
+        changes: dict[str, list[dt.datetime]] = defaultdict(list)
+        keys: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+        for row in rows:
+            own = [tuple(key) for key in (row["from_key"], row["key"]) if key is not None]
+            earlier = next((begun[key] for key in own if key in begun), "")
+            name = earlier or (", ".join(row["rules"] or ()) if row["reason"] == FAILED else "") or "unknown"
+            begun |= dict.fromkeys(own, name)
+            keys[name].update(own)
+            changes[name].append(row["recorded_at"])
+        reasons = {rule_name(rule): reason(rule) for rule in target.row_rules}
+        return [
+            HeldGroup(target.label, name, _because(name, reasons), len(times), len(keys[name]), min(times))
+            for name, times in sorted(changes.items())
+        ]
+
+    def _runs(self) -> list[RunRow]:
+        """The last runs that applied something, oldest first; of a run's rows the one that ended it."""
+        rows = self.control.read("runs").sort_by([("ended_at", "ascending")]).to_pylist()
+        last = {row["run"]: RunRow(**row) for row in sorted(rows, key=lambda row: row["ended_at"] is not None)}
+        runs = sorted(last.values(), key=lambda run: run.started_at)
+        return [run for run in runs if {"rules", "changes", "upto"} & _facts(run).keys()][-RUNS:]
+
+    def _run(self, run: RunRow) -> RunState:
+        facts = _facts(run)
+        return RunState(
+            started=run.started_at,
+            seconds=(run.ended_at - run.started_at).total_seconds() if run.ended_at else None,
+            transactions=int(facts.get("transactions") or 0),
+            changes=int(facts.get("changes") or 0),
+            upto=self._position(facts.get("upto")),
+            outcome=run.outcome,
+        )
+
+    def _position(self, value: object) -> str:
+        """A stored position as people paste it."""
+        if not isinstance(value, int):
+            return "" if value is None else str(value)
+        streams = self.control.streams()
+        return format_position(value, OrderDomain(streams[-1].domain) if streams else OrderDomain.LSN)
+
+    def _verdict(self) -> Verdict | None:
+        """What `compare` found last; it leaves its result beside the reports."""
+        file = self.project.reports / "compare.json"
+        if not file.exists():
+            return None
+        try:
+            return verdict(json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, KeyError, TypeError) as problem:
+            self.notes.append(f"the last comparison could not be read ({type(problem).__name__}): run it again")
+            return None
+
+
+def verdict(document: Mapping[str, Any]) -> Verdict:
+    """The verdict over all tables of a comparison, from its document (`cdc-lake/compare/1`).
+
+    Raises KeyError, TypeError or ValueError for anything else.
+    """
+    as_of, values = document.get("at"), bool(document.get("values"))  # documents of 0.2 do not say
+    return Verdict(
+        verdict=str(document["verdict"]),
+        at=dt.datetime.fromisoformat(as_of) if as_of else None,
+        position=str(document["position"]),
+        tables=len(document["tables"]),
+        held_keys=int(document["held_keys"]),
+        discarded_keys=int(document.get("discarded_keys", 0)),
+        different=tuple(str(t["silver"]) for t in document["tables"] if t["verdict"] == "different"),
+        open=tuple(f"{t['silver']}: {t['reason']}" for t in document["tables"] if t["verdict"] == "inconclusive"),
+        differing=tuple(
+            _differing(t["silver"], key, values) for t in document["tables"] for key in t.get("differing", ())
+        ),
+        values=values,
+    )
+
+
+def _differing(table: str, entry: Mapping[str, Any], values: bool) -> DifferingKey:
+    """A key of a comparison's document, without what nobody asked to see."""
+    rows = [entry["source"] or {}, entry["silver"] or {}]
+    names = entry["columns"] or sorted({*rows[0], *rows[1]}, key=lambda name: (name not in rows[0], name))
+    return DifferingKey(
+        table=table,
+        kind=str(entry["kind"]),
+        key=", ".join("NULL" if part is None else str(part) for part in entry["key"]) if values else "",
+        columns=tuple((str(name), _value_text(rows[0], name), _value_text(rows[1], name)) for name in names),
+        changes=tuple((c["position"], c["op"], c["note"] or c["committed"] or "copied") for c in entry["changes"]),
+        touched=int(entry["touched"]),
+    )
+
+
+def _value_text(row: Mapping[str, str | None], name: str) -> str:
+    if name not in row:
+        return ""
+    value = row[name]
+    return "NULL" if value is None else value
+
+
+def _silver_position(target: Target, cut: CutRow | None, table_status: TableStatus | None) -> int | None:
+    """How far silver is: by its own marker where status saw it, otherwise by the last cut."""
+    if table_status is not None and table_status.position is not None:
+        return parse_position(table_status.position)
+    entry: Mapping[str, Any] = json.loads(cut.tables).get(str(target.source), {}) if cut else {}
+    return int(entry["position"]) if entry else None
+
+
+def _facts(run: RunRow) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(run.facts or "{}")
+    return facts
+
+
+def _because(names: str, reasons: Mapping[str, str]) -> str:
+    """Why changes are held, from the names of the rules that failed."""
+    parts = []
+    for name in names.split(", "):
+        column = name.removeprefix("type_") if name.startswith("type_") else ""
+        parts.append(
+            reasons.get(name) or (f"{column} has a text without a silver value" if column else "a former rule")
+        )
+    return "; ".join(parts)

@@ -1,0 +1,116 @@
+"""Slot care: the server's slots seen, the pipeline's own made, advanced and dropped, no change lost unseen.
+
+A slot is the server's promise to keep the log. Making one begins the stream, with its copy, and receives nothing
+more; advancing never passes what bronze holds; dropping says what is lost by it and waits for a yes.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.config.project import Project
+from cdc_lake.connectors.base import SlotAdvanced, SlotDetails, SlotDropped, SlotFound, SlotList, SlotMade, size
+from cdc_lake.connectors.factory import slot_care
+from cdc_lake.control.streams import is_complete
+from cdc_lake.errors import NoStream, SlotActive, SlotMissing
+from cdc_lake.observability.events import ProgressReporter, silent
+from cdc_lake.runtime.receive.stream_setup import open_stream
+from cdc_lake.runtime.restart import WAITED
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.tables.control_tables import control_tables
+
+
+def list_slots(project: Project) -> SlotList:
+    """Look at every slot of the server. Raises SourceError, NotForThisSource."""
+    return SlotList(project.name, project.pipeline.source.place, tuple(slot_care(project).views()))
+
+
+def inspect_slot(project: Project, name: str | None = None) -> SlotDetails:
+    """Everything of the pipeline's slot, or of the one named, and what is threatened by it. Nothing is changed.
+
+    Raises SlotMissing, SourceError, LakeError, NotForThisSource.
+    """
+    name = name or project.slot
+    details = slot_care(project).inspect(name, lambda: bronze_reader(project).state())
+    if details is None:
+        raise _not_there(project, name)
+    return details
+
+
+def create_slot(project: Project, *, report: ProgressReporter = silent) -> SlotMade:
+    """Begin the stream: publication, slot and initial copy as a first run makes them, and no more.
+
+    From then on the server keeps the log for it. Where it is there already, it is checked as at every start. Raises
+    SourceError, LakeError, StateError.
+    """
+    control, before = control_tables(project, project.pipeline.bronze.durability), bronze_reader(project).state()
+    was_complete = is_complete(before, control)
+    with open_stream(project, bronze_writer(project), control, threading.Event(), report) as stream:
+        state = stream.state
+        return SlotMade(
+            project.name,
+            project.slot,
+            not was_complete,
+            format_stream_position(state.stream, state.upto),
+            stream.copied,
+        )
+
+
+def advance_slot(project: Project, upto: int | None = None) -> SlotAdvanced:
+    """Let the slot forget what bronze holds, up to a position or all of it; one that is further already stays there.
+
+    Raises AdvancePastBronze, SlotActive, NoStream, and what `run` would raise where the stream could not go on; of a
+    server that cannot do it NotForThisSource.
+    """
+    reader = bronze_reader(project)
+
+    def landed_state() -> StreamCheckpoint:
+        if (state := reader.state()) is None:
+            raise NoStream("bronze holds no stream yet: there is nothing that a slot may forget", where=reader.place)
+        return state
+
+    return slot_care(project).advance(landed_state, upto)
+
+
+def drop_slot(project: Project, name: str | None = None, *, yes: bool = False, wait: float = 0) -> SlotDropped:
+    """Drop the pipeline's slot, or the one named; without `yes` say what is lost by it and change nothing.
+
+    `wait`: seconds that who reads it is waited for. Raises SlotActive, SlotMissing, SourceError, NotForThisSource.
+    """
+    name, care = name or project.slot, slot_care(project)
+    own = name == project.slot
+    slot = care.find(name)
+    if slot is None:
+        raise _not_there(project, name)
+    lost = (
+        _describe_loss(project, slot)
+        if own
+        else f"who reads it loses what comes behind {slot.confirmed or 'its position'}"
+    )
+    if yes:
+        try:
+            care.drop(name, wait)
+        except SlotActive as active:
+            which = "" if own else f"{name} "
+            hint = f"stop who reads it, or wait until it leaves: cdc-lake slot drop {which}--yes --wait {WAITED}"
+            raise SlotActive(active.message, where=active.where, hint=hint) from active
+    return SlotDropped(project.name, name, own, yes, lost, slot.retained)
+
+
+def _not_there(project: Project, name: str) -> SlotMissing:
+    hint = "`cdc-lake slot list` shows those there are"
+    return SlotMissing(f"slot `{name}` is not there", where=project.pipeline.source.place, hint=hint)
+
+
+def _describe_loss(project: Project, slot: SlotFound) -> str:
+    """What the pipeline loses with its slot."""
+    state = bronze_reader(project).state()
+    if state is None:
+        place = bronze_reader(project).place
+        away = "if its lake is not mounted, or was moved, the stream is lost with the slot"
+        return f"not known: there is no bronze at {place}; {away}"
+    position_text = format_stream_position(state.stream, state.upto)
+    backlog = "" if slot.end is None else f", {size(max(0, slot.end - state.confirm))} of log by now"
+    return f"all changes behind {position_text}{backlog}: the pipeline needs `cdc-lake restart` and new copies"

@@ -1,0 +1,278 @@
+"""Status: where a pipeline stands, as a frozen value. The terminal, JSON, metrics and reports are views of it.
+
+Read from bronze, the control tables, the silver tables' own markers and, where it can be reached, the source. It works
+without the source and without Spark, and then says what it could not see.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.reader import BronzeReader, CommitRow
+from cdc_lake.config.project import Project, Target
+from cdc_lake.connectors.factory import source_view
+from cdc_lake.connectors.wal_budget import WalNote
+from cdc_lake.control.cuts import BROKEN, PAUSED, RENEWING
+from cdc_lake.control.quarantine import hold_log, open_holds
+from cdc_lake.control.snapshots import courses
+from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.control.streams import is_complete
+from cdc_lake.control.streams import waiting as waiting_undecoded
+from cdc_lake.control.table_pauses import stopped_tables
+from cdc_lake.control.verdicts import verified_state
+from cdc_lake.errors import LakeError, SourceError
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.position import OrderDomain, Span, format_position
+from cdc_lake.model.relation import TableName
+from cdc_lake.runtime.apply.schema_changes import refused_names
+from cdc_lake.runtime.cut_gate import still_withheld
+from cdc_lake.runtime.receive.lag import (
+    HeldRows,
+    Lag,
+    LakeSide,
+    SlotStatus,
+    SourceSide,
+    Status,
+    TableStatus,
+    lags_of,
+    prepared_transactions,
+)
+from cdc_lake.tables.control_schema import CutRow
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.silver_table import Marker, read_marker
+
+__all__ = ["HeldRows", "Lag", "SlotStatus", "Status", "TableStatus", "status"]
+
+
+def status(project: Project, *, checked_at: datetime | None = None) -> Status:
+    """Look at everything. A source that cannot be reached is part of the answer, not an error. Raises LakeError."""
+    now = checked_at or datetime.now(UTC)
+    waits = ReceiverNote(project.lake, project.name).read()
+    try:
+        lake = _ask_lake(project)
+    except LakeError as error:
+        if waits is not None:
+            error.remedy = f"the receiver waits for it since {_time(waits.since)} and goes on by itself: {error.remedy}"
+        raise
+    source = _ask_source(project, lake.domain)
+    control = control_tables(project)
+    held, compared = hold_log(control), control.read("verified")
+    names = sorted({*lake.captured, *source.tables})
+    tables, held_rows = [], []
+    nameless = _nameless(project, lake, names)
+    for name in names:
+        target, refused = project.target(name), nameless.get(name)
+        marker = Marker(None, None)
+        if lake.state is not None and refused is None:  # otherwise what is there may be another table's
+            marker = read_marker(project, target, lake.state.stream)
+        tables.append(_table(lake, target, marker, held, compared, refused))
+        held_rows += _held_rows(lake, target, marker, held)
+    return Status(
+        pipeline=project.name,
+        at=now,
+        source=project.pipeline.source.place,
+        reachable=source.error is None,
+        unreachable_because=source.error.message if source.error else "",
+        stream=lake.state.stream if lake.state else None,
+        epoch=lake.state.epoch if lake.state else None,
+        source_position=_position_text(source.end, lake.domain),
+        bronze_position=_position_text(lake.state.upto if lake.state else None, lake.domain),
+        silver_position=_position_text(lake.silver, lake.domain),
+        last_commit=lake.last_commit,
+        **lags_of(source, lake, now),
+        slot=_slot(project, source, lake),
+        tables=tuple(tables),
+        held=tuple(held_rows),
+        undecodable=lake.undecodable,
+        receiver_waits=waits,
+        withheld=still_withheld(project, control),
+        wal_budget=WalNote(project.lake, project.name).read(),
+        prepared=prepared_transactions(project, lake.state),
+    )
+
+
+def _nameless(project: Project, lake: LakeSide, names: Sequence[TableName]) -> Mapping[TableName, LakeError]:
+    """Of tables that no cut lists yet those that the next run will have wait, because another has their silver name."""
+    left = {relation for relation, course in lake.courses.items() if course.waits}
+    refused = refused_names(project, [name for name in names if str(name) not in left])
+    return {name: error for name, error in refused.items() if str(name) not in lake.tables}
+
+
+def _time(moment: datetime) -> str:
+    return moment.isoformat(timespec="seconds")
+
+
+def _ask_source(project: Project, domain: OrderDomain) -> SourceSide:
+    try:
+        with source_view(project) as view:
+            end, received, slot = view.end(domain), view.received_position(), view.slot()
+            try:
+                tables = tuple(view.tables())
+            except SourceError:
+                tables = ()  # nothing matches any more: bronze still says which tables there were
+            return SourceSide(None, end, received, slot, tables)
+    except SourceError as error:
+        return SourceSide(error)
+
+
+def _ask_lake(project: Project) -> LakeSide:
+    reader, control = bronze_reader(project), control_tables(project)
+    state = reader.state()
+    if state is None:
+        return LakeSide(None, copied=False, cut=None, tables={}, waiting=(), last_commit=None, captured=())
+    copied = is_complete(state, control)
+    cut = control.last_cut(state.stream)
+    waiting = reader.commits(Span(state.epoch, cut.position, state.upto)) if cut and cut.position < state.upto else []
+    if cut is None and copied:
+        waiting = reader.commits(Span(state.epoch, 0, state.upto))
+    captured = sorted({layout.table for layout in reader.layouts().values()})
+    tables = json.loads(cut.tables) if cut is not None else {}
+    last = _last_commit(reader, state, waiting, cut)
+    ahead = Span(state.epoch, cut.position if cut else -1, max(state.upto, cut.position if cut else -1))
+    odd = waiting_undecoded(reader, ahead, state.stream)
+    paused = stopped_tables(project, control)
+    stayed = [int(tables[relation]["position"]) for relation in paused if relation in tables]
+    since = min(stayed, default=0)  # the position of a copy may lie beyond everything that was received
+    passed = reader.commits(Span(state.epoch, since, max(since, state.upto))) if stayed else waiting
+    followed = courses(control.snapshots(), state.stream)
+    return LakeSide(state, copied, cut, tables, waiting, last, tuple(captured), odd, paused, passed, followed)
+
+
+def _last_commit(
+    reader: BronzeReader, state: StreamCheckpoint, waiting: Sequence[CommitRow], cut: CutRow | None
+) -> datetime | None:
+    if waiting:
+        return waiting[-1].commit_ts
+    if cut is not None and cut.commit_ts is not None:
+        return cut.commit_ts
+    highest = reader.highest_commit(state.epoch)
+    if highest is None:
+        return None
+    commits = reader.commits(Span(state.epoch, highest - 1, highest))
+    return commits[-1].commit_ts if commits else None
+
+
+def _slot(project: Project, source: SourceSide, lake: LakeSide) -> SlotStatus:
+    slot = source.slot
+    if source.error is not None:
+        return SlotStatus(project.slot, "unknown", "the source cannot be reached")
+    if slot is None:
+        reason = "it is made by the first run" if lake.state is None else "bronze was fed from it, and it is gone"
+        return SlotStatus(project.slot, "missing", reason)
+    if slot.lost is not None:
+        state, reason = "lost", slot.lost
+    elif slot.read_by is not None:
+        state, reason = "active", f"read by {slot.read_by}"
+    else:
+        state, reason = "idle", "nobody reads it, and the server keeps WAL until a run does"
+        if project.pipeline.source.mode == "polling":
+            reason = "read for moments only (`mode: polling`): whether a run is under way is not seen here"
+    return SlotStatus(project.slot, state, reason, slot.retained, slot.confirmed, slot.safe, slot.counters)
+
+
+def _table(
+    lake: LakeSide, target: Target, marker: Marker, held: Any, compared: Any, nameless: LakeError | None
+) -> TableStatus:
+    name = target.source
+    in_cut = lake.tables.get(str(name), {})
+    cut_position = int(in_cut["position"]) if in_cut else None
+    reached = [p for p in (marker.position, cut_position) if p is not None]
+    position = max(reached) if reached else None
+    waiting = _open_rows(lake, name, held, marker, position)
+    state, reason = _state(lake, name, position, in_cut, waiting, exists=marker.version is not None)
+    code, _, remedy = in_cut.get("error") or ("", "", "")
+    if nameless is not None and state != "paused":
+        code, remedy = nameless.code, nameless.remedy
+        state, reason = "broken", f"{nameless.message} [{code}]"
+    proven = verified_state(compared, str(name), lake.state.stream if lake.state else "", marker.generation)
+    return TableStatus(
+        source=str(name),
+        table=target.label,
+        format=target.format,
+        state=state,
+        reason=reason,
+        position=_position_text(position, lake.domain),
+        version=marker.version,
+        held=waiting,
+        verified_through=_position_text(proven.through, lake.domain),
+        verified_at=proven.verified_at,
+        different_at=proven.different_at,
+        code=code if state == "broken" else "",
+        remedy={"broken": remedy, "held": "`cdc-lake held list`"}.get(state, ""),
+    )
+
+
+def _state(  # noqa: PLR0911  # one return a state
+    lake: LakeSide, name: TableName, position: int | None, in_cut: Mapping[str, Any], held: int, *, exists: bool
+) -> tuple[str, str]:
+    if lake.state is None:
+        return "pending", "nothing has been received yet"
+    if (since := lake.paused.get(str(name))) is not None:
+        unapplied = [c for c in lake.passed if str(name) in c.counts and (position is None or c.position > position)]
+        wait = f"{pluralize(len(unapplied), 'transaction')} {'waits' if len(unapplied) == 1 else 'wait'}"
+        empty = "" if exists else "not in silver yet, "
+        return "paused", f"since {_time(since)}, {empty}{wait}: `cdc-lake resume {name}`"
+    if not lake.copied:
+        return "snapshot", "the initial copy is under way or was broken off"
+    if (copy_state := _copied_again(lake, str(name), in_cut)) is not None:
+        return copy_state
+    if in_cut.get("state") == RENEWING:
+        return "catching-up", "its content was made anew, and goes on to where the others are"
+    if in_cut.get("state") == PAUSED:
+        return "catching-up", "it was paused, and goes on with the next run"
+    if in_cut.get("state") == BROKEN:
+        code, why, _ = in_cut.get("error") or ("", "it could not go on at its last span; the next run says why", "")
+        return "broken", f"{why} [{code}]" if code else why
+    unapplied = [c for c in lake.waiting if str(name) in c.counts and (position is None or c.position > position)]
+    if position is None:
+        return "catching-up", "received, not applied yet"
+    if held:
+        return "held", f"{pluralize(held, 'change')} {'waits' if held == 1 else 'wait'} in quarantine"
+    if unapplied:
+        stopped = f", stopped before {lake.undecodable[0].position}" if lake.undecodable else ""
+        return "catching-up", f"{pluralize(len(unapplied), 'transaction')} to apply{stopped}"
+    if lake.undecodable:
+        transaction = lake.undecodable[0]
+        return "catching-up", f"stopped before {transaction.position}, which could not be decoded ({transaction.code})"
+    return "live", "everything received is applied"
+
+
+def _copied_again(lake: LakeSide, name: str, in_cut: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What is to be said of a table that was left, or copied again; None for any other."""
+    course, state = lake.courses.get(name), lake.state
+    if course is None or state is None:
+        return None
+    if course.waits:
+        position_text = _position_text(course.stretches[-1].left, lake.domain)
+        why = "`source.tables` leaves the table out, or the source has none of that name any more"
+        return "left", f"not followed behind {position_text}: {why}; the receiver copies it once it is there again"
+    copied, newest = in_cut.get("copied"), course.stretches[-1]
+    if newest.later and (copied is None or copied < newest.begins):
+        return "catching-up", f"copied at {_position_text(newest.begins, lake.domain)}, which silver has not taken yet"
+    return None
+
+
+def _open_rows(lake: LakeSide, name: TableName, held: Any, marker: Marker, position: int | None) -> int:
+    if lake.state is None or position is None:
+        return 0
+    return int(open_holds(held, str(name), lake.state.epoch, marker.generation, position).rows.num_rows)
+
+
+def _held_rows(lake: LakeSide, target: Target, marker: Marker, held: Any) -> list[HeldRows]:
+    if lake.state is None:
+        return []
+    rows = open_holds(held, str(target.source), lake.state.epoch, marker.generation, lake.silver or 0).rows
+    rules: Counter[str] = Counter()
+    for broken in rows["rules"].to_pylist():
+        rules.update(broken or ["waiting"])
+    return [HeldRows(target.label, rule, count) for rule, count in sorted(rules.items())]
+
+
+def _position_text(position: int | None, domain: OrderDomain) -> str | None:
+    return None if position is None else format_position(position, domain)

@@ -1,0 +1,356 @@
+"""Watching apply: nobody does, or a file of metrics is kept and lineage is told where the pipeline asks for it.
+
+Loop 2: apply. Bronze to silver, span by span, each table exactly once.
+
+The stream on bronze is only the clock: `advance` asks the tables where they are, walks to the top of bronze in spans
+that end at transactions, and is called before the query starts, by each `foreachBatch`, and when nothing has come for a
+while. So a lost checkpoint loses nothing and a replayed batch repeats nothing.
+
+A table that cannot go on (a destructive change of its layout, another writer) waits; the others go on, the cuts say so,
+and the run ends with the table's error.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project
+from cdc_lake.connectors.wal_budget import ApplyYield, never_yield
+from cdc_lake.errors import ApplyFailed, CdcLakeError, RuleStopped, SparkDied
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.observability.failpoints import BATCH_ENTERED, BATCH_LEFT, failpoint
+from cdc_lake.runtime.apply.merge import ApplyTotals
+from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.runtime.apply.spark_sessions import SparkLives
+from cdc_lake.runtime.apply.table_integrity import ApprovedOperations
+from cdc_lake.tables.control_tables import lease
+from cdc_lake.tables.spark_session import death, start
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+
+class RunListener(AbstractContextManager["RunListener"], Protocol):
+    """Hears what apply tells and passes it on; entered for one run, whose error its end is given."""
+
+    def on_progress(self, progress: ProgressEvent) -> None:
+        """What apply tells."""
+        ...
+
+    def follow(self, totals: ApplyTotals) -> None:
+        """What the run counts in, from its start on."""
+        ...
+
+    def on_pass_end(self) -> None:
+        """A walk has ended, also one that was no step; `done` says where."""
+        ...
+
+
+class NullListener:
+    """Passes on what is told."""
+
+    def __init__(self, report: ProgressReporter) -> None:
+        self.on_progress = report
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing."""
+
+    def follow(self, totals: ApplyTotals) -> None:
+        """Nothing."""
+
+    def on_pass_end(self) -> None:
+        """Nothing."""
+
+
+class ChainedListener:
+    """Two who watch: the second hears first and passes on to the first, as it was made to."""
+
+    def __init__(self, first: RunListener, second: RunListener) -> None:
+        self._first = first
+        self._second = second
+        self._entered = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as entered:
+            entered.enter_context(self._first)
+            entered.enter_context(self._second)
+            self._entered = entered.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.__exit__(kind, error, trace)
+
+    def on_progress(self, progress: ProgressEvent) -> None:
+        """What apply tells."""
+        self._second.on_progress(progress)
+
+    def follow(self, totals: ApplyTotals) -> None:
+        """What the run counts in, from its start on."""
+        self._first.follow(totals)
+        self._second.follow(totals)
+
+    def on_pass_end(self) -> None:
+        """A walk has ended, also one that was no step; `done` says where."""
+        self._first.on_pass_end()
+        self._second.on_pass_end()
+
+
+def watching(project: Project, report: ProgressReporter, *, once: bool = True) -> RunListener:
+    """Who watches a run of this pipeline, which has an end with `once`."""
+    lineage: RunListener | None = None
+    if (to := project.pipeline.observe.openlineage) is not None:
+        from cdc_lake.runtime.lineage_listener import LineageWatch  # noqa: PLC0415  # only where it is asked for
+
+        lineage = LineageWatch(project, to, report, once=once)
+    if project.textfile is None:
+        return lineage or NullListener(report)
+    from cdc_lake.runtime.apply.metrics import ApplyMetrics  # noqa: PLC0415  # only where it is asked for
+
+    metrics = ApplyMetrics(project, project.textfile, lineage.on_progress if lineage else report)
+    return ChainedListener(lineage, metrics) if lineage else metrics
+
+
+_POLL_SECONDS = 0.2
+_TRIES = 3  # streams on bronze that may end by themselves, as where its log is cleaned up meanwhile …
+_AGAIN_SECONDS = 60.0  # … each of them within this time of the one before
+
+
+@dataclass(frozen=True, slots=True)
+class ApplySummary:
+    """What a run of apply did. `upto`: position of the last cut, None where there is none yet; `paused`: tables that
+    somebody paused; `idle`: operations that were allowed and that no table waited with.
+    """
+
+    stream: str | None
+    upto: int | None
+    spans: int
+    transactions: int
+    changes: int
+    merges: int
+    held: int
+    rules: tuple[dict[str, object], ...]
+    broken: dict[str, str]
+    paused: tuple[str, ...]
+    idle: tuple[str, ...]
+    seconds: float
+
+
+def apply(
+    project: Project,
+    *,
+    once: bool,
+    goal: int | None = None,
+    stop: threading.Event,
+    report: ProgressReporter,
+    spark: SparkSession | None = None,
+    allowed: frozenset[str] = frozenset(),
+    lives: SparkLives | None = None,
+) -> ApplySummary:
+    """Apply until `goal` (None: what bronze holds) with `once`, otherwise until `stop`. `allowed`: `runtime.run`;
+    `lives`: how Spark fared before in this run.
+
+    Raises the error of the first table that could not go on, RuleStopped, AnotherApply, JavaMissing,
+    SparkNotStarted, SparkDied; with `once` TransactionUndecoded, for which a run without end waits.
+    """
+    began = time.monotonic()
+    with lease(project.lease):
+        if spark is None:
+            report(ProgressEvent("apply", "starting Spark"))
+            spark = start(project)
+        may = ApprovedOperations(allowed)
+        totals = _apply(project, spark, once=once, goal=goal, stop=stop, report=report, allowed=may, lives=lives)
+    return summary_of(totals, may.idle, time.monotonic() - began)
+
+
+def _apply(
+    project: Project,
+    spark: SparkSession,
+    *,
+    once: bool,
+    goal: int | None,
+    stop: threading.Event,
+    report: ProgressReporter,
+    allowed: ApprovedOperations,
+    lives: SparkLives | None,
+) -> ApplyTotals:
+    began, watcher = time.monotonic(), watching(project, report, once=once)
+    gives_way = never_yield if once else ApplyYield(project, watcher.on_progress)
+    with (
+        watcher,
+        SpanLoop(
+            project, spark, watcher.on_progress, waits=not once, allowed=allowed, gives_way=gives_way, lives=lives
+        ) as advance,
+    ):
+        watcher.follow(advance.totals)
+        clock, outcome = _Clock(advance, stop, watcher), "failed"
+        try:
+            advance.run(goal, stop)
+            watcher.on_pass_end()
+            if not stop.is_set():
+                allowed.say(watcher.on_progress)
+                _follow(project, spark, clock, once=once, stop=stop, report=watcher.on_progress)
+            outcome = "failed" if advance.totals.broken else "done"
+        except RuleStopped:
+            outcome = "stopped"
+            raise
+        except Exception as cause:
+            if (how := death(spark)) is None:
+                raise
+            if not stop.is_set():
+                raise SparkDied(how) from cause
+            outcome = "stopped"  # who asked us to stop asked the JVM too
+        finally:
+            advance.record(time.monotonic() - began, outcome)
+        if (error := advance.totals.error()) is not None:
+            raise error
+        return advance.totals
+
+
+def _follow(
+    project: Project, spark: SparkSession, clock: _Clock, *, once: bool, stop: threading.Event, report: ProgressReporter
+) -> None:
+    """Let the stream on bronze call `advance`; between its calls the idle timer does.
+
+    A checkpoint that no longer fits bronze is only a hint: it is set aside, and a new one begins; also while it runs,
+    when a span took so long that bronze's log went on without it. Where Spark has no stream of bronze, its clock calls
+    instead, and a run that ends with what bronze holds has walked there already.
+    """
+    if bronze_reader(project).version() is None or (once and not _streams(project)):
+        return
+    tries, last = 0, -_AGAIN_SECONDS
+    while True:
+        try:
+            _listen(project, spark, clock, once=once, stop=stop)
+            break
+        except Exception as cause:
+            if death(spark):
+                raise
+            now = time.monotonic()
+            tries, last = 1 if now - last >= _AGAIN_SECONDS else tries + 1, now
+            if clock.raised or tries > _TRIES:
+                raise ApplyFailed("the stream on bronze ended") from cause
+        if project.checkpoint.exists():
+            aside = project.checkpoint.with_name(f"{project.checkpoint.name}.aside-{time.time_ns()}")
+            project.checkpoint.rename(aside)
+            report(
+                ProgressEvent("apply", f"the checkpoint does not fit bronze any more and was set aside as {aside.name}")
+            )
+        stop.wait(tries - 1)
+    if clock.failure is not None:
+        raise clock.failure
+
+
+def _listen(project: Project, spark: SparkSession, clock: _Clock, *, once: bool, stop: threading.Event) -> None:
+    """Run the query until it ends or we are to; raises what ended it."""
+    query = _query(project, spark, clock, project.checkpoint, once=once)
+    idle = project.pipeline.apply.idle / 1000
+    try:
+        while not query.awaitTermination(_POLL_SECONDS):
+            if stop.is_set() or clock.failure is not None:
+                return
+            if clock.quiet_for(idle):
+                clock.tick()
+    finally:
+        if not death(spark) and query.isActive:
+            query.stop()
+
+
+def _query(project: Project, spark: SparkSession, clock: _Clock, checkpoint: Path, *, once: bool) -> StreamingQuery:
+    if not _streams(project):
+        return _ticks(project, spark, clock)
+    rows = spark.readStream.format("delta").option("skipChangeCommits", "true").load(str(project.bronze))
+    writer = (
+        rows.select("position").writeStream.foreachBatch(clock.on_batch).option("checkpointLocation", str(checkpoint))
+    )
+    return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="0 seconds")).start()
+
+
+def _streams(project: Project) -> bool:
+    """Whether Spark streams bronze: a Delta table in a folder.
+
+    Iceberg's source dies with the version that its checkpoint names, and bronze keeps few of them; for tables in an
+    object store Spark would need the store's own jars only to be told the time.
+    """
+    return project.pipeline.bronze.format == "delta" and project.bronze_address is None
+
+
+def _ticks(project: Project, spark: SparkSession, clock: _Clock) -> StreamingQuery:
+    """A query on Spark's own clock. It needs no checkpoint: what was done, the tables say."""
+    time_rows = spark.readStream.format("rate").option("rowsPerSecond", "1").load()
+    writer = time_rows.writeStream.foreachBatch(clock.on_batch)
+    return writer.trigger(processingTime=f"{project.pipeline.apply.idle} milliseconds").start()
+
+
+class _Clock:
+    """Calls `advance`, one call at a time; keeps the first failure for the loop to raise as it is."""
+
+    def __init__(self, advance: SpanLoop, stop: threading.Event, watcher: RunListener) -> None:
+        self._advance = advance
+        self._stop = stop
+        self._watcher = watcher
+        self._turn = threading.Lock()
+        self._last = time.monotonic()
+        self.failure: CdcLakeError | None = None
+        self.called = False
+        self.raised = False
+
+    def on_batch(self, batch: DataFrame, batch_id: int) -> None:
+        """What `foreachBatch` calls; rows and number of the batch mean nothing here."""
+        del batch, batch_id
+        failpoint(BATCH_ENTERED)
+        self.called = True
+        self.tick()
+        failpoint(BATCH_LEFT)
+
+    def tick(self) -> None:
+        """Walk to the top of bronze."""
+        with self._turn:
+            if self._stop.is_set() or self.failure is not None:
+                return
+            try:
+                self._advance.run(None, self._stop)
+                self._watcher.on_pass_end()
+            except CdcLakeError as failure:
+                self.failure = failure
+            except Exception:
+                self.raised = True
+                raise
+            finally:
+                self._last = time.monotonic()
+
+    def quiet_for(self, seconds: float) -> bool:
+        """Whether nothing has called for so long."""
+        return time.monotonic() - self._last >= seconds
+
+
+def summary_of(totals: ApplyTotals, idle: tuple[str, ...], seconds: float) -> ApplySummary:
+    """What a run did. `idle`: operations that were allowed and that no table waited with."""
+    return ApplySummary(
+        stream=totals.stream,
+        upto=totals.upto,
+        spans=totals.spans,
+        transactions=totals.transactions,
+        changes=totals.changes,
+        merges=totals.merges,
+        held=totals.held,
+        rules=tuple(totals.rule_facts()),
+        broken={label: error.message for label, error in totals.broken.items()},
+        paused=tuple(sorted(totals.paused)),
+        idle=idle,
+        seconds=seconds,
+    )

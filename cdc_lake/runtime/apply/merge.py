@@ -1,0 +1,292 @@
+"""Strategies: how a table's part of a span is written, decided from facts before anything is.
+
+What is written is the same whichever way is taken; only its cost differs. Nothing is assumed: an append is chosen where
+the bounds of the table's files prove that no net change can meet a row of it, and the net change is sent to every task
+where what was counted of it says that it is small.
+
+Merging: a prepared span of a table is written in one commit that carries its position.
+
+What a run of apply did so far, in numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from cdc_lake.bronze.span_index import SpanSummary
+from cdc_lake.config.project import Project, Target
+from cdc_lake.control.quarantine import WAITING
+from cdc_lake.errors import CdcLakeError, GroupWaits
+from cdc_lake.runtime.apply.rule_gate import SpanProfile
+from cdc_lake.runtime.apply.schema_changes import held_as
+from cdc_lake.runtime.apply.table_span import PreparedMerge
+from cdc_lake.silver.kind import RowIdentity, TablePart
+from cdc_lake.silver.transforms import Projection
+from cdc_lake.tables.commit_audit import CommitMetrics, read_commit_metrics
+from cdc_lake.tables.control_schema import RunRow
+from cdc_lake.tables.silver_reader import temp_view
+from cdc_lake.tables.silver_table import Marker
+from cdc_lake.tables.table_stats import all_below
+from cdc_lake.tables.types import SilverColumn, quote_identifier
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+Way: TypeAlias = Literal["overwrite", "append", "merge"]
+"""A first content replaces what is there; new rows alone are put behind it; anything else is merged by key."""
+
+_HEAP_SHARE: Final = 8
+"""A net change may take the eighth part of the driver's heap where it is sent to every task: there it stands as it is
+read, as a hash table and as the blocks that are sent. All tables of a span together are bounded by the span's size."""
+
+_CELL: Final = 16  # bytes of a value in a row besides its text
+_LEAST: Final = -(1 << 63)
+_MOST: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStrategy:
+    """`sent`: the net change goes to every task where the join allows it, so that the table is not shuffled; `within`:
+    conditions by which files of the table are passed over.
+    """
+
+    way: Way
+    sent: bool
+    within: tuple[str, ...] = ()
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """As progress has it."""
+        return {"way": self.way, "broadcast": self.sent, "bounded": bool(self.within)}
+
+
+def choose(
+    project: Project,
+    target: Target,
+    base: Marker,
+    part: TablePart,
+    summary: SpanSummary,
+    profile: SpanProfile,
+    size: int | None,
+) -> WriteStrategy:
+    """The strategy for changes of a table with keys that stands at `base`. `size`: bytes that the changes took as they
+    were received, at most; None where nobody knows.
+    """
+    if is_append_only(project, target, base, part, summary, profile):
+        return WriteStrategy("append", sent=False)
+    heap = project.pipeline.apply.driver_memory
+    within = list(profile.parts)
+    if profile.bounds is not None:
+        low, high = round_bounds(*profile.bounds)
+        within.insert(0, f"t.{quote_identifier(part.shape.key_columns[0].name)} BETWEEN {low} AND {high}")
+    return WriteStrategy("merge", sent=fits(part, summary, size, heap), within=tuple(within))
+
+
+def round_bounds(low: int, high: int) -> tuple[int, int]:
+    """Bounds around these, an eighth wider at most on either side, that spans over much of the same keys share: numbers
+    stand in the code that Spark compiles, which it knows again only by its text.
+    """
+    step = 1 << max(0, (high - low).bit_length() - 4)
+    return max(low // step * step, _LEAST), min(-(-high // step) * step, _MOST)
+
+
+def is_append_only(
+    project: Project, target: Target, base: Marker, part: TablePart, summary: SpanSummary, profile: SpanProfile
+) -> bool:
+    """Whether no change can be of a row that the table has at `base`: every key is above every key of its files.
+
+    Only asked where there are inserts at all: what is only updated or deleted is there.
+    """
+    if profile.bounds is None or part.truncated or not summary.inserts:
+        return False
+    return all_below(project, target, base.version, part.shape.key_columns[0].name, profile.bounds[0])
+
+
+def fits(part: TablePart, summary: SpanSummary, size: int | None, heap: int) -> bool:
+    """Whether the net change, which has at most one row a change, may be sent to every task."""
+    if size is None:
+        return False
+    columns = len(part.shape.columns) + len(part.shape.carried)
+    return (summary.rows * _CELL * columns + size) * _HEAP_SHARE <= heap
+
+
+_VIEW = "cdc_lake_net"
+_OVERWRITE = WriteStrategy("overwrite", sent=False)
+_APPEND = WriteStrategy("append", sent=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MergeResult:
+    """What became of it: the table's new version, how it was written, what that took, and how long."""
+
+    version: int
+    strategy: WriteStrategy
+    written: CommitMetrics
+    seconds: float
+
+
+def merge(spark: SparkSession, prepared: PreparedMerge) -> MergeResult:
+    """Merge a prepared span; `spark` is used for nothing else meanwhile. Raises TableChangedMeanwhile."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - the receiver shares this package and has no Spark
+
+    began, job, net = time.monotonic(), prepared.job, prepared.folded.net
+    strategy = strategy_of(prepared)
+    with temp_view(F.broadcast(net) if strategy.sent else net, _VIEW):
+        if strategy is _OVERWRITE and (columns := _other_columns(prepared)):
+            base, query = prepared.base, prepared.kind.first(_VIEW, prepared.shape)
+            version = prepared.store.replace(job.stream, base, base.generation, job.span.upto, columns, query)
+        else:
+            version = prepared.store.commit(
+                job.stream, prepared.base, job.span.upto, lambda table: _run(spark, table, prepared, strategy)
+            )
+    return MergeResult(
+        version, strategy, read_commit_metrics(job.project, job.target, version), time.monotonic() - began
+    )
+
+
+def strategy_of(prepared: PreparedMerge) -> WriteStrategy:
+    """How a prepared span is written."""
+    job, folded = prepared.job, prepared.folded
+    if job.first:
+        return _OVERWRITE
+    if prepared.kind.identity is RowIdentity.PLACE:
+        return _APPEND
+    return choose(job.project, job.target, prepared.base, folded.part, prepared.summary, folded.survey, job.size)
+
+
+def _other_columns(prepared: PreparedMerge) -> tuple[SilverColumn, ...]:
+    """The columns of a table's first content where the table that is there, of an earlier stream, has others."""
+    have, wanted = set(prepared.store.columns() or ()), prepared.kind.columns(prepared.shape)
+    fits = {SilverColumn(column.name, held_as(column.type)) for column in wanted} | set(wanted)
+    return () if have <= fits and len(have) == len(wanted) else tuple(wanted)
+
+
+def _run(spark: SparkSession, table: str, prepared: PreparedMerge, strategy: WriteStrategy) -> None:
+    kind, part = prepared.kind, prepared.folded.part
+    match strategy.way:
+        case "overwrite":
+            statement = f"INSERT OVERWRITE {table} BY NAME {kind.first(_VIEW, prepared.shape)}"
+        case "append":
+            statement = kind.append_sql(table, _VIEW, part)
+        case "merge":
+            statement = kind.statement(table, _VIEW, part, strategy.within)
+    spark.sql(statement)
+
+
+_SHOWN: Final = 20
+"""Tables that an error names beside the first one that waits: a screen has room for so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableApplied:
+    """What was done to one table: what its rows were made of last, its columns then, and numbers over the run."""
+
+    target: Target
+    projection: Projection
+    columns: tuple[SilverColumn, ...]
+    changes: int
+    files: int
+    size: int
+
+
+@dataclass
+class ApplyTotals:
+    """What was done so far, by which `run`; `top`: where the last walk was to go to, `upto`: where it got; `ways`: how
+    often a table was written in which way (`runtime.apply.merge`); `written`: files and bytes (`tables.commit_audit`);
+    `held_by`: changes that were held, by silver table and rule; `broken`: silver table → why it waits; `tables`: those
+    that were written; `paused`: silver tables that somebody paused.
+    """
+
+    run: str = ""
+    stream: str | None = None
+    upto: int | None = None
+    top: int | None = None
+    spans: int = 0
+    transactions: int = 0
+    changes: int = 0
+    merges: int = 0
+    held: int = 0
+    held_by: Counter[tuple[str, str]] = field(default_factory=Counter)
+    ways: dict[str, int] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)
+    rules: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
+    broken: dict[str, CdcLakeError] = field(default_factory=dict)
+    tables: dict[str, TableApplied] = field(default_factory=dict)
+    paused: frozenset[str] = frozenset()
+
+    def error(self) -> CdcLakeError | None:
+        """Why the first table waits, with a remedy that names the others too; None if no table waits.
+
+        What a table waits for comes before the tables of its group that wait for it.
+        """
+        waiting = sorted(self.broken.items(), key=lambda item: isinstance(item[1], GroupWaits))
+        if not waiting:
+            return None
+        (_, first), *others = waiting
+        if others:
+            shown = ", ".join(f"{label} ({error.code})" for label, error in others[:_SHOWN])
+            more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+            first.remedy += f"; {shown}{more} also wait: `cdc-lake status` says what for, and what to do"
+        return first
+
+    def count(self, prepared: PreparedMerge) -> None:
+        """Add how the rules of a table fared."""
+        for rule_count in prepared.counts:
+            total = self.rules.setdefault((rule_count.table, rule_count.rule, rule_count.on_fail), [0, 0])
+            total[0] += rule_count.evaluated
+            total[1] += rule_count.failed
+
+    def count_held(self, prepared: PreparedMerge) -> None:
+        """Add what of a table is held; a change that breaks several rules once to each."""
+        held, table = prepared.folded.held, prepared.job.target.label
+        if held is None:
+            return
+        self.held += held.num_rows
+        for rules in held["rules"].to_pylist():
+            self.held_by.update((table, rule) for rule in rules or [WAITING])
+
+    def count_merge(self, prepared: PreparedMerge, merged: MergeResult) -> None:
+        """Add a table that was written."""
+        job, before = prepared.job, self.tables.get(prepared.job.target.label)
+        self.tables[job.target.label] = TableApplied(
+            job.target,
+            prepared.projection,
+            prepared.kind.columns(prepared.shape),
+            prepared.summary.rows + (before.changes if before else 0),
+            merged.written.files + (before.files if before else 0),
+            merged.written.size + (before.size if before else 0),
+        )
+        self.merges += 1
+        self.ways[merged.strategy.way] = self.ways.get(merged.strategy.way, 0) + 1
+        for name, value in merged.written.facts.items():
+            self.written[name] = self.written.get(name, 0) + value
+
+    def rule_facts(self) -> list[dict[str, object]]:
+        """The rules as the control table `runs` has them."""
+        return [
+            {"table": table, "rule": rule, "on_fail": on_fail, "evaluated": judged, "failed": failed}
+            for (table, rule, on_fail), (judged, failed) in sorted(self.rules.items())
+        ]
+
+    def run_row(self, began: datetime, ended: datetime, outcome: str, seconds: float) -> RunRow:
+        """The row of this run in the control table `runs`."""
+        facts = {
+            "rules": self.rule_facts(),
+            "transactions": self.transactions,
+            "changes": self.changes,
+            "merges": self.merges,
+            "ways": self.ways,
+            **self.written,
+            "spans": self.spans,
+            "held": self.held,
+            "upto": self.upto,
+            "seconds": round(seconds, 3),
+            "broken": {label: error.code for label, error in self.broken.items()},
+        }
+        return RunRow(self.run, "apply", began, ended, outcome, json.dumps(facts))

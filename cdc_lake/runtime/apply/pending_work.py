@@ -1,0 +1,169 @@
+"""Whether silver has anything left to apply, answered from bronze, the control tables and the tables' own commits.
+
+Starting Spark takes longer than most looks find work for. `settle_without_spark` does what a run of apply would do if
+there is nothing to merge, or says that Spark is needed. It asks for Spark whenever it is not sure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.project import Project, Target
+from cdc_lake.control.cuts import IN, PAUSED, Cut, TableState, last_cut
+from cdc_lake.control.quarantine import hold_log
+from cdc_lake.control.snapshots import courses
+from cdc_lake.control.table_pauses import apply_pause_state, stopped_tables
+from cdc_lake.errors import CdcLakeError
+from cdc_lake.model.position import Span
+from cdc_lake.model.relation import TableName
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.runtime.apply.merge import ApplyTotals
+from cdc_lake.runtime.apply.row_refetch import reread_tables
+from cdc_lake.runtime.apply.table_integrity import damage, merge_may_be_lost, merge_was_lost, missing_quarantine_rows
+from cdc_lake.runtime.cut_retention import JudgingClock, Keeper
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.tables.commit_audit import is_latest_version
+from cdc_lake.tables.control_schema import new_run
+from cdc_lake.tables.control_tables import ControlTables, control_tables, lease
+from cdc_lake.tables.silver_table import read_marker
+
+
+def has_pending_work(project: Project, goal: int | None = None) -> bool:
+    """Return True unless silver certainly stands at `goal`, or at all that bronze holds, and nobody else changed it.
+
+    What cannot be read counts as work: whoever applies says what is wrong with it.
+    """
+    try:
+        return _load_standing(project, goal) is None
+    except CdcLakeError:
+        return True
+
+
+def settle_without_spark(project: Project, goal: int | None, report: ProgressReporter) -> ApplyTotals | None:
+    """Do what a run of apply does if nothing is to be merged; None if it needs Spark.
+
+    Args:
+        project: The pipeline.
+        goal: Position that silver is to reach; None for all that bronze holds.
+        report: Takes what is worth telling, as of paused tables.
+
+    Raises:
+        AnotherApply: Another process applies.
+        LakeError: The control tables cannot be read or written.
+    """
+    began, since = datetime.now(UTC), time.monotonic()
+    with lease(project.lease):
+        try:
+            standing = _load_standing(project, goal)
+        except CdcLakeError:
+            return None
+        if standing is None:
+            return None
+        if standing.stream is None:
+            return ApplyTotals()
+        control = control_tables(project)
+        if not _promises_kept(project, control, report):
+            return None
+        JudgingClock(project, control, report).tick(standing.stream)
+        paused = {table.table: table for table in standing.tables.values() if table.state == PAUSED}
+        for label, table in sorted(paused.items()):
+            position = format_stream_position(standing.stream, table.position)
+            facts = {"table": label, "position": position}
+            report(ProgressEvent("paused", f"{label} is paused: it stays at {position}", facts=facts))
+        upto = standing.position
+        totals = ApplyTotals(new_run(), standing.stream, upto, top=upto, paused=frozenset(paused))
+        control.record(totals.run_row(began, datetime.now(UTC), "done", time.monotonic() - since))
+        return totals
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """Where silver stands with nothing to apply: position and tables of the last cut, as pauses have them. `stream`:
+    None if bronze holds none yet.
+    """
+
+    stream: str | None
+    position: int | None
+    tables: Mapping[str, TableState]
+
+
+def _load_standing(project: Project, goal: int | None) -> _Standing | None:
+    """Where silver stands; None if it has anything left to apply. Raises CdcLakeError."""
+    bronze, control = bronze_reader(project), control_tables(project)
+    if (state := bronze.proven()) is None:
+        return _Standing(None, None, {})
+    if (cut := last_cut(control, state.stream)) is None:
+        return None
+    tables = apply_pause_state(project, cut.tables, stopped_tables(project, control), cut.position)
+    work = _has_work(project, bronze, control, state, Cut(cut.position, tables), goal)
+    return None if work else _Standing(state.stream, cut.position, tables)
+
+
+def _has_work(
+    project: Project, bronze: BronzeReader, control: ControlTables, state: StreamCheckpoint, cut: Cut, goal: int | None
+) -> bool:
+    """`cut`: the last one, with its tables as pauses have them."""
+    tables = cut.tables
+    position, snapshots, held = cut.position, control.snapshots(), hold_log(control)
+    ahead = Span(state.epoch, position, max(position, state.upto if goal is None else min(goal, state.upto)))
+    followed = courses(snapshots, state.stream)
+    for name, course in followed.items():
+        listed = tables.get(name)
+        if listed is not None and not course.follows(position):
+            return True
+        if any(position < interval.begins <= ahead.upto for interval in course.stretches if interval.later):
+            return True
+        if course.renewal(position, None if listed is None else listed.copied) is not None and not _is_paused(listed):
+            return True
+    return (
+        reread_tables(snapshots, state.stream, ahead) != frozenset()
+        or bool(held.decided_tables(ahead))
+        or next(iter(bronze.commits_in_turn(ahead)), None) is not None
+        or any(not _is_settled(project, state, control, target, table) for target, table in _targets(project, tables))
+    )
+
+
+def _targets(project: Project, tables: Mapping[str, TableState]) -> list[tuple[Target, TableState]]:
+    return [(project.target(TableName.parse(relation)), table) for relation, table in tables.items()]
+
+
+def _is_settled(
+    project: Project, state: StreamCheckpoint, control: ControlTables, target: Target, table: TableState
+) -> bool:
+    """Whether a table stands where the last cut has it, and nobody else changed it since."""
+    if table.state == PAUSED:
+        return True
+    if table.state != IN or (table.held and target.missing_row == "reread"):
+        return False
+    if table.version is None:
+        return True
+    if missing_quarantine_rows(hold_log(control), target, state.epoch, table) is not None:
+        return False
+    if is_latest_version(project, target, table.version) and not merge_may_be_lost(
+        project, target, state.stream, table
+    ):
+        return True
+    marker = read_marker(project, target, state.stream)  # others may have kept the table up, and changed no row
+    return (
+        marker.generation == table.generation
+        and (marker.position is None or marker.position <= table.position)
+        and damage(project, target, state.stream, table, marker) is None
+        and not merge_was_lost(table, marker)
+    )
+
+
+def _is_paused(table: TableState | None) -> bool:
+    return table is not None and table.state == PAUSED
+
+
+def _promises_kept(project: Project, control: ControlTables, report: ProgressReporter) -> bool:
+    """Make tags of Iceberg tables what promises need; False if the retention of a Delta table has to change too."""
+    statements: list[str] = []
+    Keeper(project, control, lambda _, statement: statements.append(statement), report).keep()
+    return not statements

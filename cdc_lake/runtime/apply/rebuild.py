@@ -1,0 +1,415 @@
+"""Rebuild: the content of a silver table anew, from bronze alone, by the code that made it.
+
+The rows are built in a table of their own, span by span, under the settings and rules of now. Then the table is set
+beside what is there, and takes its place in one commit that begins a new generation, at the position of the last cut:
+whoever reads older versions goes on reading them. A process that dies before that commit leaves the table as it was,
+one that dies behind it leaves a table that the next run finds; a second rebuild begins anew.
+
+`into` puts the content into a table of another name instead, which nothing merges into afterwards: so a past state too
+can be had, at `to`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.span_index import DataFileCache
+from cdc_lake.config.project import Project, Target
+from cdc_lake.connectors.snapshot_copy import Stopped
+from cdc_lake.control.cuts import BROKEN, IN, Cut, TableState, last_cut, write_cut
+from cdc_lake.control.ownership import Ownership
+from cdc_lake.control.quarantine import forget, hold_log, open_holds, record
+from cdc_lake.control.snapshots import courses
+from cdc_lake.control.streams import source_table
+from cdc_lake.errors import (
+    CdcLakeError,
+    NothingToRebuild,
+    RebuildNeedsPlace,
+    RebuildPlaceTaken,
+    SparkDied,
+)
+from cdc_lake.model.position import Span
+from cdc_lake.model.quarantine import NOTHING_DECIDED
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
+from cdc_lake.observability.failpoints import REBUILT, REPLACED, failpoint
+from cdc_lake.runtime.apply.merge import merge
+from cdc_lake.runtime.apply.row_refetch import rereads_of
+from cdc_lake.runtime.apply.schema_changes import check_divided, check_divisible, projection_of, refused_names
+from cdc_lake.runtime.apply.span_planning import Part, rebuild_plan
+from cdc_lake.runtime.apply.spark_sessions import capture_errors
+from cdc_lake.runtime.apply.table_span import Copied, PreparedMerge, TableTask, prepare, shape_of, stopped_by_rule
+from cdc_lake.runtime.apply.transaction_groups import hold_whole, passed_by, together_at
+from cdc_lake.silver.kinds import Difference, difference, kind_of
+from cdc_lake.silver.layout_mapping import RelationMapping
+from cdc_lake.silver.row_tracing import NOTHING_WAITS, QuarantineState
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.tables.control_schema import RunRow, new_run
+from cdc_lake.tables.control_tables import control_tables, lease
+from cdc_lake.tables.open_silver_table import store
+from cdc_lake.tables.silver_reader import silver_exists, silver_version
+from cdc_lake.tables.silver_table import FIRST, Marker, read_marker
+from cdc_lake.tables.spark_session import death, derive, start
+from cdc_lake.tables.types import quote_identifier
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What a rebuild made. `version`: of the table that has the content now, None where it was only compared;
+    `held`: changes that rules keep out of it; `operations`: what layouts asked for on the way that a run would have
+    waited with.
+    """
+
+    pipeline: str
+    source: str
+    table: str
+    position: str
+    generation: int
+    version: int | None
+    held: int
+    operations: tuple[str, ...]
+    difference: Difference
+    seconds: float
+
+
+def rebuild(
+    project: Project,
+    table: str,
+    *,
+    to: int | None = None,
+    into: str | None = None,
+    dry_run: bool = False,
+    keys: int = 0,
+    adopt: bool = False,
+    report: ProgressReporter = silent,
+    spark: SparkSession | None = None,
+) -> Rebuilt:
+    """Build a table again, named by its source, up to where silver stands; with `into` up to `to` into a new table.
+
+    `dry_run`: say what would change, and change nothing. `keys`: how many keys of rows that differ are told. `adopt`:
+    also where the table belongs to another pipeline or was not written by cdc_lake.
+    In a group it holds the transactions that the other tables of it hold, and goes no further than these are.
+    Raises TableNotKnown, RebuildNeedsPlace, RebuildPlaceTaken, PastTrimmed, PositionNotHeld, NothingToRebuild,
+    DivisionChanged, RuleStopped, AnotherApply, SilverNotOwned, SparkDied, LakeError; GroupDisagrees where it would hold
+    others than the group, HeldLost where nobody knows what that holds, GroupWaits where a table of it is behind this.
+    """
+    began = time.monotonic()
+    if to is not None and into is None:
+        raise RebuildNeedsPlace("a live table goes on from where silver stands, it cannot stay in the past")
+    name = source_table(table)
+    with lease(project.lease):
+        work = Rebuilding(project, name, to, into, report, adopt=adopt)
+        if spark is None:
+            report(ProgressEvent("rebuild", "starting Spark"))
+            spark = start(project)
+        try:
+            return work.run(derive(spark), began, dry_run=dry_run, keys=keys)
+        except Exception as cause:
+            if (how := death(spark)) is not None:
+                raise SparkDied(how) from cause
+            if isinstance(cause, CdcLakeError):
+                cause.for_table(str(name))
+            raise
+
+
+class Rebuilding:
+    """One rebuild, worked out before Spark is needed. Raises what `rebuild` does. The caller holds the lease."""
+
+    def __init__(
+        self,
+        project: Project,
+        name: TableName,
+        to: int | None = None,
+        into: str | None = None,
+        report: ProgressReporter = silent,
+        *,
+        adopt: bool = False,
+    ) -> None:
+        self._project = project
+        self._report = report
+        self._reader = bronze_reader(project)
+        self._control = control_tables(project)
+        self._state = _state(self._reader, name)
+        self._log = hold_log(self._control, for_new_content=True)
+        self._target = project.target(name)
+        if into is None and not adopt:
+            Ownership(project).check(self._target)
+        self._cut = last_cut(self._control, self._state.stream)
+        self._listed = self._cut.tables.get(str(name)) if self._cut is not None else None
+        if into is None:
+            copied = courses(self._control.snapshots(), self._state.stream)
+            candidates = {name, *map(TableName.parse, {*copied, *(self._cut.tables if self._cut else ())})}
+            if (shared := refused_names(project, candidates).get(name)) is not None:
+                raise shared
+        if into is None and self._cut is None:
+            if not self._reader.layouts([name]):
+                raise NothingToRebuild(f"bronze holds nothing of {name}", where=self._reader.place)
+            raise NothingToRebuild(f"silver has no content of {name} yet: `cdc-lake run` makes it")
+        if to is not None or self._cut is None:
+            upto = self._state.upto if to is None else to
+        else:
+            upto = self._cut.position if into else together_at(project, self._state.stream, self._cut, name)
+        self._plan = rebuild_plan(project, self._reader, self._state, name, upto)
+        self._grouped = project.group(name) is not None
+        self._others = passed_by(project, self._log, self._state, self._cut, self._target, self._plan)
+        self._marker = read_marker(project, self._target, self._state.stream)
+        before = [self._listed.generation] if self._listed is not None else []
+        before += [self._marker.generation] if self._marker.position is not None else []
+        self._generation = max(before, default=FIRST - 1) + 1
+        self._place = self._target if into is None else self._free(into)
+        check_divisible(project, self._place)
+        self._into = into is not None
+        self._allowing = _Allowing()
+        self._stop = threading.Event()
+
+    def run(self, spark: SparkSession, began: float, *, dry_run: bool, keys: int) -> Rebuilt:
+        """Build, compare, and put the content in its place."""
+        started_at = datetime.now(UTC)
+        with self._draft_content(spark) as (draft, held):
+            differences = self._difference(spark, draft, keys)
+            failpoint(REBUILT)
+            version = None if dry_run else self._put(spark, draft)
+            if version is not None and not self._into and self._cut is not None:
+                tables = {**self._cut.tables, str(self._target.source): self._listing(version, held)}
+                write_cut(self._control, self._state, Cut(self._cut.position, tables), None, self._report)
+        self._forget(replaced=version is not None and not self._into)
+        rebuilt = Rebuilt(
+            pipeline=self._project.name,
+            source=str(self._target.source),
+            table=self._place.label,
+            position=format_stream_position(self._state.stream, self._plan.upto),
+            generation=FIRST if self._into else self._generation,
+            version=version,
+            held=held.changes,
+            operations=tuple(words.replace(draft.label, self._place.label) for words in self._allowing.words),
+            difference=differences,
+            seconds=round(time.monotonic() - began, 3),
+        )
+        facts = {**asdict(rebuilt), "difference": asdict(replace(differences, keys={}))}
+        self._control.record(
+            RunRow(new_run(), "rebuild", started_at, datetime.now(UTC), "done", json.dumps(facts, default=str))
+        )
+        return rebuilt
+
+    def renew(self, spark: SparkSession, stop: threading.Event) -> TableState:
+        """Build, and put the content in its place; how a cut is to list it. Raises Stopped, with nothing changed."""
+        self._stop = stop
+        with self._draft_content(spark) as (draft, held):
+            failpoint(REBUILT)
+            if stop.is_set():
+                raise Stopped
+            listing = self._listing(self._put(spark, draft), held)
+        self._forget(replaced=True)
+        return listing
+
+    @contextmanager
+    def _draft_content(self, spark: SparkSession) -> Iterator[tuple[Target, _Held]]:
+        """The content in a table of its own, which goes at the end, and what is held of it."""
+        folder = self._project.lake / "scratch" / f"{self._project.name}.rebuild"
+        shutil.rmtree(folder, ignore_errors=True)  # what a killed process left
+        self._forget()
+        namespace = str(folder.relative_to(self._project.lake))
+        name = f"{self._target.label}.{uuid.uuid4().hex[:8]}"
+        # Divided is what takes the table's place: a draft is read once, and by a format that may not know the division.
+        undivided = replace(self._target, format="delta", partition_by=(), cluster_by=())
+        draft = replace(undivided, namespace=namespace, name=name)
+        try:
+            held = self._build(spark, draft)
+            check_divided(self._project, self._place, store(spark, self._project, draft).columns() or ())
+            yield draft, held
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _free(self, into: str) -> Target:
+        """The target of another name. Raises RebuildPlaceTaken."""
+        place = replace(self._target, name=into)
+        taken_labels = {self._target.label}
+        if self._cut is not None:
+            taken_labels |= {self._project.target(TableName.parse(relation)).label for relation in self._cut.tables}
+        if place.label in taken_labels:
+            raise RebuildPlaceTaken(f"{place.label} is a table of the pipeline itself")
+        # An Iceberg table without a version is what a rebuild leaves that died between making and filling it.
+        unfinished = place.format == "iceberg" and silver_version(self._project, place) is None
+        if silver_exists(self._project, place) and not unfinished:
+            raise RebuildPlaceTaken(f"{place.label} is there already")
+        return place
+
+    def _forget(self, *, replaced: bool = False) -> None:
+        """Held rows that do not count go: of a generation that never came to be, or of one that was replaced."""
+        current = self._generation if replaced else self._generation - 1
+        forget(self._control, self._target, self._state.epoch, current, replaced=replaced)
+
+    def _build(self, spark: SparkSession, draft: Target) -> _Held:
+        """Fill the draft, layout by layout as a run does; what is held of it at its end."""
+        plan, nearby = self._plan, DataFileCache(self._project.scratch.with_name(f"{self._project.name}.rebuilt-from"))
+        silver = store(spark, self._project, draft)
+        reached = _At(None, _Held(0, NOTHING_WAITS))
+        try:
+            if plan.layout is not None:
+                first = Span(self._state.epoch, plan.begins - 1, plan.begins)
+                reached = self._step(spark, self._job(draft, first, reached, nearby, layout=plan.layout), reached)
+            for number, part in enumerate(plan.parts, 1):
+                if self._stop.is_set():
+                    raise Stopped
+                reached = self._part(spark, draft, part, reached, nearby)
+                nearby.release()
+                self._report(ProgressEvent("rebuild", self._target.label, number, len(plan.parts), unit="spans"))
+        finally:
+            nearby.close()
+        if silver.columns() is None:  # there were no rows yet
+            silver.create(kind_of(draft, self._plan.form).columns(self._shape(spark, draft)), self._state.stream)
+        return reached.held
+
+    def _part(self, spark: SparkSession, draft: Target, part: Part, reached: _At, nearby: DataFileCache) -> _At:
+        if part.copy is not None:
+            job = self._job(draft, part.span, reached, nearby, layout=part.copy.layout)
+            return self._step(spark, replace(job, copied=Copied(part.commit_ts)), reached)
+        span: Span | None = part.span
+        while span is not None:
+            full_job = replace(self._job(draft, span, reached, nearby), size=part.size)
+            next_job = full_job if full_job.next_layout is None else full_job.end_before(full_job.next_layout)
+            reached = self._step(spark, next_job, reached)
+            span = None if next_job is full_job else replace(span, after=next_job.span.upto)
+        return reached
+
+    def _job(
+        self, draft: Target, span: Span, reached: _At, nearby: DataFileCache, layout: int | None = None
+    ) -> TableTask:
+        files = self._reader.applied_files() if layout is None else self._reader.files()
+        decided = self._log.decisions_on(str(draft.source), span) if layout is None else NOTHING_DECIDED
+        job = TableTask(
+            self._project,
+            draft,
+            self._state.stream,
+            span,
+            files,
+            self._reader.layouts([draft.source], None if decided else span),
+            reached.held.waiting,
+            read_marker(self._project, draft, self._state.stream),
+            layout=layout,
+            near=nearby.local_paths,
+            follows=reached.follows,
+            allowed=self._allowing,
+            all_relations=lambda: self._reader.layouts([draft.source]).values(),
+            form=self._plan.form,
+        )
+        if layout is not None:
+            return job
+        rereads = rereads_of(self._control.snapshots(), self._state.stream, str(draft.source), span)
+        return replace(job, rereads=rereads, decided=decided).with_summary()
+
+    def _step(self, spark: SparkSession, job: TableTask, reached: _At) -> _At:
+        """One part into the draft; what is so behind it."""
+        prepared = capture_errors(lambda: self._prepare_job(spark, job), self._target)
+        if isinstance(prepared, CdcLakeError):
+            raise prepared
+        if prepared is None:
+            copied = None if job.layout is None else job.layouts[job.layout]
+            return _At(copied or reached.follows, self._read_holds(job.span) if job.decided else reached.held)
+        if prepared.stop is not None:
+            raise stopped_by_rule([prepared], "rebuild")
+        folded, span, generation = prepared.folded, job.span, self._generation
+        record(self._control, self._target, job.stream, span, generation, folded.held, folded.closings)
+        merged = capture_errors(lambda: merge(spark, prepared), self._target)
+        if isinstance(merged, CdcLakeError):
+            raise merged
+        return _At(job.layouts[prepared.summary.layouts[-1]], self._read_holds(span))
+
+    def _prepare_job(self, spark: SparkSession, job: TableTask) -> PreparedMerge | None:
+        prepared = prepare(spark, job)
+        if prepared is None or job.snapshot or not self._grouped:
+            return prepared
+        (settled,) = hold_whole([prepared], self._others, self._reader, lambda job: prepare(spark, job))
+        return settled
+
+    def _read_holds(self, span: Span) -> _Held:
+        """What is held of the draft behind a span."""
+        log, relation = hold_log(self._control), str(self._target.source)
+        holds = open_holds(log, relation, span.epoch, self._generation, span.upto)
+        return _Held(holds.rows.num_rows, holds.waiting)
+
+    def _shape(self, spark: SparkSession, draft: Target) -> RelationMapping:
+        """The shape that the table's last layout gives silver."""
+        form = self._plan.form
+        shape = shape_of((form.layout,), {form.layout: form}, draft, kind_of(draft, form))
+        return projection_of(spark, self._project, draft, shape).silver
+
+    def _difference(self, spark: SparkSession, draft: Target, keys: int) -> Difference:
+        shape = self._shape(spark, draft)
+        exists = not self._into and self._marker.version is not None
+        before = spark.table(store(spark, self._project, self._target).name) if exists else None
+        after = spark.table(store(spark, self._project, draft).name)
+        return difference(before, after, self._target, shape, keys)
+
+    def _put(self, spark: SparkSession, draft: Target) -> int:
+        """The content of the draft into its place; the version."""
+        silver, stream, upto = store(spark, self._project, draft), self._state.stream, self._plan.upto
+        columns = silver.columns()
+        assert columns is not None, "the draft was made"
+        query = f"SELECT {', '.join(quote_identifier(c.name) for c in columns)} FROM {silver.name}"
+        place = store(spark, self._project, self._place)
+        base, generation = self._marker, self._generation
+        if self._into:
+            base, generation = Marker(None, None), FIRST
+        version = capture_errors(lambda: place.replace(stream, base, generation, upto, columns, query), self._place)
+        if isinstance(version, CdcLakeError):
+            raise version
+        failpoint(REPLACED)
+        return version
+
+    def _listing(self, version: int, held: _Held) -> TableState:
+        """The table with its new content, as a cut lists it: where its group is behind the cut it is too."""
+        label, form, plan = self._target.label, self._target.format, self._plan
+        keys, is_behind = len(held.waiting.keys), self._cut is not None and plan.upto < self._cut.position
+        state = BROKEN if is_behind else IN
+        upto, layout = plan.upto, plan.form.layout
+        return TableState(label, form, version, upto, state, keys, self._generation, layout, plan.copied, upto)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Changes that are held of what was built so far, and what waits."""
+
+    changes: int
+    waiting: QuarantineState
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """How far the draft is. `follows`: the layout its rows have, None: it has none yet."""
+
+    follows: Relation | None
+    held: _Held
+
+
+class _Allowing:
+    """Every operation that a layout asks for: to ask for a rebuild is to ask for them. It says which ones came."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def __contains__(self, words: object) -> bool:
+        self.words.append(str(words))
+        return True
+
+
+def _state(reader: BronzeReader, name: TableName) -> StreamCheckpoint:
+    state = reader.proven()
+    if state is None:
+        raise NothingToRebuild(f"bronze holds nothing of {name}: no stream was begun", where=reader.place)
+    return state

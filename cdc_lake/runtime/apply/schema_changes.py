@@ -1,0 +1,542 @@
+"""What a new layout asks of a silver table, with the table's transforms: columns that silver takes, by its names.
+
+Evolving: the silver table of a target brought to the columns that its next changes need.
+
+What is needed is worked out from layouts, not from the table: the one its rows follow and the one its next changes
+have. It is done right before the first change of the new layout, once, whoever is killed when; and what is destructive
+only where the run was allowed to by the operation's own words.
+
+Whether a silver table was made as the pipeline says: its transforms, and how its files are divided.
+
+Rules against the columns of their table, before its first row: every problem with its place in the pipeline file.
+
+A table's transforms against its source's layout, before its first row.
+
+Source tables that would be written to one silver table: their names differ only in what silver's names do not have.
+
+A silver table's name is the source's in lower case with `_` for what is not a letter or digit of ASCII, so `orders` and
+`Orders`, or two names in another alphabet, may have one (`config.project.default_name`).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from cdc_lake.bronze.span_index import SpanSummary
+from cdc_lake.config.project import Project, Target
+from cdc_lake.config.rules import Expression, RowRule
+from cdc_lake.config.silver_tables import Partition
+from cdc_lake.errors import (
+    DestructiveChange,
+    DivisionChanged,
+    QualityError,
+    RuleColumnMissing,
+    ShapeForeign,
+    SilverNameShared,
+    TransformChanged,
+    TransformUnfit,
+    Unconvertible,
+)
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.observability.failpoints import LAYOUT_DONE, failpoint
+from cdc_lake.quality.rules import check_rule
+from cdc_lake.runtime.apply.rule_gate import reads
+from cdc_lake.silver.kind import WORKING, Kind, RowIdentity, old_column, with_own
+from cdc_lake.silver.kinds import check_kind, own_names
+from cdc_lake.silver.layout_mapping import RelationMapping, key_moved
+from cdc_lake.silver.transforms import Projection, analyze_expression, plain, silver_shape, taken_columns
+from cdc_lake.tables.schema_evolution import (
+    KINDS,
+    AddColumn,
+    AssumeColumn,
+    AssumeKey,
+    ChangeType,
+    DropColumn,
+    KeepColumn,
+    RenameColumn,
+    SchemaChange,
+    columns_after,
+    for_the_table,
+    operations,
+    unlike,
+)
+from cdc_lake.tables.silver_table import (
+    SilverStore,
+    TableLayout,
+    actual_layout,
+    clustered_once,
+    declared_layout,
+    read_owner,
+)
+from cdc_lake.tables.types import SilverColumn, is_numeric, quote_identifier, typed_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+_HELD = {"smallint": "int", "tinyint": "int"}  # Iceberg has no smaller integers
+
+
+def layout_changes(
+    target: Target,
+    follows: Relation | None,
+    relation: Relation,
+    have: Sequence[SilverColumn],
+    among: Iterable[Relation] = (),
+) -> tuple[SchemaChange, ...]:
+    """The operations that turn a table into that of `relation`. `have`: its columns without those of our own;
+    `follows`: the layout that its rows have, None: nobody knows; `among`: all layouts of the changes, if more.
+    """
+    after = silver_names_of(relation, target)
+    before = after if follows is None else silver_names_of(follows, target)
+    plain = {final: name for name, final in (after | before).items()}
+    computed = {name for name, _ in target.transforms.compute}
+    plain_columns = [SilverColumn(plain.get(c.name, c.name), c.type) for c in have if c.name not in computed]
+    if follows is None:
+        differences = unlike(plain_columns, relation, target.on_drop, target.types)
+    else:
+        differences = operations(follows, relation, plain_columns, target.on_drop, target.types)
+    changes = [changed for change in differences if (changed := _in_silver(change, before, after)) is not None]
+    return (*_assumed_key(target, follows, among or [relation]), *changes)
+
+
+def _assumed_key(target: Target, follows: Relation | None, layouts: Iterable[Relation]) -> list[AssumeKey]:
+    """By what updates are matched, where nobody can tell and nothing was decided before."""
+    doubted = next((layout for layout in layouts if layout.ambiguous), None)
+    if doubted is None or target.kind == "append" or (follows is not None and follows.ambiguous):
+        return []
+    names = silver_names_of(doubted, target)
+    return [AssumeKey(tuple(names.get(column.name, column.name) for column in doubted.columns if column.key))]
+
+
+def of_old_values(changes: Sequence[SchemaChange], present: Mapping[str, str]) -> list[SchemaChange]:
+    """What operations ask of columns that hold old values. `present`: name → type of those that the table has."""
+    dropped = {operation.column.name for operation in changes if isinstance(operation, DropColumn)}
+    moved = {
+        operation.name: operation.to
+        for operation in changes
+        if isinstance(operation, RenameColumn) and _old(operation.name) in present
+    }
+    former = {to: name for name, to in moved.items() if _old(to) not in present or to in dropped or to in moved}
+    result: list[SchemaChange] = []
+    for change in changes:
+        match change:
+            case DropColumn(column) if (kind := present.get(_old(column.name))) is not None:
+                result.append(DropColumn(SilverColumn(_old(column.name), kind)))
+            case RenameColumn(name, to) if former.get(to) == name:
+                result.append(RenameColumn(_old(name), _old(to)))
+            case ChangeType(name, _, new) if (kind := present.get(_old(former.get(name, name)))) is not None:
+                followed = replace(change, name=_old(name), old_sql=kind)
+                if followed.convertible and (kind != new or followed.rewriting is not None):
+                    result.append(followed)
+            case _:
+                pass
+    return result
+
+
+def _old(name: str) -> str:
+    return old_column(SilverColumn(name, "")).name
+
+
+def silver_names_of(relation: Relation, target: Target) -> dict[str, str]:
+    """The columns that silver takes of a layout: their names without a `rename` → what they are called."""
+    columns = typed_columns(relation, target.types)
+    return {columns[index].name: name for index, name in taken_columns(columns, target.transforms).items()}
+
+
+def held_as(type_: str) -> str:
+    """The type that a column of a type may have in a silver table."""
+    return _HELD.get(type_, type_)
+
+
+def check_computed(target: Target, have: Sequence[SilverColumn], wanted: Sequence[SilverColumn]) -> None:
+    """Raise TransformChanged where a computed column would be of another type now: its inputs are."""
+    types, computed = {c.name: c.type for c in have}, {name for name, _ in target.transforms.compute}
+    for column in wanted:
+        kind = types.get(column.name, column.type)
+        if column.name in computed and kind != column.type and held_as(column.type) != kind:
+            text = f"computed column `{column.name}` of {target.label} would be {column.type}, and is {kind}"
+            raise TransformChanged(text)
+
+
+def check_columns(target: Target, have: Iterable[str], relation: Relation, earlier: Iterable[Relation]) -> None:
+    """Raise ShapeForeign where a silver table has a column that its source's never had and that no setting adds.
+
+    `have`: the table's columns; `relation`: the newest layout; `earlier`: all others.
+    """
+    names = {name for layout in (relation, *earlier) for name in silver_names_of(layout, target).values()}
+    names |= {name for name, _ in target.transforms.compute}
+    names |= own_names(replace(target, lineage=True, old_values=target.kind == "append"), relation, names)
+    decimals = {
+        f"{column.name}_decimal" for column in typed_columns(relation, target.types) if is_numeric(column.source)
+    }
+    for name in have:
+        if name in decimals - names:
+            text = f"`{name}` of {target.label} stands beside a numeric that is not declared `both` any more"
+            hint = f"put `both` back into `types`, or let `cdc-lake rebuild {target.source}` make the table without it"
+            raise ShapeForeign(text, hint=hint)
+        if name not in names:
+            raise ShapeForeign(f"column `{name}` of {target.label} was never one of {target.source}")
+
+
+def _in_silver(change: SchemaChange, before: dict[str, str], after: dict[str, str]) -> SchemaChange | None:
+    """The operation by silver's names; None where silver does not take the column."""
+    match change:
+        case AddColumn(column):
+            return replace(change, column=_rename_column(column, after)) if column.name in after else None
+        case KeepColumn(column) | DropColumn(column):
+            return replace(change, column=_rename_column(column, before))
+        case AssumeColumn(name, former):
+            old = None if former is None else before.get(former, former)
+            return AssumeColumn(after[name], old) if name in after else None
+        case RenameColumn(name, to):
+            return RenameColumn(before.get(name, name), after.get(to, to))
+        case ChangeType(name):
+            return replace(change, name=after.get(name, name))
+        case _:
+            return change
+
+
+def _rename_column(column: SilverColumn, names: dict[str, str]) -> SilverColumn:
+    return SilverColumn(names.get(column.name, column.name), column.type)
+
+
+def evolve(
+    silver: SilverStore,
+    target: Target,
+    kind: Kind,
+    shape: RelationMapping,
+    *,
+    stream: str,
+    position: int,
+    follows: Relation | None,
+    allowed: Container[str],
+    all_relations: Callable[[], Iterable[Relation]],
+    report: ProgressReporter,
+    begins: bool = False,
+) -> RelationMapping:
+    """Make the silver table, or do what the layout of `shape` asks of it; the shape, with the columns that are kept.
+
+    `position`: of its first change; `follows`: the layout that the table's rows have, None: nobody knows; `allowed`:
+    destructive operations in words; `all_relations`: all layouts of the source's table; `begins`: a copy is about to
+    take the place of all rows, and with them of the columns (`runtime.apply.merge`). Raises DestructiveChange,
+    KindChanged, ShapeForeign, TransformChanged, Unconvertible, TableChangedMeanwhile.
+    """
+    have, wanted = silver.columns(), kind.columns(shape)
+    if have is None:
+        silver.create(wanted, stream)
+        return shape
+    check_kind([c.name for c in have], [c.name for c in wanted], target.label, target.source)
+    if begins:
+        have = tuple(c for c in have if target.on_drop == "keep" and not c.name.startswith(WORKING))
+    else:
+        check_computed(target, have, wanted)
+    ambiguous = any(layout.ambiguous for layout in shape.layouts.values())
+    other = follows != shape.relation or ambiguous or not set(wanted) <= set(have)  # another layout, or other settings
+    if not begins and other:
+        base = silver.marker(stream)
+        reached = silver.laid_out(stream, base)
+        if reached is None or reached < position:
+            own = own_names(target, shape.relation, {column.name for column in (*have, *wanted)})
+            source_columns = [column for column in have if column.name not in own]
+            changes = layout_changes(target, follows, shape.relation, source_columns, shape.layouts.values())
+            refuse(changes, target, allowed)
+            if to_do := for_the_table((*changes, *_of_own(changes, have, wanted, own))):
+                silver.reshape(stream, base, position, to_do, _live(kind))
+                failpoint(LAYOUT_DONE)
+                for change in to_do:
+                    facts = {"table": target.label, "kind": KINDS[type(change)]}
+                    report(ProgressEvent("layout", change.text(target.label), facts=facts))
+                have = silver.columns() or ()
+    kept_columns = {column.name: column for column in have if column.name not in {c.name for c in wanted}}
+    if kept_columns:
+        check_columns(target, kept_columns, shape.relation, all_relations())
+    return replace(shape, carried={**shape.carried, **{c: f"CAST(NULL AS {c.type})" for c in kept_columns.values()}})
+
+
+def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Container[str]) -> None:
+    """Raise DestructiveChange where operations would lose something and are not allowed, Unconvertible where only the
+    source knows what rows have afterwards.
+    """
+    if words := [change.text(target.label) for change in changes if unconvertible(change)]:
+        raise Unconvertible(f"{target.source} has another layout now: {'; '.join(words)}", hint=copied_again(target))
+    needed = [change.text(target.label) for change in changes if change.destructive]
+    if missing := [words for words in needed if words not in allowed]:
+        options = " ".join(f"--allow {shlex.quote(words)}" for words in missing)
+        hint = f"to have it done run `cdc-lake run {options}`; until then the table waits"
+        if any(
+            isinstance(operation, AssumeColumn | AssumeKey) or (isinstance(operation, AddColumn) and operation.unknown)
+            for operation in changes
+        ):
+            hint += (
+                f"; where it is not so, or you do not know, `cdc-lake resync {target.source}` copies the table again"
+            )
+        raise DestructiveChange(f"{target.source} has another layout now: {'; '.join(missing)}", hint=hint)
+
+
+def unconvertible(change: SchemaChange) -> bool:
+    """Whether only the source knows what rows have after an operation."""
+    return isinstance(change, ChangeType) and not change.convertible
+
+
+def copied_again(target: Target) -> str:
+    """What is done about such an operation. A past is not made again through it, nor can a copy of a new stream follow
+    a past whose column is of the former type.
+    """
+    if target.keeps_past:
+        words = f"give {target.source} another silver table in the pipeline file (`to`), then run `cdc-lake restart`"
+        text = f"{words}, which copies every table: {target.label} stays as it is, with its past"
+    else:
+        text = f"`cdc-lake resync {target.source}` copies the table again while the others go on"
+    return f"{text}; until then the table waits"
+
+
+def next_layout(summary: SpanSummary, layouts: Mapping[int, Relation], target: Target) -> int | None:
+    """The position of the first transaction whose layout asks something of the silver table that those before it do
+    not; None where one state of the table takes all of the span.
+    """
+    if not summary.runs:
+        return None
+    first = summary.runs[0].position
+    for run, following in pairwise(summary.runs):
+        before, after = layouts[run.layout], layouts[following.layout]
+        if following.position > first and (
+            operations(before, after, on_drop=target.on_drop, types=target.types)
+            or (after.ambiguous and not before.ambiguous)
+            or (by_source_key(target) and key_moved(before, after))
+        ):
+            return following.position
+    return None
+
+
+def by_source_key(target: Target) -> bool:
+    """Whether the source's own key identifies the rows of a silver table."""
+    return not target.keys and target.kind != "append"
+
+
+def _of_own(
+    changes: Sequence[SchemaChange],
+    have: Sequence[SilverColumn],
+    wanted: Iterable[SilverColumn],
+    own: Container[str],
+) -> list[SchemaChange]:
+    """What is done to the columns of our own: those of old values follow theirs, others come as they are asked for."""
+    result = of_old_values(changes, {column.name: column.type for column in have if column.name in own})
+    present = {column.name for column in columns_after(have, result)}
+    return [*result, *(AddColumn(column) for column in wanted if column.name in own and column.name not in present)]
+
+
+def _live(kind: Kind) -> str:
+    """SQL of the condition under which a row of the silver table is one that the source's table has."""
+    if kind.identity is RowIdentity.PLACE:
+        return "false"  # changes are as they were
+    flag = kind.flag
+    return "true" if flag is None else f"{'' if flag.value else 'NOT '}{quote_identifier(flag.column.name)}"
+
+
+_PARTITIONS: Final = re.compile(r"smallint|int|bigint|float|double|decimal\(.*\)|boolean|date|timestamp|timestamp_ntz")
+"""Types by whose values Delta divides files without losing any."""
+
+
+def check_made(project: Project, target: Target) -> TableLayout | None:
+    """How the table was made, None where it is not there. Raises TransformChanged, DivisionChanged."""
+    actual, declared = actual_layout(project, target), declared_layout(target)
+    if actual is None:
+        return None
+    if actual.transforms != declared.transforms:
+        keys = "`columns`, `exclude`, `rename`, `compute` or `where`"
+        raise TransformChanged(
+            f"{target.label} was made with other {keys} than the pipeline has now",
+            where=_config_location(project, target),
+        )
+    if actual.partition_by != declared.partition_by:
+        have = ", ".join(actual.partition_by) or "nothing"
+        text = f"{target.label} is divided by {have}, the pipeline says {', '.join(declared.partition_by) or 'nothing'}"
+        raise DivisionChanged(text, where=_config_location(project, target, "partition_by"))
+    return actual
+
+
+def divide(project: Project, target: Target, silver: SilverStore, columns: Sequence[SilverColumn]) -> None:
+    """Check what is there, or is about to be made with `columns`; rows are kept together as the pipeline says now.
+
+    Raises TransformUnfit, TransformChanged, DivisionChanged.
+    """
+    actual = check_made(project, target)
+    check_divided(project, target, columns)
+    if actual is not None and actual.cluster_by != target.cluster_by:
+        silver.cluster()
+
+
+def check_divisible(project: Project, target: Target) -> None:
+    """Raise DivisionChanged where the table that is there can never be divided as the pipeline says now."""
+    if target.partition_by and clustered_once(project, target):
+        text = f"{target.label} was clustered, and Delta never partitions a table that was"
+        place = project.silver_path(target)
+        hint = f"leave `partition_by` out, or move {place} away and rebuild it: its older versions go with the folder"
+        raise DivisionChanged(text, where=_config_location(project, target, "partition_by"), hint=hint)
+
+
+def check_divided(project: Project, target: Target, columns: Sequence[SilverColumn]) -> None:
+    """Raise TransformUnfit where files of a table of `columns` are to be divided, or rows sorted, by one it lacks."""
+    names = {column.name for column in columns}
+    partition_columns = [("partition_by", Partition.parse(text).column) for text in target.partition_by]
+    for key, name in [*partition_columns, *(("cluster_by", name) for name in target.cluster_by)]:
+        if name not in names:
+            text = f"`{key}` names `{name}`, and {target.label} has no such column"
+            raise TransformUnfit(text, where=_config_location(project, target, key))
+    check_partition_types(project, target, columns)
+
+
+def check_partition_types(project: Project, target: Target, columns: Sequence[SilverColumn]) -> None:
+    """Raise TransformUnfit if Delta cannot keep all values of a column that it is to divide files by.
+
+    Delta stores the value of a partition column as text and reads an empty one as NULL. A table that was made so
+    stays: values that would become NULL are held (`silver.layout_mapping`).
+    """
+    divided = [Partition.parse(text).column for text in target.partition_by] if target.format == "delta" else []
+    for column in columns:
+        if column.name not in divided or _PARTITIONS.fullmatch(column.type):
+            continue
+        actual = actual_layout(project, target) if column.type == "string" else None
+        if actual is not None and column.name in actual.partition_by:
+            continue
+        why = "an empty text would be stored as NULL" if column.type == "string" else "Delta cannot"
+        text = f"`partition_by` names `{column.name}` of {target.label}, of type {column.type}: {why}"
+        hint = (
+            f"use `cluster_by: [{column.name}]`, or `format: iceberg` for the table; or divide it by a column "
+            "of a number, a boolean or a date"
+        )
+        raise TransformUnfit(text, where=_config_location(project, target, "partition_by"), hint=hint)
+
+
+def check_layout_divisible(project: Project, target: Target, relation: Relation) -> None:
+    """The same for a layout of the source's table, without Spark; of which type computed columns are is not known."""
+    columns = typed_columns(relation, target.types)
+    names = taken_columns(columns, target.transforms)
+    check_partition_types(
+        project, target, [SilverColumn(name, columns[index].type.sql) for index, name in names.items()]
+    )
+
+
+def _config_location(project: Project, target: Target, key: str = "from") -> str:
+    return project.key_location(target, key)
+
+
+def check_fit(project: Project, target: Target, shape: RelationMapping) -> None:
+    """Raise QualityError for the first rule that cannot judge rows of `shape`. Expressions need Spark."""
+    for problem in misfits(project, target, shape, expressions=True):
+        raise problem
+
+
+def misfits(project: Project, target: Target, shape: RelationMapping, *, expressions: bool) -> Iterator[QualityError]:
+    """What is wrong with each rule of rows that cannot judge rows of `shape`."""
+    for index, rule in enumerate(target.rules):
+        if not isinstance(rule, RowRule) or (isinstance(rule, Expression) and not expressions):
+            continue
+        key = "expression" if isinstance(rule, Expression) else "column"
+        try:
+            _fits(rule, shape, place := project.place(target, f"rules[{index}].{key}"))
+        except QualityError as problem:
+            problem.where = place
+            yield problem
+
+
+def _fits(rule: RowRule, shape: RelationMapping, place: str) -> None:
+    if isinstance(rule, Expression):
+        reads(rule, shape, place)
+        return
+    column = shape.position(rule.column)
+    if column is None:
+        raise RuleColumnMissing(f"there is no column `{rule.column}` in {shape.relation.table}", where=place)
+    check_rule(rule, shape.columns[column].type)
+
+
+def check_possible(project: Project, target: Target, kind: Kind) -> None:
+    """Raise TransformUnfit for transforms of a table whose rows only all their values identify."""
+    if target.transforms.any and kind.identity is RowIdentity.CONTENT:
+        where = project.key_location(target, "from")
+        raise TransformUnfit(f"{target.source} has no key, and transforms need one, or `kind: append`", where=where)
+
+
+def projection_of(spark: SparkSession, project: Project, target: Target, shape: RelationMapping) -> Projection:
+    """What silver makes of a row of `shape`. Raises TransformUnfit, with the place in the pipeline file, NameTaken."""
+    transforms = target.transforms
+    if not transforms.any:
+        return plain(shape)
+
+    def place(key: str) -> str:
+        return project.key_location(target, key)
+
+    computed = {
+        name: analyze_expression(spark, shape.columns, sql, place(f"compute.{name}"))
+        for name, sql in transforms.compute
+    }
+    where = (
+        None if transforms.where is None else analyze_expression(spark, shape.columns, transforms.where, place("where"))
+    )
+    if where is not None and where.type != "boolean":
+        raise TransformUnfit(f"`where` has to be true or false, and is of type {where.type}", where=place("where"))
+    types = {name: expression.type for name, expression in computed.items()}
+    silver = silver_shape(shape, transforms, types, target.label, place)
+    with_own(silver.source)  # the source's columns stand beside working columns on the way
+    return Projection(silver.source, silver, transforms, where, tuple(computed.values()))
+
+
+def named_columns(target: Target) -> frozenset[str]:
+    """The columns of the source that a table's settings name, besides those that expressions and rules read."""
+    transforms = target.transforms
+    renamed, typed = (source for source, _ in transforms.rename), (name for name, _ in target.types.columns)
+    return frozenset((*(transforms.columns or ()), *transforms.exclude, *renamed, *typed))
+
+
+def words_read(target: Target) -> frozenset[str]:
+    """All words of a table's expressions and the columns of its rules, in lower case: a column that is not among them
+    is read by none. Which of the words are columns, Spark's analyser says.
+    """
+    transforms = target.transforms
+    texts = [transforms.where or "", *(sql for _, sql in transforms.compute)]
+    texts += [rule.expression for rule in target.row_rules if isinstance(rule, Expression)]
+    judged = {rule.column.casefold() for rule in target.row_rules if not isinstance(rule, Expression)}
+    return frozenset(re.findall(r"\w+", " ".join(texts).casefold())) | judged
+
+
+def shared_names(project: Project, tables: Iterable[TableName]) -> dict[TableName, SilverNameShared]:
+    """Of the tables that have no silver table to themselves, why."""
+    by_name: defaultdict[str, list[TableName]] = defaultdict(list)
+    for table in sorted(set(tables)):
+        by_name[project.target(table).label.casefold()].append(table)
+    result: dict[TableName, SilverNameShared] = {}
+    for several in by_name.values():
+        if len(several) > 1:
+            listed = ", ".join(f"`{table}`" for table in several[:-1])
+            label = project.target(several[0]).label
+            text = f"{listed} and `{several[-1]}` would both be written to {label}"
+            result |= {
+                table: SilverNameShared(text, where=project.key_location(project.target(table), "to"))
+                for table in several
+            }
+    return result
+
+
+def refused_names(project: Project, tables: Iterable[TableName]) -> dict[TableName, SilverNameShared]:
+    """The same without those that are merged all the same: the silver table was made for the rows of theirs."""
+    shared = shared_names(project, tables)
+    return {table: error for table, error in shared.items() if not _is_of(project, table)}
+
+
+def _is_of(project: Project, table: TableName) -> bool:
+    owner = read_owner(project, project.target(table))
+    return owner is not None and owner.source == str(table)
+
+
+def check_names(project: Project, tables: Iterable[TableName]) -> None:
+    """Raise SilverNameShared for the first of them."""
+    for error in shared_names(project, tables).values():
+        raise error

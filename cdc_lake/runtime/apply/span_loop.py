@@ -1,0 +1,397 @@
+"""The first content of silver: the rows of a stream's initial snapshot, and the first cut.
+
+Advancing: from where the tables are to the top of bronze, in spans.
+
+A span ends at a transaction and at a bounded number of changes. Each touched table takes `(its own watermark, upto]`;
+all of them are prepared before any is merged, so a `stop` rule ends the span before its transaction for every table.
+Then held rows are recorded, tables merged, and one row goes to `cuts`.
+
+The watermark of a table is the later of its own marker and the last cut that lists it as in: a table without changes
+costs nothing, and its marker need not move. Where cuts were lost, tables may be beyond the end of a span; the next cut
+is written where all of them are again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.reader import CommitRow
+from cdc_lake.config.project import Project
+from cdc_lake.connectors.open_stream import backlog
+from cdc_lake.connectors.wal_budget import never_yield
+from cdc_lake.control.cuts import (
+    BROKEN,
+    IN,
+    PAUSED,
+    RENEWING,
+    STAYS,
+    Cut,
+    TableState,
+    last_cut,
+    state_from_marker,
+    write_cut,
+)
+from cdc_lake.control.quarantine import hold_log
+from cdc_lake.control.snapshots import beginning, initial_copies
+from cdc_lake.control.streams import undecoded_error
+from cdc_lake.control.table_pauses import apply_pause_state, stopped_tables
+from cdc_lake.errors import SilverNotOwned, SnapshotIncomplete, TransactionUndecoded
+from cdc_lake.model.position import Span
+from cdc_lake.model.relation import TableName
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter, of_run
+from cdc_lake.observability.failpoints import ALL_MERGED, CUT_WRITTEN, failpoint
+from cdc_lake.runtime.apply.merge import ApplyTotals
+from cdc_lake.runtime.apply.resync_swap import ResyncSwapper
+from cdc_lake.runtime.apply.row_refetch import RowRefetcher, reread_tables
+from cdc_lake.runtime.apply.span_planning import next_span, parts_of
+from cdc_lake.runtime.apply.spark_sessions import SparkLives
+from cdc_lake.runtime.apply.table_planner import Load, TablePlanner
+from cdc_lake.runtime.apply.table_span import TableTask, stopped_by_rule
+from cdc_lake.runtime.cut_retention import JudgingClock, Keeper
+from cdc_lake.source.base import domain_of, format_stream_position
+from cdc_lake.tables.control_schema import new_run
+from cdc_lake.tables.control_tables import ControlTables, control_tables
+from cdc_lake.tables.silver_table import read_marker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def first_content(
+    project: Project, control: ControlTables, steps: TablePlanner, state: StreamCheckpoint, paused: Container[str]
+) -> Cut:
+    """Give each table of the snapshot its first content; the cut at the stream's beginning, the caller's to write.
+
+    A table that was copied at another position stands there, and is in the cuts from there on. One that has its
+    content already is left as it is; one that is paused stays before its copy, and gets it when it goes on.
+    Raises SnapshotIncomplete, RuleStopped.
+    """
+    copies = initial_copies(control.snapshots(), state.stream)
+    if copies is None:
+        raise SnapshotIncomplete("the initial snapshot is not complete yet: there is nothing to apply")
+    tables: dict[str, TableState] = {}
+    jobs, held = [], hold_log(control)
+    shared = steps.shared_names(copies)
+    for relation, copy in copies.items():
+        target = project.target(copy.relation)
+        if (error := shared.get(copy.relation)) is not None:  # the marker is of another table's rows
+            steps.set_aside(target, copy.position - 1, error, tables)
+            continue
+        marker = read_marker(project, target, state.stream)
+        adopts = steps.adopts(target)
+        if adopts is True:
+            marker = replace(marker, position=None, version=None)  # what it holds is nothing to go on from
+        position = marker.position or copy.position
+        layout = steps.layout_at(state, target, copy.position, position, copy.layout)
+        if isinstance(adopts, SilverNotOwned):
+            steps.set_aside(target, copy.position - 1, adopts, tables)
+            continue
+        tables[relation] = replace(state_from_marker(target, state, marker, position, held), layout=layout)
+        if marker.position is None and relation in paused:
+            tables[relation] = replace(tables[relation], state=PAUSED, position=copy.position - 1)  # before its copy
+        elif marker.position is None:
+            first = replace(steps.first(state, target, copy.position, copy.layout, marker), adopts=adopts)
+            jobs.append(steps.follow_earlier_stream(state, first))
+    prepared = steps.prepare(jobs, tables)
+    for prepared_table in prepared:
+        if prepared_table.stop is not None:
+            steps.totals.count(prepared_table)
+            raise stopped_by_rule([prepared_table])
+    steps.merge(prepared, tables)
+    for relation, table in tables.items():
+        if table.version is None and table.state == IN:
+            version = read_marker(project, project.target(TableName.parse(relation)), state.stream).version
+            tables[relation] = replace(table, version=version)
+    return Cut(beginning(control, state), tables)
+
+
+class SpanLoop:
+    """Walks silver to the top of bronze. One at a time in a process; another process is fenced by the tables.
+
+    `waits`: stop quietly before a transaction that could not be decoded, and look again in the next call. `allowed`:
+    destructive operations on silver tables that may be done, in words. `gives_way`: whether to stop at a span's end and
+    leave the rest to a later call; `lives`: how Spark fared before in this run.
+    """
+
+    def __init__(
+        self,
+        project: Project,
+        spark: SparkSession,
+        report: ProgressReporter,
+        *,
+        waits: bool = False,
+        allowed: Container[str] = frozenset(),
+        gives_way: Callable[[], bool] = never_yield,
+        lives: SparkLives | None = None,
+    ) -> None:
+        self._waits = waits
+        self._gives_way = gives_way
+        self._waiting: str | None = None
+        self._verified = False
+        self._project = project
+        self._run = new_run()
+        self._report = report = of_run(self._run, report)
+        self._bronze = bronze_reader(project)
+        self._control = control_tables(project)
+        self._steps = TablePlanner(project, spark, report, allowed, lives)
+        self._steps.totals.run = self._run
+        silver = project.pipeline.silver
+        rereads = "reread" in {silver.defaults.missing_row, *(table.missing_row for table in silver.tables)}
+        self._rereader = RowRefetcher(project, self._bronze, self._control, report) if rereads else None
+        self._renewing = ResyncSwapper(project, self._control, spark, report)
+        self._keeper = Keeper(project, self._control, self._steps.sql, report)
+        self._clock = JudgingClock(project, self._control, report)
+        self._began = datetime.now(UTC)
+
+    def __enter__(self) -> Self:
+        self._renewing.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._renewing.__exit__(kind, value, trace)
+        self._steps.__exit__(kind, value, trace)
+
+    @property
+    def totals(self) -> ApplyTotals:
+        """What was done so far."""
+        return self._steps.totals
+
+    def run(self, goal: int | None, stop: threading.Event) -> None:
+        """Apply everything bronze holds now, at most to `goal`. Returns at a span's end when `stop` is set."""
+        state = self._bronze.proven()
+        if state is None:
+            return
+        self.totals.stream = state.stream
+        self._renewing.refresh(state)
+        self._keeper.keep()
+        cut = last_cut(self._control, state.stream)
+        self._steps.read_trim(state, loaded=cut is not None)
+        cut = cut or self._begin(state)
+        position, listed = cut.position, self._apply_pauses(state, cut.tables, cut.position)
+        if not self._verified:
+            self._verified = True
+            tables = self._steps.verify_all_tables(state, listed, position)
+        else:
+            tables = self._steps.recheck_recent_commits(state, listed)
+        tables = self._steps.set_aside_trimmed(state, tables)
+        self._cut_again(state, position, listed, tables)
+        self.totals.upto = begins = position
+        top = self.totals.top = state.upto if goal is None else min(goal, state.upto)
+        tables = self._take_renewed_tables(state, tables, position, stop)
+        while position < top and not stop.is_set() and not self._gives_way():
+            mark = self._renewing.next_boundary(position, top)
+            ahead = Span(state.epoch, position, top if mark is None else mark)
+            commits = self._next_transactions(state, ahead)
+            if not commits and not self._has_other_work(state, ahead, marked=mark is not None):
+                break
+            upto = commits[-1].position if commits else ahead.upto
+            position, tables = self._span(state, tables, position, commits, upto)
+            self.totals.upto = position
+            self._report(backlog("applied", position, begins, top, domain_of(state.stream)))
+            if position < top or position == mark:
+                tables = self._recheck_recent_commits(state, self._apply_pauses(state, tables, position), position)
+                tables = self._take_renewed_tables(state, tables, position, stop)
+        while not self._waits and self._renewing.outcome(stop):
+            tables = self._take_renewed_tables(state, tables, position, stop)
+        self.totals.broken.update(self._renewing.errors)
+        if self._rereader is not None and not stop.is_set():
+            self._rereader.step(state, tables)
+        if not stop.is_set():
+            self._clock.tick(state.stream)
+
+    def record(self, seconds: float, outcome: str) -> None:
+        """Write the row of this run into `runs`."""
+        ended = datetime.now(UTC)
+        self._control.record(self.totals.run_row(self._began, ended, outcome, seconds))
+
+    def _begin(self, state: StreamCheckpoint) -> Cut:
+        """The first cut of a stream."""
+        if self._project.pipeline.snapshot.mode == "none":
+            rows = [row for row in self._control.streams() if row.stream == state.stream]
+            return Cut(rows[-1].start if rows else 0, {})
+        paused = stopped_tables(self._project, self._control)
+        cut = first_content(self._project, self._control, self._steps, state, paused)
+        self._cut(state, cut.position, None, cut.tables)
+        return cut
+
+    def _next_transactions(self, state: StreamCheckpoint, ahead: Span) -> list[CommitRow]:
+        """The transactions of the next span; none where there are no more. Raises TransactionUndecoded."""
+        commits = self._bronze.commits_in_turn(ahead)
+        span_commits, stuck = next_span(commits, self._project.pipeline.apply)
+        if stuck is not None:
+            self._stop_before(undecoded_error(state.stream, stuck))
+        return span_commits
+
+    def _stop_before(self, error: TransactionUndecoded) -> None:
+        if not self._waits:
+            raise error
+        if self._waiting != error.message:
+            self._report(ProgressEvent("apply", f"silver waits: {error.message}", facts={"code": error.code}))
+        self._waiting = error.message
+
+    def _has_other_work(self, state: StreamCheckpoint, ahead: Span, *, marked: bool) -> bool:
+        """Whether a span without transactions has rows that were read again, or decisions on what is held, or ends
+        where a table is copied or left.
+        """
+        again = marked or reread_tables(self._control.snapshots(), state.stream, ahead)
+        if not again and not hold_log(self._control).decided_tables(ahead):
+            return False
+        return next(iter(self._bronze.commits_in_turn(ahead)), None) is None
+
+    def _span(
+        self,
+        state: StreamCheckpoint,
+        tables: dict[str, TableState],
+        after: int,
+        commits: Sequence[CommitRow],
+        upto: int,
+    ) -> tuple[int, dict[str, TableState]]:
+        """Apply one span, up to where a table needs another layout; the position reached and the tables there.
+
+        A table that waits is not of it: it catches up alone, when it can or when it is not paused any more.
+        """
+        touched = {relation for commit in commits for relation in commit.counts}
+        touched -= {relation for relation, table in tables.items() if table.state in STAYS}
+        touched -= (unfollowed := self._renewing.unfollowed_tables(tables, after))
+        load = Load(sum(commit.changes for commit in commits), sum(commit.size for commit in commits))
+        jobs = self._steps.jobs(state, tables, touched, Span(state.epoch, after, upto), load, without=unfollowed)
+        layouts = [job.next_layout for job in jobs if job.next_layout is not None]
+        if layouts:
+            fewer = [c for c in commits if c.position < min(layouts)]
+            return self._span(state, tables, after, fewer, fewer[-1].position if fewer else min(layouts) - 1)
+        prepared = self._steps.prepare(jobs, tables)
+        stops = sorted(p.stop for p in prepared if p.stop is not None)
+        if stops:
+            position, _ = stops[0]
+            before = [c for c in commits if c.position < position]
+            if before:
+                self._span(state, tables, after, before, before[-1].position)
+            for prepared_table in prepared:
+                if not before:
+                    self.totals.count(prepared_table)
+            raise stopped_by_rule(prepared)
+        reached = dict(tables)
+        self._steps.merge(prepared, reached)
+        for relation, table in reached.items():
+            if table.state == IN and table.position < upto:
+                reached[relation] = replace(table, position=upto)
+        self._cut(state, upto, max((c.commit_ts for c in commits if c.commit_ts is not None), default=None), reached)
+        self.totals.spans += 1
+        self.totals.transactions += len(commits)
+        self.totals.changes += sum(c.changes for c in commits)
+        return upto, reached
+
+    def _apply_pauses(
+        self, state: StreamCheckpoint, tables: dict[str, TableState], position: int
+    ) -> dict[str, TableState]:
+        """The tables as pauses have it now; told when that changes."""
+        paused = stopped_tables(self._project, self._control)
+        result = apply_pause_state(self._project, tables, paused, position)
+        now = {
+            result[relation].table: format_stream_position(state.stream, result[relation].position)
+            for relation in paused
+        }
+        for table in sorted(now.keys() - self.totals.paused):
+            facts = {"table": table, "position": now[table]}
+            self._report(ProgressEvent("paused", f"{table} is paused: it stays at {now[table]}", facts=facts))
+            self.totals.broken.pop(table, None)
+        for table in sorted(self.totals.paused - now.keys()):
+            self._report(ProgressEvent("paused", f"{table} goes on", facts={"table": table}))
+        self.totals.paused = frozenset(now)
+        return result
+
+    def _take_renewed_tables(
+        self, state: StreamCheckpoint, tables: dict[str, TableState], position: int, stop: threading.Event
+    ) -> dict[str, TableState]:
+        """The tables with what was made anew since; what stayed behind is brought to where the others are."""
+        now = self._renewing.step(state, tables, position, stop)
+        new = {name for name, table in now.items() if name not in tables or tables[name].generation < table.generation}
+        if new:  # before it catches up: a process that dies on the way does not make it once more
+            for name in new:  # what kept its content from going on was of the old one
+                self.totals.broken.pop(now[name].table, None)
+            stays = {name: replace(now[name], state=RENEWING) for name in new if now[name].state == BROKEN}
+            self._cut(state, position, None, now | stays)
+        reached = self._catch_up(state, now, position, stop)
+        return (
+            self._take_renewed_tables(state, reached, position, stop) if self._renewing.can_retry(reached) else reached
+        )
+
+    def _recheck_recent_commits(
+        self, state: StreamCheckpoint, tables: dict[str, TableState], position: int
+    ) -> dict[str, TableState]:
+        """The tables as they are, of which those wait to catch up whose commits another program took the place of."""
+        now = self._steps.recheck_recent_commits(state, tables)
+        self._cut_again(state, position, tables, now)
+        return now
+
+    def _cut_again(
+        self, state: StreamCheckpoint, position: int, listed: dict[str, TableState], tables: dict[str, TableState]
+    ) -> None:
+        """The last cut once more, where its tables are not as it has them; where one went back, readers as of its time
+        have this one from now on.
+        """
+        if tables == listed:
+            return
+        reached = {name: (table.generation, table.position) for name, table in listed.items()}
+        back = any(name in reached and (t.generation, t.position) < reached[name] for name, t in tables.items())
+        last = self._control.last_cut(state.stream) if back else None
+        self._cut(state, position, None if last is None else last.commit_ts, tables)
+
+    def _within_a_span(self, job: TableTask) -> TableTask:
+        """As much of what a table catches up with as one span takes."""
+        if job.snapshot:
+            return job
+        bounds, relation = self._project.pipeline.apply, str(job.target.source)
+        commits = (commit for commit in self._bronze.commits_in_turn(job.span) if relation in commit.counts)
+        parts = parts_of(commits, relation, job.span, bounds)
+        first = next(parts, None)
+        return job if first is None or next(parts, None) is None else job.end_before(first.span.upto + 1)
+
+    def _catch_up(
+        self, state: StreamCheckpoint, tables: dict[str, TableState], position: int, stop: threading.Event
+    ) -> dict[str, TableState]:
+        """Try again the tables that could not go on: what kept them may be mended, and the others need not move.
+
+        Each goes layout by layout, as much as a span takes at a time, to where the others are.
+        """
+        waiting = {relation for relation, table in tables.items() if table.state == BROKEN}
+        before, tables = tables, dict(tables)
+        while waiting and not stop.is_set():
+            jobs = self._steps.jobs(state, tables, waiting, Span(state.epoch, position, position), Load(0, 0))
+            limited_jobs = map(self._within_a_span, jobs)
+            parts = [job if job.next_layout is None else job.end_before(job.next_layout) for job in limited_jobs]
+            now = self._steps.groups.align_jobs(parts)
+            prepared = self._steps.prepare(now, tables)
+            if any(prepared_table.stop is not None for prepared_table in prepared):
+                raise stopped_by_rule(prepared)
+            self._steps.merge(prepared, tables)
+            for job in now:  # also one that found nothing to merge
+                if (table := tables[str(job.target.source)]).state == IN:
+                    upto = max(table.position, job.span.upto)
+                    tables[str(job.target.source)] = replace(table, position=upto)
+            later = {str(job.target.source) for job in parts} - {str(job.target.source) for job in now}
+            waiting = {r for r in waiting if tables[r].state == IN and tables[r].position < position} | later
+        for relation in waiting:
+            tables[relation] = replace(tables[relation], state=BROKEN)  # it goes on from there at the next start
+        if tables != before:
+            self._cut(state, position, None, tables)
+        return tables
+
+    def _cut(
+        self, state: StreamCheckpoint, position: int, commit_ts: datetime | None, tables: dict[str, TableState]
+    ) -> None:
+        if any(table.position > position for table in tables.values()):
+            return  # cuts were lost: the next one is where all tables are again
+        failpoint(ALL_MERGED)
+        cut = write_cut(self._control, state, Cut(position, tables), commit_ts, self._report)
+        failpoint(CUT_WRITTEN)
+        self._keeper.cut(cut)

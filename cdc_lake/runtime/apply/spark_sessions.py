@@ -1,0 +1,173 @@
+"""Spark sessions for tables that are worked on side by side: one session a table, a bounded number at a time.
+
+Commit settings are session-wide and would leak between tables otherwise. What Spark raises for one table is that
+table's error and is given back as a value: it must not stop the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self, TypeVar
+
+from cdc_lake.config.project import Target
+from cdc_lake.errors import (
+    ApplyFailed,
+    CdcLakeError,
+    ClockBehind,
+    MergeRefused,
+    SparkDied,
+    TableEndsSpark,
+    Unconvertible,
+)
+from cdc_lake.runtime.apply.schema_changes import copied_again
+from cdc_lake.silver.current import MISSING_ROW
+from cdc_lake.silver.net_change import MISSING_BASE
+from cdc_lake.tables.casts import UNREADABLE
+from cdc_lake.tables.spark_session import death, derive
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+MERGING = "merge"
+"""What the names of threads that merge tables begin with."""
+
+_OLDER_THAN_THE_LAST = ("Expected sorted snapshot log entries", "Invalid update timestamp")
+"""What Iceberg says of a snapshot that is more than a minute older than the one before (1.12, tried)."""
+
+_CONDITION = re.compile(r"(?:^|: )\[([A-Z]+(?:_[A-Z0-9]+)+(?:[.][A-Z0-9_]+)*)\]")
+"""The name of a condition, as Spark begins a message with it."""
+
+_NOT_ENOUGH = ("OutOfMemoryError", "StackOverflowError", "spark.driver.maxResultSize", "Cannot grow BufferHolder")
+"""What Java and Spark say where a row or a plan is too large for them."""
+
+
+@dataclass
+class SparkLives:
+    """How Spark's JVM fared in a run that started it again. `suspects`: labels of tables that were worked on when it
+    ended, which are worked on one by one since; `given_up`: those that ended it alone, twice.
+    """
+
+    suspects: set[str] = field(default_factory=set)
+    blamed: Counter[str] = field(default_factory=Counter)
+    given_up: dict[str, CdcLakeError] = field(default_factory=dict)
+    working: set[str] = field(default_factory=set)
+
+    def record_end(self, how: str) -> None:
+        """The JVM ended while it worked on `working`."""
+        if len(self.working) == 1:
+            [label] = self.working
+            self.blamed[label] += 1
+            if self.blamed[label] >= _TWICE:
+                self.given_up[label] = TableEndsSpark(f"{label} ended Spark's Java process twice ({how})")
+        self.suspects |= self.working
+        self.working = set()
+
+    def record_merge(self, label: str) -> None:
+        """A table was merged: what ended the JVM before was not it, or is over."""
+        self.blamed.pop(label, None)
+        self.suspects.discard(label)
+
+
+_TWICE: Final = 2  # once may be anybody's doing
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+class Sessions:
+    """The sessions of a run and the threads that use them; as a context manager it waits for these at the end, but not
+    where it is left in a hurry.
+    """
+
+    def __init__(self, spark: SparkSession, parallelism: int, lives: SparkLives | None = None) -> None:
+        self._spark = spark
+        self._lives = lives or SparkLives()
+        self._sessions: dict[str, SparkSession] = {}
+        self._pool = ThreadPoolExecutor(parallelism, MERGING)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        now = kind is not None and not issubclass(kind, Exception)  # asked twice to stop
+        self._pool.shutdown(wait=not now, cancel_futures=True)
+
+    def session_for(self, target: Target) -> SparkSession:
+        """The session of a table."""
+        if target.label not in self._sessions:
+            self._sessions[target.label] = derive(self._spark)
+        return self._sessions[target.label]
+
+    def run_each(self, work: Callable[[_T], _R], items: Sequence[_T], label: Callable[[_T], str]) -> list[_R]:
+        """The results of `work`, in the order of `items`; `label`: the table that one is of. Raises SparkDied."""
+        working: set[str] = set()
+
+        def run_item(item: _T) -> _R:
+            if how := death(self._spark):
+                raise SparkDied(how)
+            working.add(label(item))
+            result = work(item)
+            if not isinstance(result, CdcLakeError) or death(self._spark) is None:
+                working.discard(label(item))
+            return result
+
+        self._lives.working = working
+        results = list(self._pool.map(run_item, items))
+        if how := death(self._spark):
+            raise SparkDied(how)
+        return results
+
+
+def capture_errors(work: Callable[[], _R], target: Target) -> _R | CdcLakeError:
+    """The result, or the error in the terms of this package."""
+    try:
+        return work()
+    except Unconvertible as failure:
+        failure.remedy = copied_again(target)
+        return failure
+    except CdcLakeError as failure:
+        return failure
+    except Exception as cause:  # noqa: BLE001 - whatever Spark raises is this table's failure and is kept as the cause
+        return _explain_error(cause, target)
+
+
+def _error_kind(cause: Exception) -> str:
+    """What kind of failure it is: Spark's own name of it, but never its message, which may quote a row."""
+    condition = _CONDITION.search(str(cause))
+    return type(cause).__name__ if condition is None else f"{type(cause).__name__} ({condition[1]})"
+
+
+def _of_a_past(target: Target) -> str:
+    """What is done about a row that is missing in a table that is made again from bronze, which never had it."""
+    return (
+        f"something else wrote to the table, or rows were missing from the start; `cdc-lake compare {target.source}` "
+        "names them. Set `missing_row: hold` to keep such changes back and go on, or "
+        f"{copied_again(target)}"
+    )
+
+
+def _explain_error(cause: Exception, target: Target) -> CdcLakeError:
+    text = str(cause)
+    error: CdcLakeError
+    if MISSING_ROW in text or MISSING_BASE in text:
+        words = f"a change refers to a row that {target.label} does not have"
+        error = MergeRefused(words, hint=_of_a_past(target) if target.keeps_past else None)
+    elif UNREADABLE in text:
+        words = f"old rows of {target.label} have texts that are no values of their column's new type"
+        error = Unconvertible(words, hint=copied_again(target))
+    elif any(words in text for words in _OLDER_THAN_THE_LAST):
+        error = ClockBehind(f"the last snapshot of {target.label} is from a later time than this machine's clock tells")
+    elif (lack := next((name for name in _NOT_ENOUGH if name in text), None)) is not None:
+        error = TableEndsSpark(f"Spark had no room to work on {target.label}: {lack}")
+    else:
+        error = ApplyFailed(f"{target.label} could not be merged: {_error_kind(cause)}")
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,382 @@
+"""Whole transactions of a group of tables: what is held in one table of it is held in all of them.
+
+Every table was prepared as if it stood alone. Where nothing of them is held, that was all; otherwise the keys of their
+changes are brought to the driver, `silver.row_tracing` says which transactions are held, and the tables that have
+changes of these are prepared again.
+
+A table of the group that is ahead, after a crash between two merges or where another one is built again, is not judged:
+the control table `held` says what it held. That is deterministic, so it agrees; where it does not, nothing is written.
+
+Groups of tables in the steps of a run: they hold whole transactions, and where one cannot go on the others wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pyarrow.compute as pc
+
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.project import Group, Project, Target
+from cdc_lake.control.cuts import BROKEN, PAUSED, Cut, TableState
+from cdc_lake.control.quarantine import CLOSED, QuarantineLog, hold_log
+from cdc_lake.control.snapshots import CopiedTable, TableTimeline, courses
+from cdc_lake.errors import CdcLakeError, GroupDisagrees, GroupWaits, HeldLost, NoKey, TruncateHeld
+from cdc_lake.model.position import Span
+from cdc_lake.model.quarantine import CEILING, RELEASE
+from cdc_lake.model.relation import TableName
+from cdc_lake.runtime.apply.key_following import check_few, events
+from cdc_lake.runtime.apply.merge import ApplyTotals
+from cdc_lake.runtime.apply.span_planning import RebuildPlan
+from cdc_lake.runtime.apply.spark_sessions import Sessions, capture_errors
+from cdc_lake.runtime.apply.table_integrity import missing_quarantine_rows
+from cdc_lake.runtime.apply.table_span import PreparedMerge, TableTask, prepare
+from cdc_lake.silver.kind import RowIdentity
+from cdc_lake.silver.row_tracing import TRUNCATE, TableEvents, Unit, held_whole, unit_of
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.tables.control_tables import ControlTables, control_tables
+from cdc_lake.tables.silver_table import Marker, read_marker
+
+
+@dataclass(frozen=True, slots=True)
+class AheadTable:
+    """A table of a group at `position`, beyond where others of it are; `held`: what it held of `(after, position]`,
+    `decided`: positions that something came into force before, in it.
+    """
+
+    relation: str
+    after: int
+    position: int
+    held: frozenset[Unit]
+    decided: frozenset[int]
+
+
+def ahead(log: QuarantineLog, relation: str, generation: int, span: Span) -> AheadTable:
+    """What is recorded of a generation of a table in a span, which it has passed."""
+    here = (pc.field("relation") == relation) & (pc.field("epoch") == span.epoch)
+    here &= (pc.field("position") > span.after) & (pc.field("position") <= span.upto)
+    columns = ["position", "ordinal", "op", "reason"]
+    rows = log.held.filter(here & (pc.field("generation") == generation)).select(columns).to_pylist()
+    held_changes = [(row["position"], row["ordinal"], row["op"]) for row in rows if row["reason"] != CLOSED]
+    truncates = [(row["position"], row["ordinal"]) for row in rows if row["reason"] == CLOSED and row["op"] == TRUNCATE]
+    decided = log.decisions.filter(here & (pc.field("verb") == RELEASE))["position"].to_pylist()
+    return AheadTable(relation, span.after, span.upto, units_of(held_changes, truncates), frozenset(decided))
+
+
+def since_copy(table: TableState, after: int) -> int:
+    """From where on what a table held behind a position counts: before its copy nothing of it was judged."""
+    return after if table.copied is None else max(after, table.copied)
+
+
+def together_at(project: Project, stream: str, cut: Cut, name: TableName) -> int:
+    """Where a table is built again to that its group may be behind the cut with: no table of it may wait for another
+    that it is to be built from first. One that the cut does not list is built up to its copy at least.
+    """
+    listed = cut.tables.get(str(name))
+    others = [position for _, _, _, position in _other_tables(project, stream, cut, name)]
+    course = courses(control_tables(project).snapshots(), stream).get(str(name), TableTimeline())
+    own = course.stretch_at(cut.position).begins if listed is None else listed.position
+    return min(cut.position, max(own, min(others, default=cut.position)))
+
+
+def renewed_to(
+    project: Project, stream: str, cut: Cut, table_courses: Mapping[str, TableTimeline], copy: CopiedTable
+) -> int:
+    """Where a table that begins again with `copy` is built to: the cut, but no further than where the others of its
+    group are, or begin again with a copy of theirs. Tables of a group that are behind, and were all copied again, would
+    else wait for each other. It goes as far as its copy in any case: what is behind that they catch up with together.
+    """
+    places = []
+    for other, listed, _, position in _other_tables(project, stream, cut, copy.relation):
+        its = _renewal(table_courses, other, listed, cut.position)
+        places.append(position if its is None else max(position, its.position))
+    return min(cut.position, max(copy.position, min(places, default=cut.position)))
+
+
+def _renewal(
+    table_courses: Mapping[str, TableTimeline], target: Target, listed: TableState | None, position: int
+) -> CopiedTable | None:
+    """The copy that a table will begin again with, where silver is at a position; None where that is none, or the
+    table is new there.
+    """
+    course = table_courses.get(str(target.source), TableTimeline())
+    return None if listed is None else course.renewal(position, listed.copied)
+
+
+def _other_tables(
+    project: Project, stream: str, cut: Cut | None, name: TableName
+) -> Iterator[tuple[Target, TableState | None, Marker, int]]:
+    """The other tables of a group that bronze has something of up to the cut, and where they are."""
+    group = project.group(name)
+    for other in () if group is None else group.tables:
+        listed = None if cut is None else cut.tables.get(str(other))
+        if other != name and (cut is None or listed is not None):
+            marker = read_marker(project, target := project.target(other), stream)
+            position = -1 if listed is None else listed.position
+            yield target, listed, marker, position if marker.position is None else max(position, marker.position)
+
+
+def passed_by(
+    project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: Cut | None, target: Target, plan: RebuildPlan
+) -> list[AheadTable]:
+    """What the other tables of a group held of what one of them is built from again, and has to be judged: rows of a
+    copy are what the source had, whatever was held then. Raises GroupWaits; HeldLost where that is recorded no more.
+    Neither of a table that a copy is in force of and has not begun again with it: before the copy nothing of it counts
+    any more but what is known. Nor of one that has begun again, for a table all of which that is judged lies before a
+    copy of its own: that ends what was held, and the other may wait for it.
+    """
+    result = []
+    judged = max((part.span.upto for part in plan.parts if part.copy is None), default=-1)  # -1: nothing is
+    table_courses = courses(control_tables(project).snapshots(), state.stream)
+    for other, listed, marker, position in _other_tables(project, state.stream, cut, target.source):
+        copy = _renewal(table_courses, other, listed, plan.upto if cut is None else max(plan.upto, cut.position))
+        renewed = copy is not None and copy.position >= judged
+        begun = listed is not None and listed.copied is not None and plan.copied is not None and judged < plan.copied
+        if position < judged and not renewed and not begun:
+            first = f"where that is {target.label}, `cdc-lake rebuild {other.source}` comes first"
+            hint = f"`cdc-lake run` brings them to one position, or says what keeps {other.label}; {first}"
+            raise GroupWaits(f"{other.label}, of the same group as {target.label}, is behind it", hint=hint)
+        begins = plan.begins if listed is None else since_copy(listed, plan.begins)
+        if begins >= min(judged, position):
+            continue
+        if listed is not None and marker.generation <= listed.generation:
+            lost = missing_quarantine_rows(log, other, state.epoch, listed)
+            if lost is not None and renewed:
+                continue
+            _check_recorded(project, lost, target)
+        span = Span(state.epoch, begins, min(position, plan.upto))
+        result.append(ahead(log, str(other.source), marker.generation, span))
+    return result
+
+
+def _check_recorded(project: Project, lost: HeldLost | None, target: Target) -> None:
+    """Raise what is missing of what another table of the group of `target` held: it could not hold the same."""
+    if lost is not None:
+        group = project.group(target.source)
+        tables = " ".join(() if group is None else map(str, group.tables))
+        hint = f"put the control table `held` back as it was, or copy the whole group again: cdc-lake resync {tables}"
+        raise HeldLost(f"{target.label} holds what its group holds, and {lost.message}", where=lost.where, hint=hint)
+
+
+def hold_whole(
+    prepared: Sequence[PreparedMerge],
+    others: Sequence[AheadTable],
+    reader: BronzeReader,
+    prepare: Callable[[TableTask], PreparedMerge | None],
+) -> list[PreparedMerge]:
+    """The tables of a group, prepared so that each transaction that is held is held whole; `others`: those ahead.
+
+    Raises NoKey, TruncateHeld, GroupDisagrees, TooManyFollowed.
+    """
+    for prepared_table in prepared:
+        if prepared_table.kind.identity is not RowIdentity.KEY:
+            raise NoKey(
+                f"{prepared_table.job.target.source} has no key, and its group holds whole transactions by their keys"
+            )
+    current, held_units = list(prepared), frozenset[Unit]()
+    fixed = frozenset(unit for other in others for unit in other.held)
+    while (reasons := fixed.union(*map(_reasons, current))) - held_units:
+        check_few(sum(prepared_table.summary.rows for prepared_table in current), current[0].job.target)
+        tables = {str(prepared_table.job.target.source): _events(prepared_table) for prepared_table in current}
+        held_units = held_whole(tables, reasons | held_units)
+        _check_truncates(current, held_units)
+        _check_agreed(current[0].job, held_units - fixed, others, reader)
+        again = []
+        for prepared_table in current:
+            its = held_units & {event.unit for event in tables[str(prepared_table.job.target.source)].events}
+            prepared_again = prepare(replace(prepared_table.job, held_units=its)) if its else prepared_table
+            assert prepared_again is not None, "the span is the same"
+            again.append(prepared_again)
+        current = again
+    return current
+
+
+def _reasons(prepared_table: PreparedMerge) -> frozenset[Unit]:
+    """What is held for a change of this table."""
+    held = prepared_table.folded.held
+    if held is None:
+        return frozenset()
+    rows = zip(*(held[name].to_pylist() for name in ("position", "ordinal", "op")), strict=True)
+    return units_of(rows, prepared_table.summary.truncates)
+
+
+def units_of(rows: Iterable[tuple[int, int, str]], truncates: Iterable[tuple[int, int]]) -> frozenset[Unit]:
+    """What held changes are held with, but for those that their transaction truncated later."""
+    last: Mapping[int, int] = dict(sorted(truncates))
+    units = (unit_of(*row) for row in rows if row[1] < CEILING or row[1] > last.get(row[0], -1))
+    return frozenset(unit for unit in units if unit is not None)
+
+
+def _events(prepared_table: PreparedMerge) -> TableEvents:
+    held = prepared_table.folded.held
+    alone = set()
+    if held is not None:
+        again = held.filter(pc.field("op") == "S")
+        alone = set(zip(again["position"].to_pylist(), again["ordinal"].to_pylist(), strict=True))
+    table_events = events(prepared_table.folded.changes, None, prepared_table.summary, prepared_table.job.decided)
+    return TableEvents(
+        [replace(e, failed=True) if e.again and (e.position, e.ordinal) in alone else e for e in table_events],
+        prepared_table.job.held,
+    )
+
+
+def _check_truncates(prepared: Sequence[PreparedMerge], units: frozenset[Unit]) -> None:
+    for prepared_table in prepared:
+        for position, _ in prepared_table.summary.truncates:
+            if (position, False) in units:
+                position_text, table = (
+                    format_stream_position(prepared_table.job.stream, position),
+                    prepared_table.job.target.source,
+                )
+                raise TruncateHeld(f"the transaction at {position_text} truncates {table}, and is held in its group")
+
+
+def _check_agreed(job: TableTask, units: frozenset[Unit], others: Sequence[AheadTable], reader: BronzeReader) -> None:
+    """Raise GroupDisagrees where a table has passed one of `units` without holding it."""
+    late = [position for position, _ in units if any(other.after < position <= other.position for other in others)]
+    if not late:
+        return
+    commits = reader.commits(Span(job.span.epoch, min(late) - 1, max(late)))
+    touched = {commit.position: commit.counts for commit in commits}
+    for position, decided in sorted(units):
+        for other in others:
+            passed = position in other.decided if decided else other.relation in touched.get(position, ())
+            if passed and other.after < position <= other.position and (position, decided) not in other.held:
+                position_text = format_stream_position(job.stream, position)
+                raise GroupDisagrees(
+                    f"the transaction at {position_text} is to be held, and {other.relation} has passed it"
+                )
+
+
+class GroupSteps:
+    """`wait`: notes that a table waits at a position, and why."""
+
+    def __init__(
+        self,
+        project: Project,
+        control: ControlTables,
+        reader: BronzeReader,
+        sessions: Sessions,
+        totals: ApplyTotals,
+        wait: Callable[[Target, int, CdcLakeError, dict[str, TableState]], None],
+    ) -> None:
+        self._project = project
+        self._control = control
+        self._reader = reader
+        self._sessions = sessions
+        self._totals = totals
+        self._wait = wait
+
+    def hold_whole_transactions(
+        self, prepared: Sequence[PreparedMerge], tables: dict[str, TableState]
+    ) -> list[PreparedMerge]:
+        """What was prepared, with whole transactions held in groups, and without those of groups that wait."""
+        result = {str(prepared_table.job.target.source): prepared_table for prepared_table in prepared}
+        for group in self._project.groups:
+            members = [result.pop(str(name)) for name in group.tables if str(name) in result]
+            if members and self._cause(group) is None:
+                settled = self._hold_group(group, members, tables)
+                result |= {str(prepared_table.job.target.source): prepared_table for prepared_table in settled}
+                members = [] if settled else members
+            if (cause := self._cause(group)) is not None:
+                for prepared_table in members:
+                    if not self._has_failed(prepared_table.job.target):
+                        self._wait(
+                            prepared_table.job.target,
+                            prepared_table.job.span.after,
+                            _waits(prepared_table.job.target, cause),
+                            tables,
+                        )
+        self.bind(tables)
+        return [
+            result[relation]
+            for prepared_table in prepared
+            if (relation := str(prepared_table.job.target.source)) in result
+        ]
+
+    def bind(self, tables: dict[str, TableState]) -> None:
+        """Where a table of a group cannot go on, the others wait where they are."""
+        for group in self._project.groups:
+            cause = self._cause(group)
+            for name in group.tables if cause is not None else ():
+                listed, target = tables.get(str(name)), self._project.target(name)
+                if cause is not None and listed is not None and target != cause and listed.state != PAUSED:
+                    tables[str(name)] = replace(listed, state=BROKEN)
+                    self._totals.broken.setdefault(target.label, _waits(target, cause))
+
+    def waits(self, target: Target) -> bool:
+        """Whether a table of the group of `target` cannot go on."""
+        group = self._project.group(target.source)
+        return group is not None and self._cause(group) is not None
+
+    def align_jobs(self, jobs: Sequence[TableTask]) -> list[TableTask]:
+        """Jobs of tables that catch up: those of a group end at one position, and a first content comes before the
+        changes of the others.
+        """
+        result = list(jobs)
+        for group in self._project.groups:
+            group_jobs = [job for job in result if job.target.source in group.tables]
+            result = [job for job in result if job.target.source not in group.tables]
+            if any(job.snapshot for job in group_jobs):
+                result += [job for job in group_jobs if job.snapshot]
+            elif group_jobs:
+                end = min(job.span.upto for job in group_jobs)
+                result += [
+                    job if job.span.upto == end else job.end_before(end + 1)
+                    for job in group_jobs
+                    if job.span.after < end
+                ]
+        return result
+
+    def _hold_group(
+        self, group: Group, members: Sequence[PreparedMerge], tables: dict[str, TableState]
+    ) -> list[PreparedMerge]:
+        """The tables of a group with whole transactions held; none where that cannot be, which is noted."""
+        streamed = [member for member in members if not member.job.snapshot]
+        if not streamed:
+            return list(members)
+
+        def settle(others: Sequence[AheadTable]) -> list[PreparedMerge] | CdcLakeError:
+            again = partial(_prepare_again, self._sessions)
+            return capture_errors(lambda: hold_whole(streamed, others, self._reader, again), streamed[0].job.target)
+
+        (outcome,) = self._sessions.run_each(settle, [self._ahead(group, streamed, tables)], lambda _: group.name)
+        if isinstance(outcome, CdcLakeError):
+            for member in members:
+                self._wait(member.job.target, member.job.span.after, outcome, tables)
+            return []
+        return [member for member in members if member.job.snapshot] + outcome
+
+    def _ahead(
+        self, group: Group, members: Sequence[PreparedMerge], tables: Mapping[str, TableState]
+    ) -> list[AheadTable]:
+        """The tables of a group that have passed a part of what is judged now."""
+        after, epoch = min(member.job.span.after for member in members), members[0].job.span.epoch
+        states = {str(name): tables[str(name)] for name in group.tables if str(name) in tables}
+        passed = {name: table for name, table in states.items() if table.position > since_copy(table, after)}
+        if not passed:
+            return []
+        log = hold_log(self._control)
+        return [
+            ahead(log, relation, table.generation, Span(epoch, since_copy(table, after), table.position))
+            for relation, table in passed.items()
+        ]
+
+    def _has_failed(self, target: Target) -> bool:
+        return not isinstance(self._totals.broken.get(target.label), GroupWaits | None)
+
+    def _cause(self, group: Group) -> Target | None:
+        """The first table of a group that cannot go on by itself."""
+        targets = [self._project.target(name) for name in group.tables]
+        return next((target for target in targets if self._has_failed(target)), None)
+
+
+def _prepare_again(sessions: Sessions, job: TableTask) -> PreparedMerge | None:
+    return prepare(sessions.session_for(job.target), job)
+
+
+def _waits(target: Target, cause: Target) -> GroupWaits:
+    return GroupWaits(f"{target.label} is in a group with {cause.label}, which cannot go on")

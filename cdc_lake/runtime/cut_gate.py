@@ -1,0 +1,358 @@
+"""Rows of silver named by their keys, for a report that is to say which rows break a rule.
+
+Silver judged by its rules as it stood at a cut, without a JVM.
+
+Rules of rows are judged by Great Expectations over all rows; rules of tables by an aggregate each, over the rows that
+hold: not deleted ones, not former versions. All is read at the cut, so that a `foreign_key` sees both of its tables as
+of one position. Silver is judged whole or, above `quality.max_rows`, not at all: a part would not be the truth.
+
+What rules say of a cut before it is promised.
+
+Silver is judged at the versions of the cut. A rule objects where it has reached the level of `quality.promise_below`,
+and where it could not be judged: what nobody looked at is not promised. `expression` and `type_castable` are judged at
+the gate alone and object to nothing here. Nothing is kept of a verdict but rows of `quality` and, where it kept a
+promise from being made, one of `withheld`: who dies between the two asks again.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project, Target
+from cdc_lake.config.rules import Expectation, Expression, ForeignKey, RowRule, TableRule, rule_name
+from cdc_lake.control.cuts import IN, Promise, TableState, WrittenCut, promises, relocate_target
+from cdc_lake.errors import CdcLakeError, NoKey
+from cdc_lake.model.quarantine import Key
+from cdc_lake.model.relation import TableName
+from cdc_lake.observability.failpoints import CUT_JUDGED, failpoint
+from cdc_lake.observability.html import count
+from cdc_lake.quality.great_expectations import RuleResult, SuiteResult, run_suite
+from cdc_lake.quality.table_rules import LEVELS, Referenced, level, read_by
+from cdc_lake.quality.table_suite import TableView, judge_table
+from cdc_lake.runtime.apply.schema_changes import silver_names_of
+from cdc_lake.silver.kinds import kind_by_columns
+from cdc_lake.silver.layout_mapping import default_keys
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.tables.canonical_values import from_silver, readable
+from cdc_lake.tables.control_schema import QualityRow, WithheldRow
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.table_stats import silver_columns, silver_rows
+
+
+def key_columns(project: Project, target: Target, state: TableState | None) -> tuple[str, ...]:
+    """What silver calls the columns of a table's key, as of a cut; none where it has no key, or not all of it.
+
+    Raises LakeError.
+    """
+    if state is None or state.layout is None:
+        return ()
+    layout = bronze_reader(project).layouts([target.source])[state.layout]
+    names = silver_names_of(layout, target)
+    try:
+        keys = target.keys or default_keys(layout)
+    except NoKey:
+        return ()
+    return tuple(names[key] for key in keys) if set(keys) <= names.keys() else ()
+
+
+def keys_of_rows(rows: pa.Table, columns: Sequence[str], numbers: Sequence[int]) -> tuple[Key, ...]:
+    """The keys of rows of silver, as people read them, each once."""
+    named_rows = rows.take(pa.array(numbers, pa.int64()))
+    parts = [
+        [readable(t, named_rows[name].type) for t in from_silver(named_rows[name]).to_pylist()] for name in columns
+    ]
+    return tuple(dict.fromkeys(zip(*parts, strict=True)))
+
+
+NO_TABLE = "no table yet"
+
+
+@dataclass(frozen=True, slots=True)
+class GateFindings:
+    """What rules found of a table, by name; `note`: why those that are not there were not judged; `keys`: of some rows
+    that break them, where these were asked for.
+    """
+
+    results: Mapping[str, RuleResult]
+    note: str = ""
+    keys: Mapping[str, tuple[Key, ...]] = field(default_factory=dict)
+
+
+@dataclass
+class SilverJudge:
+    """Judges table by table. `cut`: None reads the newest versions; `as_of`: what ages are reckoned to; `with_engine`:
+    whether Great Expectations judges too what an aggregate does; `examples`: how many rows are named of each rule that
+    fails.
+
+    `notes`, `suites` (Great Expectations' own results) and `rows` (of the control table `quality`) grow.
+    """
+
+    project: Project
+    cut: WrittenCut | None
+    as_of: dt.datetime
+    with_engine: bool = True
+    examples: int = 0
+    notes: list[str] = field(default_factory=list)
+    suites: dict[str, SuiteResult] = field(default_factory=dict)
+    rows: list[QualityRow] = field(default_factory=list)
+
+    def judge(self, target: Target, number: int | None, written: Mapping[str, str]) -> GateFindings:
+        """Judge a table that has `number` rows. `written`: where each rule stands."""
+        note = self._left_out(target, number)
+        if note or not target.rules:
+            return GateFindings({}, note)
+        by = self._key_columns(target)
+        rows = self._rows_judged(target, written, by)
+        of_table = self._table_judged(target, by)
+        findings = GateFindings(
+            {**rows.results, **of_table.results}, rows.note or of_table.note, {**rows.keys, **of_table.keys}
+        )
+        for rule in target.rules:
+            result = findings.results.get(rule_name(rule))
+            if result is not None and not result.elsewhere:
+                self.rows.append(_row(self.as_of, target, rule, result))
+        return findings
+
+    def _left_out(self, target: Target, number: int | None) -> str:
+        """Why silver is not judged, empty where it is."""
+        if not target.rules:
+            return ""
+        if number is None:
+            return NO_TABLE
+        most = self.project.pipeline.quality.max_rows
+        if number > most:
+            self.notes.append(f"{target.label} has {count(number)} rows; tables of up to {count(most)} are judged.")
+            return "too large"
+        return ""
+
+    def _key_columns(self, target: Target) -> tuple[str, ...]:
+        """The columns that name rows, none where nobody asks for them or there are none."""
+        if not self.examples:
+            return ()
+        try:
+            return key_columns(self.project, target, self._state(target))
+        except CdcLakeError as problem:
+            self.notes.append(f"Rows of {target.label} that break a rule are not named: {problem.message}.")
+            return ()
+
+    def _rows_judged(self, target: Target, written: Mapping[str, str], by: Sequence[str]) -> GateFindings:
+        """The suite's run over the rows, or why there is none."""
+        if not target.row_rules:
+            return GateFindings({})
+        try:
+            present = set(silver_columns(self.project, target) or ())
+            # Rules name the source's columns: silver may call one otherwise, or leave it out.
+            rules = [rule for rule in target.row_rules if _can_judge(target, rule)]
+            columns = {rule.column for rule in rules if not isinstance(rule, Expression)}
+            named = {column: target.transforms.silver_name(column, column) for column in columns}
+            wanted = sorted(column for column in columns if named[column] in present)
+            read = [named[column] for column in wanted] or sorted(present)[:1]
+            rows = read_silver(self.project, target, self._version(target), list(dict.fromkeys([*read, *by])))
+            judged = rows.select(read).rename_columns(wanted or read)
+            result = run_suite(judged, rules, target.label, written=written, examples=self.examples if by else 0)
+        except CdcLakeError as problem:
+            return GateFindings({}, self._not_judged(target, problem))
+        self.suites[target.label] = result
+        return _findings_of(result, rows, by)
+
+    def _table_judged(self, target: Target, by: Sequence[str]) -> GateFindings:
+        """The rules of the table over its rows that hold, or why they are not judged."""
+        rules = target.table_rules
+        if not rules:
+            return GateFindings({})
+        try:
+            everything = any(isinstance(rule, Expectation) for rule in rules)
+            rows = self._holding(target, None if everything else {*by, *(c for rule in rules for c in read_by(rule))})
+            view, examples = TableView(rows, self.as_of, self._referenced_rows), self.examples if by else 0
+            result = judge_table(view, rules, target.label, with_engine=self.with_engine, examples=examples)
+        except CdcLakeError as problem:
+            return GateFindings({}, self._not_judged(target, problem))
+        self.suites[f"{target.label}.table"] = result
+        return _findings_of(result, rows, by)
+
+    def _referenced_rows(self, rule: ForeignKey) -> Referenced:
+        """The rows that a foreign key refers to, as of the cut that the table itself is read at."""
+        other = self.project.target(TableName.parse(rule.references))
+        if self.cut is not None and ((state := self._state(other)) is None or state.state != IN):
+            return Referenced(None, f"{other.label} is not in the last cut")
+        try:
+            return Referenced(self._holding(other, set(rule.referenced)))
+        except CdcLakeError as problem:
+            return Referenced(None, f"{other.label} could not be read: {problem.message}")
+
+    def _holding(self, target: Target, columns: set[str] | None) -> pa.Table:
+        """The rows that hold at the cut, in silver's columns of these names that are there; None: in all."""
+        present = silver_columns(self.project, target) or ()
+        flag = kind_by_columns(present).flag
+        wanted = [name for name in present if columns is None or name in columns or (flag and name == flag.column.name)]
+        rows = read_silver(self.project, target, self._version(target), wanted or list(present[:1]))
+        return rows if flag is None else rows.filter(pc.field(flag.column.name) == flag.value)
+
+    def _state(self, target: Target) -> TableState | None:
+        """What the cut says of a table."""
+        return None if self.cut is None else self.cut.tables.get(str(target.source))
+
+    def _version(self, target: Target) -> int | None:
+        state = self._state(target)
+        return None if state is None else state.version
+
+    def _not_judged(self, target: Target, problem: CdcLakeError) -> str:
+        self.notes.append(f"{target.label} was not judged: {problem.message}. {problem.remedy}".strip())
+        return "not judged"
+
+
+def _findings_of(result: SuiteResult, rows: pa.Table, by: Sequence[str]) -> GateFindings:
+    """What a run over `rows` found, with the keys of the rows that it tells."""
+    keys = {
+        result_of_rule.rule: keys_of_rows(rows, by, result_of_rule.examples)
+        for result_of_rule in result.rules
+        if result_of_rule.examples
+    }
+    return GateFindings({result_of_rule.rule: result_of_rule for result_of_rule in result.rules}, keys=keys)
+
+
+def _can_judge(target: Target, rule: RowRule) -> bool:
+    """Whether silver has what a rule judges; of an expression the gate alone knows."""
+    return isinstance(rule, Expression) or target.transforms.keeps(rule.column)
+
+
+def _row(now: dt.datetime, target: Target, rule: RowRule | TableRule, result: RuleResult) -> QualityRow:
+    judged = (0, 0) if result.broken else (result.evaluated, result.failed)
+    return QualityRow(
+        judged_at=now,
+        table=target.label,
+        rule=result.rule,
+        kind=result.kind,
+        columns=result.column,
+        evaluated=judged[0],
+        failed=judged[1],
+        level=level(rule.thresholds, *judged),
+        observed=result.observed,
+        broken=result.broken,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """A rule that keeps a cut from being promised. `why`: it could not be judged, empty where it was."""
+
+    table: str
+    rule: str
+    level: str
+    failed: int
+    evaluated: int
+    why: str = ""
+
+    def __str__(self) -> str:
+        what = self.why or f"{self.level}, {self.failed:,} of {self.evaluated:,}"
+        return f"{self.table} {self.rule}: {what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """A promise of a cut that was not made, and the rules that kept it back."""
+
+    name: str
+    scheduled: bool
+    epoch: int
+    position: str
+    cut_at: datetime
+    objections: tuple[Objection, ...]
+    at: datetime
+
+    @property
+    def reason(self) -> str:
+        """The rules, in one line."""
+        return "; ".join(map(str, self.objections))
+
+
+def judge_cut(project: Project, control: ControlTables, cut: WrittenCut, now: datetime) -> tuple[Objection, ...]:
+    """Judge silver at a cut and keep what was found in `quality`; the rules that object to its promise.
+
+    `now`: the time that it is judged for, to which ages are reckoned. Raises ControlNotWritten.
+    """
+    judge = SilverJudge(project, cut, now, with_engine=False)
+    reasons = tuple(objection for target in _targets(project, cut) for objection in _objections(judge, target))
+    failpoint(CUT_JUDGED)
+    control.append("quality", [asdict(row) for row in judge.rows])
+    control.compact("quality")
+    return reasons
+
+
+def objections(project: Project, control: ControlTables, cut: WrittenCut) -> tuple[Objection, ...]:
+    """The rules that object to the promise of a cut; nothing is judged where none may. Raises ControlNotWritten."""
+    if project.pipeline.quality.promise_below is None:
+        return ()
+    return judge_cut(project, control, cut, cut.written_at)
+
+
+def withhold(control: ControlTables, promise: Promise, reasons: Iterable[Objection], now: datetime) -> Withheld:
+    """Write that a promise was not made."""
+    cut = promise.cut
+    document = json.dumps([asdict(objection) for objection in reasons])
+    row = WithheldRow(
+        promise.name, promise.scheduled, cut.epoch, cut.stream, cut.position, cut.written_at, document, now
+    )
+    control.record(row)
+    control.compact("withheld")
+    return _withheld(row)
+
+
+def withheld(control: ControlTables) -> tuple[Withheld, ...]:
+    """Every promise that was not made, oldest first."""
+    rows = control.read("withheld").sort_by("recorded_at").to_pylist()
+    return tuple(_withheld(WithheldRow(**row)) for row in rows)
+
+
+def still_withheld(project: Project, control: ControlTables) -> Withheld | None:
+    """The newest promise that was not made, where none has been made of that cut or a later one since."""
+    if project.pipeline.quality.promise_below is None:
+        return None
+    newest = max(withheld(control), key=lambda promise: promise.at, default=None)
+    if newest is None or any(promise.cut.written_at >= newest.cut_at for promise in promises(control)):
+        return None
+    return newest
+
+
+def _withheld(row: WithheldRow) -> Withheld:
+    reasons = tuple(Objection(**fields) for fields in json.loads(row.objections))
+    position = format_stream_position(row.stream, row.position)
+    return Withheld(row.name, row.scheduled, row.epoch, position, row.cut_at, reasons, row.recorded_at)
+
+
+def _targets(project: Project, cut: WrittenCut) -> Iterator[Target]:
+    """The tables of the cut that have rules, where it has them."""
+    for relation, state in sorted(cut.tables.items()):
+        target = project.target(TableName.parse(relation))
+        if target.rules:
+            yield relocate_target(target, state.table, state.format)
+
+
+def _objections(judge: SilverJudge, target: Target) -> Iterator[Objection]:
+    noted = len(judge.notes)
+    try:
+        findings = judge.judge(target, silver_rows(judge.project, target), {})
+    except CdcLakeError as problem:
+        findings = GateFindings({}, f"{target.label} could not be read: {problem.message}")
+    below = judge.project.pipeline.quality.promise_below
+    if below is None or findings.note == NO_TABLE:
+        return
+    why = " ".join(judge.notes[noted:]) or findings.note
+    for rule in target.rules:
+        result = findings.results.get(rule_name(rule))
+        if result is None:
+            if why:
+                yield Objection(target.label, rule_name(rule), "none", 0, 0, why)
+        elif result.broken:
+            yield Objection(target.label, result.rule, "none", 0, 0, result.broken)
+        elif LEVELS.index(reached := level(rule.thresholds, result.evaluated, result.failed)) >= LEVELS.index(below):
+            yield Objection(target.label, result.rule, reached, result.failed, result.evaluated)

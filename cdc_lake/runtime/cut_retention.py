@@ -1,0 +1,389 @@
+"""Keeping promises: what the table formats are told, so that their own cleaning leaves promised cuts readable.
+
+An Iceberg table has a tag a promise, `cut_<name>`, which every expiry of snapshots respects; a Delta table's retention
+is as long as its promises need. Both follow from the control table `promises` and are made true again whenever that
+changes or a promise ends, by who applies, the one writer of silver. What fails of it is told and tried again: the
+promise itself stands.
+
+Promising a cut by name, and ending such a promise.
+
+The cuts as people look at them: which there are, what one holds, which stay readable and until when.
+
+Judging silver every so often, at its last cut: `quality.every`.
+
+What was found stands in the control table `quality`, where reports and metrics see it. A report, or a cut that was
+judged before it was promised, counts, a comparison does not: silver is judged again when the newest judgement is old
+enough. What fails is told, and tried again after the same time: the tables go on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import pyarrow.compute as pc
+
+from cdc_lake.config.project import Project, Target
+from cdc_lake.control.cut_lookup import find_cut
+from cdc_lake.control.cuts import (
+    IN,
+    Promise,
+    TableState,
+    WrittenCut,
+    due,
+    parse_cut,
+    promises,
+    record,
+    relocate_target,
+    standing,
+)
+from cdc_lake.control.verdicts import RULE
+from cdc_lake.errors import CdcLakeError, CutWithheld, NotPromised, VersionGone
+from cdc_lake.model.position import PROMISE_NAME, AsOf
+from cdc_lake.model.relation import TableName
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
+from cdc_lake.runtime.cut_gate import Withheld, judge_cut, objections, withheld, withhold
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.tables.control_tables import ControlTables, control_tables
+from cdc_lake.tables.version_retention import TAG_PREFIX, is_readable, retention_changes, set_tags
+
+Sql = Callable[[Target, str], None]
+"""Runs a statement in the session of a table. Raises LakeError."""
+
+
+class Keeper:
+    """Keeps the promises of a pipeline, and makes those of its schedule.
+
+    `sql`: None where there is no Spark; retention on Delta is then left to who applies.
+    """
+
+    def __init__(self, project: Project, control: ControlTables, sql: Sql | None, report: ProgressReporter) -> None:
+        self._project = project
+        self._control = control
+        self._sql = sql
+        self._report = report
+        self._files: list[str] | None = None
+        self._promises: tuple[Promise, ...] = ()
+        self._enforced_promises: tuple[Promise, ...] | None = None
+        self._withheld: Withheld | None = None
+        self._tried = False
+
+    def cut(self, cut: WrittenCut) -> None:
+        """A cut was written: it may be one that the schedule promises."""
+        settings = self._project.pipeline.silver.cuts
+        if settings.promise_every is not None:
+            every, keep = timedelta(milliseconds=settings.promise_every), timedelta(milliseconds=settings.keep)
+            if (promise := due(self._refresh_promises(), cut, every, keep, self._last_withheld())) is not None:
+                self._promise(promise)
+        self.keep()
+
+    def _promise(self, promise: Promise) -> None:
+        """Make a promise of the schedule, unless a rule objects."""
+        if objecting := objections(self._project, self._control, promise.cut):
+            self._withheld = withhold(self._control, promise, objecting, datetime.now(UTC))
+            text = f"the cut is not promised as `{promise.name}`: {self._withheld.reason}"
+            self._report(ProgressEvent("promise", text, facts={"code": CutWithheld.code}))
+            return
+        record(self._control, promise, promise.cut.written_at)
+        self._control.compact("promises")
+        self._report(ProgressEvent("promise", f"the cut stays readable as `{promise.name}`"))
+
+    def _last_withheld(self) -> datetime | None:
+        """When the last cut was written that the schedule did not promise; read once, as nobody else makes any."""
+        if not self._tried:
+            scheduled = [entry for entry in withheld(self._control) if entry.scheduled]
+            self._withheld, self._tried = (scheduled[-1] if scheduled else None), True
+        return None if self._withheld is None else self._withheld.cut_at
+
+    def keep(self) -> None:
+        """Make tags and retention what the standing promises need; next to nothing where that did not change."""
+        now = datetime.now(UTC)
+        stand = standing(self._refresh_promises(), now)
+        if stand == self._enforced_promises:
+            return
+        failed = False
+        for (relation, label, format_), needs in sorted(self._needs(stand).items()):
+            target = relocate_target(self._project.target(TableName.parse(relation)), label, format_)
+            try:
+                self._keep(target, needs)
+            except CdcLakeError as error:
+                failed = True
+                what = f"{target.label} is not told yet which versions are promised: {error.message}"
+                self._report(ProgressEvent("promise", what, facts={"code": error.code, "table": target.label}))
+        self._enforced_promises = None if failed else stand
+
+    def _keep(self, target: Target, needs: Sequence[tuple[Promise, int]]) -> None:
+        if target.format == "iceberg":
+            self._tag(target, needs)
+        elif self._sql is not None:
+            for statement in retention_changes(self._project, target, _longest(needs)):
+                self._sql(target, statement)
+
+    def _needs(self, stand: Sequence[Promise]) -> dict[tuple[str, str, str], list[tuple[Promise, int]]]:
+        """Table → the promises that need a version of it, and which; also of tables whose promises have all ended."""
+        needs: dict[tuple[str, str, str], list[tuple[Promise, int]]] = {}
+        for promise in self._promises:
+            for relation, table in promise.cut.tables.items():
+                versions = needs.setdefault(_place(relation, table), [])
+                if table.version is not None and promise in stand:
+                    versions.append((promise, table.version))
+        return needs
+
+    def _tag(self, target: Target, needs: Sequence[tuple[Promise, int]]) -> None:
+        wanted = {f"{TAG_PREFIX}{promise.name}": version for promise, version in needs}
+        for tag in set_tags(self._project, target, wanted):
+            what = f"the version of {target.label} that `{tag.removeprefix(TAG_PREFIX)}` promises is not there any more"
+            self._report(ProgressEvent("promise", what, facts={"code": "LAK462", "table": target.label}))
+
+    def _refresh_promises(self) -> tuple[Promise, ...]:
+        """The promises as they are; read again only where the table has changed."""
+        files = sorted(self._control.files("promises")["path"].to_pylist())
+        if files != self._files:
+            self._promises, self._files = promises(self._control), files
+        return self._promises
+
+
+def _place(relation: str, table: TableState) -> tuple[str, str, str]:
+    return relation, table.table, table.format
+
+
+def _longest(needs: Sequence[tuple[Promise, int]]) -> timedelta | None:
+    """The longest time from a cut until its promise ends."""
+    if not needs:
+        return None
+    return max(
+        timedelta.max if promise.until is None else promise.until - promise.cut.written_at for promise, _ in needs
+    )
+
+
+_RESERVED = re.compile(r"latest|at_[0-9].*")
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """What stands now of a promise; `until` in the past or now: it is ended."""
+
+    name: str
+    epoch: int
+    position: str
+    commit_ts: datetime | None
+    until: datetime | None
+    ended: bool = False
+
+
+def promise_cut(
+    project: Project,
+    name: str,
+    asked: AsOf,
+    epoch: int | None,
+    keep: timedelta | None,
+    report: ProgressReporter = silent,
+) -> Promised:
+    """Promise the cut that is asked for, for a time from now on, or until the promise is ended.
+
+    It stands from now on; Iceberg tables are tagged at once, retention on Delta is set by the next apply. Raises
+    NotPromised, VersionGone, BeforeFirstCut, CutNotReached, CutUnknown; CutWithheld where a rule objects.
+    """
+    if not PROMISE_NAME.fullmatch(name) or _RESERVED.fullmatch(name):
+        raise NotPromised(f"`{name}` is no name for a promise")
+    control, now = control_tables(project), datetime.now(UTC)
+    if any(existing.name == name and existing.stands(now) for existing in promises(control)):
+        raise NotPromised(f"there is a promise `{name}` already")
+    cut = find_cut(project, asked, epoch)
+    for relation, state in cut.tables.items():
+        target = relocate_target(project.target(TableName.parse(relation)), state.table, state.format)
+        if state.version is not None and not is_readable(project, target, state.version):
+            raise VersionGone(target.label, state.version, cut.position_text)
+    promise = Promise(name, scheduled=False, cut=cut, until=None if keep is None else now + keep)
+    if objecting := objections(project, control, cut):
+        why = withhold(control, promise, objecting, now).reason
+        raise CutWithheld(f"the cut at {cut.position_text} is not promised as `{name}`: {why}")
+    record(control, promise, now)
+    Keeper(project, control, None, report).keep()
+    return Promised(name, cut.epoch, cut.position_text, cut.commit_ts, promise.until)
+
+
+def end_promise(project: Project, name: str, report: ProgressReporter = silent) -> Promised:
+    """End a promise now, also one of the schedule. Raises NotPromised where it does not stand."""
+    control, now = control_tables(project), datetime.now(UTC)
+    stands = [existing for existing in promises(control) if existing.name == name and existing.stands(now)]
+    if not stands:
+        raise NotPromised(f"no promise `{name}` stands")
+    ended = replace(stands[0], until=now)
+    record(control, ended, now)
+    Keeper(project, control, None, report).keep()
+    return Promised(name, ended.cut.epoch, ended.cut.position_text, ended.cut.commit_ts, now, ended=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseLine:
+    """A promise of a cut. `until`: None where it has no end."""
+
+    name: str
+    scheduled: bool
+    until: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class CutLine:
+    """A cut in a list. `behind`: tables that are not at its position; `held`: keys that wait in it; `withheld`: the
+    promises of it that rules kept back.
+    """
+
+    epoch: int
+    position: str
+    commit_ts: datetime | None
+    written_at: datetime
+    tables: int
+    behind: tuple[str, ...]
+    held: int
+    promises: tuple[PromiseLine, ...]
+    withheld: tuple[Withheld, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CutList:
+    """Cuts, the newest first, and how many there are in all."""
+
+    total: int
+    cuts: tuple[CutLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CutTable:
+    """A table in a cut. `readable`: whether its version is there."""
+
+    source: str
+    table: str
+    format: str
+    version: int | None
+    generation: int
+    position: str
+    state: str
+    held: int
+    readable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CutView:
+    """One cut with its tables."""
+
+    epoch: int
+    stream: str
+    position: str
+    commit_ts: datetime | None
+    written_at: datetime
+    promises: tuple[PromiseLine, ...]
+    tables: tuple[CutTable, ...]
+    withheld: tuple[Withheld, ...] = ()
+
+
+def list_cuts(project: Project, limit: int, *, promised: bool = False) -> CutList:
+    """The newest cuts, or the newest of those that are `promised`."""
+    control = control_tables(project)
+    places, stand = control.cut_places(), standing(promises(control), datetime.now(UTC))
+    if promised:
+        cuts = list({_key(promise.cut): promise.cut for promise in stand}.values())[::-1]
+    else:
+        newest = places.slice(max(0, places.num_rows - limit))
+        cuts = [parse_cut(row) for row in control.cuts(newest)][::-1] if newest.num_rows else []
+    total = len(cuts) if promised else int(places.num_rows)
+    kept_back = withheld(control)
+    return CutList(total, tuple(_line(cut, stand, kept_back) for cut in cuts[:limit]))
+
+
+def show_cut(project: Project, asked: AsOf, epoch: int | None) -> CutView:
+    """The cut that is asked for. Raises BeforeFirstCut, CutNotReached, CutUnknown."""
+    cut = find_cut(project, asked, epoch)
+    control = control_tables(project)
+    stand = standing(promises(control), datetime.now(UTC))
+    tables = tuple(_table(project, cut, relation) for relation in sorted(cut.tables))
+    back = _kept_back(cut, withheld(control))
+    return CutView(
+        cut.epoch,
+        cut.stream,
+        cut.position_text,
+        cut.commit_ts,
+        cut.written_at,
+        _promise_lines(cut, stand),
+        tables,
+        back,
+    )
+
+
+def _line(cut: WrittenCut, stand: Iterable[Promise], kept_back: Iterable[Withheld]) -> CutLine:
+    lagging = tuple(table.table for table in cut.tables.values() if table.state != IN)
+    held = sum(table.held for table in cut.tables.values())
+    of, back = _promise_lines(cut, stand), _kept_back(cut, kept_back)
+    return CutLine(
+        cut.epoch, cut.position_text, cut.commit_ts, cut.written_at, len(cut.tables), lagging, held, of, back
+    )
+
+
+def _kept_back(cut: WrittenCut, every: Iterable[Withheld]) -> tuple[Withheld, ...]:
+    """The promises of a cut that were not made."""
+    return tuple(
+        entry
+        for entry in every
+        if (entry.epoch, entry.position, entry.cut_at) == (cut.epoch, cut.position_text, cut.written_at)
+    )
+
+
+def _promise_lines(cut: WrittenCut, stand: Iterable[Promise]) -> tuple[PromiseLine, ...]:
+    own_promises = (promise for promise in stand if _key(promise.cut) == _key(cut))
+    return tuple(PromiseLine(promise.name, promise.scheduled, promise.until) for promise in own_promises)
+
+
+def _key(cut: WrittenCut) -> tuple[int, int, datetime]:
+    return cut.epoch, cut.position, cut.written_at
+
+
+def _table(project: Project, cut: WrittenCut, relation: str) -> CutTable:
+    state = cut.tables[relation]
+    target = relocate_target(project.target(TableName.parse(relation)), state.table, state.format)
+    readable = state.version is not None and is_readable(project, target, state.version)
+    return CutTable(
+        source=relation,
+        table=state.table,
+        format=state.format,
+        version=state.version,
+        generation=state.generation,
+        position=format_stream_position(cut.stream, state.position),
+        state=state.state,
+        held=state.held,
+        readable=readable,
+    )
+
+
+class JudgingClock:
+    """Looks at the time whenever apply has walked to the top of bronze."""
+
+    def __init__(self, project: Project, control: ControlTables, report: ProgressReporter) -> None:
+        every = project.pipeline.quality.every
+        self._every = None if every is None else timedelta(milliseconds=every)
+        self._project = project
+        self._control = control
+        self._report = report
+        self._next = datetime.min.replace(tzinfo=UTC)
+
+    def tick(self, stream: str) -> None:
+        """Judge silver at the last cut of a stream, where it is time."""
+        now = datetime.now(UTC)
+        if self._every is None or now < self._next:
+            return
+        self._next = now + self._every
+        try:
+            judged = self._control.read("quality", pc.field("rule") != RULE, columns=["judged_at"])
+            last = pc.max(judged["judged_at"]).as_py()
+            if last is not None and now - last < self._every:
+                self._next = last + self._every
+                return
+            cut = self._control.last_cut(stream)
+            if cut is not None:
+                judge_cut(self._project, self._control, parse_cut(cut), now)
+                self._report(ProgressEvent("judge", "silver was judged by its rules"))
+        except CdcLakeError as error:
+            text = f"silver was not judged: {error.message}; it is tried again later"
+            self._report(ProgressEvent("warning", text, facts={"code": error.code}))

@@ -1,0 +1,393 @@
+"""Maintain, silver's part: every table of the newest cut is kept up, or what that would be is said.
+
+What stays readable: versions of the last `silver.maintenance.keep_versions`, and for as long as they are promised those
+of promised cuts (`control.cuts`); in any case what the newest cut names. Apply may go on meanwhile: where
+both commit, one of them loses, changes nothing and does it again.
+
+Maintain: what would be done to bronze and to silver, and doing it.
+
+Retention first, then compaction, then what nobody needs any more. Nothing leaves that silver has not merged, nor,
+where `bronze.retention.rebuilds` says so, what silver could be built again from; forced, it says what is lost.
+
+Upgrading: a lake that an older version left is brought to the form that this one writes.
+
+Older forms are read as they are, so nothing waits for an upgrade; what other readers of the control tables see is
+complete only behind it. A lake of a newer version is refused. Silver tables need nothing: what a new version asks of
+one, its next run does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, get_args
+
+from cdc_lake.bronze import compaction
+from cdc_lake.bronze.compaction import Group, MaintainedTable, Trim, plan
+from cdc_lake.bronze.contract import CONTRACT_VERSION, StreamCheckpoint
+from cdc_lake.bronze.open import bronze_reader, bronze_table, decoded_transactions
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.project import Project, Target
+from cdc_lake.control.cuts import Cut, kept_versions, last_cut
+from cdc_lake.control.ownership import Ownership
+from cdc_lake.errors import CdcLakeError, LakeError, NoStream
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.position import Span
+from cdc_lake.model.relation import TableName
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.tables.control_schema import (
+    CONTROL_VERSION,
+    ControlName,
+    bring,
+    check_version,
+    needed_upgrades,
+    schema_of,
+    version_of,
+)
+from cdc_lake.tables.control_tables import control_tables, lease
+from cdc_lake.tables.maintenance import Keep, MaintenanceStep, silver_upkeep
+from cdc_lake.tables.silver_reader import silver_exists
+from cdc_lake.tables.spark_session import derive, start
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class TableUpkeep:
+    """What was done to a table, or would be. `kept`: versions that stay whatever their age."""
+
+    table: str
+    format: str
+    steps: tuple[MaintenanceStep, ...]
+    kept: int
+
+
+def spark_is_here() -> bool:
+    """Whether Spark is installed: on the machine of a receiver alone it is not."""
+    return find_spec("pyspark") is not None
+
+
+def maintain_silver(
+    project: Project,
+    state: StreamCheckpoint,
+    *,
+    dry_run: bool,
+    now: datetime,
+    report: ProgressReporter,
+    spark: SparkSession | None = None,
+) -> tuple[TableUpkeep, ...]:
+    """Keep the tables of the newest cut up, one after the other; those that fail do not keep the others from it.
+
+    Starts Spark where there is a table and none is given. Raises SilverBusy and what else kept a table from it, when
+    all have had their turn; JavaMissing, SparkMissing, SparkNotStarted.
+    """
+    control = control_tables(project)
+    cut = last_cut(control, state.stream)
+    targets = [project.target(TableName.parse(relation)) for relation in sorted(cut.tables)] if cut else []
+    targets = [target for target in targets if silver_exists(project, target)]
+    if not targets:
+        return ()
+    versions = kept_versions(control, now)
+    since = now - timedelta(milliseconds=project.pipeline.silver.maintenance.keep_versions)
+    if spark is None:
+        report(ProgressEvent("maintain", "starting Spark"))
+        spark = start(project, log=project.lake / "logs" / "maintain.log")
+    results: list[TableUpkeep] = []
+    failed: list[CdcLakeError] = []
+    ownership = Ownership(project)
+    for target in targets:
+        if (refusal := ownership.refusal(target)) is not None:
+            failed.append(refusal)
+            continue
+        keep = Keep(versions.get(str(target.source), frozenset()), since)
+        steps: list[MaintenanceStep] = []
+        try:
+            for step in _steps(derive(spark), project, target, keep, now, dry_run=dry_run):
+                report(
+                    ProgressEvent(
+                        "maintain", f"{target.label}: {step.text}", facts={"table": target.label, **step.facts}
+                    )
+                )
+                steps.append(step)
+        except CdcLakeError as failure:
+            failed.append(failure)
+        results.append(TableUpkeep(target.label, target.format, tuple(steps), len(keep.versions)))
+    if failed:
+        raise failed[0]
+    return tuple(results)
+
+
+def _steps(
+    spark: SparkSession, project: Project, target: Target, keep: Keep, now: datetime, *, dry_run: bool
+) -> Iterator[MaintenanceStep]:
+    """A table's steps, with what Spark raises in the terms of this package."""
+    upkeep = silver_upkeep(spark, project, target)
+    steps = upkeep.plan_steps(keep, now) if dry_run else upkeep.run_steps(keep, now)
+    try:
+        yield from (replace(step, facts={"part": step.part, **step.facts}) for step in steps)
+    except CdcLakeError:
+        raise
+    except Exception as cause:
+        raise LakeError(f"{target.label} could not be kept up: {type(cause).__name__}", where=target.label) from cause
+
+
+_END = (1 << 63) - 1
+_TOGETHER = 2  # files in a row that the command puts together: it is not called often
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that is done, in words and in numbers."""
+
+    kind: str  # retention, compaction, removal
+    text: str
+    facts: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """What was done, or would be. `steps`, `files`: of bronze; `lost`: what `--force` gives up; `kept`: why retention
+    stops where it does. `silver`: its tables, None where they were left out.
+    """
+
+    pipeline: str
+    bronze: str
+    done: bool
+    files: int
+    steps: tuple[Step, ...]
+    kept: str = ""
+    lost: tuple[str, ...] = ()
+    silver: tuple[TableUpkeep, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Floor:
+    """Epoch and position up to which transactions may leave, why not further, and what is given up."""
+
+    epoch: int
+    position: int
+    why: str = ""
+    lost: tuple[str, ...] = ()
+
+
+def maintain(
+    project: Project,
+    *,
+    dry_run: bool = False,
+    force: bool = False,
+    only: str | None = None,
+    report: ProgressReporter = silent,
+    started_at: datetime | None = None,
+    spark: SparkSession | None = None,
+) -> Maintenance:
+    """Keep bronze and silver up, or `only` one of them, or say what that would be.
+
+    Without Spark on this machine silver is left out, unless it is asked for by `only`; `spark`: the session of a
+    platform that brings its own, otherwise one is started. Raises NoStream, BronzeBusy, SilverBusy, LakeError.
+    """
+    table, reader, now = bronze_table(project), bronze_reader(project), started_at or datetime.now(UTC)
+    state = reader.state()
+    if state is None or not table.look():
+        raise NoStream("bronze holds no stream yet: there is nothing to maintain", where=table.place)
+    result = Maintenance(project.name, table.place, not dry_run, len(table.files().paths), ())
+    if only != "silver":
+        result = _bronze(project, table, reader, state, now, dry_run=dry_run, force=force, report=report)
+    if only == "silver" or (only is None and spark_is_here()):
+        kept_up = maintain_silver(project, state, dry_run=dry_run, now=now, report=report, spark=spark)
+        result = replace(result, silver=kept_up)
+    return result
+
+
+def _bronze(
+    project: Project,
+    table: MaintainedTable,
+    reader: BronzeReader,
+    state: StreamCheckpoint,
+    now: datetime,
+    *,
+    dry_run: bool,
+    force: bool,
+    report: ProgressReporter,
+) -> Maintenance:
+    floor = _floor(project, reader, state, force=force)
+    trim = _trim(project, table, floor, now)
+    lost = floor.lost if trim is not None and force else ()
+    steps: list[Step] = []
+    work = _plan_steps(project, table, state, trim, now) if dry_run else _run_steps(project, table, state, trim, now)
+    for step in work:
+        report(ProgressEvent("maintain", step.text, facts={"part": step.kind, **step.facts}))
+        steps.append(step)
+    table.look()
+    reason = floor.why if project.pipeline.bronze.retention is not None else ""
+    files = len(table.files().paths)
+    return Maintenance(project.name, table.place, not dry_run, files, tuple(steps), reason, lost)
+
+
+def _plan_steps(
+    project: Project, table: MaintainedTable, state: StreamCheckpoint, trim: Trim | None, now: datetime
+) -> Iterator[Step]:
+    if trim is not None:
+        yield _retention(trim, state, "would leave")
+    if groups := plan(table.files(), _TOGETHER, ignore_tiers=True):
+        yield _compaction(groups, "would become")
+    leftovers = table.leftovers(now.timestamp(), project.pipeline.bronze.maintenance.keep_replaced / 1000)
+    if leftovers is not None and (leftovers.entries or leftovers.files):
+        yield _removal(len(leftovers.entries), len(leftovers.files), leftovers.size, "would be removed")
+
+
+def _run_steps(
+    project: Project, table: MaintainedTable, state: StreamCheckpoint, trim: Trim | None, now: datetime
+) -> Iterator[Step]:
+    compaction.prepare(table)
+    if trim is not None and compaction.trim(table, trim):
+        yield _retention(trim, state, "left")
+    yield from _forgotten(project, table)
+    if groups := compaction.compact(table, _TOGETHER, ignore_tiers=True):
+        yield _compaction(groups, "became")
+    keep = project.pipeline.bronze.maintenance.keep_replaced / 1000
+    removed = compaction.tidy(table, keep, now.timestamp())
+    if removed is not None and (removed.entries or removed.files):
+        yield _removal(len(removed.entries), len(removed.files), removed.size, "removed")
+
+
+def _forgotten(project: Project, table: MaintainedTable) -> Iterator[Step]:
+    """What undecodable transactions turned out to be goes with them."""
+    table.look()
+    keeper = decoded_transactions(project)
+    spent = keeper.expired_rows(table.last_trimmed(), table.files())
+    if spent:
+        keeper.forget(spent)
+        text = f"{pluralize(len(spent), 'transaction')} that were decoded later left with their rows in bronze"
+        yield Step("retention", text, {"decoded_later": len(spent)})
+
+
+def _floor(project: Project, reader: BronzeReader, state: StreamCheckpoint, *, force: bool) -> _Floor:
+    """How far retention may go."""
+    retention = project.pipeline.bronze.retention
+    if retention is None:
+        return _Floor(0, -1)
+    cut = last_cut(control_tables(project), state.stream)
+    if force:
+        return _Floor(state.epoch, state.upto, lost=tuple(_losses(reader, state, cut)))
+    if cut is None:
+        return _Floor(0, -1, "silver has not taken over the newest stream yet, so everything stays")
+    if retention.rebuilds:
+        return _Floor(state.epoch - 1, _END, "the newest stream stays whole, so that silver can be built again from it")
+    slowest = min(cut.tables.items(), key=lambda item: item[1].position, default=None)
+    if slowest is None or slowest[1].position >= cut.position:
+        return _Floor(
+            state.epoch, cut.position, f"silver stands at {format_stream_position(state.stream, cut.position)}"
+        )
+    name, table = slowest
+    return _Floor(
+        state.epoch, table.position, f"{name} stands at {format_stream_position(state.stream, table.position)}"
+    )
+
+
+def _losses(reader: BronzeReader, state: StreamCheckpoint, cut: Cut | None) -> Iterator[str]:
+    yield "silver cannot be built again from bronze"
+    if cut is None:
+        yield "silver was never loaded from this stream: it needs a new copy"
+        return
+    applied = cut.position
+    if applied < state.upto and (waiting := reader.commits(Span(state.epoch, applied, state.upto))):
+        position = format_stream_position(state.stream, applied)
+        yield f"up to {pluralize(len(waiting), 'transaction')} behind {position} that silver does not have"
+    for relation, table in sorted(cut.tables.items()):
+        if table.position < applied:
+            since = format_stream_position(state.stream, table.position)
+            yield f"what {table.table} ({table.state}) does not have of {relation} from {since} on"
+
+
+def _trim(project: Project, table: MaintainedTable, floor: _Floor, now: datetime) -> Trim | None:
+    retention = project.pipeline.bronze.retention
+    if retention is None:
+        return None
+    landed_before = now - timedelta(milliseconds=retention.min_age)
+    return compaction.trimmable(table.files(), (floor.epoch, floor.position), landed_before)
+
+
+def _retention(trim: Trim, state: StreamCheckpoint, verb: str) -> Step:
+    position = format_stream_position(state.stream, trim.position) if trim.epoch == state.epoch else str(trim.position)
+    text = (
+        f"{pluralize(trim.rows, 'row')} up to {position} of epoch {trim.epoch} {verb} "
+        f"({pluralize(len(trim.paths), 'file')})"
+    )
+    facts = {"rows": trim.rows, "files": len(trim.paths), "bytes": trim.size}
+    return Step("retention", text, {**facts, "epoch": trim.epoch, "upto": trim.position})
+
+
+def _compaction(groups: list[Group], verb: str) -> Step:
+    files, size = sum(len(group.paths) for group in groups), sum(group.size for group in groups)
+    facts: dict[str, object] = {"files": files, "into": len(groups), "bytes": size}
+    return Step("compaction", f"{pluralize(files, 'file')} {verb} {len(groups):,}", facts)
+
+
+def _removal(entries: int, files: int, size: int, verb: str) -> Step:
+    facts: dict[str, object] = {"log_entries": entries, "files": files, "bytes": size}
+    log = f"{entries:,} log {'entry' if entries == 1 else 'entries'}"
+    return Step("removal", f"{log} and {pluralize(files, 'file')} that nobody needs {verb}", facts)
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradedTable:
+    """A table of the lake: its version, that of this program, and what it takes to get there, in words."""
+
+    table: str
+    version: int
+    to: int
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """What an upgrade takes; `done`: it was carried out."""
+
+    pipeline: str
+    done: bool
+    tables: tuple[UpgradedTable, ...]
+
+    @property
+    def pending(self) -> tuple[UpgradedTable, ...]:
+        """The tables that need something, or needed it."""
+        return tuple(table for table in self.tables if table.steps)
+
+
+def upgrade(project: Project, *, yes: bool = False) -> Upgrade:
+    """What it takes, and with `yes` do it, while nothing applies. Tables that are not there yet are left out.
+
+    Nothing is changed where one table is newer than this version. Raises BronzeUnknown, ControlNewer, AnotherApply,
+    ControlNotWritten; the same call goes on where one ended.
+    """
+    upgrade_plan = _plan_upgrade(project)
+    if yes and upgrade_plan.pending:
+        control = control_tables(project)
+        with lease(project.lease):
+            for name in get_args(ControlName):
+                if any(table.table == _label(name) for table in upgrade_plan.pending):
+                    bring(control.place(name), name, schema_of(name))
+    return Upgrade(upgrade_plan.pipeline, yes, upgrade_plan.tables)
+
+
+def _plan_upgrade(project: Project) -> Upgrade:
+    tables = []
+    if bronze_table(project).look():  # refuses a newer contract
+        tables.append(UpgradedTable("bronze", CONTRACT_VERSION, CONTRACT_VERSION, ()))
+    control = control_tables(project)
+    for name in get_args(ControlName):
+        place = control.place(name)
+        table = place.open()
+        if table is None:
+            continue
+        version = version_of(table)
+        check_version(version, name, place.name)
+        tables.append(UpgradedTable(_label(name), version, CONTROL_VERSION, needed_upgrades(table, schema_of(name))))
+    return Upgrade(project.name, done=False, tables=tuple(tables))
+
+
+def _label(name: str) -> str:
+    return f"control/{name}"

@@ -1,0 +1,374 @@
+"""Column lineage: from which columns of its source table each column of a silver table comes, and how.
+
+Not to be taken for `silver.row_tracing`, which follows rows. It says what a projection says: nothing is worked out
+twice.
+
+Events of OpenLineage (specification 2-0-2), from what a run of apply did: a job a pipeline, a run a run.
+
+Inputs are the source's tables, outputs silver's: bronze between them is a ledger of the first and no table of its own
+to whom asks where a column comes from. Facets: schema, column lineage, numbers of what was written, and how the rules
+fared. No row value is in an event.
+
+Sending events of lineage beside the work: only the end of a run waits for a server, and that not long.
+"""
+
+from __future__ import annotations
+
+import enum
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
+from openlineage.client.generated.column_lineage_dataset import (
+    ColumnLineageDatasetFacet,
+    Fields,
+    InputField,
+    Transformation,
+)
+from openlineage.client.generated.data_quality_assertions_dataset import Assertion, DataQualityAssertionsDatasetFacet
+from openlineage.client.generated.error_message_run import ErrorMessageRunFacet
+from openlineage.client.generated.job_type_job import JobTypeJobFacet
+from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
+from openlineage.client.generated.processing_engine_run import ProcessingEngineRunFacet
+from openlineage.client.generated.schema_dataset import SchemaDatasetFacet, SchemaDatasetFacetFields
+from openlineage.client.generated.symlinks_dataset import Identifier, SymlinksDatasetFacet
+from openlineage.client.serde import Serde
+
+from cdc_lake.config.model import OpenLineage
+from cdc_lake.config.project import Project, Target
+from cdc_lake.config.rules import named_columns, rule_name
+from cdc_lake.errors import CdcLakeError
+from cdc_lake.model.relation import TableName
+from cdc_lake.runtime.apply.merge import ApplyTotals, TableApplied
+from cdc_lake.silver.kind import old_column
+from cdc_lake.silver.layout_mapping import RelationMapping
+from cdc_lake.silver.transforms import Projection
+from cdc_lake.tables.types import SilverColumn
+
+
+class ColumnFate(enum.Enum):
+    """What becomes of a value: it is kept, also under another name or type; worked out; or redacted before bronze."""
+
+    SAME = "same"
+    COMPUTED = "computed"
+    MASKED = "masked"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnOrigin:
+    """A column of the source that a column of silver comes from; `sql`: the expression, where there is one."""
+
+    column: str
+    how: ColumnFate
+    sql: str = ""
+
+
+def columns_from(projection: Projection, columns: Sequence[SilverColumn]) -> dict[str, tuple[ColumnOrigin, ...]]:
+    """Of each silver column that comes from the source what it comes from, by name. Columns that tell of the change and
+    not of the row are left out.
+    """
+    indexes = {column.name: index for index, column in _places(projection)}
+    old = {old_column(column).name: index for index, column in _places(projection)}
+    sources: dict[str, tuple[ColumnOrigin, ...]] = {}
+    computed = dict(zip((column.name for column in _computed_columns(projection)), projection.computed, strict=True))
+    for column in columns:
+        if column.name in indexes:
+            sources[column.name] = (_column_source(projection.source, indexes[column.name]),)
+        elif column.name in computed:
+            expression = computed[column.name]
+            read = sorted(projection.read_by(expression))
+            sources[column.name] = tuple(
+                ColumnOrigin(
+                    source.column,
+                    source.how if source.how is ColumnFate.MASKED else ColumnFate.COMPUTED,
+                    expression.sql,
+                )
+                for source in (_column_source(projection.source, index) for index in read)
+            )
+        elif column.name in old:
+            sources[column.name] = (_column_source(projection.source, old[column.name]),)
+    return sources
+
+
+def rows_by(projection: Projection) -> tuple[str, ...]:
+    """The columns of the source that decide which rows silver has."""
+    columns = projection.source.typed_columns
+    return tuple(dict.fromkeys(columns[index].source.name for index in sorted(projection.condition)))
+
+
+def _places(projection: Projection) -> list[tuple[int, SilverColumn]]:
+    """The silver columns that are a column of the source, each with its place there."""
+    of = getattr(projection.silver, "of", None)
+    if of is None:
+        return list(enumerate(projection.silver.columns))
+    return [(index, column) for index, column in zip(of, projection.silver.columns, strict=True) if index is not None]
+
+
+def _computed_columns(projection: Projection) -> tuple[SilverColumn, ...]:
+    return projection.silver.columns[len(projection.silver.columns) - len(projection.computed) :]
+
+
+def _column_source(source: RelationMapping, index: int) -> ColumnOrigin:
+    column = source.typed_columns[index]
+    how = ColumnFate.COMPUTED if column.companion else ColumnFate.SAME
+    return ColumnOrigin(column.source.name, how if column.source.redacted is None else ColumnFate.MASKED)
+
+
+_VERSION: Final = version("cdc_lake")
+_PRODUCER: Final = f"urn:cdc_lake:{_VERSION}"
+_SCHEMES: Final = {"qhb": "postgres"}
+"""Types of sources whose tables others know under the name of PostgreSQL's protocol; the others under their own."""
+
+
+def run_id(pipeline: str, run: str) -> str:
+    """The UUID of a run, from its identifier in the control table `runs`: whoever has one finds the other."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"cdc_lake:{pipeline}:{run}"))
+
+
+def event(  # what an event says
+    project: Project,
+    namespace: str,
+    run: str,
+    state: str,
+    totals: ApplyTotals,
+    *,
+    once: bool,
+    error: BaseException | None = None,
+    event_time: datetime | None = None,
+) -> str:
+    """One event as JSON. `state`: START, RUNNING, COMPLETE, FAIL or ABORT; `error`: what ended the run."""
+    tables = [table for _, table in sorted(totals.tables.items())]
+    kind = JobTypeJobFacet("BATCH" if once else "STREAMING", "CDC_LAKE", "JOB", producer=_PRODUCER)
+    facets: dict[str, Any] = {"processing_engine": ProcessingEngineRunFacet(_VERSION, "cdc_lake", producer=_PRODUCER)}
+    if error is not None:
+        facets["errorMessage"] = ErrorMessageRunFacet(_message(error), "PYTHON", producer=_PRODUCER)
+    run_event = RunEvent(
+        eventTime=(event_time or datetime.now(UTC)).isoformat(),
+        eventType=RunState(state),
+        run=Run(run_id(project.name, run), facets),
+        job=Job(namespace, f"{project.name}.apply", {"jobType": kind}),
+        inputs=[_input(project, table, totals) for table in tables],
+        outputs=[_output(project, table) for table in tables],
+        producer=_PRODUCER,
+    )
+    return Serde.to_json(run_event)
+
+
+def _message(error: BaseException) -> str:
+    """An error of ours in its words, another by its kind: what it says may hold anything."""
+    if isinstance(error, CdcLakeError):
+        return f"{error.code}: {error.message}"
+    return type(error).__name__
+
+
+def _input(project: Project, table: TableApplied, totals: ApplyTotals) -> InputDataset:
+    namespace, name = source_name(project, table.target.source)
+    relation = table.projection.source.relation
+    fields = [
+        SchemaDatasetFacetFields(column.name, column.type_name, ordinal_position=place)
+        for place, column in enumerate(relation.columns, 1)
+    ]
+    dataset = InputDataset(namespace, name, facets={"schema": SchemaDatasetFacet(fields, producer=_PRODUCER)})
+    if assertions := _assertions(table.target, totals):
+        judged = DataQualityAssertionsDatasetFacet(assertions, producer=_PRODUCER)
+        dataset.inputFacets = {"dataQualityAssertions": judged}
+    return dataset
+
+
+def _assertions(target: Target, totals: ApplyTotals) -> list[Assertion]:
+    """How the rules of a table's changes fared in the run."""
+    assertions = []
+    for rule in target.row_rules:
+        name = rule_name(rule)
+        counted = totals.rules.get((target.label, name, rule.on_fail))
+        if counted is not None:
+            evaluated, failed = counted
+            columns = named_columns(rule)
+            assertions.append(
+                Assertion(
+                    assertion=rule.rule,
+                    success=failed == 0,
+                    column=columns[0] if len(columns) == 1 else None,
+                    severity="warn" if rule.on_fail == "warn" else "error",
+                    name=name,
+                    expected="0",
+                    actual=str(failed),
+                    params={"evaluated": str(evaluated), "on_fail": rule.on_fail},
+                )
+            )
+    return assertions
+
+
+def _output(project: Project, table: TableApplied) -> OutputDataset:
+    namespace, name = silver_name(project, table.target)
+    fields = [
+        SchemaDatasetFacetFields(column.name, column.type, ordinal_position=place)
+        for place, column in enumerate(table.columns, 1)
+    ]
+    catalog = Identifier(f"cdc_lake://{project.name}", table.target.label, "TABLE")
+    written = OutputStatisticsOutputDatasetFacet(table.changes, table.size, table.files, producer=_PRODUCER)
+    return OutputDataset(
+        namespace,
+        name,
+        facets={
+            "schema": SchemaDatasetFacet(fields, producer=_PRODUCER),
+            "columnLineage": _lineage(project, table),
+            "symlinks": SymlinksDatasetFacet([catalog], producer=_PRODUCER),
+        },
+        outputFacets={"outputStatistics": written},
+    )
+
+
+def _lineage(project: Project, table: TableApplied) -> ColumnLineageDatasetFacet:
+    namespace, name = source_name(project, table.target.source)
+
+    def field(column: str, how: Transformation) -> InputField:
+        return InputField(namespace, name, column, [how])
+
+    sources = columns_from(table.projection, table.columns)
+    return ColumnLineageDatasetFacet(
+        {column: Fields([field(source.column, _how(source)) for source in ones]) for column, ones in sources.items()},
+        [field(column, Transformation("INDIRECT", "FILTER")) for column in rows_by(table.projection)],
+        producer=_PRODUCER,
+    )
+
+
+def _how(source: ColumnOrigin) -> Transformation:
+    subtype = "IDENTITY" if source.how is ColumnFate.SAME else "TRANSFORMATION"
+    return Transformation("DIRECT", subtype, source.sql or None, source.how is ColumnFate.MASKED)
+
+
+def source_name(project: Project, table: TableName) -> tuple[str, str]:
+    """Namespace and name of a source table, as OpenLineage names tables of PostgreSQL; the first of several hosts."""
+    source = project.pipeline.source
+    place = source.place.rpartition("/")[0].partition(",")[0]
+    return f"{_SCHEMES.get(source.type, source.type)}://{place}", f"{source.database}.{table.schema}.{table.name}"
+
+
+def silver_name(project: Project, target: Target) -> tuple[str, str]:
+    """Namespace and name of a silver table: by its folder or, where a catalog keeps that to itself, by the catalog."""
+    if target.format == "delta":
+        return "file", str(project.silver_path(target))
+    warehouse = project.iceberg_warehouse or ""
+    if "://" not in warehouse:
+        catalog = urlsplit(project.iceberg_uri)
+        port = f":{catalog.port}" if catalog.port else ""
+        return f"iceberg://{catalog.hostname}{port}", f"{warehouse}.{target.label}".lstrip(".")
+    place = urlsplit(warehouse)
+    folder = f"{place.path.rstrip('/')}/{target.namespace}/{target.name}"
+    return ("file", folder) if place.scheme == "file" else (f"{place.scheme}://{place.netloc}", folder.lstrip("/"))
+
+
+_WAITING: Final = 100
+"""Events that may wait: a run has one in ten minutes, so a server was away for a day."""
+
+
+class EventTransport(Protocol):
+    """Takes one event, a JSON document; raises what prevents it."""
+
+    def __call__(self, event: str) -> None:
+        """Send it."""
+        ...
+
+
+class LineageSender:
+    """Sends events in turn from a thread of its own. `failed` is told why one could not be sent, once until it can."""
+
+    def __init__(self, send: EventTransport, timeout: float, failed: Callable[[str], None]) -> None:
+        self._send = send
+        self._timeout = timeout
+        self._failed = failed
+        self._failing = False
+        self._events: queue.Queue[str | None] = queue.Queue(_WAITING)
+        self._thread = threading.Thread(target=self._work, name="lineage", daemon=True)
+        self._thread.start()
+
+    def put(self, event: str) -> None:
+        """Send an event some time; returns at once."""
+        try:
+            self._events.put_nowait(event)
+        except queue.Full:
+            self._fail("nothing takes the events, and no more are kept")
+
+    def close(self) -> None:
+        """Wait until everything is sent, at most the timeout."""
+        try:
+            self._events.put(None, timeout=self._timeout)
+        except queue.Full:
+            self._fail("nothing takes the events")
+            return
+        self._thread.join(self._timeout)
+        if self._thread.is_alive():
+            self._fail(f"no answer within {self._timeout:g} s")
+
+    def _work(self) -> None:
+        while (event := self._events.get()) is not None:
+            try:
+                self._send(event)
+                self._failing = False
+            except OSError as failure:  # requests' errors are of this class too
+                self._fail(_describe_failure(failure))
+
+    def _fail(self, why: str) -> None:
+        if not self._failing:
+            self._failing = True
+            self._failed(why)
+
+
+def sends(to: OpenLineage, root: Path) -> EventTransport:
+    """How events get where a pipeline wants them."""
+    if not to.to.startswith(("http://", "https://")):
+        return _to_file(root / to.to)
+    return _to_server(to)
+
+
+def _to_file(file: Path) -> EventTransport:
+    def send(event: str) -> None:
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(f"{event}\n")
+
+    return send
+
+
+def _to_server(to: OpenLineage) -> EventTransport:
+    import requests  # noqa: PLC0415  # only where it is asked for
+
+    headers = {"Content-Type": "application/json"}
+    if to.api_key is not None:
+        headers["Authorization"] = f"Bearer {to.api_key.get_secret_value()}"
+
+    def no_credentials(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        return request  # what a .netrc holds is not for this server
+
+    def send(event: str) -> None:
+        answer = requests.post(
+            f"{to.to.rstrip('/')}/api/v1/lineage",
+            data=event.encode(),
+            headers=headers,
+            auth=no_credentials,
+            timeout=to.timeout / 1000,
+            allow_redirects=False,
+        )
+        if not answer.ok or answer.is_redirect:
+            raise OSError(f"it answers with status {answer.status_code}")
+
+    return send
+
+
+def _describe_failure(failure: OSError) -> str:
+    """In words; what a server says in its answer is not repeated."""
+    if failure.strerror:
+        return failure.strerror
+    kind = type(failure).__name__
+    words = {"ConnectTimeout": "it cannot be reached", "ReadTimeout": "it does not answer in time"}
+    if kind == "OSError":
+        return str(failure)
+    return words.get(kind, f"it cannot be reached ({kind})")

@@ -1,0 +1,435 @@
+"""What is held: changes that rules keep back, and transactions that could not be decoded.
+
+Held changes by the keys that they connect: what one decision has to take together, and why it may not.
+
+A held change keeps every key it touches, so changes that share a key wait for each other. Of a table that keeps every
+change nothing waits for anything: each stands for itself.
+
+Deciding on held changes: letting them through as they are, or giving them up.
+
+A decision is one commit to the control table `decisions` and comes into force right before the position behind the
+table's watermark: the span that passes it carries it out, and so does every rebuild. Nothing else is written here, so
+there is nothing to be left half done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.compute as pc
+
+from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.project import Project, Target
+from cdc_lake.config.rules import rule_name
+from cdc_lake.control.cuts import Cut, last_cut
+from cdc_lake.control.quarantine import FAILED, QuarantineLog, hold_log, open_holds
+from cdc_lake.control.streams import UndecodedTransaction, source_table, waiting
+from cdc_lake.control.table_pauses import stopped_tables
+from cdc_lake.errors import DecidedOtherwise, HoldStays, NotHeld
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.position import Span
+from cdc_lake.model.quarantine import DISCARD, FIRST_ORDINAL, ON, Place, Verb, place_of
+from cdc_lake.model.relation import TableName
+from cdc_lake.silver.kind import Kind, RowIdentity
+from cdc_lake.silver.kinds import kind_of
+from cdc_lake.silver.row_tracing import Key, unit_of
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.tables.control_schema import utc_now
+from cdc_lake.tables.control_tables import control_tables, lease
+from cdc_lake.tables.silver_table import read_marker
+
+_FAR = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class HeldChange:
+    """A change that is kept back. `rules`: those it breaks, none where it waits behind another change of its key.
+
+    `key`: after the change, of a delete before it. `decided`: what was decided and is not in force yet, `release` or
+    `discard`. `group`: the group of tables that holds its transaction whole, None where it is held by itself.
+    """
+
+    table: str
+    source: str
+    position: str
+    ordinal: int
+    op: str
+    rules: tuple[str, ...]
+    key: tuple[str | None, ...]
+    decided: str | None = None
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldList:
+    """Everything that waits, in order. `behind`: transactions that wait behind the first undecodable one."""
+
+    undecodable: tuple[UndecodedTransaction, ...]
+    behind: int
+    changes: tuple[HeldChange, ...]
+
+
+def held_list(project: Project) -> HeldList:
+    """What waits now. Raises LakeError."""
+    reader, control = bronze_reader(project), control_tables(project)
+    state = reader.state()
+    if state is None:
+        return HeldList((), 0, ())
+    cut = last_cut(control, state.stream)
+    ahead = Span(state.epoch, cut.position if cut is not None else -1, max(state.upto, cut.position if cut else -1))
+    undecodable = reader.undecodable(ahead)
+    queued = 0
+    if undecodable:
+        queued = len(reader.commits(Span(state.epoch, undecodable[0].position, ahead.upto)))
+    log = hold_log(control)
+    changes: list[HeldChange] = []
+    for relation in sorted(set(log.held["relation"].to_pylist())):
+        holds = held_of(project, log, state, cut, project.target(TableName.parse(relation)))
+        changes += [holds.describe_row(row) for row in holds.rows]
+    return HeldList(waiting(reader, ahead, state.stream), queued, tuple(changes))
+
+
+@dataclass(frozen=True)
+class HeldOf:
+    """What is held of one table at its watermark, as rows of the control table; `pending`: place → what was decided
+    and is not in force yet.
+    """
+
+    target: Target
+    stream: str
+    watermark: int
+    layout: int | None
+    rows: Sequence[Mapping[str, Any]]
+    pending: Mapping[Place, str]
+    group: str | None = None
+
+    def describe_row(self, row: Mapping[str, Any]) -> HeldChange:
+        """One of its rows as it is listed."""
+        return HeldChange(
+            table=self.target.label,
+            source=str(self.target.source),
+            position=format_stream_position(self.stream, row["position"]),
+            ordinal=row["ordinal"],
+            op=row["op"],
+            rules=tuple(row["rules"] or ()) if row["reason"] == FAILED else (),
+            key=tuple(row["key"] or row["from_key"] or ()),
+            decided=self.pending.get(place_of(row)),
+            group=self.group,
+        )
+
+
+def held_of(project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: Cut | None, target: Target) -> HeldOf:
+    """What is held of one table now."""
+    relation = str(target.source)
+    marker = read_marker(project, target, state.stream)
+    listed = None if cut is None else cut.tables.get(relation)
+    listed_position = -1 if listed is None else listed.position
+    watermark = max(listed_position, -1 if marker.position is None else marker.position)
+    rows = open_holds(log, relation, state.epoch, marker.generation, watermark).rows.to_pylist()
+    ahead = log.decisions_on(relation, Span(state.epoch, watermark, _FAR)).rows
+    pending = {place_of(row, ON): row["verb"] for row in ([] if ahead is None else ahead.to_pylist())}
+    layout = None if listed is None else listed.layout
+    if layout is None:  # also where the cut is of a version that did not say
+        layout = max((row["layout"] for row in rows), default=None)
+    group = project.group(target.source)
+    return HeldOf(target, state.stream, watermark, layout, rows, pending, None if group is None else group.name)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldGroup:
+    """Held changes that wait together, in order: rows of the control table `held`."""
+
+    rows: tuple[Mapping[str, Any], ...]
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """The keys that they keep."""
+        distinct = {tuple(key) for row in self.rows for key in (row["key"], row["from_key"]) if key is not None}
+        return tuple(sorted(distinct, key=repr))
+
+    def for_table(self, relation: str) -> HeldGroup:
+        """Those of one table."""
+        return HeldGroup(tuple(row for row in self.rows if row["relation"] == relation))
+
+    @property
+    def broken(self) -> frozenset[str]:
+        """What they break."""
+        return frozenset(name for row in self.rows if row["reason"] == FAILED for name in row["rules"] or ())
+
+    @property
+    def moves(self) -> bool:
+        """Whether a row goes from one key to another."""
+        return any(row["from_key"] is not None and row["from_key"] != row["key"] for row in self.rows)
+
+
+def groups(rows: Sequence[Mapping[str, Any]], kind: Kind) -> list[HeldGroup]:
+    """Open held changes of a table of that kind, together where they wait together, by their first change."""
+    return [HeldGroup((row,)) for row in rows] if kind.identity is RowIdentity.PLACE else group_by_key(rows)
+
+
+def group_by_key(rows: Sequence[Mapping[str, Any]]) -> list[HeldGroup]:
+    """Open held changes of rows with keys, together where they share one."""
+    return _group_rows(rows, lambda row: HeldGroup((row,)).keys)
+
+
+def group_across_tables(rows: Sequence[Mapping[str, Any]]) -> list[HeldGroup]:
+    """Open held changes of the tables of a group, together where they share a key or a transaction."""
+    return _group_rows(rows, _of_group)
+
+
+def _of_group(row: Mapping[str, Any]) -> list[Hashable]:
+    unit = unit_of(row["position"], row["ordinal"], row["op"])
+    return [*((row["relation"], key) for key in HeldGroup((row,)).keys), *([] if unit is None else [unit])]
+
+
+def _group_rows(
+    rows: Sequence[Mapping[str, Any]], of: Callable[[Mapping[str, Any]], Sequence[Hashable]]
+) -> list[HeldGroup]:
+    """Rows together where they share something, by their first one."""
+    leader: dict[Hashable, Hashable] = {}
+
+    def find_leader(item: Hashable) -> Hashable:
+        while (other := leader.setdefault(item, item)) != item:
+            leader[item] = leader[other]
+            item = other
+        return item
+
+    for row in rows:
+        first, *others = [find_leader(item) for item in of(row)]
+        for other in others:
+            leader[other] = first
+    groups_by_leader: dict[Hashable, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups_by_leader.setdefault(find_leader(of(row)[0]), []).append(row)
+    return [HeldGroup(tuple(group)) for group in groups_by_leader.values()]
+
+
+def objection(group: HeldGroup, verb: Verb, target: Target, kind: Kind) -> str | None:
+    """Why a group cannot be decided on like that, None where it can."""
+    if target.transforms.where is not None:
+        return "the table has a filter: whether silver has the row depends on values that wait"
+    if group.moves and target.transforms.any:
+        return "the table has computed columns, and a key moves: what they read depends on values that wait"
+    if verb == DISCARD:
+        no_key = kind.identity is RowIdentity.CONTENT
+        return "rows of the table have no key: nobody could tell which of them were given up" if no_key else None
+    if beyond := group.broken - {rule_name(rule) for rule in target.row_rules}:
+        return f"no rule of the pipeline holds it that could be waived, but {', '.join(sorted(beyond))}"
+    return None
+
+
+_FACTS = ("csn", "lsn", "xid", "commit_ts")
+_TUPLES = ("op", "rules", "key", "from_key", "layout", "new", "old", "old_kind", "unchanged")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which held changes of a table: those that keep a key (its parts as texts, in key order), or all; with `rule` of
+    these only what nothing but this rule holds.
+    """
+
+    key: Key | None = None
+    rule: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Keys that wait together and stay held, and why."""
+
+    keys: tuple[Key, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldDecision:
+    """What was decided, or would be: `done` says which. `position`: right before it the decision comes into force;
+    `changes`: those that it is on, in order; `before`: how many of the chosen ones were decided like that already;
+    `left`: what was chosen and stays held; `paused`: whether the table is, so that a run makes it only once it goes on.
+    """
+
+    verb: Verb
+    table: str
+    source: str
+    reason: str
+    done: bool
+    position: str
+    changes: tuple[HeldChange, ...]
+    before: int
+    left: tuple[Left, ...]
+    paused: bool = False
+
+
+def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str, *, yes: bool) -> HeldDecision:
+    """Decide on held changes of a source table; without `yes` only say which.
+
+    In a group that holds whole transactions those are decided whole, in all its tables.
+
+    Raises TableNotKnown, AnotherApply, ControlNotWritten; NotHeld, HoldStays, DecidedOtherwise for a key that is named.
+    """
+    name = source_table(table)
+    with lease(project.lease) if yes else nullcontext():
+        reader, control = bronze_reader(project), control_tables(project)
+        state = reader.state()
+        if state is None:
+            raise NotHeld(f"nothing of {name} is held: bronze holds no stream", where=reader.place)
+        log = hold_log(control)
+        tables = _tables(project, log, state, last_cut(control, state.stream), name)
+        holds = tables[str(name)]
+        earlier = _earlier(log, state, holds, verb, choice)
+        selection = _Chosen((), earlier, ()) if earlier else _chosen(tables, holds, reader, verb, choice)
+        fresh_rows = sorted((row for group in selection.fresh for row in group.rows), key=place_of)
+        position = holds.watermark + 1
+        if yes and fresh_rows:
+            recorded = []
+            for relation, table_holds in tables.items():
+                of_table = (pc.field("relation") == relation) & (pc.field("epoch") == state.epoch)
+                ordinals = log.decisions.filter(of_table & (pc.field("position") == position))["ordinal"].to_pylist()
+                first = max(ordinals, default=FIRST_ORDINAL - 1) + 1
+                rows = [row for row in fresh_rows if row["relation"] == relation]
+                recorded += (
+                    _decision_rows(reader, state, table_holds, verb, reason, position, first, rows) if rows else []
+                )
+            control.append("decisions", recorded)
+    return HeldDecision(
+        verb=verb,
+        table=holds.target.label,
+        source=str(name),
+        reason=reason,
+        done=yes,
+        position=format_stream_position(state.stream, position),
+        changes=tuple(tables[row["relation"]].describe_row(row) for row in fresh_rows),
+        before=selection.before,
+        left=selection.left,
+        paused=str(name) in stopped_tables(project, control),
+    )
+
+
+def _tables(
+    project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: Cut | None, name: TableName
+) -> dict[str, HeldOf]:
+    """What is held of a table and of the others of its group. Raises HoldStays."""
+    group = project.group(name)
+    names = (name,) if group is None else group.tables
+    tables = {str(table): held_of(project, log, state, cut, project.target(table)) for table in names}
+    if len({table.watermark for table in tables.values() if table.watermark >= 0}) > 1:
+        hint = "`cdc-lake run` brings them to one position, or says what keeps one of them"
+        raise HoldStays(f"the tables of the group of {name} are not at one position", hint=hint)
+    return tables
+
+
+def _earlier(log: QuarantineLog, state: StreamCheckpoint, holds: HeldOf, verb: Verb, choice: Choice) -> int:
+    """How many changes of a named key, which does not wait now, were decided like that before."""
+    if choice.key is None or any(choice.key in HeldGroup((row,)).keys for row in holds.rows):
+        return 0
+    before = log.decisions_on(str(holds.target.source), Span(state.epoch, -1, holds.watermark)).rows
+    rows = [] if before is None else before.to_pylist()
+    return sum(row["verb"] == verb and choice.key in HeldGroup((row,)).keys for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """`fresh`: what is to be decided; `before`: changes that were decided like that already."""
+
+    fresh: tuple[HeldGroup, ...]
+    before: int
+    left: tuple[Left, ...]
+
+
+def _chosen(tables: Mapping[str, HeldOf], holds: HeldOf, reader: BronzeReader, verb: Verb, choice: Choice) -> _Chosen:
+    name = str(holds.target.source)
+    if not holds.rows or holds.layout is None:
+        if choice.key is None:
+            return _Chosen((), 0, ())
+        raise NotHeld(f"nothing of {name} is held")
+    kinds = {
+        relation: kind_of(table.target, reader.layouts([table.target.source])[table.layout])
+        for relation, table in tables.items()
+        if table.rows and table.layout is not None
+    }
+    fresh: list[HeldGroup] = []
+    left: list[Left] = []
+    before = 0
+    every = sorted((row for table in tables.values() for row in table.rows), key=place_of)
+    waiting = [
+        (group, own)
+        for group in (groups(holds.rows, kinds[name]) if len(tables) == 1 else group_across_tables(every))
+        if (own := group.for_table(name)).rows and (choice.key is None or choice.key in own.keys)
+    ]
+    if not waiting:
+        raise NotHeld(f"no held change of {name} keeps that key")
+    for group, own in waiting:
+        if choice.rule is not None and choice.rule not in group.broken:
+            continue
+        decided = {tables[row["relation"]].pending.get(place_of(row)) for row in group.rows} - {None}
+        if decided - {verb}:
+            several = pluralize(len(group.rows), "held change")
+            raise DecidedOtherwise(f"for {several} of {name} the other was decided")
+        if decided:
+            before += len(group.rows)
+            continue
+        whys = (objection(group.for_table(table), verb, tables[table].target, kind) for table, kind in kinds.items())
+        why = next((why for why in whys if why is not None), None)
+        if choice.rule is not None and (others := group.broken - {choice.rule}):
+            why = f"it is held by {', '.join(sorted(others))} too"
+        if why is None:
+            fresh.append(group)
+        elif choice.key is not None:
+            raise HoldStays(f"held changes of {name} cannot be {_PAST[verb]}: {why}")
+        else:
+            left.append(Left(own.keys, why))
+    return _Chosen(tuple(fresh), before, tuple(left))
+
+
+_PAST: Mapping[Verb, str] = {"release": "released", "discard": "discarded"}
+
+
+def _decision_rows(
+    reader: BronzeReader,
+    state: StreamCheckpoint,
+    holds: HeldOf,
+    verb: Verb,
+    reason: str,
+    position: int,
+    first: int,
+    rows: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Rows of the control table `decisions`, which come into force in their order."""
+    facts = _facts(reader, state, holds, [place_of(row) for row in rows])
+    return [
+        {
+            "stream": state.stream,
+            "epoch": state.epoch,
+            "position": position,
+            "ordinal": first + n,
+            "verb": verb,
+            "told": reason,
+            "relation": str(holds.target.source),
+            "table": holds.target.label,
+            **dict(zip(ON, place_of(row), strict=True)),
+            **{name: row[name] for name in _TUPLES},
+            **facts.get(place_of(row), dict.fromkeys(_FACTS)),
+            "recorded_at": utc_now(),
+        }
+        for n, row in enumerate(rows)
+    ]
+
+
+def _facts(
+    reader: BronzeReader, state: StreamCheckpoint, holds: HeldOf, places: Sequence[Place]
+) -> dict[Place, dict[str, Any]]:
+    """What bronze knows of changes besides their tuples, as far as it has them still."""
+    positions = sorted({position for position, _ in places})
+    files = reader.applied_files()
+    paths = files.select(
+        epoch=state.epoch, after=positions[0] - 1, upto=positions[-1], relations=[str(holds.target.source)]
+    )
+    wanted = (pc.field("epoch") == state.epoch) & (pc.field("relation") == str(holds.target.source))
+    table = files.read(paths, ["position", "ordinal", *_FACTS], wanted & pc.field("position").isin(positions))
+    wanted_places = set(places)
+    rows = table.filter(pc.is_valid(table["ordinal"])).to_pylist()
+    return {place_of(row): {name: row[name] for name in _FACTS} for row in rows if place_of(row) in wanted_places}

@@ -1,0 +1,359 @@
+"""Landing: one bronze commit at a time, while the source is read and answered, and the next batch decoded.
+
+Two threads of their own, one for each of what changes go through: they become columns, a few mebibytes of them at a
+time and long before their batch is closed; then a batch is written and committed. Both work mostly outside of Python's
+interpreter lock. What waits for decoding is bytes, what waits for writing is columns: the first are given back early.
+
+Of a batch with a transaction that cannot be decoded what stands before it is committed; then there is a `fault`.
+
+A large transaction is decoded by its writer, a part at a time. Where decoding one transaction takes what those before
+it taught, so is what stands behind it in its batch; what the next batch has waits until it is landed.
+
+Outlasting: a receiver goes on while its lake is away or full, until that comes back.
+
+A commit that failed for a reason that waiting can heal is made again, with longer and longer pauses. Meanwhile the
+connection stays, the server's keepalives are answered and nothing is confirmed, so nothing is lost: the server keeps
+it. What a failed commit left is read from the table before the next attempt, so none is made twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass
+from itertools import groupby
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import pyarrow as pa
+
+from cdc_lake.bronze.contract import BronzeCommit, BronzeWriter, StreamCheckpoint, Tabulate, TransactionBatch
+from cdc_lake.bronze.row_builder import one_thread
+from cdc_lake.connectors.snapshot_copy import Stopped
+from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.decode.change_batch import ChangeColumns, concat_changes
+from cdc_lake.decode.in_parts import InParts, release_transaction
+from cdc_lake.decode.pgoutput.columnar import tabulate
+from cdc_lake.decode.transaction import ReceivedTransaction
+from cdc_lake.errors import DecodeError, LakeError, Retry
+from cdc_lake.model.relation import Relation
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+
+PART_BYTES: Final = 2 << 20
+"""Bytes of whole transactions that are worth decoding before their batch is closed."""
+
+_MOST_BEHIND: Final = 4 * PART_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """Columns of so many transactions, and why there are no more."""
+
+    columns: ChangeColumns | None
+    transactions: int
+    fault: DecodeError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Transactions being decoded, and their bytes."""
+
+    columns: Future[_Decoded]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """Transactions that are decoded by their writer, as they stand behind a large one."""
+
+    transactions: Sequence[ReceivedTransaction]
+
+
+class _Ready:
+    """What a batch's writer asks for columns (`bronze.contract.Tabulate`): decoded before, but for parts of large ones
+    and what has to be decoded behind them.
+    """
+
+    def __init__(self, batch: TransactionBatch, tabulate: Tabulate) -> None:
+        self.batch = batch
+        self.failed: int | None = None
+        """Of the batch's transactions, the first one that could not be decoded by the writer."""
+        self._tabulate = tabulate
+        self._runs: dict[int, list[tuple[ChangeColumns, int]]] = {}  # by the position of the last transaction
+        self._later: dict[int, ReceivedTransaction] = {}  # by position
+
+    def add(self, run: list[tuple[ChangeColumns, int]], end: int) -> None:
+        """The columns of transactions that stand together, up to number `end` of the batch, exclusive."""
+        if run:
+            self._runs[self.batch.transactions[end - 1].bounds.position] = run
+
+    def defer_decode(self, transactions: Sequence[ReceivedTransaction]) -> None:
+        """These are decoded when they are asked for."""
+        self._later.update((transaction.bounds.position, transaction) for transaction in transactions)
+
+    def __call__(self, fresh: Sequence[Any]) -> ChangeColumns:
+        last = fresh[-1].bounds.position
+        if (run := self._runs.get(last)) is not None:
+            repeats = sum(count for _, count in run) - len(fresh)
+            return concat_changes(run, pa.chunked_array).without_first(repeats)
+        try:
+            return self._tabulate([self._later.get(transaction.bounds.position, transaction) for transaction in fresh])
+        except DecodeError as error:
+            positions = [transaction.bounds.position for transaction in self.batch.transactions]
+            self.failed = positions.index(fresh[0].bounds.position) + error.good
+            raise
+
+
+class BronzeCommitPipeline:
+    """Hands commits to the writer. At most one is under way; what it made durable is taken by `poll` or `finish`.
+
+    What was given to `decode` since the last `append` is what the next batch holds; `tabulate` makes columns of it.
+
+    As a context manager it waits for the commit under way at the end and drops its result: bronze itself is asked
+    at the next start.
+    """
+
+    def __init__(
+        self, bronze: BronzeWriter, tabulate: Tabulate, worker: Callable[[str], Executor] = one_thread
+    ) -> None:
+        """`worker` makes what does one thing after the other, beside the caller."""
+        self._bronze = bronze
+        self._tabulate = tabulate
+        self._decoding = worker("decode")
+        self._writing = worker("bronze")
+        self._parts: list[_Part | InParts | _Later] = []  # of the next batch
+        self._undecoded_parts: list[_Part] = []  # of any batch, not decoded yet when last looked at
+        self._commit: Future[BronzeCommit] | None = None
+        self._before: Future[BronzeCommit] | None = None  # what is decoded from now on waits for this commit
+        self.fault: DecodeError | None = None
+        """Of the transaction behind the commit taken last, where that ends early: nothing behind it is to be landed."""
+        self._ended_by: DecodeError | None = None  # the same of the commit under way
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writing.shutdown(wait=True)
+        self._decoding.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def busy(self) -> bool:
+        """True from the start of a commit until its result is taken."""
+        return self._commit is not None
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether so much waits for decoding that nothing more should be read."""
+        self._undecoded_parts = [part for part in self._undecoded_parts if not part.columns.done()]
+        return sum(part.size for part in self._undecoded_parts) >= _MOST_BEHIND
+
+    def decode(self, transactions: Sequence[ReceivedTransaction]) -> None:
+        """Start to make columns of the transactions that the next batch has, behind those given before."""
+        for large, group in groupby(transactions, key=lambda item: isinstance(item, InParts)):
+            if large:
+                self._parts += [item for item in group if isinstance(item, InParts)]
+                continue
+            together = list(group)
+            if _in_order(self._parts):
+                self._parts.append(_Later(together))
+                continue
+            size = sum(transaction.size for transaction in together)
+            part = _Part(self._decoding.submit(self._decode, together, self._before), size)
+            self._parts.append(part)
+            self._undecoded_parts.append(part)
+
+    def append(self, batch: TransactionBatch) -> None:
+        """Start the commit of a batch all of whose transactions were given to `decode`; only when not busy."""
+        assert self._commit is None
+        parts, self._parts = self._parts, []
+        self._commit = self._writing.submit(self._append, batch, parts)
+        self._before = self._commit if _in_order(parts) else None
+
+    def advance(self, position: int, confirm: int, empty: int) -> None:
+        """Start an empty commit up to `position`; only when not busy."""
+        assert self._commit is None
+        self._commit = self._writing.submit(self._bronze.advance, position, confirm, empty)
+
+    def rest(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds, until the commit under way is made or something is decoded."""
+        if self._commit is not None and self._commit.done():
+            return
+        under_way: list[Future[Any]] = [part.columns for part in self._undecoded_parts if not part.columns.done()]
+        wait(under_way + ([self._commit] if self._commit is not None else []), timeout, FIRST_COMPLETED)
+
+    def poll(self) -> BronzeCommit | None:
+        """What the commit under way made durable, once it is done; raises what it raised."""
+        return self.finish() if self._commit is not None and self._commit.done() else None
+
+    def finish(self) -> BronzeCommit | None:
+        """Wait for the commit under way, however long; None where there is none."""
+        if self._commit is None:
+            return None
+        commit, self._commit = self._commit, None
+        landed = commit.result()
+        self.fault = self._ended_by
+        return landed
+
+    def settle(self) -> None:
+        """Wait until nothing is being decoded: `tabulate` may be called by somebody else then."""
+        wait([part.columns for part in self._undecoded_parts])
+
+    def _decode(self, transactions: Sequence[ReceivedTransaction], before: Future[BronzeCommit] | None) -> _Decoded:
+        if before is not None:
+            wait([before])
+        try:
+            return _Decoded(self._tabulate(transactions), len(transactions))
+        except DecodeError as fault:
+            good = transactions[: fault.good]
+            return _Decoded(self._tabulate(good) if good else None, len(good), fault)
+
+    def _append(self, batch: TransactionBatch, parts: list[_Part | InParts | _Later]) -> BronzeCommit:
+        ready = _Ready(batch, self._tabulate)
+        run: list[tuple[ChangeColumns, int]] = []
+        end = 0
+        for part in parts:
+            if isinstance(part, InParts):
+                ready.add(run, end)
+                run, end = [], end + 1
+                continue
+            if isinstance(part, _Later):
+                ready.defer_decode(part.transactions)
+                end += len(part.transactions)
+                continue
+            decoded = part.columns.result()
+            end += decoded.transactions
+            if decoded.columns is not None:
+                run.append((decoded.columns, decoded.transactions))
+            if decoded.fault is not None:
+                batch = self._good(batch, end, decoded.fault)
+                break
+        ready.add(run, end)
+        try:
+            landed = self._bronze.append(batch, ready)
+        except DecodeError as fault:
+            if ready.failed is None:
+                raise
+            landed = self._bronze.append(self._good(batch, ready.failed, fault), ready)
+        for transaction in batch.transactions:
+            release_transaction(transaction)
+        return landed
+
+    def _good(self, batch: TransactionBatch, count: int, fault: DecodeError) -> TransactionBatch:
+        """What of a batch stands before the transaction that cannot be decoded; raises its error where that is none."""
+        if not count:
+            raise fault
+        self._ended_by = fault
+        return batch.first(count)
+
+
+def _in_order(parts: Sequence[_Part | InParts | _Later]) -> bool:
+    """Whether what comes behind these is to be decoded behind them."""
+    return any(isinstance(part, InParts) and part.in_order for part in parts)
+
+
+PAUSES: Final = (0.5, 30.0)
+"""Seconds: the first and the longest pause between two attempts."""
+
+T = TypeVar("T")
+
+
+class RetryingBronzeWriter:
+    """A bronze writer that waits for its lake (`bronze.contract.BronzeWriter`); used by one thread at a time.
+
+    `stop` ends the waiting: Stopped is raised then. Entered for a connection, whose end ends it too.
+    """
+
+    def __init__(
+        self,
+        bronze: BronzeWriter,
+        stop: threading.Event,
+        report: ProgressReporter,
+        note: ReceiverNote,
+        pauses: tuple[float, float] = PAUSES,
+    ) -> None:
+        self._bronze = bronze
+        self._stop = stop
+        self._report = report
+        self._note = note
+        self._pauses = pauses
+        self._left = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._left.clear()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left.set()
+
+    def state(self) -> StreamCheckpoint | None:
+        """See BronzeWriter; asked once: the loop tries again with the whole connection."""
+        return self._bronze.state()
+
+    def begin_stream(self, stream: str, start: int, confirm: int | None = None, *, after: int = 0) -> StreamCheckpoint:
+        """See BronzeWriter; tried once: a stream is begun where its slot was just looked at."""
+        return self._bronze.begin_stream(stream, start, confirm, after=after)
+
+    def append(
+        self, batch: TransactionBatch | Sequence[ReceivedTransaction], tabulate: Tabulate = tabulate
+    ) -> BronzeCommit:
+        """Commit whole transactions in order; those at or below `upto` are dropped."""
+        return self._outlast(lambda: self._bronze.append(batch, tabulate))
+
+    def advance(self, position: int, confirm: int, empty: int = 0) -> BronzeCommit:
+        """Record by an empty commit that nothing is missing up to `position`, and that `confirm` may be confirmed."""
+        return self._outlast(lambda: self._bronze.advance(position, confirm, empty))
+
+    def turn_back(self, position: int) -> StreamCheckpoint:
+        """See BronzeWriter; tried once, as `begin_stream`."""
+        return self._bronze.turn_back(position)
+
+    def append_snapshot(
+        self, snapshot: str, chunk: int, relation: Relation, rows: object, first_ordinal: int, position: int
+    ) -> BronzeCommit:
+        """Commit a chunk of snapshot rows, a list<string> array by position in the layout; a repeat is dropped."""
+        return self._outlast(
+            lambda: self._bronze.append_snapshot(snapshot, chunk, relation, rows, first_ordinal, position)
+        )
+
+    def as_landed(self, relation: Relation) -> Relation:
+        """The layout that snapshot rows of one have in bronze: another one where columns are redacted on the way."""
+        return self._bronze.as_landed(relation)
+
+    def _outlast(self, commit: Callable[[], T]) -> T:
+        pause, longest = self._pauses
+        waited = False
+        while True:
+            try:
+                result = commit()
+            except LakeError as error:
+                if error.retry is Retry.NEVER or self._left.is_set():
+                    raise
+                if self._stop.is_set():
+                    raise Stopped from error
+                waited = True
+                self._report(retrying(error, pause))
+                self._note.waits(error)
+                self._rest(pause)
+                pause = min(2 * pause, longest)
+            else:
+                if waited:
+                    self._note.goes_on()
+                    self._report(ProgressEvent("retry", "the lake is back: the receiver goes on"))
+                return result
+
+    def _rest(self, seconds: float) -> None:
+        """A pause, shorter where the waiting ends."""
+        for _ in range(round(seconds / 0.1)):
+            if self._left.is_set() or self._stop.wait(0.1):
+                return
+
+
+def retrying(error: LakeError, pause: float) -> ProgressEvent:
+    """What is told of a failure that is waited out."""
+    location = f" at {error.where}" if error.where else ""
+    return ProgressEvent("retry", f"{error.message}{location}; next attempt in {pause:g} s", facts={"code": error.code})

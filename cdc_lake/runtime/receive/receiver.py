@@ -1,0 +1,233 @@
+"""Attempts: how soon a receiver that lost its source, or its lake, tries again, and how often it says so.
+
+A source is tried at one pace: whoever comes back is tried within a second and a quarter, to be read again within two,
+and no server that is down sees more than one attempt a second. The pause is drawn anew each time, so that receivers
+that lost one server come back to it one by one. Who takes a connection and drops it again, before anything landed, is
+tried with longer and longer pauses. So is a lake, as every attempt there costs requests.
+
+What goes on beside a stream where the pipeline asks for it: a watch over the WAL, a heartbeat of a PostgreSQL.
+
+Loop 1: from the slot into bronze. Owns the replication slot; needs neither Spark nor a JVM.
+
+    frames → whole transactions → in order → one commit, durable → only then is the server told it may forget
+
+Here is what holds it up over losses of its connection and of the lake; what it does with one connection's stream is
+`runtime.receive.loop`.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Final
+
+from cdc_lake.bronze.contract import BronzeWriter
+from cdc_lake.config.project import Project
+from cdc_lake.config.source import PostgresSource
+from cdc_lake.connectors.open_stream import PATIENCE, OpenStream, ReceiverHealth, do_nothing
+from cdc_lake.connectors.snapshot_copy import Stopped
+from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.errors import LakeError, Retry, SlotGivenUp, SourceError
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.observability.failpoints import CONNECTED, failpoint
+from cdc_lake.runtime.receive.commit_pipeline import RetryingBronzeWriter, retrying
+from cdc_lake.runtime.receive.loop import ReceiveLoop, ReceiveSummary
+from cdc_lake.runtime.receive.stream_setup import open_stream
+from cdc_lake.runtime.receive.wal_budget_monitor import WalBudgetMonitor
+from cdc_lake.tables.control_tables import ControlTables, control_tables
+
+SOURCE_PAUSES: Final = (1.0, 1.25)
+"""Seconds: the shortest and the longest pause before the source is tried."""
+STEADY: Final = 10.0
+"""Seconds that a stream stands of which nothing landed, and still counts as one that was there."""
+_LONGER_AT_MOST: Final = 20  # times
+_LAKE_PAUSES: Final = (0.5, 10.0)  # seconds: the first and the longest
+_TOLD_EVERY: Final = 10.0  # seconds; a failure of another kind is told at once
+
+
+class ReconnectBackoff:
+    """Pauses between the attempts of one receiver."""
+
+    def __init__(
+        self,
+        report: ProgressReporter,
+        pauses: tuple[float, float] = SOURCE_PAUSES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._report = report
+        self._pauses = pauses
+        self._clock = clock
+        self._lake = _LAKE_PAUSES[0]
+        self._last_reported: tuple[str, float] | None = None
+        self._opened: tuple[float, object] | None = None
+        self._dropped = 0  # streams one after the other of which nothing came
+        self._longer = 1
+
+    def record_open(self, held: object) -> None:
+        """A stream is open; `held`: what bronze holds, as `over` compares it."""
+        self._opened = self._clock(), held
+
+    def record_end(self, held: object) -> bool:
+        """An attempt is over: whether it succeeded, which is that something landed, or that its stream stood long."""
+        opened, self._opened, self._longer = self._opened, None, 1
+        if opened is None:
+            return False
+        if held == opened[1] and self._clock() - opened[0] < STEADY:
+            self._longer = min(2**self._dropped, _LONGER_AT_MOST)
+            self._dropped += 1
+            return False
+        self._lake, self._last_reported, self._dropped = _LAKE_PAUSES[0], None, 0
+        return True
+
+    def after_source(self, error: SourceError) -> float:
+        """The pause behind a failure of the source, which is told."""
+        pause = self._longer * random.uniform(*self._pauses)  # noqa: S311 - no secret
+        now = self._clock()
+        if (
+            self._last_reported is None
+            or self._last_reported[0] != error.code
+            or now - self._last_reported[1] >= _TOLD_EVERY
+        ):
+            self._last_reported = error.code, now
+            text = f"{error.message}; next attempt in {pause:.1f} s"
+            self._report(ProgressEvent("retry", text, facts={"code": error.code}))
+        return pause
+
+    def after_lake(self, error: LakeError) -> float:
+        """The same behind one of the lake."""
+        pause, self._lake = self._lake, min(2 * self._lake, _LAKE_PAUSES[1])
+        self._report(retrying(error, pause))
+        return pause
+
+
+@contextmanager
+def beside_the_stream(project: Project, report: ProgressReporter, *, once: bool) -> Iterator[WalBudgetMonitor | None]:
+    """Both while a receiver runs, the heartbeat for one without end; where the slot is given up, it is dropped then."""
+    source = project.pipeline.source
+    with ExitStack() as entered:
+        if isinstance(source, PostgresSource) and source.heartbeat is not None and not once:
+            # imported here: each kind of source needs its own driver only
+            from cdc_lake.connectors.postgres.adapter import Heartbeat  # noqa: PLC0415
+
+            entered.enter_context(Heartbeat(project, source.heartbeat, report))
+        if source.wal_budget is None:
+            yield None
+            return
+        watch = entered.enter_context(WalBudgetMonitor(project, source.wal_budget, report))
+        try:
+            yield watch
+        except SlotGivenUp:
+            watch.give_up()
+            raise
+
+
+ONCE_PATIENCE = 60.0
+"""Seconds a run with a goal goes on trying, while nothing lands and no stream stands."""
+
+
+def receive(
+    project: Project,
+    bronze: BronzeWriter,
+    *,
+    once: bool,
+    stop: threading.Event,
+    report: ProgressReporter,
+    control: ControlTables | None = None,
+    slot_patience: float = PATIENCE,
+    pulse: ReceiverHealth | None = None,
+    pauses: tuple[float, float] = SOURCE_PAUSES,
+) -> ReceiveSummary:
+    """Receive until `stop` is set or, with `once`, until bronze holds everything committed before the start.
+
+    Reconnects by itself once it was connected: without end, or with `once` for at most `ONCE_PATIENCE` seconds in which
+    no attempt succeeds (`runtime.receive.receiver`). A lake that is away or full is waited for without end; with
+    `once` the run ends. `pulse`: where the loop says how it does; `pauses`: in seconds, the shortest and the longest
+    before the source is tried again.
+    Raises SourceError, DecodeError, LakeError, StateError; bronze is then whole up to its last commit.
+    """
+    control = control or control_tables(project, project.pipeline.bronze.durability)
+    with ReceiverNote(project.lake, project.name, report) as note:
+        outlasting = None if once else RetryingBronzeWriter(bronze, stop, report, note)
+        bronze, waiting = outlasting or bronze, outlasting or nullcontext()
+        pulse = pulse or ReceiverHealth()
+        with beside_the_stream(project, report, once=once) as watch:
+            run = ReceiveLoop(
+                project, bronze, control,
+                once=once, stop=stop, report=report, connected=waiting, pulse=pulse, watch=watch,
+            )  # fmt: skip
+            enforce_wal_budget, checked_report = (
+                (do_nothing, report) if watch is None else (watch.enforce_wal_budget, _checking_budget(watch, report))
+            )
+            connect = partial(
+                open_stream,
+                project,
+                bronze,
+                control,
+                stop,
+                checked_report,
+                patience=slot_patience,
+                first=once,
+                enforce_wal_budget=enforce_wal_budget,
+            )
+            _connections(run, connect, note, ReconnectBackoff(report, pauses))
+    return run.summary()
+
+
+def _checking_budget(watch: WalBudgetMonitor, report: ProgressReporter) -> ProgressReporter:
+    """Tells, and where the slot is given up ends the initial copy, which tells of every chunk, as the stream would end.
+
+    Tables that are copied beside the stream are ended by it, those that are copied before it as `open_stream` heeds.
+    """
+    receiver = threading.current_thread()
+
+    def report_and_check(progress: ProgressEvent) -> None:
+        if threading.current_thread() is receiver:
+            watch.enforce_wal_budget()
+        report(progress)
+
+    return report_and_check
+
+
+def _connections(
+    run: ReceiveLoop,
+    connect: Callable[[], AbstractContextManager[OpenStream]],
+    note: ReceiverNote,
+    attempts: ReconnectBackoff,
+) -> None:
+    """One connection after the other, until the run is done or nothing can be waited for."""
+    give_up: float | None = None
+    while not run.stop.is_set():
+        run.enforce_wal_budget()
+        try:
+            with connect() as stream:
+                attempts.record_open((stream.state.upto, stream.state.confirm))
+                note.goes_on()
+                failpoint(CONNECTED)
+                run.follow(stream)
+                return
+        except Stopped:
+            return
+        except SourceError as error:
+            now = time.monotonic()
+            give_up = (None if attempts.record_end(_landed_positions(run)) else give_up) or now + ONCE_PATIENCE
+            if error.retry is Retry.NEVER or not run.has_connected or (run.once and now > give_up):
+                raise
+            pause = attempts.after_source(error)
+        except LakeError as error:
+            if error.retry is Retry.NEVER or not run.has_connected or run.once:
+                raise
+            attempts.record_end(_landed_positions(run))
+            note.waits(error)
+            pause = attempts.after_lake(error)
+        run.count(reconnects=1)
+        run.stop.wait(pause)
+
+
+def _landed_positions(run: ReceiveLoop) -> tuple[int | None, int | None]:
+    """What bronze holds by now, and lets the server forget."""
+    summary = run.summary()
+    return summary.upto, summary.confirm

@@ -1,0 +1,320 @@
+"""Repeats: transactions that a server sends again although bronze holds them, held against what bronze has.
+
+A repeat is dropped by its position. It is the same transaction as long as its xid and its content are the same: another
+one at a position that was landed means that server and bronze tell two histories. What was landed under another
+configuration may differ in content; so may what is read by other layouts where the stream's bytes do not say it all
+(the GaussDB family, whose catalog speaks of now). That is noted. A transaction that bronze does not hold (it is in the
+initial copy, or left by retention) has nothing to be held against.
+
+A restart stays quick: only what the newest files of bronze hold is looked at, and content of so many repeats only.
+
+The configuration of a pipeline, numbered: which tables it takes, what becomes of their values, how text is read.
+
+It decides what bronze holds of a transaction, so each COMMIT row has its number. Any other configuration than the last
+one gets the next number, in the control table `configurations`, before anything is landed under it. The key of hashes
+is part of it by a fingerprint only: a hash under that key, which does not tell it.
+
+Copying tables again, beside the stream: each as of a place among the transactions that is known exactly.
+
+    copied into bronze, chunk by chunk → `snapshots` says which tables, and where they stand
+
+The stream goes on meanwhile, and so does silver; the copy is in force where silver reaches its position
+(`runtime.apply.resync_swap`). A process that dies before the last step leaves rows that nobody reads.
+
+From a pipeline to an open stream, with everything that its rows pass on their way to bronze.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import pyarrow.compute as pc
+
+from cdc_lake.bronze.contract import COMMIT, BronzeWriter, StreamCheckpoint, Tabulate
+from cdc_lake.bronze.open import bronze_beside, bronze_reader
+from cdc_lake.bronze.reader import BronzeReader, span_filter
+from cdc_lake.config.project import Project
+from cdc_lake.connectors.factory import copy_again, opened_stream, source_view
+from cdc_lake.connectors.open_stream import PATIENCE, OpenStream, OrderedTransaction, TransactionOrdering, do_nothing
+from cdc_lake.connectors.redaction import (
+    NOTHING,
+    RedactedBronze,
+    changed_columns,
+    check_columns,
+    redaction_of,
+    with_redaction,
+)
+from cdc_lake.control.snapshots import CopiedTable, record_recopied
+from cdc_lake.decode.hashing import content_of
+from cdc_lake.decode.in_parts import InParts
+from cdc_lake.decode.redaction import Hasher
+from cdc_lake.decode.transaction import ReceivedTransaction
+from cdc_lake.errors import DecodeError, RepeatDiffers, TableNotKnown
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.position import Span
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.observability.failpoints import RECOPIED, failpoint
+from cdc_lake.source.base import format_stream_position
+from cdc_lake.source.socket_io import Opened, ignore_open
+from cdc_lake.tables.control_schema import ConfigurationRow, utc_now
+from cdc_lake.tables.control_tables import ControlTables, copy_lease
+
+_FILES: Final = 8  # of bronze, the newest ones
+_CONTENTS: Final = 1000  # repeats of a connection whose content is computed again
+_LARGEST: Final = 1 << 20  # bytes of a transaction whose content is
+
+
+class DuplicateVerifier:
+    """An order that looks at what comes again, besides another one (implements
+    `connectors.open_stream.TransactionOrdering`).
+
+    `reader` is asked for at the first repeat; `configuration` is the number of the pipeline's. `by_catalog`: content
+    says something only as long as the layouts are the same.
+    """
+
+    def __init__(
+        self,
+        order: TransactionOrdering,
+        reader: Callable[[], BronzeReader],
+        state: StreamCheckpoint,
+        *,
+        configuration: int,
+        tabulate: Tabulate,
+        by_catalog: bool = False,
+        report: ProgressReporter,
+    ) -> None:
+        self._order = order
+        self._reader = reader
+        self._state = state
+        self._configuration = configuration
+        self._tabulate = tabulate
+        self._by_catalog = by_catalog
+        self._report = report
+        self._landed: dict[int, dict[str, Any]] | None = None
+        self._left = _CONTENTS
+        self._noted = False
+
+    @property
+    def repeats(self) -> int:
+        """Transactions dropped because they were closed before."""
+        return self._order.repeats
+
+    @property
+    def waiting(self) -> int:
+        """Transactions that arrived and are not closed yet."""
+        return self._order.waiting
+
+    def take(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
+        """See Order. Raises RepeatDiffers."""
+        closed = self._order.take(transaction)  # what it says of a server that lost something says more
+        if transaction.bounds.position <= self._state.upto and transaction.count:
+            self._check(transaction)
+        return closed
+
+    def tend(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
+        """Look at the clock, after each reading of the stream; what is closed by passing over a gap."""
+        return self._order.tend(opened)
+
+    def _check(self, transaction: ReceivedTransaction) -> None:
+        if self._landed is None:
+            self._landed = self._read(transaction.bounds.position)
+        row = self._landed.get(transaction.bounds.position)
+        if row is None:
+            return
+        if None not in (row["xid"], transaction.bounds.xid) and row["xid"] != transaction.bounds.xid:
+            raise self._differs(transaction, f"as transaction {transaction.bounds.xid}, and was {row['xid']}")
+        info = json.loads(row["info"])
+        if info["configuration"] != self._configuration:
+            text = f"what comes again was landed under configuration {info['configuration']}, and stays as it is"
+            self._note(text, configuration=info["configuration"])
+        elif "undecodable" not in info and self._affords(transaction):
+            self._compare(transaction, info["content"])
+
+    def _compare(self, transaction: ReceivedTransaction, content: str) -> None:
+        try:
+            columns = self._tabulate([transaction])
+        except DecodeError as error:
+            if not self._by_catalog:
+                raise
+            self._note(f"what comes again cannot be read by the catalog of now: {error.message}", code=error.code)
+            return
+        if columns.undecoded or content_of(columns.digests).hex() == content:
+            return
+        position = transaction.bounds.position
+        if self._by_catalog and {columns.relations[n].layout for n in columns.relation if n >= 0} != self._layouts(
+            position
+        ):
+            text = "what comes again has other layouts by the catalog of now, and stays as it is"
+            self._note(text, position=format_stream_position(self._state.stream, position))
+            return
+        raise self._differs(transaction, "with other content")
+
+    def _layouts(self, position: int) -> set[int]:
+        """The layouts by which the changes of a transaction in bronze are read."""
+        span = Span(self._state.epoch, position - 1, position)
+        files = self._reader().files()
+        paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto)
+        rows = files.read(paths, ["layout"], span_filter(span) & pc.field("op").isin([*"IUDTM"]))
+        return {layout for layout in rows["layout"].unique().to_pylist() if layout is not None}
+
+    def _affords(self, transaction: ReceivedTransaction) -> bool:
+        self._left -= 1
+        return self._left >= 0 and transaction.size <= _LARGEST and not isinstance(transaction, InParts)
+
+    def _read(self, first: int) -> dict[int, dict[str, Any]]:
+        """COMMIT rows from a position on, by their own."""
+        span = Span(self._state.epoch, first - 1, self._state.upto)
+        files = self._reader().files()
+        paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=COMMIT)[-_FILES:]
+        rows = files.read(paths, ["position", "xid", "info"], span_filter(span) & (pc.field("op") == COMMIT))
+        return {row["position"]: row for row in rows.to_pylist()}
+
+    def _note(self, text: str, **facts: int | str) -> None:
+        if not self._noted:
+            self._noted = True
+            self._report(ProgressEvent("receive", text, facts=dict(facts)))
+
+    def _differs(self, transaction: ReceivedTransaction, how: str) -> RepeatDiffers:
+        position = format_stream_position(self._state.stream, transaction.bounds.position)
+        return RepeatDiffers(f"the transaction at {position} comes again {how}")
+
+
+_LABEL = b"cdc_lake key of redaction"
+
+
+def settings_of(project: Project) -> str:
+    """What decides, as canonical JSON; nothing in it is secret."""
+    bronze, source = project.pipeline.bronze, project.pipeline.source
+    key = bronze.redact_key
+    used = key is not None and any(rule.strategy == "sha256" for rule in bronze.redact)
+    settings = {
+        "tables": list(source.tables),
+        "encoding": source.model_dump(include={"encoding_errors", "hex_columns"}, exclude_defaults=True),
+        "redact": sorted([column, rule.strategy] for rule in bronze.redact for column in rule.columns),
+        "key": Hasher(key.get_secret_value().encode()).text(_LABEL) if key is not None and used else None,
+    }
+    return json.dumps(settings, sort_keys=True, ensure_ascii=False)
+
+
+def redacted_columns(project: Project) -> int:
+    """How many columns of the captured tables are redacted, as they are now. Raises RedactionUnfit, SourceError."""
+    with source_view(project) as source:
+        layouts = [layout for table in source.tables() if (layout := source.layout(table)) is not None]
+    return check_columns(project, layouts)
+
+
+def number_configuration(
+    project: Project, state: StreamCheckpoint | None, control: ControlTables, report: ProgressReporter
+) -> int:
+    """The number of the pipeline's configuration, recorded where it is a new one.
+
+    A new one is held against the source's tables first. Raises ConfigError where it does not fit them, SourceError,
+    ControlNotWritten.
+    """
+    settings = settings_of(project)
+    fingerprint = hashlib.sha256(settings.encode()).hexdigest()
+    last = next(reversed(control.configurations()), None)
+    if last is not None and last.fingerprint == fingerprint:
+        return last.number
+    redacts = bool(project.pipeline.bronze.redact)
+    if redacts:
+        columns = redacted_columns(project)
+        report(ProgressEvent("connect", f"columns that are redacted: {columns}", facts={"columns": columns}))
+    # what was landed before configurations were recorded has the number 1, and nothing of it was redacted
+    number = 1 + (last.number if last is not None else int(state is not None and redacts))
+    before = json.loads(last.settings) if last is not None else NOTHING
+    changed = changed_columns(before, json.loads(settings), lambda: _landed_layouts(project, state))
+    epoch, position = (0, None) if state is None else (state.epoch, state.upto)
+    control.record(ConfigurationRow(number, fingerprint, settings, json.dumps(changed), epoch, position, utc_now()))
+    if number > 1:
+        words = f"; redacted otherwise from now on: {', '.join(changed)}" if changed else ""
+        text = f"configuration {number} begins{words}"
+        report(ProgressEvent("connect", text, facts={"configuration": number, "changed": changed}))
+    return number
+
+
+def _landed_layouts(project: Project, state: StreamCheckpoint | None) -> Iterable[Relation]:
+    """All layouts that bronze holds."""
+    return () if state is None else bronze_reader(project).layouts().values()
+
+
+def recopy(
+    project: Project,
+    state: StreamCheckpoint,
+    tables: Sequence[TableName],
+    control: ControlTables,
+    stop: threading.Event,
+    report: ProgressReporter,
+    opened: Opened = ignore_open,
+) -> tuple[CopiedTable, ...]:
+    """Copy tables of a stream, all in one snapshot, and put the copies in force. `opened`: told of connections.
+
+    Raises AnotherCopy, TableNotKnown, CopyUnplaced, ConfigError, SourceError, LakeError, StateError, Stopped.
+    """
+    with copy_lease(project.lease):
+        number = number_configuration(project, state, control, report)
+        bronze = RedactedBronze(bronze_beside(project), redaction_of(project, number))
+        name, copied = copy_again(project, state, tables, bronze, control, stop, report, opened)
+        if missing := sorted(set(tables) - {copy.relation for copy in copied}):
+            raise TableNotKnown(f"the stream does not carry {', '.join(map(str, missing))}")
+        failpoint(RECOPIED)
+        record_recopied(control, state, name, copied)
+    position = format_stream_position(state.stream, copied[0].position)
+    text = (
+        f"copied {pluralize(len(copied), 'table')} beside the stream, as of {position}: silver "
+        "takes the copy when it is there"
+    )
+    report(ProgressEvent("snapshot", text, facts={"epoch": state.epoch}))
+    return copied
+
+
+@contextmanager
+def open_stream(
+    project: Project,
+    bronze: BronzeWriter,
+    control: ControlTables,
+    stop: threading.Event,
+    report: ProgressReporter,
+    *,
+    patience: float = PATIENCE,
+    first: bool = False,
+    enforce_wal_budget: Callable[[], object] = do_nothing,
+) -> Iterator[OpenStream]:
+    """Connect, start or check the stream, start replication; what it gives and copies is redacted. `first`: tables that
+    came to the pipeline are copied before anything is read; `enforce_wal_budget` is called meanwhile, now and then.
+
+    Raises ConfigError, SourceError, LakeError, StateError, Stopped.
+    """
+    number = number_configuration(project, bronze.state(), control, report)
+    redaction = redaction_of(project, number)
+    with opened_stream(
+        project,
+        RedactedBronze(bronze, redaction),
+        control,
+        stop,
+        report,
+        patience,
+        recopy,
+        first=first,
+        enforce_wal_budget=enforce_wal_budget,
+    ) as stream:
+        tabulate = with_redaction(stream.tabulate, redaction)
+        order = DuplicateVerifier(
+            stream.order,
+            partial(bronze_reader, project),
+            stream.state,
+            configuration=number,
+            tabulate=with_redaction(stream.again, redaction),
+            # what rows that name their columns mean depends on the catalog too, which speaks of now
+            by_catalog=project.pipeline.source.slot.plugin != "pgoutput",
+            report=report,
+        )
+        yield replace(stream, tabulate=tabulate, order=order)

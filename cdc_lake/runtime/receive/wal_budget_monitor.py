@@ -1,0 +1,230 @@
+"""Watching the WAL budget while a receiver runs: looks at the server, and what each step of the ladder asks for.
+
+smaller batches   the receiver's, at once
+bronze only       apply waits, told by a note (`connectors.wal_budget`), as it may run elsewhere
+exceeded          a warning with its code, again every ten minutes
+drop              the receiver stops, and the slot is dropped: only where the pipeline says so
+
+Upkeep beside the receiver: the number of bronze's files stays bounded however fast it commits.
+
+Now and then, counted in commits, a thread of its own looks whether small files are to be put together, and removes what
+nobody needs any more. The receiver goes on meanwhile. What fails here is told and tried again later: it never stops the
+receiver, which would fail by itself at what matters.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Final, Self
+
+import pyarrow as pa
+
+from cdc_lake.bronze import compaction
+from cdc_lake.bronze.open import bronze_table
+from cdc_lake.config.fields import format_milliseconds
+from cdc_lake.config.model import Batch
+from cdc_lake.config.project import Project
+from cdc_lake.config.source import WalBudget
+from cdc_lake.connectors.base import size
+from cdc_lake.connectors.factory import kept_wal
+from cdc_lake.connectors.snapshot_copy import PeriodicTask
+from cdc_lake.connectors.wal_budget import (
+    BudgetLevel,
+    BudgetStatus,
+    BudgetVerdict,
+    Mark,
+    WalNote,
+    WalSample,
+    add_mark,
+    judge,
+    prune_samples,
+)
+from cdc_lake.errors import CdcLakeError, SlotGivenUp, WalBudgetExceeded
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+
+LOOK_EVERY: Final = 10.0
+"""Seconds between two looks."""
+AGAIN_AFTER: Final = 600.0
+"""Seconds after which a budget that stays exceeded is told again."""
+SMALLER: Final = 4
+"""What the bounds of a batch are divided by, so that log is confirmed more often."""
+_PATIENCE: Final = 30.0  # seconds for our own reader to be gone before its slot is dropped
+
+
+class WalBudgetMonitor:
+    """Watches while it is entered."""
+
+    def __init__(self, project: Project, budget: WalBudget, report: ProgressReporter) -> None:
+        self._project = project
+        self._budget = budget
+        self._report = report
+        self._note = WalNote(project.lake, project.name, report)
+        self._looks: list[WalSample] = []
+        self._marks: list[Mark] = []
+        self._rung = BudgetLevel.CALM
+        self._told_at = 0.0
+        self._given_up: SlotGivenUp | None = None
+        self._kept_wal = kept_wal(project)
+        self._rounds = PeriodicTask(
+            "cdc-lake-wal", lambda: LOOK_EVERY, self._kept_wal.looking, self._ask, _ignore_error
+        )
+
+    def __enter__(self) -> Self:
+        self._marks = self._note.begin()
+        self._rounds.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._rounds.__exit__(kind, error, trace)
+        self._note.write(time.time(), None, self._marks)
+
+    def limits(self, batch: Batch) -> Batch:
+        """The bounds of a batch as they are to be now."""
+        if self._budget.on_exceeded == "alert" or self._rung is BudgetLevel.CALM:
+            return batch
+        names = ("max_bytes", "max_rows", "max_transactions", "max_delay")
+        return batch.model_copy(update={name: max(1, getattr(batch, name) // SMALLER) for name in names})
+
+    def enforce_wal_budget(self) -> None:
+        """Raise SlotGivenUp where the slot is to be dropped."""
+        if self._given_up is not None:
+            raise self._given_up
+
+    def give_up(self) -> None:
+        """Drop the slot, once its reader has gone. Raises SourceError."""
+        self._kept_wal.drop(_PATIENCE)
+
+    def _ask(self, ask: Callable[[], WalSample | None]) -> None:
+        """Look once."""
+        if (sample := ask()) is not None:  # a slot that is not made yet, or lost, the receiver tells
+            self.evaluate_sample(sample)
+
+    def evaluate_sample(self, now: WalSample) -> None:
+        """Judge what was seen, and let everybody know."""
+        self._looks = prune_samples([*self._looks, now])
+        verdict = judge(self._budget, self._looks, self._marks, self._rung)
+        self._marks = add_mark(self._budget, self._marks, now)
+        if verdict.rung is not self._rung:
+            self._report_level(verdict)
+        if verdict.rung.height >= BudgetLevel.EXCEEDED.height and now.observed_at - self._told_at >= AGAIN_AFTER:
+            self._told_at = now.observed_at
+            error = budget_exceeded_error(self._project.slot, self._budget, verdict)
+            self._report(ProgressEvent("warning", error.message, facts={"code": error.code}))
+        if verdict.rung is BudgetLevel.DROP:
+            words = budget_exceeded_error(self._project.slot, self._budget, verdict).message
+            self._given_up = SlotGivenUp(f"{words}: the slot is dropped, as the pipeline says")
+        self._rung = verdict.rung
+        self._note.write(now.observed_at, self._status(verdict), self._marks)
+
+    def _report_level(self, verdict: BudgetVerdict) -> None:
+        retained_text = f"{size(verdict.retained)} of WAL are kept, {verdict.used:.0%} of the budget"
+        self._report(ProgressEvent("receive", f"WAL budget: {verdict.rung}: {retained_text}; {verdict.reason}"))
+        if verdict.rung.height < BudgetLevel.EXCEEDED.height:
+            self._told_at = 0.0
+
+    def _status(self, verdict: BudgetVerdict) -> BudgetStatus:
+        pauses = self._budget.on_exceeded != "alert" and verdict.rung.height >= BudgetLevel.BRONZE_ONLY.height
+        return BudgetStatus(
+            step=verdict.rung.value,
+            reason=verdict.reason,
+            used=round(verdict.used, 4),
+            retained_bytes=verdict.retained,
+            age_seconds=round(verdict.age, 1),
+            growth=None if verdict.growth is None else round(verdict.growth, 1),
+            exceeded_in=None if verdict.exceeded_in is None else round(verdict.exceeded_in, 1),
+            pauses_apply=pauses,
+        )
+
+
+def budget_exceeded_error(name: str, budget: WalBudget, verdict: BudgetVerdict) -> WalBudgetExceeded:
+    """The error for a budget that is exceeded."""
+    limits = []
+    if budget.max_bytes is not None:
+        limits.append(size(budget.max_bytes))
+    if budget.max_age is not None:
+        limits.append(format_milliseconds(budget.max_age))
+    unit = 60 if verdict.age >= 120 else 1
+    age = format_milliseconds(1000 * unit * round(verdict.age / unit))
+    retained_text = f"{size(verdict.retained)} of WAL for slot `{name}`, and bronze lacks what is {age} old"
+    return WalBudgetExceeded(f"the server keeps {retained_text}: the budget is {' or '.join(limits)}; {verdict.reason}")
+
+
+def _ignore_error(error: CdcLakeError) -> None:
+    """The receiver needs the source too, and says why it cannot be asked."""
+    del error
+
+
+FILES_EVERY = 600.0
+"""Seconds between two looks for data files that nobody needs: they lie in one folder, which takes time to list."""
+
+
+class BronzeMaintenance:
+    """Keeps up the bronze table of a pipeline while it is received; leaving waits for what is under way."""
+
+    def __init__(self, project: Project, report: ProgressReporter) -> None:
+        self._project = project
+        self._report = report
+        self._after = project.pipeline.bronze.maintenance.compact_after_files
+        self._commits = self._after  # the first commit of a run looks: runs may be short and many
+        self._listed = -FILES_EVERY
+        self._thread: ThreadPoolExecutor | None = None
+        self._work: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+
+    def on_progress(self, progress: ProgressEvent) -> None:
+        """Pass on what the receiver tells, and count its commits."""
+        self._report(progress)
+        if progress.stage == "landed":
+            self._count_commit()
+
+    def _count_commit(self) -> None:
+        self._commits += 1
+        if self._after == 0 or self._commits < self._after or (self._work is not None and not self._work.done()):
+            return
+        self._commits = 0
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="cdc-lake-upkeep")
+        self._work = self._thread.submit(self._run)
+
+    def _run(self) -> None:
+        try:
+            self._keep_up()
+        except CdcLakeError as error:
+            self._report_failure(error.message, error.code)
+        except Exception as error:  # noqa: BLE001 - see above: told, and tried again after as many commits
+            self._report_failure(f"upkeep of bronze failed ({type(error).__name__})", None)
+        # what files and many commits left in pieces between others: 20 MiB in 200 s (measured), and more would come
+        pa.default_memory_pool().release_unused()
+
+    def _keep_up(self) -> None:
+        table = bronze_table(self._project)
+        if not compaction.prepare(table):
+            return
+        groups = compaction.compact(table, self._after)
+        now = time.monotonic()
+        if now - self._listed >= FILES_EVERY:
+            self._listed = now
+            compaction.tidy(table, self._project.pipeline.bronze.maintenance.keep_replaced / 1000)
+        else:
+            compaction.tidy(table, None)
+        if groups:
+            files = sum(len(group.paths) for group in groups)
+            text = f"{pluralize(files, 'file')} of bronze became {len(groups)}"
+            self._report(ProgressEvent("maintain", text, facts={"files": files, "into": len(groups)}))
+
+    def _report_failure(self, text: str, code: str | None) -> None:
+        self._report(ProgressEvent("maintain", f"{text}; it is tried again later", facts={"code": code}))

@@ -1,0 +1,149 @@
+"""Restart: a pipeline begins a new stream where the old one cannot go on, and keeps what it has.
+
+The slot that the stream was read from is dropped where it is still there, and the control tables say that the next
+start begins a new stream: slot, publication and copies as of a first run, in the next epoch of the same bronze. Silver
+tables, cuts, promises and decisions stay; each silver table begins again with its copy, and one that keeps a past keeps
+it. Other pipelines of the lake are not touched, and neither are slots that this pipeline did not make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project, Target
+from cdc_lake.connectors.factory import slot_care, source_view
+from cdc_lake.control.cuts import BROKEN, TableState, last_cut
+from cdc_lake.control.ownership import check_own_bronze
+from cdc_lake.control.streams import last_epoch, start_over
+from cdc_lake.errors import NoStream, OtherWriter, SilverPutBack, SlotActive, SlotForeign
+from cdc_lake.model.position import Span
+from cdc_lake.runtime.apply.table_integrity import damage, may_go_on
+from cdc_lake.source.base import StreamIdentity, format_stream_position
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.silver_table import read_marker
+
+WAITED: Final = 60
+"""Seconds that a hint says to wait for who reads a slot: as long as a server keeps one that broke off, by default."""
+
+
+_DAMAGE: Final = (OtherWriter.code, SilverPutBack.code)
+_NOT_OURS: Final = (
+    "correct `source`, or name a slot in `source.slot.name` that is not there yet: who made this one may need it; "
+    "`cdc-lake slot inspect` says who reads it and what it keeps. Did it come along with an upgrade of the server, and "
+    "nobody else reads it? Drop it first: `cdc-lake explain SRC216`"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RestartedTable:
+    """A table that is copied by the next run. `keeps`: its silver table keeps what its rows were."""
+
+    source: str
+    table: str
+    kind: str
+    keeps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """What a restart does. `done`: it was asked to; `slot`: the one that is dropped, None where there is none.
+
+    `left`: the slot that the old stream was read from, where the pipeline names another one now and it is still there.
+    `position`: the end of what bronze holds, None where bronze is gone; `unapplied`: transactions of it that silver
+    does not have yet.
+    """
+
+    pipeline: str
+    done: bool
+    slot: str | None
+    left: str | None
+    position: str | None
+    unapplied: int
+    tables: tuple[RestartedTable, ...]
+
+
+def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarted:
+    """Have the next run begin a new stream; without `yes` say what that does and change nothing.
+
+    `wait`: seconds that who reads the slot is waited for. Raises NoStream where there is no stream yet, SlotActive,
+    SlotForeign, OtherWriter, SourceError, LakeError.
+    """
+    control, reader = control_tables(project), bronze_reader(project)
+    state = reader.state()
+    if last_epoch(state, control) == 0:
+        words = "neither bronze nor the control tables know a stream: the first `cdc-lake run` begins one"
+        raise NoStream(words, where=reader.place)
+    if state is not None:
+        check_own_bronze(project, state, control)
+    with source_view(project) as source:
+        targets = [project.target(name) for name in source.tables()]
+        origin = source.origin()
+    before = StreamIdentity.parse(control.streams()[-1].stream if state is None else state.stream)
+    slots = {view.name: view for view in slot_care(project).views()}
+    slot, database = slots.get(project.slot), project.pipeline.source.database
+    if slot is not None and slot.database not in {None, database}:
+        words = f"slot `{project.slot}` is of database {slot.database}, and is not this pipeline's"
+        raise SlotForeign(words, hint="name another slot in `source.slot.name`: names of slots are the server's")
+    if slot is not None and origin != before.origin and not any(row.stream == origin for row in control.snapshots()):
+        words = f"slot `{project.slot}` ({origin}) is not the one that bronze was fed from, {before.origin}"
+        raise SlotForeign(words, hint=_NOT_OURS)
+    old = slots.get(before.slot) if before.slot != project.slot else None
+    left = before.slot if old is not None and old.database == database == before.database else None
+    cut = None if state is None else last_cut(control, state.stream)
+    if state is not None and cut is not None:
+        check_pasts(project, state.stream, targets, cut.tables)
+    unapplied = 0
+    if state is not None and cut is not None and cut.position < state.upto:
+        unapplied = len(reader.commits(Span(state.epoch, cut.position, state.upto)))
+    if yes:
+        if slot is not None:  # first: a process that dies behind it is told that the slot is missing
+            _drop(project, wait)
+        start_over(state, control)
+    return Restarted(
+        pipeline=project.name,
+        done=yes,
+        slot=None if slot is None else project.slot,
+        left=left,
+        position=None if state is None else format_stream_position(state.stream, state.upto),
+        unapplied=unapplied,
+        tables=tuple(RestartedTable(str(t.source), t.label, t.kind, t.keeps_past) for t in targets),
+    )
+
+
+def check_pasts(project: Project, stream: str, targets: Iterable[Target], tables: Mapping[str, TableState]) -> None:
+    """Raise OtherWriter where others changed a table that keeps a past: behind a restart that past stays as it is, and
+    bronze of the new stream could not make it again. `tables`: of the last cut.
+    """
+    for target in targets:
+        listed = tables.get(str(target.source))
+        if listed is None or listed.table != target.label or not target.keeps_past:
+            continue
+        if (finding := _find_damage(project, target, stream, listed)) is None:
+            continue
+        message, remedy = finding
+        other = f"or give {target.source} another silver table (`to`), and {target.label} stays as it is"
+        words = f"a restart would keep the past of {target.label} as others left it: {message}"
+        raise OtherWriter(words, hint=f"{remedy}, before you restart; {other}")
+
+
+def _find_damage(project: Project, target: Target, stream: str, listed: TableState) -> tuple[str, str] | None:
+    """What others did to a table and what is done about it, as the last cut says, or as nobody noticed yet."""
+    if listed.error is not None and listed.state == BROKEN:
+        code, message, remedy = listed.error
+    else:
+        error = damage(project, target, stream, listed, read_marker(project, target, stream))
+        if error is None or may_go_on(project, error):
+            return None
+        code, message, remedy = error.code, error.message, error.for_table(str(target.source)).remedy
+    return (message, remedy) if code in _DAMAGE else None
+
+
+def _drop(project: Project, wait: float) -> None:
+    try:
+        slot_care(project).drop(project.slot, wait)
+    except SlotActive as active:
+        hint = f"stop who reads it, or wait until it leaves: cdc-lake restart --yes --wait {WAITED}"
+        raise SlotActive(active.message, where=active.where, hint=hint) from active

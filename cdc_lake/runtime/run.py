@@ -1,0 +1,434 @@
+"""The receiver as a child process: started, listened to, restarted where that helps, stopped cleanly.
+
+It speaks `run --json`: one event a line, its last error as a document. It ends by itself when our end of its standard
+input closes, so it never outlives us and keeps the slot. What it says on standard error is in
+`<lake>/logs/receive.log`.
+
+Running a pipeline: both loops, together or one of them.
+
+With `once`, receiving goes to the goal it fixed at its start while Spark comes up in the background, then apply goes to
+the same position; if nothing is to be applied, no Spark is started. Without, the receiver is a process of its own
+(`runtime.run`): a heavy merge cannot delay its answers to the server, and either of the two may die
+without taking the other one's state along.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Self
+
+from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.config.project import Project
+from cdc_lake.connectors.factory import source_view
+from cdc_lake.control.ownership import adoption, check_owned
+from cdc_lake.control.streams import is_complete
+from cdc_lake.errors import CdcLakeError, ReceiverDied, Retry, SparkDied, kinds
+from cdc_lake.observability.events import ProgressEvent, ProgressReporter, of_run
+from cdc_lake.runtime.apply.applier import ApplySummary, apply, summary_of
+from cdc_lake.runtime.apply.pending_work import has_pending_work, settle_without_spark
+from cdc_lake.runtime.apply.spark_sessions import SparkLives
+from cdc_lake.runtime.receive.wal_budget_monitor import BronzeMaintenance
+from cdc_lake.tables.control_schema import RunRow, new_run
+from cdc_lake.tables.control_tables import control_tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_lake.runtime.receive.loop import ReceiveSummary
+
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_STEADY = 60.0  # seconds after which a receiver counts as having run
+_ATTEMPTS = 8  # in a row without having run
+_GRACE = 30.0  # seconds to finish the batch in flight
+
+
+class ReceiverProcess:
+    """Runs while it is entered; `over` is set when the run is over: asked to stop, or the receiver cannot go on.
+
+    Leaving raises the receiver's error where that is why.
+    """
+
+    def __init__(self, project: Project, stop: threading.Event, report: ProgressReporter) -> None:
+        self.over = threading.Event()
+        self._project = project
+        self._stop = stop
+        self._report = report
+        self._failure: CdcLakeError | None = None
+        self._thread = threading.Thread(target=self._supervise, name="receiver", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.over.set()
+        self._thread.join()
+        if self._failure is not None and error is None:
+            raise self._failure
+
+    def _supervise(self) -> None:
+        pause, short = _FIRST_PAUSE, 0
+        try:
+            while not self._ending():
+                began = time.monotonic()
+                failure = self._one_life()
+                if failure is None or self._ending():
+                    return
+                steady = time.monotonic() - began >= _STEADY
+                pause, short = (_FIRST_PAUSE, 0) if steady else (pause, short + 1)
+                if failure.retry is Retry.NEVER or short >= _ATTEMPTS:
+                    self._failure = failure
+                    return
+                text = f"{failure.message}; the receiver starts again in {pause:g} s"
+                self._report(ProgressEvent("retry", text, facts={"code": failure.code}))
+                self._pause(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        finally:
+            self.over.set()
+
+    def _ending(self) -> bool:
+        return self._stop.is_set() or self.over.is_set()
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._ending() and time.monotonic() < until:
+            self._stop.wait(0.1)
+
+    def _one_life(self) -> CdcLakeError | None:
+        """Run the receiver until it ends; why it did, None where it was to."""
+        log = self._project.lake / "logs" / "receive.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as log_file:
+            # Of a session of its own: a Ctrl-C at the terminal is for us, we tell it in our turn.
+            child = subprocess.Popen(  # noqa: S603  # our own command
+                self._command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log_file, start_new_session=True
+            )
+        listener = _Listener(child.stdout, self._report)
+        while child.poll() is None and not self._ending():
+            self._stop.wait(0.1)
+        _end(child)
+        listener.join()
+        if child.returncode == 0 or (self._ending() and listener.failure is None):
+            return None
+        how = f"signal {-child.returncode}" if child.returncode < 0 else f"exit code {child.returncode}"
+        return listener.failure or ReceiverDied(f"the receiver died ({how})", where=str(log))
+
+    def _command(self) -> list[str]:
+        command = [sys.executable, "-m", "cdc_lake.cli.app", "run", "--only", "receive", "--json", "--until-input-ends"]
+        command += ["--pipeline", str(self._project.file)]
+        return command if self._project.environment is None else [*command, "--env", self._project.environment]
+
+
+class _Listener(threading.Thread):
+    """Passes a receiver's events on, and keeps its error."""
+
+    def __init__(self, stream: IO[bytes] | None, report: ProgressReporter) -> None:
+        super().__init__(name="receiver-events", daemon=True)
+        assert stream is not None
+        self._stream = stream
+        self._report = report
+        self.failure: CdcLakeError | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Read to the end of the stream."""
+        with self._stream:
+            self._listen()
+
+    def _listen(self) -> None:
+        for line in self._stream:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # a line cut off by the end of the process
+            if event.get("schema") == "cdc-lake/error/1":
+                self.failure = error_of(event)
+            elif "text" in event:
+                facts = event.get("facts") or {}
+                progress = ProgressEvent(
+                    event["stage"], event["text"], event["done"], event["total"], event["unit"], facts=facts
+                )
+                self._report(progress)
+
+
+def error_of(document: dict[str, Any]) -> CdcLakeError:
+    """The error a document of `--json` stands for, as the class that has its code."""
+    kind = next((k for k in kinds(CdcLakeError) if k.code == document["code"]), ReceiverDied)
+    error = kind.__new__(kind)
+    CdcLakeError.__init__(
+        error, str(document["message"]), where=str(document.get("where", "")), hint=document.get("hint")
+    )
+    return error
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ask it to stop, wait for the batch in flight, then insist: bronze moves by whole commits."""
+    if child.poll() is None:
+        child.terminate()
+    try:
+        child.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    if child.stdin is not None:
+        child.stdin.close()
+
+
+_LOOK_EVERY = 0.3
+_BRINGS_WORK = frozenset({"landed", "snapshot"})
+"""Stages of the receiver by which it is clear that silver will have something to apply."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What a run did. `outcome`: `done`, or `stopped` where it was asked to stop before its goal."""
+
+    pipeline: str
+    outcome: str
+    seconds: float
+    receive: ReceiveSummary | None = None
+    apply: ApplySummary | None = None
+
+
+def run(
+    project: Project,
+    *,
+    once: bool,
+    only: str | None,
+    stop: threading.Event,
+    report: ProgressReporter,
+    allowed: frozenset[str] = frozenset(),
+    adopt: frozenset[str] = frozenset(),
+    spark: SparkSession | None = None,
+) -> RunSummary:
+    """Run until `stop` or, with `once`, until silver is where the source was at the start.
+
+    `only`: `receive` or `apply` for one of the two loops; `allowed`: destructive operations on silver tables that may
+    be done, in the words of `plan`; `adopt`: silver tables of others that may be replaced; `spark`: the session of a
+    platform that brings its own, otherwise one is started. A row goes to the control table `runs` at the end. Raises
+    CdcLakeError; bronze and silver are then whole up to their last commits.
+    """
+    if only != "receive" and spark is None:
+        from cdc_lake.tables.spark_session import require_java  # noqa: PLC0415  # a receiver needs no Spark
+
+        require_java()  # before anything is made: a missing Java is told at once
+    if only is None:
+        _check_owned(project, adopt)
+    allowed |= frozenset(map(adoption, adopt))
+    began, verb = time.monotonic(), f"run --only {only}" if only else "run"
+    row = RunRow(new_run(), verb, datetime.now(UTC), None, "running", "{}")
+    report = of_run(row.run, report)
+    report(ProgressEvent("run", f"`{verb}` begins"))
+    try:
+        received, applied = _loops(
+            project, once=once, only=only, stop=stop, report=report, allowed=allowed, spark=spark
+        )
+    except CdcLakeError as error:
+        report(
+            ProgressEvent("run", f"`{verb}` failed: {error.message}", facts={"outcome": "failed", "code": error.code})
+        )
+        if project.control_address is not None or project.control.exists():
+            _record(project, row, "failed", {"error": error.code})
+        raise
+    outcome = "stopped" if once and stop.is_set() else "done"
+    summary = RunSummary(project.name, outcome, round(time.monotonic() - began, 3), received, applied)
+    facts: dict[str, object] = {
+        "receive": dataclasses.asdict(received) if received else None,
+        "apply": {"upto": applied.upto, "spans": applied.spans, "changes": applied.changes} if applied else None,
+        "seconds": summary.seconds,
+    }
+    _record(project, row, outcome, facts)
+    report(ProgressEvent("run", f"`{verb}` ended", facts={"outcome": outcome, "seconds": summary.seconds}))
+    return summary
+
+
+def _check_owned(project: Project, adopt: frozenset[str]) -> None:
+    """Before a slot is made and tables are copied: whose are the silver tables? Later each is looked at by apply."""
+    if is_complete(bronze_reader(project).state(), control_tables(project)):
+        return
+    with source_view(project) as source:
+        check_owned(project, source.tables(), source.origin, adopt)
+
+
+def _loops(
+    project: Project,
+    *,
+    once: bool,
+    only: str | None,
+    stop: threading.Event,
+    report: ProgressReporter,
+    allowed: frozenset[str],
+    spark: SparkSession | None,
+) -> tuple[ReceiveSummary | None, ApplySummary | None]:
+    match only:
+        case "receive":
+            return _receive(project, once=once, stop=stop, report=report), None
+        case "apply":
+            work = partial(apply, project, once=once, goal=None, stop=stop, report=report, allowed=allowed)
+            return None, _outliving(work, spark, stop, report, own=spark is None)
+        case _ if once:
+            return _run_once(project, _Starting(project, spark), stop, report, allowed)
+        case _:
+            return None, _continuous(project, _Starting(project, spark), stop, report, allowed)
+
+
+def _receive(project: Project, *, once: bool, stop: threading.Event, report: ProgressReporter) -> ReceiveSummary:
+    from cdc_lake.runtime.receive.receiver import receive  # noqa: PLC0415  # applying alone needs no database driver
+
+    bronze, address = bronze_writer(project), project.pipeline.observe.metrics
+    if once or address is None:  # a run with an end says what it did
+        with BronzeMaintenance(project, report) as upkeep:
+            return receive(project, bronze, once=once, stop=stop, report=upkeep.on_progress)
+    from cdc_lake.runtime.receive.metrics import ReceiverMetrics  # noqa: PLC0415  # only where it is asked for
+
+    with (
+        ReceiverMetrics(project, address, report) as metrics,
+        BronzeMaintenance(project, metrics.on_progress) as upkeep,
+    ):
+        return receive(project, bronze, once=once, stop=stop, report=upkeep.on_progress, pulse=metrics.pulse)
+
+
+def _run_once(
+    project: Project, spark: _Starting, stop: threading.Event, report: ProgressReporter, allowed: frozenset[str]
+) -> tuple[ReceiveSummary | None, ApplySummary | None]:
+    began = time.monotonic()
+    if allowed or has_pending_work(project):
+        spark.begin()  # it comes up while the receiver reads
+
+    def on_progress(progress: ProgressEvent) -> None:
+        if progress.stage in _BRINGS_WORK:
+            spark.begin()
+        report(progress)
+
+    received = _receive(project, once=True, stop=stop, report=on_progress)
+    if stop.is_set():
+        return received, None
+    if not spark.begun and (totals := settle_without_spark(project, received.upto, report)) is not None:
+        return received, summary_of(totals, (), time.monotonic() - began)
+    session = spark.wait(report)
+    work = partial(apply, project, once=True, goal=received.upto, stop=stop, report=report, allowed=allowed)
+    return received, _outliving(work, session, stop, report, own=spark.own)
+
+
+def _continuous(
+    project: Project, spark: _Starting, stop: threading.Event, report: ProgressReporter, allowed: frozenset[str]
+) -> ApplySummary | None:
+    with ReceiverProcess(project, stop, report) as receiver:
+        if not _wait_for_stream(project, receiver.over):
+            return None
+        session = spark.wait(report)
+        try:
+            work = partial(apply, project, once=False, goal=None, stop=receiver.over, report=report, allowed=allowed)
+            return _outliving(work, session, receiver.over, report, own=spark.own)
+        except SparkDied:
+            if not stop.is_set():
+                raise
+            return None  # who asked us to stop asked the JVM too, and it was quicker than the receiver
+
+
+def _outliving(
+    work: Callable[..., ApplySummary],
+    session: SparkSession | None,
+    stop: threading.Event,
+    report: ProgressReporter,
+    *,
+    own: bool,
+) -> ApplySummary:
+    """Apply, and go on with another JVM where Spark's ended; `own`: it was started here.
+
+    Tables that were worked on when it ended are worked on one by one from then on, and one that ends it alone twice
+    waits with its error while the others go on. Raises what `apply` raises; SparkDied where another JVM does not help.
+    """
+    lives, pause, short = SparkLives(), _FIRST_PAUSE, 0
+    while True:
+        began = time.monotonic()
+        try:
+            return work(spark=session, lives=lives)
+        except SparkDied as died:
+            steady = time.monotonic() - began >= _STEADY
+            pause, short = (_FIRST_PAUSE, 1) if steady else (pause, short + 1)
+            if not own or stop.is_set() or short >= _ATTEMPTS:
+                raise
+            lives.record_end(died.how)
+            for error in lives.given_up.values():
+                error.__cause__ = died
+            text = f"{died.message}; Spark starts again in {pause:g} s"
+            report(ProgressEvent("retry", text, facts={"code": died.code}))
+        from cdc_lake.tables.spark_session import forget  # noqa: PLC0415  # a receiver needs no Spark
+
+        forget()
+        session = None
+        stop.wait(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+        if stop.is_set():
+            raise SparkDied("and the run was asked to stop")
+
+
+def _wait_for_stream(project: Project, over: threading.Event) -> bool:
+    """Wait until the initial copy is in bronze: before that there is nothing to apply."""
+    reader, control = bronze_reader(project), control_tables(project)
+    while not over.is_set():
+        state = reader.state()
+        if is_complete(state, control):
+            return True
+        over.wait(_LOOK_EVERY)
+    return False
+
+
+class _Starting:
+    """Spark, if it is not given: started in the background once it is asked for."""
+
+    def __init__(self, project: Project, session: SparkSession | None) -> None:
+        self._project = project
+        self._session = session
+        self.own = session is None
+        """Whether Spark is started here, and not given."""
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._start, name="spark", daemon=True)
+        self._begin = threading.Lock()
+        self.begun = session is not None
+
+    def begin(self) -> None:
+        """Let it come up, if it does not yet; from any thread."""
+        with self._begin:
+            if not self.begun:
+                self.begun = True
+                self._thread.start()
+
+    def wait(self, report: ProgressReporter) -> SparkSession:
+        """The session; told if it is not there yet. Raises what its start raised."""
+        self.begin()
+        if self._thread.is_alive():
+            report(ProgressEvent("apply", "starting Spark"))
+        if self._session is None:
+            self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        assert self._session is not None
+        return self._session
+
+    def _start(self) -> None:
+        from cdc_lake.tables.spark_session import start  # noqa: PLC0415  # a receiver needs no Spark
+
+        try:
+            self._session = start(self._project)
+        except BaseException as failure:  # noqa: BLE001  # raised again by who waits
+            self._failure = failure
+
+
+def _record(project: Project, began: RunRow, outcome: str, facts: dict[str, object]) -> None:
+    ended = dataclasses.replace(began, ended_at=datetime.now(UTC), outcome=outcome, facts=json.dumps(facts))
+    control_tables(project).record(ended)

@@ -1,0 +1,586 @@
+"""What moves rows: changes without their values, and what became of each (`silver.row_tracing`).
+
+What waits while rows are followed: keys, the held changes that keep them, and the decisions that end that.
+
+Lineage: which row each change belongs to, where keys move, and which changes a held one keeps waiting.
+
+Folding by key is enough while keys stay. Where an update moves a row to another key, the row's history is spread over
+keys, and two rows may have had one key in turn (swaps, chains, delete and insert again). This module follows rows
+through such changes, one at a time and in order; it is given only the changes that touch a moving, failing or held
+key, which are few, and works on plain values.
+
+Promises:
+
+* A key has one row at a time, except inside a transaction: where it is checked at the end, or has a part that is NULL.
+  Then a change is of the row that its whole old tuple equals, the youngest of equal ones; where digests do not tell,
+  of the one that had the key first.
+* A change that touches a held key is held, and holds every key it touches: silver still shows the held rows, so
+  nothing may overtake them. TRUNCATE ends all holds, and a row that was read again at the source ends those of its key.
+* A change that waits breaks nothing by itself: what it does not say, no row that is known could tell.
+* A change that needs a row which is not there, and one that brings a second row to a key, are held by themselves.
+* Where a row cannot leave its key because the change is held, a row that took that key in the same transaction is held
+  too: at the end of a transaction no key has two rows.
+* A decision is on one held change, and ends its hold where that still waits. What is let through is an event of its
+  own, behind everything that waited. Where changes were given up, silver does not have the row of the source: the
+  next change that tells all of it, or that it went, says what the key has, and any other is held. An insert says it
+  only where its transaction takes no row from that key afterwards: that may be the older one.
+* Of a transaction that is held as a whole every change is held; it names what it would be held for by itself.
+
+Whole transactions: which of them are held in a group of tables.
+
+A transaction is held where one of its changes is held by itself, or touches a key that waits; then every key that it
+touches in the group's tables waits. Transactions are gone through once, in order.
+
+A TRUNCATE ends the holds of its table, before its own transaction is judged: what the transaction did to the table
+before it counts for nothing. Rows that were read again are of no transaction: each ends what waits of its key, or is
+held alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from cdc_lake.model.quarantine import CEILING, Place
+
+Key: TypeAlias = tuple[str | None, ...]
+
+Unit: TypeAlias = tuple[int, bool]
+"""What is held as a whole: the transaction at a position, or with True the decisions that come into force before it."""
+
+TRUNCATE: Final = "T"
+MISSING: Final = "missing_row"
+"""What a change breaks that does not have every value, of a row that is not there."""
+
+TAKEN: Final = "key_taken"
+"""What a change breaks that brings a second row to a key."""
+
+DISCARDED: Final = "discarded"
+"""What a change breaks that does not tell all of a row of which changes were given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One change, reduced to what moves rows: `old` is the key it leaves, `new` the key it has afterwards.
+
+    Insert: new. Delete: old. Update: both, equal where the key stayed. Truncate (`op` T): neither. `failed`: a rule
+    holds it; `partial`: it is held where its row is not there. `left_to`: the key that a row went to as it left silver,
+    as only silver's row tells: where the change waits that is not the source's row, and that key waits too. `again`: no
+    change, but what a key has by then, as the source was asked: an insert, or a delete where no row has it. `decides`:
+    the held change that it is a decision on, which is let through by this event, or `given_up`. `old_digest` and
+    `new_digest`: of all values of the row before and after it; None where they are not known, or not asked for.
+    """
+
+    position: int
+    ordinal: int
+    op: str
+    old: Key | None = None
+    new: Key | None = None
+    failed: bool = False
+    partial: bool = False
+    left_to: Key | None = None
+    again: bool = False
+    decides: Place | None = None
+    given_up: bool = False
+    old_digest: int | None = None
+    new_digest: int | None = None
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        """The keys that it touches."""
+        return frozenset(key for key in (self.old, self.new) if key is not None)
+
+    @property
+    def unit(self) -> Unit | None:
+        """What it is held with; None of what was read again, which is of no transaction."""
+        return None if self.again and self.decides is None else (self.position, self.decides is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedChange:
+    """What became of an event: `row` numbers rows, `origin` is the key the row had in silver, None if it is new.
+
+    `waits`: a key of it was held before. `broke`: why it is held by itself, where no rule holds it. `dropped`: it is
+    nothing, a decision on what no longer waits.
+    """
+
+    position: int
+    ordinal: int
+    row: int
+    origin: Key | None
+    held: bool
+    waits: bool = False
+    broke: str | None = None
+    dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRelease:
+    """What ended holds: a truncate those of all keys (`key`: None), a row that was read again those of its own."""
+
+    position: int
+    ordinal: int
+    key: Key | None = None
+
+
+def unit_of(position: int, ordinal: int, op: str) -> Unit | None:
+    """What the change at a place, of op `S` where it is a copied row or one that was read again, is held with."""
+    decided = ordinal < CEILING
+    return (position, decided) if decided or op != "S" else None
+
+
+@dataclass(frozen=True)
+class QuarantineState:
+    """What waits: held changes by place, with the keys that each keeps; `apart`: keys of which changes were given up,
+    so that silver has not the source's row of them.
+    """
+
+    held: Mapping[Place, frozenset[Key]] = field(default_factory=dict)
+    apart: frozenset[Key] = frozenset()
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        """The keys that wait."""
+        return frozenset().union(*self.held.values())
+
+    def rename_keys(self, names: Mapping[Key, Key]) -> QuarantineState:
+        """The same with other texts of keys."""
+        held = {place: frozenset(names.get(key, key) for key in keys) for place, keys in self.held.items()}
+        return QuarantineState(held, frozenset(names.get(key, key) for key in self.apart))
+
+    def __bool__(self) -> bool:
+        return bool(self.held or self.apart)
+
+
+NOTHING_WAITS: Final = QuarantineState()
+
+
+class QuarantinedKeys:
+    """Which keys wait, by how many held changes each, and the held changes that decisions are on."""
+
+    def __init__(self, waiting: QuarantineState, decided: frozenset[Place]) -> None:
+        self._decided = decided
+        self._by_key = Counter(key for keys in waiting.held.values() for key in keys)
+        self._places = {place: keys for place, keys in waiting.held.items() if place in decided}
+        self.apart = set(waiting.apart)
+
+    def copy(self) -> QuarantinedKeys:
+        """The same, to be changed by itself."""
+        other = QuarantinedKeys(NOTHING_WAITS, self._decided)
+        other._by_key, other._places, other.apart = Counter(self._by_key), dict(self._places), set(self.apart)
+        return other
+
+    def __bool__(self) -> bool:
+        return bool(self._by_key or self.apart)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._by_key
+
+    def touch(self, keys: Iterable[Key]) -> bool:
+        """Whether one of the keys waits."""
+        return any(key in self._by_key for key in keys)
+
+    def add(self, event: Event, keys: frozenset[Key]) -> None:
+        """A change is held, and keeps these keys."""
+        self._by_key.update(keys)
+        place = (event.position, event.ordinal)
+        if place in self._decided:
+            self._places[place] = keys
+
+    def close(self, key: Key) -> None:
+        """Whatever waited of a key is over."""
+        self._by_key.pop(key, None)
+        self.apart.discard(key)
+        self._places = {place: left for place, keys in self._places.items() if (left := keys - {key})}
+
+    def clear(self) -> None:
+        """Nothing waits."""
+        self._by_key.clear()
+        self._places.clear()
+        self.apart.clear()
+
+    def decide(self, event: Event) -> bool:
+        """Carry out a decision; whether the change that it is on still waited."""
+        assert event.decides is not None, "the event is a decision"
+        keys = self._places.pop(event.decides, None)
+        if keys is None:
+            return False
+        self._by_key.subtract(keys)
+        for key in keys:
+            if self._by_key[key] <= 0:
+                del self._by_key[key]
+        if event.given_up:
+            self.apart |= keys
+        return True
+
+
+def trace(
+    events: Iterable[Event],
+    *,
+    existing: frozenset[Key] = frozenset(),
+    held: QuarantineState = NOTHING_WAITS,
+    filtered: bool = False,
+    holds_missing: bool = True,
+    whole_units: Container[Unit | None] = (),
+) -> tuple[list[TracedChange], list[HoldRelease]]:
+    """Follow events in order. `existing`: which of their keys silver has; `held`: what waits before them.
+
+    `filtered`: the source has rows that silver does not, so a row at a key that nobody has is new to silver.
+    `holds_missing`: what needs a row that is not there is held; otherwise the merge refuses it. `whole_units`: what is
+    held as a whole; none of it truncates.
+    """
+    rows = _Rows(existing, filtered=filtered, holds_missing=holds_missing)
+    events = list(events)
+    holds = QuarantinedKeys(held, _decided_changes(events))
+    traced: list[TracedChange] = []
+    closings: list[HoldRelease] = []
+    for transaction in _transactions(events):
+        forced: dict[int, str | None] = {}
+        while True:
+            before = rows.save_state(transaction)
+            traced_events, closed, after = _transaction(transaction, rows, holds, forced)
+            if (clash := rows.clash(transaction)) is None:
+                break
+            rows.restore(before)
+            forced[clash.arrival] = None if clash.key in after else TAKEN
+        if transaction[0].unit in whole_units:
+            rows.restore(before)
+            traced_events, closed, after = _as_a_whole(transaction, traced_events, rows, holds)
+        holds = after
+        traced += traced_events
+        closings += closed
+    return traced, closings
+
+
+def find_shared_key_positions(events: Iterable[Event], existing: frozenset[Key]) -> frozenset[int]:
+    """The positions of transactions in which a change is of one of several rows at a key: their digests tell of which.
+    What is held is taken to be made.
+    """
+    rows, positions = _Rows(existing, filtered=False, holds_missing=False), set()
+    for event in events:
+        if event.op == TRUNCATE:
+            rows.clear()
+        elif event.again:
+            rows.put(event)
+        elif not event.given_up:
+            if event.old is not None and rows.has_several(event.old):
+                positions.add(event.position)
+            rows.follow(event, move=True)
+    return frozenset(positions)
+
+
+def _decided_changes(events: Iterable[Event]) -> frozenset[Place]:
+    return frozenset(event.decides for event in events if event.decides is not None)
+
+
+def _transactions(events: Iterable[Event]) -> Iterable[list[Event]]:
+    """Events that come into force together: decisions before everything else at their position, then what was read
+    again.
+    """
+    for _, group in itertools.groupby(events, key=lambda event: (event.position, event.decides is None, event.unit)):
+        yield list(group)
+
+
+def _transaction(
+    events: list[Event], rows: _Rows | None, held: QuarantinedKeys, forced: Mapping[int, str | None]
+) -> tuple[list[TracedChange], list[HoldRelease], QuarantinedKeys]:
+    """One transaction with the changes in `forced` held whatever they are; what waits after it. `rows`: None where
+    nobody tells them apart.
+    """
+    holds = held.copy()
+    traced: list[TracedChange] = []
+    closings: list[HoldRelease] = []
+    # All of them before the first is made: each of these changes kept the keys of the others.
+    void = {event.ordinal for event in events if event.decides is not None and not holds.decide(event)}
+    open_ended = _open_ended(events)
+    for event in events:
+        if event.op == TRUNCATE:
+            if holds:
+                closings.append(HoldRelease(event.position, event.ordinal))
+            if rows is not None:
+                rows.clear()
+            holds.clear()
+            continue
+        if event.given_up or (event.decides is not None and event.ordinal in void):
+            traced.append(TracedChange(event.position, event.ordinal, 0, None, held=False, dropped=True))
+            continue
+        waits = not event.again and holds.touch(event.keys)
+        if not event.failed and not waits and event.ordinal not in open_ended and _says_all(event, holds):
+            ended = [key for key in event.keys if key in holds or key in holds.apart]
+            closings += [HoldRelease(event.position, event.ordinal, key) for key in ended]
+            for key in ended:
+                holds.close(key)
+            row = _ANY if rows is None else rows.put(event)
+            traced.append(TracedChange(event.position, event.ordinal, row.number, row.origin, held=False))
+            continue
+        broke = None if event.failed or waits else _broken(event, rows, holds, forced)
+        is_held = event.failed or waits or broke is not None or event.ordinal in forced
+        if is_held:
+            holds.add(event, event.keys if event.left_to is None else event.keys | {event.left_to})
+        row = _ANY if rows is None else rows.follow(event, move=not is_held)
+        traced.append(TracedChange(event.position, event.ordinal, row.number, row.origin, is_held, waits, broke))
+    return traced, closings, holds
+
+
+def _open_ended(events: list[Event]) -> frozenset[int]:
+    """Inserts that come to a key which a row leaves later in their transaction: whether that is theirs, only who knows
+    the row before can tell.
+    """
+    leaving: set[tuple[int | None, Key]] = set()
+    ordinals: set[int] = set()
+    for event in reversed(events):
+        of = event.decides[0] if event.decides is not None else None
+        if event.op == TRUNCATE:
+            leaving.clear()
+        elif event.old is None and event.new is not None and not event.again and (of, event.new) in leaving:
+            ordinals.add(event.ordinal)
+        elif event.old is not None and event.old != event.new:
+            leaving.add((of, event.old))
+    return frozenset(ordinals)
+
+
+def _as_a_whole(
+    events: list[Event], alone: Iterable[TracedChange], rows: _Rows, held: QuarantinedKeys
+) -> tuple[list[TracedChange], list[HoldRelease], QuarantinedKeys]:
+    """One transaction of which every change is held; `alone`: what became of each, were it not."""
+    holds = held.copy()
+    for event in events:
+        if event.decides is not None:
+            holds.decide(event)
+    traced: list[TracedChange] = []
+    for event, was in zip((event for event in events if event.op != TRUNCATE), alone, strict=True):
+        if was.dropped:
+            traced.append(was)
+            continue
+        holds.add(event, event.keys)
+        row = rows.follow(event, move=False)
+        traced.append(replace(was, row=row.number, origin=row.origin, held=True))
+    return traced, [], holds
+
+
+def _says_all(event: Event, holds: QuarantinedKeys) -> bool:
+    """Whether an event says what its key has by then, whatever was before."""
+    if event.again:
+        return True
+    stays = event.old is None or event.new is None or event.old == event.new
+    return stays and not event.partial and not holds.apart.isdisjoint(event.keys)
+
+
+def _broken(event: Event, rows: _Rows | None, holds: QuarantinedKeys, forced: Mapping[int, str | None]) -> str | None:
+    if not holds.apart.isdisjoint(event.keys):
+        return DISCARDED
+    if rows is not None and rows.holds_missing and event.partial and event.old is not None and not rows.has(event.old):
+        return MISSING
+    return forced.get(event.ordinal)
+
+
+def trace_content(events: Iterable[Event], held: QuarantineState) -> tuple[list[TracedChange], list[HoldRelease]]:
+    """What waits among rows that their content alone identifies: any number of them may have one key."""
+    events = list(events)
+    holds = QuarantinedKeys(held, _decided_changes(events))
+    traced: list[TracedChange] = []
+    closings: list[HoldRelease] = []
+    for transaction in _transactions(events):
+        traced_events, closed, holds = _transaction(transaction, None, holds, {})
+        traced += traced_events
+        closings += closed
+    return traced, closings
+
+
+@dataclass(frozen=True, slots=True)
+class _Clash:
+    """Two rows at one key: the key, and the ordinal of the change that brought the younger one."""
+
+    arrival: int
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row at a key: its number, the key silver has it under, the change that brought it here, 0: none, and the digest
+    of its values with the position of the transaction that they are of, None where they are not known.
+
+    In another transaction that digest says nothing, so the spans do not matter: there the row is the one that is none
+    of the others.
+    """
+
+    number: int
+    origin: Key | None
+    arrival: int
+    content: tuple[int, int] | None = None
+
+
+_ANY: Final = _Row(0, None, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    rows_by_key: dict[Key, deque[_Row]]
+    touched: dict[Key, deque[_Row] | None]
+    existing: frozenset[Key]
+    last: int
+
+
+class _Rows:
+    """Which rows have which key now, oldest first."""
+
+    def __init__(self, existing: frozenset[Key], *, filtered: bool, holds_missing: bool) -> None:
+        self.holds_missing = holds_missing
+        self._existing = existing
+        self._filtered = filtered
+        self._rows_by_key: dict[Key, deque[_Row]] = {}
+        self._last = 0
+
+    def follow(self, event: Event, *, move: bool) -> _Row:
+        """The row of an event; with `move` it goes where the event says."""
+        old, new = event.old, event.new
+        here = self._rows(old) if old is not None else deque()
+        # A key nobody has is a change silver cannot know: its row gets that key as origin, and the merge refuses it.
+        place = _place(here, event)
+        row = here[place] if here else _Row(self._number(), None if self._filtered else old, 0)
+        if not move:
+            return row
+        content = None if event.new_digest is None else (event.position, event.new_digest)
+        if here and new == old:
+            here[place] = _Row(row.number, row.origin, row.arrival, content)
+            return row
+        if here:
+            del here[place]
+        if new is not None:
+            self._rows(new).append(_Row(row.number, row.origin, event.ordinal, content))
+        return row
+
+    def put(self, event: Event) -> _Row:
+        """The row that a key has now, whatever it had before; it goes on where there was one."""
+        key = event.new if event.new is not None else event.old
+        assert key is not None, "a row that was read again has a key"
+        here = self._rows(key)
+        row = here[0] if here else _Row(self._number(), None, 0)
+        self._rows_by_key[key] = deque([] if event.new is None else [row])
+        return row
+
+    def has(self, key: Key) -> bool:
+        """Whether a row has the key."""
+        return bool(self._rows(key))
+
+    def has_several(self, key: Key) -> bool:
+        """Whether more than one row has the key."""
+        return len(self._rows(key)) > 1
+
+    def clear(self) -> None:
+        """A truncate: no key has a row."""
+        self._rows_by_key = {}
+        self._existing = frozenset()
+
+    def save_state(self, events: list[Event]) -> _Saved:
+        """What a transaction may change."""
+        keys = _touched_keys(events)
+        touched = {key: deque(self._rows_by_key[key]) if key in self._rows_by_key else None for key in keys}
+        return _Saved(self._rows_by_key, touched, self._existing, self._last)
+
+    def restore(self, saved: _Saved) -> None:
+        """Take a transaction back."""
+        self._rows_by_key, self._existing, self._last = saved.rows_by_key, saved.existing, saved.last
+        for key, rows in saved.touched.items():
+            if rows is None:
+                self._rows_by_key.pop(key, None)
+            else:
+                self._rows_by_key[key] = rows
+
+    def clash(self, events: list[Event]) -> _Clash | None:
+        """The last change that brought a second row to a key, None where every key has one at most."""
+        clashes = [
+            _Clash(rows[-1].arrival, key)
+            for key in _touched_keys(events)
+            if len(rows := self._rows_by_key.get(key, deque())) > 1
+        ]
+        return max(clashes, key=lambda clash: clash.arrival, default=None)
+
+    def _rows(self, key: Key) -> deque[_Row]:
+        if key not in self._rows_by_key:
+            self._rows_by_key[key] = deque([_Row(self._number(), key, 0)] if key in self._existing else [])
+        return self._rows_by_key[key]
+
+    def _number(self) -> int:
+        self._last += 1
+        return self._last
+
+
+def _place(here: deque[_Row], event: Event) -> int:
+    """Which of the rows at a key a change is of."""
+    if len(here) < 2 or event.old_digest is None:
+        return 0
+    equal = [place for place, row in enumerate(here) if row.content == (event.position, event.old_digest)]
+    return equal[-1] if equal else 0
+
+
+def _touched_keys(events: list[Event]) -> set[Key]:
+    return {key for event in events for key in (event.old, event.new) if key is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class TableEvents:
+    """All changes of a table in a span, in order, and what waits before them. Of those that were read again `failed`
+    says which are held.
+    """
+
+    events: Sequence[Event]
+    waiting: QuarantineState = NOTHING_WAITS
+
+
+def held_whole(tables: Mapping[str, TableEvents], seeds: frozenset[Unit]) -> frozenset[Unit]:
+    """What is held as a whole in these tables; `seeds`: that of which some change is held for a reason of its own."""
+    decided = {
+        name: frozenset(event.decides for event in table.events if event.decides is not None)
+        for name, table in tables.items()
+    }
+    holds = {name: QuarantinedKeys(table.waiting, decided[name]) for name, table in tables.items()}
+    every = [(_order(event), name, event) for name, table in tables.items() for event in table.events]
+    every.sort(key=lambda item: item[:2])  # stable: the order of a table's own events stays
+    units = set(seeds)
+    for _, items in itertools.groupby(every, key=lambda item: item[0]):
+        effective_events = {
+            name: _effective_events([event for _, _, event in table_items], holds[name])
+            for name, table_items in itertools.groupby(items, key=lambda item: item[1])
+        }
+        unit = next((event.unit for events in effective_events.values() for event in events), None)
+        if unit is None:
+            continue
+        if unit in seeds or any(
+            holds[name].touch(event.keys) for name, events in effective_events.items() for event in events
+        ):
+            units.add(unit)
+            for name, events in effective_events.items():
+                for event in events:
+                    holds[name].add(event, event.keys)
+    return frozenset(units)
+
+
+def _order(event: Event) -> tuple[int, int]:
+    """Decisions before everything else at their position, then what was read again."""
+    if event.decides is not None:
+        return event.position, 0
+    return event.position, 1 if event.again else 2
+
+
+def _effective_events(events: Sequence[Event], holds: QuarantinedKeys) -> list[Event]:
+    """The events of a table at one place that count, once what they end is over."""
+    first = events[0]
+    if first.decides is not None:
+        waits = [holds.decide(event) for event in events]  # all of them, before the first is made
+        return [event for event, waited in zip(events, waits, strict=True) if waited and not event.given_up]
+    if first.again:
+        for event in events:
+            if event.failed:
+                holds.add(event, event.keys)
+                continue
+            for key in event.keys:
+                holds.close(key)
+        return []
+    start = max((index for index, event in enumerate(events, 1) if event.op == TRUNCATE), default=0)
+    if start:
+        holds.clear()
+    return list(events[start:])

@@ -1,0 +1,375 @@
+"""Events of keys: what each transaction of a span left at each key that it touched.
+
+States inside a transaction never existed. Changes are folded by row and transaction, what an update did not send is
+taken from the state before, in the span or in silver, and rows become events of keys: there is a row now, or none.
+
+Tracked columns: which transactions make a version of a key in `history`, and which only amend the one that holds.
+
+A transaction that leaves a row at a key where there was one before, with the same values in all tracked columns, makes
+no version: the other columns of the one that holds become what they are now, and from when it holds stays. A TRUNCATE
+always ends versions. It makes no difference how a row came to the key: only what stands there before and after counts.
+
+The kind `history`: every version of a row, one a key and transaction, whatever the spans.
+
+A version holds from the transaction that made it until before the next one that touched its key. States inside a
+transaction never existed. A delete or a truncate closes a version, a move to another key closes the one it leaves and
+opens one where it goes. What an update did not send is taken from the version before, so every version is whole. Where
+only some columns are tracked (`silver.scd2`), a transaction that changed none of them amends the version that holds.
+
+Of each key's events (`silver.scd2`) in order the rows are versions that end where the next event is. The first event
+of a key, or the truncate before it, closes the version that silver has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from cdc_lake.errors import ColumnNotTracked
+from cdc_lake.model.change import Truncated
+from cdc_lake.silver.changes import FROM, OP, ORDER, POSITION, TIME, TO, segment
+from cdc_lake.silver.kind import (
+    IS_CURRENT,
+    LINEAGE,
+    VALID_FROM,
+    VALID_TO,
+    Kind,
+    LivenessColumn,
+    TablePart,
+    insert,
+    same_key,
+    select,
+    typed_literal,
+)
+from cdc_lake.silver.layout_mapping import RelationMapping, comparable
+from cdc_lake.silver.net_change import MISSING_BASE, ORIGIN, ROW, any_of, base_rows, last_and_known
+from cdc_lake.tables.types import SilverColumn, quote_identifier
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+SEGMENT: Final = "_cdc_part"
+"""How many truncates are before a change."""
+
+HERE: Final = "_cdc_row"
+"""The row that is at the key after the transaction, a struct; NULL: there is none."""
+
+BY: Final = "_cdc_by"
+"""Of an event without a row: the lineage of the change that ended it, a struct behind `there`, which is true."""
+
+
+def key_names(shape: RelationMapping) -> list[str]:
+    """The columns of events that are the key, typed."""
+    return [f"_cdc_key_{index}" for index in range(len(shape.keys))]
+
+
+def key_events(changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
+    """One event a key and transaction, at `_cdc_position` and `_cdc_ts`: `_cdc_part`, `_cdc_row` and `_cdc_by`.
+
+    `target`: silver's live rows before, None: none; `traced`: as `silver.kind.Kind.net` has it.
+    """
+    changes = changes.withColumn(SEGMENT, segment(part.truncated))
+    states = _states(changes, part.shape, part.unsent, traced=traced)
+    if part.unsent:
+        states = _complete_states(states, target, part.shape, part.unsent)
+    return _lasting(_events(states, part.shape), part.truncated)
+
+
+def _states(changes: DataFrame, shape: RelationMapping, unsent: frozenset[int], *, traced: bool) -> DataFrame:
+    """The state of each row after each transaction that changed it.
+
+    Beside the columns of changes: `_cdc_group`, which row it is, `_cdc_before`, the key it had before the span (NULL:
+    it was none), and `_cdc_kept_<n>`, a struct of the last value sent in the transaction, NULL where none was.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
+
+    here = F.coalesce(TO, FROM)
+    if traced:
+        group = F.struct(F.col(ROW).alias("n"), F.when(F.col(ROW).isNull(), here).alias("key"))
+        before = F.when(F.col(ROW).isNull(), here).otherwise(F.col(ORIGIN))
+    else:
+        group, before = F.struct(F.lit(None).cast("bigint").alias("n"), here.alias("key")), here
+    by = [F.col(SEGMENT), group.alias("_cdc_group"), F.col(POSITION)]
+    changes = changes.withColumn("_cdc_before", before)
+    # The row that was at the key before is ended by the first delete of its group: what came after it is another row.
+    deleted = F.min_by(_change_lineage(shape), F.when(F.col(OP) == "D", F.col(ORDER))).alias("_cdc_deleted")
+    states = last_and_known(changes, by, shape, unsent, ("_cdc_before", TIME), (deleted,))
+    return states.select("*", "_cdc_last.*").drop("_cdc_last")
+
+
+def _complete_states(
+    states: DataFrame, target: DataFrame | None, shape: RelationMapping, unsent: frozenset[int]
+) -> DataFrame:
+    """States with every value: the last one sent before, otherwise that of the version silver has."""
+    from pyspark.sql import Window  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    so_far = Window.partitionBy(SEGMENT, "_cdc_group").orderBy(POSITION).rowsBetween(Window.unboundedPreceding, 0)
+    kept_so_far = {f"_cdc_kept_{index}": F.last(f"_cdc_kept_{index}", ignorenulls=True) for index in sorted(unsent)}
+    states = states.withColumns({name: value.over(so_far) for name, value in kept_so_far.items()})
+    lacks = (F.col(OP) != "D") & any_of([F.col(f"_cdc_kept_{index}").isNull() for index in sorted(unsent)])
+    missing = F.raise_error(F.lit(MISSING_BASE))
+    if target is not None:
+        based = F.when(lacks & (F.col(SEGMENT) == 0), F.col("_cdc_before"))
+        states = states.withColumn("_cdc_base", based)
+        bases = base_rows(states.select("_cdc_base").distinct(), target, shape, unsent)
+        # Kept by the executors, not planned again: Spark 4.1 does not find an Iceberg table that a MERGE's view reads
+        # behind a window ("No plan for TableReference", tried).
+        bases = bases.localCheckpoint()
+        states = states.join(F.broadcast(bases), "_cdc_base", "left")
+    values = {}
+    for index in sorted(unsent):
+        name, last_sent = shape.columns[index].name, F.col(f"_cdc_kept_{index}")
+        base = (
+            missing if target is None else F.when(F.col("_cdc_found"), F.col(f"_cdc_base_{index}")).otherwise(missing)
+        )
+        value = F.when(last_sent.isNotNull() | (F.col(OP) == "D"), last_sent["v"]).otherwise(
+            base.cast(shape.columns[index].type)
+        )
+        values[name] = value
+    return states.withColumns(values)
+
+
+def _events(states: DataFrame, shape: RelationMapping) -> DataFrame:
+    """What happened to keys, one a key and transaction."""
+    from pyspark.sql import Window  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    of_row = Window.partitionBy(SEGMENT, "_cdc_group").orderBy(POSITION)
+    state_before = F.lag(F.struct(F.col(TO).alias("key"))).over(of_row)
+    left = F.when(state_before.isNull(), F.col("_cdc_before")).otherwise(state_before["key"])
+    stays = F.col(OP) != "D"
+    row = F.struct(*(F.col(quote_identifier(c.name)) for c in (*shape.columns, *shape.carried))).alias(HERE)
+    here = F.struct(*_keys(shape, TO), F.lit(1).alias("_cdc_rank"), row)
+    gone = F.struct(*_keys(shape, "_cdc_left"), F.lit(0).alias("_cdc_rank"), F.lit(None).alias(HERE))
+    leaves = F.col("_cdc_left").isNotNull() & (~stays | (F.col("_cdc_left") != F.col(TO)))
+    both = F.array_compact(F.array(F.when(stays, here), F.when(leaves, gone)))
+    by = F.coalesce("_cdc_deleted", _change_lineage(shape)).alias(BY)
+    events = states.withColumn("_cdc_left", left).select(SEGMENT, POSITION, TIME, by, F.inline(both))
+    last = F.max_by(F.struct(SEGMENT, TIME, BY, HERE), F.struct(SEGMENT, "_cdc_rank")).alias("_cdc_event")
+    return events.groupBy(*key_names(shape), POSITION).agg(last).select("*", "_cdc_event.*").drop("_cdc_event")
+
+
+def _change_lineage(shape: RelationMapping) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    return F.struct(F.lit(True).alias("there"), *(c.name for c in shape.carried if c in LINEAGE))
+
+
+def _lasting(events: DataFrame, truncated: Sequence[Truncated]) -> DataFrame:
+    """The events that stand at the end of their transactions: what the same one truncated later never was."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    if not truncated:
+        return events
+    next_truncate = F.get(F.array(*(F.lit(truncate.position) for truncate in truncated)), F.col(SEGMENT))
+    return events.where(next_truncate.isNull() | (next_truncate > F.col(POSITION)))
+
+
+def _keys(shape: RelationMapping, texts: str) -> list[Column]:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    return [
+        F.expr(shape.typed_sql(column_index, f"{texts}[{index}]")).alias(name)
+        for index, (column_index, name) in enumerate(zip(shape.keys, key_names(shape), strict=True))
+    ]
+
+
+AMENDS: Final = "_cdc_amends"
+"""Whether an event goes on with the version that silver has."""
+
+
+def merged_runs(
+    events: DataFrame, target: DataFrame | None, shape: RelationMapping, tracked: Sequence[SilverColumn]
+) -> DataFrame:
+    """Events of keys, one for each run of them in which no tracked column changes: the place of its first, the row of
+    its last, and `_cdc_amends`. `target`: the versions that hold in silver, None: none.
+    """
+    from pyspark.sql import Window  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
+
+    keys = key_names(shape)
+    of_key = Window.partitionBy(*keys).orderBy(POSITION)
+    values = F.struct(*(F.col(f"{HERE}.{quote_identifier(c.name)}").alias(f"v{n}") for n, c in enumerate(tracked)))
+    here = F.when(F.col(HERE).isNotNull(), F.struct(F.col(SEGMENT).alias("part"), values.alias("tracked")))
+    before = F.lag(here).over(of_key)
+    if target is not None:
+        current_rows = _holding(events, target, shape, tracked)
+        events = events.join(
+            F.broadcast(current_rows), [_same_key(events, current_rows, n, shape) for n in range(len(keys))], "left"
+        )
+        holds = F.struct(F.lit(0).alias("part"), F.col("_cdc_holds").alias("tracked"))
+        first = F.when(F.col("_cdc_holds").isNotNull(), holds)
+        before = F.when(F.row_number().over(of_key) == 1, first).otherwise(before)
+    same = (before["part"] == here["part"]) & before["tracked"].eqNullSafe(here["tracked"])
+    so_far = of_key.rowsBetween(Window.unboundedPreceding, 0)
+    run = F.sum(F.when(F.col("_cdc_same"), 0).otherwise(1)).over(so_far)
+    numbered = events.withColumn("_cdc_same", same).withColumn("_cdc_run", run)
+    begins = F.min_by(F.struct(POSITION, TIME, SEGMENT), POSITION).alias("_cdc_begins")
+    ends = F.max_by(F.struct(HERE), POSITION).alias("_cdc_ends")
+    runs = numbered.groupBy(*keys, "_cdc_run").agg(begins, ends)
+    return runs.select(*keys, "_cdc_begins.*", "_cdc_ends.*", (F.col("_cdc_run") == 0).alias(AMENDS))
+
+
+def _holding(
+    events: DataFrame, target: DataFrame, shape: RelationMapping, tracked: Sequence[SilverColumn]
+) -> DataFrame:
+    """The tracked values that hold in silver, `_cdc_holds`, by `_cdc_at_<n>`, the key."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    names = [f"_cdc_at_{n}" for n in range(len(shape.keys))]
+    wanted = events.select(*(F.col(key).alias(n) for key, n in zip(key_names(shape), names, strict=True))).distinct()
+    same = [
+        _equal(target[quote_identifier(c.name)], wanted[names[n]], n, shape) for n, c in enumerate(shape.key_columns)
+    ]
+    values = F.struct(*(F.col(quote_identifier(c.name)).cast(c.type).alias(f"v{n}") for n, c in enumerate(tracked)))
+    # Kept by the executors, not planned again: Spark 4.1 does not find an Iceberg table that a MERGE's view reads
+    # behind a window ("No plan for TableReference", tried).
+    return target.join(F.broadcast(wanted), same).select(*names, values.alias("_cdc_holds")).localCheckpoint()
+
+
+def _same_key(events: DataFrame, current_rows: DataFrame, n: int, shape: RelationMapping) -> Column:
+    return _equal(events[key_names(shape)[n]], current_rows[f"_cdc_at_{n}"], n, shape)
+
+
+def _equal(left: Column, right: Column, n: int, shape: RelationMapping) -> Column:
+    return left.eqNullSafe(right) if n in shape.nullable else left == right
+
+
+_CLOSE, _AMEND, _VERSION = "C", "A", "V"  # what a row for the MERGE does
+
+
+@dataclass(frozen=True, slots=True)
+class Scd2Kind(Kind):
+    """Every version. `track`: the source's columns that make one; None: every change does."""
+
+    words: ClassVar = "`kind: history`"
+    own: ClassVar = (*VALID_FROM, *VALID_TO, IS_CURRENT)
+    flag: ClassVar = LivenessColumn(IS_CURRENT, value=True)
+
+    track: tuple[str, ...] | None = None
+
+    def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
+        """Rows that end or amend the version silver has of a key, and new versions; `_cdc_op` says which is which."""
+        events = key_events(changes, target, part, traced=traced)
+        if self.track is not None:
+            events = merged_runs(events, target, part.shape, self._tracked_columns(part.shape))
+        return _versions(events, part)
+
+    def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
+        """A MERGE: versions that hold are closed by key, the others are inserted."""
+        on = f"{same_key(part, within)} AND t.{quote_identifier(IS_CURRENT.name)} AND s.{OP} <> '{_VERSION}'"
+        names = [quote_identifier(c.name) for c in self.columns(part.shape)]
+        close = [f"{quote_identifier(c.name)} = s.{quote_identifier(c.name)}" for c in (*VALID_TO, IS_CURRENT)]
+        amend = [
+            f"{quote_identifier(c.name)} = s.{quote_identifier(c.name)}"
+            for c in (*part.shape.columns, *part.shape.carried)
+        ]
+        changed = f"WHEN MATCHED AND s.{OP} = '{_AMEND}' THEN UPDATE SET {', '.join([*amend, *close])} "
+        return (
+            f"MERGE INTO {table} t USING {view} s ON {on} "
+            f"{'' if self.track is None else changed}WHEN MATCHED THEN UPDATE SET {', '.join(close)} "
+            f"WHEN NOT MATCHED AND s.{OP} = '{_VERSION}' THEN INSERT ({', '.join(names)}) "
+            f"VALUES ({', '.join(f's.{name}' for name in names)}){_truncate(part)}"
+        )
+
+    def append_sql(self, table: str, view: str, part: TablePart) -> str:
+        """Versions alone: there is none to be closed."""
+        return insert(table, view, (quote_identifier(c.name) for c in self.columns(part.shape)), _VERSION)
+
+    def first(self, view: str, shape: RelationMapping) -> str:
+        """All that was copied, all of it from the snapshot's position on."""
+        return select(view, (quote_identifier(c.name) for c in self.columns(shape)), _VERSION)
+
+    def _tracked_columns(self, shape: RelationMapping) -> list[SilverColumn]:
+        """The silver columns that make a version. Raises ColumnNotTracked."""
+        columns = []
+        for name in self.track or ():
+            index = shape.position(name)
+            if index is None:
+                raise ColumnNotTracked(f"there is no column `{name}` in {shape.relation.table}")
+            if not comparable(shape.columns[index]):
+                raise ColumnNotTracked(f"values of column `{name}` of {shape.relation.table} cannot be compared")
+            columns.append(shape.columns[index])
+        return columns
+
+
+def _truncate(part: TablePart) -> str:
+    """What the first truncate does to the keys that no change of the span touches."""
+    if not part.truncated:
+        return ""
+    first = part.truncated[0]
+    values = (part.span.epoch, first.position, first.commit_ts, False)
+    sets = [
+        f"{quote_identifier(c.name)} = {typed_literal(v, c)}"
+        for c, v in zip((*VALID_TO, IS_CURRENT), values, strict=True)
+    ]
+    return f" WHEN NOT MATCHED BY SOURCE AND t.{quote_identifier(IS_CURRENT.name)} THEN UPDATE SET {', '.join(sets)}"
+
+
+def _versions(events: DataFrame, part: TablePart) -> DataFrame:
+    """The rows for the MERGE: what ends a key's first event brings about in silver, and versions with their ends."""
+    from pyspark.sql import Window  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    shape, truncated = part.shape, part.truncated
+    of_key = Window.partitionBy(*key_names(shape)).orderBy(POSITION)
+    following = F.lead(F.struct(POSITION, TIME, SEGMENT)).over(of_key)
+    ends = F.struct(following[POSITION].alias(POSITION), following[TIME].alias(TIME))
+    until = F.when(following.isNotNull(), ends)
+    position, time = F.col(POSITION), F.col(TIME)
+    if truncated:
+        truncates = F.array(*(_place(truncate) for truncate in truncated))
+        # A truncate ends what is there, also before the first change that a key has behind it.
+        until = F.when(following[SEGMENT] == F.col(SEGMENT), ends).otherwise(F.get(truncates, F.col(SEGMENT)))
+        late, first = F.col(SEGMENT) > 0, _place(truncated[0])
+        position, time = F.when(late, first[POSITION]).otherwise(position), F.when(late, first[TIME]).otherwise(time)
+    epoch = F.lit(part.span.epoch)
+    names = [c.name for c in (*shape.columns, *shape.carried)]
+    version = F.struct(
+        *(F.col(f"{HERE}.{quote_identifier(name)}").alias(name) for name in names),
+        *_cast_columns(VALID_FROM, epoch, F.col(POSITION), F.col(TIME)),
+        *_cast_columns(VALID_TO, F.when(F.col("_cdc_until").isNotNull(), epoch), *_parts("_cdc_until")),
+        F.col("_cdc_until").isNull().alias(IS_CURRENT.name),
+        F.lit(_VERSION).alias(OP),
+    )
+    keys = {shape.columns[place].name: name for place, name in zip(shape.keys, key_names(shape), strict=True)}
+    empty = {c.name: F.lit(None).cast(c.type) for c in (*shape.columns, *shape.carried, *VALID_FROM)}
+    close = F.struct(
+        *((F.col(keys[name]) if name in keys else value).alias(name) for name, value in empty.items()),
+        *_cast_columns(VALID_TO, epoch, position, time),
+        F.lit(False).alias(IS_CURRENT.name),
+        F.lit(_CLOSE).alias(OP),
+    )
+    first_of_key, begins = F.col("_cdc_nth") == 1, F.col(HERE).isNotNull()
+    if AMENDS in events.columns:
+        amend = F.struct(
+            *(F.col(f"{HERE}.{quote_identifier(name)}").alias(name) for name in names),
+            *_cast_columns(VALID_FROM, *(F.lit(None) for _ in VALID_FROM)),
+            *_cast_columns(VALID_TO, F.when(F.col("_cdc_until").isNotNull(), epoch), *_parts("_cdc_until")),
+            F.col("_cdc_until").isNull().alias(IS_CURRENT.name),
+            F.lit(_AMEND).alias(OP),
+        )
+        close, begins = F.when(F.col(AMENDS), amend).otherwise(close), begins & ~F.col(AMENDS)
+    both = F.array(F.when(first_of_key, close), F.when(begins, version))
+    placed = events.withColumn("_cdc_until", until).withColumn("_cdc_nth", F.row_number().over(of_key))
+    return placed.select(F.inline(F.array_compact(both)))
+
+
+def _place(truncated: Truncated) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    time = F.lit(truncated.commit_ts).cast("timestamp")
+    return F.struct(F.lit(truncated.position).cast("bigint").alias(POSITION), time.alias(TIME))
+
+
+def _parts(place: str) -> tuple[Column, Column]:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    return F.col(f"{place}.{POSITION}"), F.col(f"{place}.{TIME}")
+
+
+def _cast_columns(columns: Sequence[SilverColumn], *values: Column) -> list[Column]:
+    return [value.cast(c.type).alias(c.name) for c, value in zip(columns, values, strict=True)]

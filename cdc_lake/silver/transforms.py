@@ -1,0 +1,554 @@
+"""Expressions of a pipeline file, put before Spark's analyser: what type they are of, and which columns they read.
+
+An expression belongs to one row and gives the same value whenever it is worked out: anything else would make silver
+depend on when it was merged. So aggregates, windows, generators, subqueries, random numbers, clocks and users are
+refused.
+
+Projection: what a silver row is of its source row, and which rows there are (`config.silver_tables`).
+
+Changes are filtered before rules judge them, and get silver's columns before they are folded, so kinds see a table that
+has only such columns and rows from the start: what a filter leaves is as if the source's table had no other rows. A
+row that stops matching leaves, one that begins to match arrives.
+
+A change can be projected where every value it needs is known. A value that was not sent is the one sent before, else
+the one in silver (`silver.net_change`). Silver cannot tell it where it does not keep the column, nor where the row was
+not in silver before the change because it did not match: such a change is held, by the name `not_sent`.
+
+Projecting: typed changes with the columns of the source become changes with silver's (`silver.transforms`).
+
+Every function is from DataFrame to DataFrame, without an action. What an expression reads is the value after the
+change, completed where it was not sent (`silver.net_change.complete_for_rules`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from cdc_lake.config.silver_tables import Transforms
+from cdc_lake.errors import TransformUnfit
+from cdc_lake.silver.changes import FROM, OP, ORDER, TO, fits, fits_old, known_column
+from cdc_lake.silver.kind import UNSENT, old_column
+from cdc_lake.silver.layout_mapping import RelationMapping
+from cdc_lake.silver.net_change import FOUND, any_of, judged_column, row_window, value_known_column
+from cdc_lake.tables.types import SilverColumn, TypedColumn, literal, quote_identifier
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+_OF_ONE_RUN: Final = frozenset(
+    {
+        "CurrentTimestamp",
+        "CurrentDate",
+        "CurrentTime",
+        "LocalTimestamp",
+        "Now",
+        "CurrentBatchTimestamp",
+        "CurrentUser",
+        "CurrentCatalog",
+        "CurrentDatabase",
+        "CurrentTimeZone",
+        "SparkVersion",
+        "RaiseError",
+    }
+)
+"""Spark's classes of what it takes for deterministic because it is the same within one query."""
+
+_NO_COLUMN: Final = ("void", "interval", "variant")
+"""Types that not both formats can store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """An expression that may be used: its Spark SQL type, and the columns it reads, by name."""
+
+    sql: str
+    type: str
+    reads: frozenset[str]
+
+
+@lru_cache(maxsize=512)
+def analyze_expression(spark: SparkSession, columns: tuple[SilverColumn, ...], sql: str, where: str) -> Expression:
+    """Check an expression over `columns`; `where` is its place in the file. Raises TransformUnfit."""
+    from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415 - the receiver has no Spark
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    empty = spark.createDataFrame([], ", ".join(column.ddl for column in columns))
+    try:
+        frame = empty.select(F.expr(sql).alias("x"))
+        plan: Any = frame._jdf.queryExecution().analyzed()  # noqa: SLF001 - pyspark shows no plan as a value
+    except (AnalysisException, ParseException) as cause:
+        # Its first sentence, without the name of the class; the lines below quote the plan.
+        reason = re.sub(r"^\[[A-Z_.]+\]\s*|\s*SQLSTATE.*", "", str(cause).strip().splitlines()[0])
+        raise TransformUnfit(f"Spark does not take the expression: {reason}", where=where) from cause
+    base: Any = empty._jdf.queryExecution().analyzed()  # noqa: SLF001
+    _one_row(plan, base, where)
+    kind = frame.schema[0].dataType.simpleString()
+    if any(word in kind for word in _NO_COLUMN):
+        raise TransformUnfit(f"the expression is of type {kind}, which a table cannot hold", where=where)
+    # A column has the name there that the expression calls it by, which may be of other case.
+    names = {column.name.casefold(): column.name for column in columns}
+    reads = {node.name().casefold() for name, node in _nodes(plan) if name == "AttributeReference"}
+    return Expression(sql, kind, frozenset(names[name] for name in reads & names.keys()))
+
+
+def _one_row(plan: Any, base: Any, where: str) -> None:
+    """Refuse what is not worked out from one row alone, or differs from run to run."""
+    if plan.nodeName() != "Project" or plan.children().apply(0).nodeName() != base.nodeName():
+        raise TransformUnfit("the expression is not of one row: no aggregate, window or generator", where=where)
+    if not plan.subqueries().isEmpty():
+        raise TransformUnfit("the expression holds a subquery: it can read its own row only", where=where)
+    odd = {name for name, _ in _nodes(plan)} & _OF_ONE_RUN
+    if odd or not plan.deterministic():
+        which = f" ({', '.join(sorted(odd))})" if odd else ""
+        raise TransformUnfit(f"the expression does not give the same value each time{which}", where=where)
+
+
+def _nodes(plan: Any) -> Iterator[tuple[str, Any]]:
+    """Spark's class of each part of the expression, and the part."""
+    waiting = _list_items(plan.expressions())
+    while waiting:
+        node = waiting.pop()
+        yield node.getClass().getSimpleName(), node
+        waiting += _list_items(node.children())
+
+
+def _list_items(sequence: Any) -> list[Any]:
+    return [sequence.apply(index) for index in range(sequence.size())]
+
+
+NOT_SENT: Final = "not_sent"
+"""The name under which a change is held whose row cannot be worked out."""
+
+MATCHES: Final = "_cdc_matches"
+"""Whether the row after a change is one that `where` takes, or may be one."""
+
+
+BESIDE: Final = "_cdc_beside_"
+"""What names of silver's own columns begin with while they stand beside the source's, which may have the same ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SilverMapping(RelationMapping):
+    """The shape of a table as silver has it. `silver_columns`: its columns; `of`: which source column each is, None
+    where it is computed.
+    """
+
+    source: RelationMapping
+    silver_columns: tuple[SilverColumn, ...]
+    of: tuple[int | None, ...]
+
+    @cached_property
+    def columns(self) -> tuple[SilverColumn, ...]:
+        """Silver's columns, which are not those of the layout."""
+        return self.silver_columns
+
+    @cached_property
+    def nullable(self) -> frozenset[int]:
+        """As the source's: the key has the same parts in the same order."""
+        return self.source.nullable
+
+    def position(self, name: str) -> int | None:
+        """The position of a column of the source, None where silver does not have it."""
+        place = self.source.position(name)
+        return self.of.index(place) if place in self.of and place is not None else None
+
+    def row_key(self, index: int, value: str) -> str:
+        """As the source's: the key has the same parts in the same order."""
+        return self.source.row_key(index, value)
+
+    def typed_sql(self, column_index: int, text: str) -> str:
+        """The silver value of a text of column `column_index`, which is no computed one."""
+        place = self.of[column_index]
+        assert place is not None  # keys are columns of the source
+        return self.source.typed_sql(place, text)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """From the columns of `source` to those of `silver`. `condition`: what `where` reads; `computed`: the expressions
+    of silver's last columns, each with what it reads. All by position in the source.
+    """
+
+    source: RelationMapping
+    silver: RelationMapping
+    transforms: Transforms
+    where: Expression | None = None
+    computed: tuple[Expression, ...] = ()
+
+    @property
+    def kept_columns(self) -> tuple[int, ...]:
+        """The source columns that silver has."""
+        if not isinstance(self.silver, SilverMapping):
+            return tuple(range(len(self.source.columns)))
+        return tuple(place for place in self.silver.of if place is not None)
+
+    @cached_property
+    def condition(self) -> frozenset[int]:
+        """What `where` reads."""
+        return frozenset() if self.where is None else self.read_by(self.where)
+
+    @cached_property
+    def inputs(self) -> frozenset[int]:
+        """What any expression reads."""
+        return self.condition.union(*(self.read_by(expression) for expression in self.computed))
+
+    @cached_property
+    def needed_columns(self) -> frozenset[int]:
+        """Columns whose value after each change must be known: with a filter all of a row that may arrive."""
+        return self.inputs | (frozenset(self.kept_columns) if self.where is not None else frozenset())
+
+    @property
+    def used(self) -> frozenset[int]:
+        """Columns that silver depends on at all."""
+        return self.inputs | frozenset(self.kept_columns)
+
+    def read_by(self, expression: Expression) -> frozenset[int]:
+        """The positions of the columns that an expression reads."""
+        return frozenset(index for index, c in enumerate(self.source.columns) if c.name in expression.reads)
+
+    def carrying(self, carried: Mapping[SilverColumn, str]) -> Projection:
+        """The same with other columns that come with each change."""
+        if not isinstance(self.silver, SilverMapping):
+            source = replace(self.source, carried=carried)
+            return replace(self, source=source, silver=source)
+        source = replace(self.source, carried=_prefix_columns(carried))
+        return replace(self, source=source, silver=replace(self.silver, carried=carried, source=source))
+
+    def to_source_columns(self, target: DataFrame) -> DataFrame:
+        """Rows of the silver table with the columns that are the source's, under the source's names."""
+        from pyspark.sql import functions as F  # noqa: N812, PLC0415 - the receiver has no Spark
+
+        if not isinstance(self.silver, SilverMapping):
+            return target
+        pairs = zip(self.silver.silver_columns, self.silver.of, strict=True)
+        return target.select(
+            *(F.col(quote_identifier(c.name)).alias(self.source.columns[p].name) for c, p in pairs if p is not None)
+        )
+
+
+def taken_columns(columns: Sequence[TypedColumn], transforms: Transforms) -> dict[int, str]:
+    """Silver's names of the columns that it takes, by position."""
+    return {
+        index: column.name if column.companion else transforms.silver_name(column.source.name, column.name)
+        for index, column in enumerate(columns)
+        if transforms.keeps(column.source.name)
+    }
+
+
+def plain(shape: RelationMapping) -> Projection:
+    """A silver row is its source row."""
+    return Projection(shape, shape, Transforms())
+
+
+def silver_shape(
+    shape: RelationMapping, transforms: Transforms, computed: Mapping[str, str], label: str, place: Callable[[str], str]
+) -> SilverMapping:
+    """The shape that transforms make; `computed`: name → type; `place`: where a key of the table is written.
+
+    Raises TransformUnfit for columns that are not there, that have to stay, or that would have one name.
+    """
+    names = shape.relation.names
+    for key, listed in (
+        ("columns", transforms.columns or ()),
+        ("exclude", transforms.exclude),
+        ("rename", [source for source, _ in transforms.rename]),
+    ):
+        if missing := [name for name in listed if name not in names]:
+            text = f"`{key}` names `{missing[0]}`, and {shape.relation.table} has no such column"
+            raise TransformUnfit(text, where=place(key))
+    silver_names = taken_columns(shape.typed_columns, transforms)
+    places = tuple(silver_names)
+    if lost := [names[index] for index in shape.keys if index not in places]:
+        key = "columns" if transforms.columns is not None else "exclude"
+        raise TransformUnfit(
+            f"column `{lost[0]}` identifies rows of {label}: silver cannot be without", where=place(key)
+        )
+    silver_columns = [SilverColumn(name, shape.columns[index].type) for index, name in silver_names.items()]
+    silver_columns += [SilverColumn(name, kind) for name, kind in computed.items()]
+    seen_names: set[str] = set()
+    for column in silver_columns:
+        if column.name.casefold() in seen_names:
+            key = "compute" if column.name in computed else "rename"
+            raise TransformUnfit(f"two columns of {label} would be called `{column.name}`", where=place(key))
+        seen_names.add(column.name.casefold())
+    carried = _passthrough_columns(shape, silver_names)
+    return SilverMapping(
+        relation=shape.relation,
+        layouts=shape.layouts,
+        keys=tuple(places.index(index) for index in shape.keys),
+        carried=carried,
+        types=shape.types,
+        source=replace(shape, carried=_prefix_columns(carried)),
+        silver_columns=tuple(silver_columns),
+        of=(*places, *(None for _ in computed)),
+    )
+
+
+def _prefix_columns(carried: Mapping[SilverColumn, str]) -> dict[SilverColumn, str]:
+    """Columns that come with each change as they are called beside the source's."""
+    return {SilverColumn(f"{BESIDE}{column.name}", column.type): text for column, text in carried.items()}
+
+
+def _passthrough_columns(shape: RelationMapping, silver_names: Mapping[int, str]) -> dict[SilverColumn, str]:
+    """What comes with each change: of the old row the columns that silver takes, by silver's names."""
+    old = {old_column(column): index for index, column in enumerate(shape.columns)} if shape.old_values else {}
+    columns = {}
+    for column, text in shape.carried.items():
+        index = old.get(column)
+        if index is None:
+            columns[column] = text
+        elif index in silver_names:
+            columns[old_column(SilverColumn(silver_names[index], column.type))] = text
+    return columns
+
+
+BLIND = "_cdc_blind"
+"""Whether the row after a change cannot be worked out: a value that is needed is not known."""
+
+LEFT_TO = "_cdc_left_to"
+"""The key that a row has after an update which does not tell by itself whether the row matches."""
+
+_MOVED = "_cdc_moved"  # by a move the row came into silver, or left it
+_WHOLE = "_cdc_whole"  # the change tells the row before it, as far as the filter reads it
+_WAS = "_cdc_was"
+_INSIDE = "_cdc_inside"  # silver has the row before a change
+
+
+def old_values(projection: Projection) -> dict[str, str]:
+    """What a filter reads of the row before a change, as SQL over bronze's row."""
+    if projection.where is None:
+        return {}
+    shape = projection.source
+    texts = {index: shape.text(index, "old") for index in sorted(projection.condition)}
+    readable = [f"({shape.fits(index, f'({text})')})" for index, text in texts.items() if shape.may_misfit(index)]
+    is_complete = " AND ".join([shape.whole_old, *readable])
+    return {
+        _WHOLE: is_complete,
+        **{_old_value_column(index): shape.value(index, text) for index, text in texts.items()},
+    }
+
+
+def filter_changes(changes: DataFrame, projection: Projection) -> DataFrame:
+    """The changes of the rows that the filter takes, as if the source's table had no others.
+
+    A row that stops matching is deleted, one that begins to match is inserted; what is of neither is left out. Where a
+    change does not tell the row before it, silver may have that; where the filter reads a value that is not known, the
+    row may match, and `_cdc_matches` is true.
+    """
+    return changes if projection.where is None else _rewrite_changes(_with_matches(changes, projection), projection)
+
+
+def _rewrite_changes(after: DataFrame, projection: Projection) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
+
+    was, leaves = _with_previous_match(after, projection), F.col(OP).isin("I", "U") & ~F.col(MATCHES)
+    operation = F.when(leaves, "D").when((F.col(OP) == "U") & ~F.col(_WAS), "I").otherwise(F.col(OP))
+    remaining = was.where(F.col(MATCHES) | F.col(_WAS)).withColumns(
+        {
+            OP: operation,
+            _MOVED: moves(was),
+            FROM: F.when(F.col(_WAS), F.col(FROM)),
+            TO: F.when(~leaves, F.col(TO)),
+            # A row that moved and stopped matching is deleted where it was.
+            **{
+                column.name: F.when(
+                    leaves, F.expr(projection.source.typed_sql(column_index, f"{FROM}[{index}]"))
+                ).otherwise(F.col(quote_identifier(column.name)))
+                for index, (column_index, column) in enumerate(
+                    zip(projection.source.keys, projection.source.key_columns, strict=True)
+                )
+            },
+        }
+    )
+    return remaining.drop(_WAS)
+
+
+def moves(changes: DataFrame) -> Column:
+    """Whether a change moved a row to another key: also one that a filter made an insert or a delete of."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
+
+    return F.col(_MOVED) if _MOVED in changes.columns else (F.col(OP) == "U") & (F.col(FROM) != F.col(TO))
+
+
+def concerning(changes: DataFrame, projection: Projection) -> DataFrame:
+    """Of a table that keeps every change: those of which it is not known that neither row of theirs matches."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    if projection.where is None:
+        return changes
+    both = _with_previous_match(_with_matches(changes, projection), projection)
+    return both.where((F.col(OP) == "T") | F.col(MATCHES) | F.col(_WAS)).drop(_WAS)
+
+
+def _with_matches(changes: DataFrame, projection: Projection) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    assert projection.where is not None
+    reads = sorted(projection.condition)
+    unknown = any_of([~F.col(known_column(index)) for index in reads if known_column(index) in changes.columns])
+    unreadable = any_of([~F.col(fits(index)) for index in reads if projection.source.may_misfit(index)])
+    stays = F.col(OP).isin("I", "U")
+    matches = F.coalesce(F.when(stays, F.expr(projection.where.sql)), F.lit(False))
+    return changes.withColumn(MATCHES, stays & (unknown | unreadable | matches))
+
+
+def _with_previous_match(changes: DataFrame, projection: Projection) -> DataFrame:
+    """Add `_cdc_was`: whether the row before a change matched, or may have."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    assert projection.where is not None
+    names = {projection.source.columns[index].name: index for index in sorted(projection.condition)}
+    if not names:  # a filter that reads nothing takes all rows, or none
+        return changes.withColumn(_WAS, F.col(OP).isin("U", "D"))
+    saved = changes.withColumns({f"_cdc_new_{index}": F.col(quote_identifier(name)) for name, index in names.items()})
+    swapped = saved.withColumns({name: F.col(_old_value_column(index)) for name, index in names.items()})
+    has_old_row = F.col(OP).isin("U", "D") & F.col(_WHOLE)
+    matched = F.coalesce(F.when(has_old_row, F.expr(projection.where.sql)), F.lit(False))
+    was = swapped.withColumn(_WAS, F.col(OP).isin("U", "D") & (~F.col(_WHOLE) | matched))
+    back = was.withColumns({name: F.col(f"_cdc_new_{index}") for name, index in names.items()})
+    return back.drop(*(f"_cdc_new_{index}" for index in names.values()))
+
+
+def fill_unchanged(
+    changes: DataFrame, projection: Projection, completed: Collection[int], foreign: Collection[int]
+) -> DataFrame:
+    """Changes, none left out yet, in which values that were not sent have their places, filtered by them.
+
+    `completed`: columns whose values stand in `_cdc_judged_<n>`; `foreign`: columns that are needed and that silver
+    lacks. A value counts where the change sent it, or where silver keeps its column and has the row before the change:
+    had a span ended there, nothing else would tell it. Where that is not enough, `_cdc_blind` is true. `_cdc_left_to`
+    is the key that a row has after an update that does not tell by itself whether it matches.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    changes = changes.withColumns({_sent_column(index): F.col(known_column(index)) for index in completed})
+    inside: Column = F.lit(True)
+    if projection.where is not None:
+        guessed = _with_values(changes, projection, completed)
+        # What was worked out of the change before is right up to the first change of the row that is held.
+        before = F.lag(F.struct(F.col(MATCHES).alias("matched"))).over(row_window(F.col(ORDER)))
+        was_inside = F.when(before.isNull(), F.col(FOUND)).otherwise(before["matched"])
+        changes = _with_matches(guessed, projection).withColumn(_INSIDE, F.coalesce(was_inside, F.lit(False)))
+        inside = F.col(_INSIDE)
+    counts = {
+        index: F.col(_sent_column(index)) | (F.lit(index not in foreign) & inside & F.col(value_known_column(index)))
+        for index in completed
+    }
+    changes = changes.withColumns({value_known_column(index): of for index, of in counts.items()})
+    changes = changes.withColumns(
+        {
+            judged_column(index): F.when(F.col(value_known_column(index)), F.col(judged_column(index)))
+            for index in completed
+        }
+    )
+    changes = _with_values(changes, projection, completed)
+
+    def lacks(places: Collection[int]) -> Column:
+        return any_of([~F.col(value_known_column(index)) for index in sorted(places) if index in counts])
+
+    blind = lacks(foreign)
+    if projection.where is not None:
+        changes = _with_matches(changes, projection)
+        blind = lacks(projection.condition) | (F.col(MATCHES) & lacks(projection.needed_columns.union(foreign)))
+    update, doubt = (
+        F.col(OP) == "U",
+        any_of([~F.col(_sent_column(index)) for index in counts if index in projection.condition]),
+    )
+    changes = changes.withColumns({BLIND: update & blind, LEFT_TO: F.when(update & doubt, F.col(TO))})
+    changes = changes.drop(_INSIDE, *(_sent_column(index) for index in completed))
+    return changes if projection.where is None else _rewrite_changes(changes, projection)
+
+
+def _with_values(changes: DataFrame, projection: Projection, completed: Collection[int]) -> DataFrame:
+    """The values in `_cdc_judged_<n>` in the places of the columns that silver depends on."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    own = {index: projection.source.columns[index] for index in sorted(completed) if index in projection.needed_columns}
+    changes = changes.withColumns({c.name: F.col(judged_column(index)).cast(c.type) for index, c in own.items()})
+    return changes.withColumns({known_column(index): F.col(value_known_column(index)) for index in own})
+
+
+def project_columns(
+    changes: DataFrame, projection: Projection, unsent: frozenset[int]
+) -> tuple[DataFrame, frozenset[int]]:
+    """Filtered changes with silver's columns, and the positions of those that some change does not know."""
+    return _silver_columns(changes, projection, unsent) if projection.transforms.any else (changes, unsent)
+
+
+def _silver_columns(
+    changes: DataFrame, projection: Projection, unsent: frozenset[int]
+) -> tuple[DataFrame, frozenset[int]]:
+    """The kept columns under their silver names, and the computed ones: of rows that are there and fully known."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    source, silver = projection.source, projection.silver
+    spent = {c.name for c in source.columns}
+    spent |= {
+        name(index)
+        for index in range(len(source.columns))
+        for name in (known_column, fits, fits_old, judged_column, value_known_column)
+    }
+    spent |= {MATCHES, BLIND, FOUND, LEFT_TO, _MOVED, _WHOLE} | {
+        _old_value_column(index) for index in projection.condition
+    }
+    columns = [
+        F.col(quote_identifier(name)).alias(name.removeprefix(BESIDE)) for name in changes.columns if name not in spent
+    ]
+    unknown: set[int] = set()
+    stays = F.col(OP).isin("I", "U")
+    for index, (place, column) in enumerate(zip(projection.kept_columns, silver.columns, strict=False)):
+        columns.append(F.col(quote_identifier(source.columns[place].name)).alias(column.name))
+        if place in unsent:
+            unknown.add(index)
+            columns.append(F.col(known_column(place)).alias(known_column(index)))
+    first = len(projection.kept_columns)
+    for index, (expression, column) in enumerate(
+        zip(projection.computed, silver.columns[first:], strict=True), start=first
+    ):
+        lacking = [F.col(known_column(place)) for place in sorted(projection.read_by(expression) & unsent)]
+        told_ = ~any_of([~flag for flag in lacking])
+        columns.append(F.when(stays & told_, F.expr(expression.sql)).cast(column.type).alias(column.name))
+        if lacking:
+            unknown.add(index)
+            columns.append(told_.alias(known_column(index)))
+    return changes.select(*columns), frozenset(unknown)
+
+
+def projected_changes(changes: DataFrame, projection: Projection, unsent: frozenset[int]) -> DataFrame:
+    """Changes of a table that keeps every change, with silver's columns.
+
+    A computed value that cannot be worked out is NULL and stands in `_unchanged`, as a value that was not sent does.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    if not projection.transforms.any:
+        return changes
+    unchanged = f"{BESIDE}{UNSENT.name}"
+    return _silver_columns(changes.withColumn(unchanged, F.expr(_unsent_sql(projection))), projection, unsent)[0]
+
+
+def _unsent_sql(projection: Projection) -> str:
+    """Silver's names of the columns that were not sent, from the source's names of them."""
+    source, silver, name = projection.source, projection.silver, quote_identifier(f"{BESIDE}{UNSENT.name}")
+    renamed = zip(projection.kept_columns, silver.columns, strict=False)
+    silver_names = {source.columns[place].name: column.name for place, column in renamed}
+    cases = " ".join(f"WHEN {literal(old)} THEN {literal(new)}" for old, new in silver_names.items())
+    listed = f"array_compact(transform({name}, c -> CASE c {cases} END))"
+    for expression, column in zip(projection.computed, silver.columns[len(silver_names) :], strict=True):
+        if expression.reads:
+            lacks = f"arrays_overlap({name}, array({', '.join(literal(read) for read in sorted(expression.reads))}))"
+            listed = f"concat({listed}, array_compact(array(CASE WHEN {lacks} THEN {literal(column.name)} END)))"
+    return f"CASE WHEN size({listed}) > 0 THEN {listed} END"
+
+
+def _old_value_column(column_index: int) -> str:
+    return f"_cdc_old_{column_index}"
+
+
+def _sent_column(column_index: int) -> str:
+    return f"_cdc_sent_{column_index}"

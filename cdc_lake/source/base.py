@@ -1,0 +1,326 @@
+"""The source port: what the receive loop needs of a change stream, whatever the server.
+
+A stream's identity is one text, kept in bronze and compared with the server at every start, so that two histories are
+never joined by mistake::
+
+    pg:<system id>:<database>:<slot>:<consistent point>
+    gauss:<system id>:<database>:<slot>:lsn:<consistent point>
+    gauss:<system id>:<database>:<slot>:lsn:<seen>@<consistent point>
+    gauss:<system id>:<database>:<slot>:csn:<start>@<consistent point>
+
+`start` is the last CSN before the stream: the initial copy holds everything up to it. So is `seen`, in a stream that is
+ordered by LSN although its transactions have CSNs: what it sends at or below `seen` is in the copy already.
+
+Captured: what a stream carries of a table, a source snapshot as a predicate, and transactions not landed yet.
+
+Tables: which ones the patterns of `source.tables` choose.
+
+What a server counts of a slot's decoding: transactions it spilled to its own disk, or streamed before their end.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+from cdc_lake.decode.transaction import ReceivedTransaction
+from cdc_lake.errors import MalformedPosition, NoTableMatches, OtherSource
+from cdc_lake.model.position import Csn, Lsn, OrderDomain, format_position
+from cdc_lake.model.relation import TableName
+
+
+class Kind(enum.StrEnum):
+    """The family of servers a stream comes from."""
+
+    POSTGRES = "pg"
+    GAUSS = "gauss"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamIdentity:
+    """Which server, database and slot a stream comes from, and where it starts.
+
+    `point`: the slot's consistent point. `csn`: in the csn domain the last CSN before the stream, otherwise None.
+    `snapshot_csn`: in the lsn domain the last CSN that the initial copy holds, None where that is not known.
+    """
+
+    system: str
+    database: str
+    slot: str
+    point: Lsn
+    csn: Csn | None = None
+    kind: Kind = Kind.POSTGRES
+    snapshot_csn: Csn | None = None
+
+    @property
+    def domain(self) -> OrderDomain:
+        """What orders the stream."""
+        return OrderDomain.LSN if self.csn is None else OrderDomain.CSN
+
+    @property
+    def start(self) -> int:
+        """The position after which the stream's transactions lie, in its order domain."""
+        return self.point.value if self.csn is None else self.csn.value
+
+    @property
+    def origin(self) -> str:
+        """Server, database and slot: what streams of one slot that was made again have in common."""
+        return f"{self.kind}:{self.system}:{self.database}:{self.slot}"
+
+    def __str__(self) -> str:
+        source = self.origin
+        match self.kind:
+            case Kind.POSTGRES:
+                return f"{source}:{self.point}"
+            case Kind.GAUSS:
+                number = self.snapshot_csn if self.csn is None else self.csn
+                return f"{source}:{self.domain}:{self.point if number is None else f'{number}@{self.point}'}"
+
+    @classmethod
+    def parse(cls, text: str) -> StreamIdentity:
+        """Read the text back (a database name may hold colons); raises OtherSource where it is not one."""
+        head, _, rest = text.partition(":")
+        system, _, rest = rest.partition(":")
+        try:
+            kind = Kind(head)
+            rest, _, start = rest.rpartition(":")
+            csn = snapshot_csn = None
+            if kind is Kind.GAUSS:
+                rest, _, word = rest.rpartition(":")
+                domain = OrderDomain(word)
+                number, separator, point = start.rpartition("@")
+                if domain is OrderDomain.CSN:
+                    csn, start = Csn.parse(number), point
+                elif separator:
+                    snapshot_csn, start = Csn.parse(number), point
+            database, _, slot = rest.rpartition(":")
+            if system and database and slot:
+                return cls(system, database, slot, Lsn.parse(start), csn, kind, snapshot_csn)
+        except (MalformedPosition, ValueError) as malformed:
+            raise OtherSource(_unknown(text)) from malformed
+        raise OtherSource(_unknown(text))
+
+
+def domain_of(stream: str) -> OrderDomain:
+    """The order domain of a stream by its identity as bronze stores it; only the GaussDB family has another than LSN.
+
+    Raises OtherSource where the text is one of that family and cannot be read.
+    """
+    return StreamIdentity.parse(stream).domain if stream.startswith(f"{Kind.GAUSS}:") else OrderDomain.LSN
+
+
+def format_stream_position(stream: str, position: int) -> str:
+    """A position of a stream as people paste it: `0/16B3748` in the lsn domain, `951909` in the csn domain."""
+    return format_position(position, domain_of(stream))
+
+
+def _unknown(text: str) -> str:
+    return f"bronze holds the stream `{text}`, which is not one that this version knows"
+
+
+class TransactionAssembler(Protocol):
+    """Makes whole transactions of one connection's frames. Raises DecodeError; then, or when reconnected, `reset`."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """True between a BEGIN and its COMMIT."""
+        ...
+
+    @property
+    def open_csn(self) -> int | None:
+        """The CSN of the BEGIN whose COMMIT has not come, None where there is none or it has no CSN."""
+        ...
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes of changes held for transactions whose COMMIT has not come."""
+        ...
+
+    @property
+    def completed_transactions(self) -> Sequence[ReceivedTransaction]:
+        """After `feed` raised: the transactions that its payload completed before that."""
+        ...
+
+    def feed(self, payload: bytes, lsn: int) -> Sequence[ReceivedTransaction]:
+        """Take a frame and the position it came with; the transactions it completes, in the order they came."""
+        ...
+
+    def reset(self) -> None:
+        """Forget what this connection sent."""
+        ...
+
+
+class FrameSource(Protocol):
+    """An open stream. Frames come in order; after `confirm(p)` the server may forget everything up to p.
+
+    Not for several threads at once. Every method raises SourceError: ServerUnreachable where trying again helps.
+    """
+
+    @property
+    def keepalive_end(self) -> int:
+        """The newest WAL position the server announced: everything committed before it has been sent.
+
+        0 where a keepalive promises nothing of the kind (parallel decoding of the GaussDB family).
+        """
+        ...
+
+    @property
+    def reply_requested(self) -> bool:
+        """True once after the server asked for a reply; reading it clears it."""
+        ...
+
+    def poll(self, timeout: float) -> list[tuple[int, bytes]]:
+        """Frames as `(lsn, payload)`, waiting up to `timeout` seconds for the first; also answers keepalives."""
+        ...
+
+    def confirm(self, position: int) -> None:
+        """Everything up to the slot position `position` is durable: tell the server so now."""
+        ...
+
+    def tick(self, *, ping: bool = False) -> None:
+        """Send the status if it is due, without reading; with `ping`, now, and ask for a keepalive."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection; the slot stays."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """One table of a stream: the columns it carries in order, and its row filter (SQL), if any.
+
+    `member`: by which entry of the catalog a publication carries it, another one where it was taken out and put back or
+    other columns or rows of it are published since; where no publication says what is carried, by which transaction it
+    has its name (`decode.gaussdb.catalog_facts.named_by`), None: not asked. `oid`: of the table in the catalog, another
+    one if the name means another table now.
+    """
+
+    table: TableName
+    columns: tuple[str, ...]
+    row_filter: str | None
+    member: int | str | None = None
+    oid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTransaction:
+    """A committed transaction that bronze does not have: position, the number snapshots know it by, tables changed."""
+
+    position: int
+    number: int
+    tables: frozenset[TableName]
+
+
+class SnapshotVisibility(Protocol):
+    """A source snapshot: which transactions it shows, by a number that bronze keeps of each (`column`)."""
+
+    @property
+    def column(self) -> str:
+        """Column of bronze's COMMIT rows that holds the number: xid or csn."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """A position, in the stream's order domain, that no transaction it shows lies above."""
+        ...
+
+    def shows(self, number: int, position: int, /) -> bool:
+        """Whether it shows the transaction of this number that committed at a position of the stream's order domain."""
+        ...
+
+    def may_be_hidden(self, numbers: Any, positions: Any, /) -> Any:
+        """For int64 ndarrays of numbers and positions a bool ndarray: False if the snapshot surely shows it."""
+        ...
+
+
+VERSION: Final = (
+    "c.oid::text || ' ' || c.xmin::text || ' ' || c.relfilenode::text || ' ' || (SELECT "
+    "count(*)::text || ' ' || sum(a.xmin::text::bigint)::text FROM pg_attribute AS a WHERE a.attrelid = c.oid) || ' ' "
+    "|| (SELECT count(*)::text || ' ' || coalesce(sum(i.xmin::text::bigint), 0)::text FROM pg_index AS i "
+    "WHERE i.indrelid = c.oid) || ' ' || (SELECT t.xmin::text || ' ' || t.typowner::text FROM pg_type AS t "
+    "WHERE t.oid = c.reltype)"
+)
+"""SQL, of a table `c` in the catalog of either family: a text that is another one once the table is altered. Its last
+two words are `decode.gaussdb.catalog_facts.named_by`.
+"""
+
+
+def select_tables(patterns: Sequence[str], tables: Iterable[TableName]) -> list[TableName]:
+    """The tables that the patterns choose, sorted; raises NoTableMatches for a pattern that chooses nothing."""
+    candidates = sorted(tables)
+    chosen: set[TableName] = set()
+    for pattern in patterns:
+        taken_out = pattern.startswith("!")
+        match = _compile_pattern(pattern.removeprefix("!"))
+        matches = {t for t in candidates if match(t)}
+        if taken_out:
+            chosen -= matches
+        elif matches:
+            chosen |= matches
+        else:
+            raise NoTableMatches(f"`{pattern}` of `source.tables` matches no table in the database")
+    if not chosen:
+        raise NoTableMatches("`source.tables` leaves no table over")
+    return sorted(chosen)
+
+
+def left_out(tables: Sequence[TableName]) -> str:
+    """What to write into `source.tables` so that tables are left out."""
+    return f"{', '.join(f'`!{table}`' for table in tables)} in `source.tables`"
+
+
+def chooses(patterns: Sequence[str]) -> Callable[[TableName], bool]:
+    """The patterns as a predicate, whatever tables there are; raises NoTableMatches for a text that is no pattern."""
+    steps = [(not pattern.startswith("!"), _compile_pattern(pattern.removeprefix("!"))) for pattern in patterns]
+
+    def chosen(table: TableName) -> bool:
+        inside = False
+        for takes_in, match in steps:
+            if takes_in is not inside and match(table):
+                inside = takes_in
+        return inside
+
+    return chosen
+
+
+def _compile_pattern(pattern: str) -> Callable[[TableName], bool]:
+    """A pattern as a predicate: `schema.table`, escaped as in `TableName`, `*` and `?` within a part."""
+    try:
+        parts = TableName.parse(pattern)
+    except ValueError as wrong:
+        raise NoTableMatches(f"`{pattern}` of `source.tables` is not a pattern: {wrong}") from wrong
+    schema, name = (_wildcards(part) for part in (parts.schema, parts.name))
+    return lambda table: bool(schema.fullmatch(table.schema) and name.fullmatch(table.name))
+
+
+def _wildcards(part: str) -> re.Pattern[str]:
+    replacements = {"*": ".*", "?": "."}
+    return re.compile("".join(replacements.get(char) or re.escape(char) for char in part), re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCounters:
+    """`pg_stat_replication_slots`: transactions and bytes since the statistics were reset, or first kept.
+
+    `spilled`: larger than `logical_decoding_work_mem`, so written to the server's disk while they were decoded;
+    `streamed`: sent before their COMMIT instead; `total`: all that were decoded. `since`: when the statistics were
+    reset; None: never, so they begin with the slot, or where a crash of the server took them.
+    """
+
+    spilled_transactions: int
+    spilled_bytes: int
+    streamed_transactions: int
+    streamed_bytes: int
+    total_transactions: int
+    total_bytes: int
+    since: datetime | None = None
+
+    @property
+    def counted_since(self) -> str:
+        """The same in words."""
+        return "since the slot's statistics began" if self.since is None else f"since {self.since:%Y-%m-%dT%H:%M:%SZ}"

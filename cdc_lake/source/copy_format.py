@@ -1,0 +1,283 @@
+"""Values of tables that are read as a whole, where they may be bytes that are no text (`decode.encoding`).
+
+COPY's CSV format as columns of text, for comparing tables; the GaussDB family prints it alike.
+
+On purpose not the reader of the initial copy: CSV parsed by Arrow, where that one takes COPY's text format apart
+itself. A mistake in either shows as a difference. In CSV with every value quoted, an unquoted empty field is NULL and
+`""` the empty string (PostgreSQL docs, COPY: CSV Format).
+
+COPY's text format (PostgreSQL docs, COPY: File Formats) as arrays of text; the GaussDB family prints it alike.
+
+A chunk is read as a whole, by its delimiters; what may hold bytes that are no text is read line by line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
+from cdc_lake.decode.encoding import PREFIX, Codec, Policy, apply_text_policy
+from cdc_lake.errors import TextNotInEncoding
+from cdc_lake.model.change import Tuple, Value
+from cdc_lake.model.relation import Relation
+
+
+def text_of(data: bytes, relation: Relation, codec: Codec) -> str:
+    """A value of a table. Raises TextNotInEncoding, which names the table."""
+    try:
+        return codec.text(data)
+    except TextNotInEncoding as error:
+        error.where = f"a row of {relation.table}"
+        raise
+
+
+def in_columns(values: Tuple, relation: Relation, codec: Codec) -> Tuple:
+    """A row as its columns want its values, of a codec with the policy `hex`. Raises TextNotInEncoding."""
+
+    def error(offset: int) -> TextNotInEncoding:
+        raised = TextNotInEncoding(codec.encoding, offset=offset)
+        raised.where = f"a row of {relation.table}"
+        return raised
+
+    return apply_text_policy(relation.table, relation.names, values, codec.in_hex, codec.encode, error)
+
+
+def odd_column(values: pa.ChunkedArray, relation: Relation, name: str, codec: Codec) -> pa.ChunkedArray:
+    """A large_string column whose bytes may be no text, or text in another encoding. Raises TextNotInEncoding."""
+    data = values.cast(pa.large_binary())
+    if codec.python == "utf-8" and _plain(values):
+        return values
+    chunks = []
+    for chunk in data.chunks:
+        texts = [None if value is None else text_of(value, relation, codec) for value in chunk.to_pylist()]
+        odd = [None if text is None else _in_column(text, relation, name, codec) for text in texts]
+        chunks.append(pa.array(odd, pa.large_string()))
+    return pa.chunked_array(chunks, pa.large_string())
+
+
+def _in_column(text: str, relation: Relation, name: str, codec: Codec) -> str:
+    if not text.startswith(PREFIX):
+        return text
+    place = relation.names.index(name)
+    row: Tuple = tuple(text if index == place else None for index in range(len(relation.names)))
+    return str(in_columns(row, relation, codec)[place])
+
+
+def _plain(values: pa.ChunkedArray) -> bool:
+    """Whether all of it is UTF-8 and nothing begins as a value in hexadecimal digits does."""
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return not pc.any(pc.starts_with(values, PREFIX)).as_py()
+
+
+_BLOCK_BYTES = 16 << 20
+
+
+def csv_statement(query: str) -> str:
+    """The statement that copies a query's rows out as `table_of` reads them."""
+    return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *, NULL '')"
+
+
+def table_of(sent: Iterable[bytes], relation: Relation, codec: Codec) -> pa.Table:
+    """A table's rows as the server sends them, one a message, as large_string columns. Raises TextNotInEncoding."""
+    tables = list(csv_tables(sent, relation, codec))
+    return pa.concat_tables(tables) if tables else _schema(relation).empty_table()
+
+
+def csv_tables(sent: Iterable[bytes], relation: Relation, codec: Codec) -> Iterator[pa.Table]:
+    """The same a block of about 16 MB at a time. Raises TextNotInEncoding."""
+    schema = _schema(relation)
+    for block in _blocks(sent):
+        yield _apply_text_policy(_parse_csv(block, schema), relation, codec)
+
+
+def csv_chunks(sent: Iterable[bytes], relation: Relation, codec: Codec) -> Iterator[pa.ListArray]:
+    """The same as list<string> by position in the layout. Raises TextNotInEncoding."""
+    for table in csv_tables(sent, relation, codec):
+        rows = [list(row) for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]
+        yield pa.array(rows, pa.list_(pa.string()))
+
+
+def _schema(relation: Relation) -> pa.Schema:
+    return pa.schema([pa.field(name, pa.large_string()) for name in relation.names])
+
+
+def _apply_text_policy(table: pa.Table, relation: Relation, codec: Codec) -> pa.Table:
+    """The table with every value in text; most have no other."""
+    if codec.python == "utf-8" and codec.policy is Policy.STOP:
+        return table
+    columns = [
+        odd_column(values, relation, name, codec) for name, values in zip(relation.names, table.columns, strict=True)
+    ]
+    return pa.table(columns, schema=table.schema)
+
+
+def _blocks(sent: Iterable[bytes]) -> Iterator[bytes]:
+    """Whole rows in blocks of about 16 MB: the server sends one row a message."""
+    rows: list[bytes] = []
+    size = 0
+    for row in sent:
+        rows.append(row)
+        size += len(row)
+        if size >= _BLOCK_BYTES:
+            yield b"".join(rows)
+            rows, size = [], 0
+    if rows:
+        yield b"".join(rows)
+
+
+def _parse_csv(block: bytes, schema: pa.Schema) -> pa.Table:
+    # one Arrow block for the whole: a row must not straddle two, and a row can be as large as it likes
+    read = csv.ReadOptions(column_names=schema.names, block_size=len(block) + 1)
+    parse = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
+    convert = csv.ConvertOptions(
+        column_types=schema,
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+        check_utf8=False,
+    )
+    return csv.read_csv(pa.BufferReader(block), read_options=read, parse_options=parse, convert_options=convert)
+
+
+_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_ESCAPED = np.arange(256, dtype=np.uint8)
+for _letter, _byte in _ESCAPES.items():
+    _ESCAPED[ord(_letter)] = ord(_byte)
+_TAB, _BACKSLASH, _N = b"\t\\N"
+_DELIMITERS = 2  # the tab and, right behind it, the line feed
+_OF_NULL = 2  # bytes
+_CHUNK_BYTES = 16 << 20  # wide rows close a chunk before `chunk_rows` does; every reader holds two or three
+_PIECE_BYTES = 2 << 20  # of a chunk are read at a time, which takes several times their memory
+
+
+def chunks_of(blocks: Iterable[Any], relation: Relation, chunk_rows: int, codec: Codec) -> Iterator[pa.ChunkedArray]:
+    """A table's rows as the server sends them, one a block (bytes or a view) with its line feed, in arrays of
+    list<string>.
+
+    `codec` is one of UTF-8, which the server sends, or a database in SQL_ASCII does not. Raises TextNotInEncoding.
+    """
+    pieces: list[pa.ListArray] = []
+    data = bytearray()
+    rows = size = read = 0  # of the chunk, its bytes, and of these rows how many are in pieces
+    for block in blocks:
+        data += block  # not kept: each has memory of its own
+        rows += 1
+        ends = rows >= chunk_rows or size + len(data) >= _CHUNK_BYTES
+        if ends or len(data) >= _PIECE_BYTES:
+            pieces.append(_piece(data, rows - read, relation, codec))
+            size, read, data = size + len(data), rows, bytearray()
+        if ends:
+            chunk, pieces = pa.chunked_array(pieces), []
+            yield chunk
+            del chunk
+            rows = size = read = 0
+    if data:
+        pieces.append(_piece(data, rows - read, relation, codec))
+    if pieces:
+        yield pa.chunked_array(pieces)
+
+
+def _piece(data: bytearray, rows: int, relation: Relation, codec: Codec) -> pa.ListArray:
+    width = len(relation.columns)
+    if width and _is_text(data) and (codec.policy is Policy.STOP or PREFIX.encode() not in data):
+        values = fields_of(data)
+        if len(values) == width * rows:
+            return _lists(values, width, rows)
+    lines = [_values(bytes(line), relation, codec) for line in data.split(b"\n")[:-1]]
+    return _lists(pa.array([value for line in lines for value in line], pa.string()), width, rows)
+
+
+def fields_of(data: bytes | bytearray) -> pa.StringArray:
+    r"""The fields of whole lines of COPY's text format in UTF-8, unescaped, `\N` as NULL."""
+    octets = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero((octets - _TAB) < _DELIMITERS)
+    sizes = np.diff(ends, prepend=-1) - 1
+    null = np.zeros(len(ends), bool)
+    text: Any = None
+    if b"\\" in data:
+        begins = _begins_of_escapes(np.flatnonzero(octets == _BACKSLASH))
+        fields = np.searchsorted(ends, begins)
+        of_null = (sizes[fields] == _OF_NULL) & (octets[begins + 1] == _N)  # nothing else is written so
+        null[fields[of_null]] = True
+        if not of_null.all():
+            text = _unescaped_text(octets, ends, begins[~of_null])
+            sizes -= np.bincount(fields[~of_null], minlength=len(ends))
+    if text is None:
+        text = data.translate(None, b"\t\n")
+    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
+    valid = pa.array(~null).buffers()[1] if null.any() else None
+    return pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(text), valid, int(null.sum()))
+
+
+def _unescaped_text(octets: Any, ends: Any, begins: Any) -> Any:
+    """The bytes without delimiters and without the backslashes that begin escapes, which are done."""
+    unescaped, keep = octets.copy(), np.ones(len(octets), bool)
+    keep[ends] = False
+    keep[begins] = False
+    unescaped[begins + 1] = _ESCAPED[octets[begins + 1]]
+    return unescaped[keep]
+
+
+def _begins_of_escapes(slashes: Any) -> Any:
+    """The backslashes that begin an escape: of a run of them every second one, from its first on."""
+    first = np.diff(slashes, prepend=-2) != 1
+    numbers = np.arange(len(slashes))
+    run = numbers[first][np.cumsum(first) - 1]
+    return slashes[(numbers - run) % 2 == 0]
+
+
+def _is_text(data: bytes | bytearray) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _values(data: bytes, relation: Relation, codec: Codec) -> Sequence[Value]:
+    line = data.decode() if _is_text(data) else None
+    if line is not None and (codec.policy is Policy.STOP or PREFIX not in line):
+        return parse_line(line, len(relation.columns))
+    fields = data.split(b"\t") if relation.columns else []
+    values = tuple(None if field == b"\\N" else text_of(_unescaped_bytes(field), relation, codec) for field in fields)
+    return in_columns(values, relation, codec)
+
+
+def parse_line(line: str, width: int) -> list[str | None]:
+    r"""One line of COPY's text format as values, `\N` as None. A table without columns has empty lines."""
+    if width == 0:
+        return []
+    fields: list[str | None] = list(line.split("\t"))
+    if "\\" in line:
+        return [None if field == "\\N" else _unescape(str(field)) for field in fields]
+    return fields
+
+
+def _unescape(field: str) -> str:
+    first, *rest = field.split("\\")
+    if not rest:
+        return field
+    unescaped, pieces = [first], iter(rest)
+    for piece in pieces:
+        if piece:
+            unescaped.append(_ESCAPES.get(piece[0], piece[0]) + piece[1:])
+        else:  # an escaped backslash: what follows it up to the next one is plain
+            unescaped.append("\\" + next(pieces, ""))
+    return "".join(unescaped)
+
+
+def _unescaped_bytes(field: bytes) -> bytes:
+    return _unescape(field.decode("latin-1")).encode("latin-1")
+
+
+def _lists(values: pa.StringArray, width: int, rows: int) -> pa.ListArray:
+    offsets = np.arange(rows + 1, dtype=np.int32) * width
+    return pa.ListArray.from_arrays(pa.array(offsets), values)

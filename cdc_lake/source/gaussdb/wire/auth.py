@@ -1,0 +1,426 @@
+"""Authentication in the GaussDB family: what a request asks for, and the answer to it. Pure functions.
+
+The request codes are those of PostgreSQL up to 8; 10 to 13 are the family's own (in PostgreSQL 10 is SASL). Passwords
+stored for sha256 are answered by a challenge in the manner of RFC 5802, whose constants and one misspelling are the
+family's: key K = PBKDF2-HMAC-SHA1(password, salt, iterations). The request's layout depends on the protocol minor
+number of the start-up packet: above 50 it has the iterations, at 50 nothing, below 50 the server's own signature; the
+answer then counts 2048.
+
+TLS of the wire client: whether to encrypt, whom to trust, and errors that say which file or name is wrong.
+
+Refusals of the GaussDB family: which error it is that a server's ErrorResponse stands for, and what helps.
+
+The family has texts of its own for mistakes that PostgreSQL does not know; what is not among them is judged as
+everywhere (`source.refusals`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import socket
+import ssl
+import struct
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+from cdc_lake.errors import (
+    AuthenticationRefused,
+    AuthenticationUnsupported,
+    DatabaseUnknown,
+    DecodersExhausted,
+    OptionRefused,
+    OptionUnknown,
+    PluginMissing,
+    ReplicationPortNeeded,
+    RoleLacksReplication,
+    ServerBusy,
+    ServerSettings,
+    ServerUnreachable,
+    ServicePortNeeded,
+    SlotActive,
+    SlotForeign,
+    SlotMissing,
+    SlotNameInvalid,
+    SlotOfOtherDatabase,
+    SourceError,
+    StandbyNeeded,
+    StreamProtocol,
+    TlsRefused,
+    WalGone,
+    WrongOutputOrder,
+)
+from cdc_lake.errors.base import ANEW
+from cdc_lake.source.gaussdb.wire import protocol
+from cdc_lake.source.gaussdb.wire.protocol import MINOR, ServerMessage, WireTls
+from cdc_lake.source.refusals import connection_kind, statement_kind, statement_words
+from cdc_lake.source.sql_text import identifier
+
+DEFAULT_ITERATIONS = 2048
+"""What a client counts where the request does not say it."""
+
+SERVER_ITERATIONS = 10_000
+"""What a server counts by default when a password is set."""
+
+_ITERATIONS_MINOR = 50  # protocol minor number above which the request says the iterations
+_STORED_OTHERWISE = {3: "for SM3", 7: "for md5 and sha256 together"}
+_CODES = {
+    1: "Kerberos 4",
+    2: "Kerberos 5",
+    4: "crypt",
+    6: "SCM credentials",
+    7: "GSSAPI",
+    8: "GSSAPI",
+    9: "SSPI",
+    12: "the RFC variant of sha256 (code 12, of lite clients)",
+    13: "SM3 (code 13)",
+}
+_SALT, _TOKEN, _SIGNATURE = 64, 8, 64  # characters, hexadecimal
+_MOST_ITERATIONS = 10_000_000  # a server that asks for more wants us to be busy, not to log in
+_INT = struct.Struct(">i")
+_HEX = re.compile(r"[0-9a-fA-F]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The server is content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cleartext:
+    """The password itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Md5:
+    """PostgreSQL's md5, with 4 bytes of salt."""
+
+    salt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sha256:
+    """A password stored for sha256. `signature` is what a server sends to clients below minor 50."""
+
+    salt: str
+    token: str
+    iterations: int
+    signature: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sha256OverMd5:
+    """A `sha256` line for a password stored for md5."""
+
+    salt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Md5OverSha256:
+    """An `md5` line for a password stored for sha256: a fixed salt of 64 hexadecimal characters and 4 bytes."""
+
+    salt: str
+    salt4: bytes
+
+
+Request: TypeAlias = Accepted | Cleartext | Md5 | Sha256 | Sha256OverMd5 | Md5OverSha256
+"""What a server can ask for and we can answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What a password, a salt and a number of iterations amount to."""
+
+    client: bytes
+    server: bytes
+
+    @property
+    def stored_key(self) -> bytes:
+        """What the server keeps of the client's key."""
+        return hashlib.sha256(self.client).digest()
+
+
+def parse(body: bytes, minor: int = MINOR) -> Request:
+    """Read the body of an authentication request. Raises AuthenticationUnsupported, StreamProtocol."""
+    if len(body) < 4:
+        raise StreamProtocol(f"an authentication request of {len(body)} bytes")
+    code, rest = int(_INT.unpack_from(body)[0]), body[4:]
+    match code:
+        case 0:
+            return Accepted()
+        case 3:
+            return Cleartext()
+        case 5:
+            return Md5(_exactly(rest, 4, code))
+        case 10:
+            return _sha256(rest, minor)
+        case 11:
+            return Md5OverSha256(_hex(rest[:_SALT], _SALT), _exactly(rest[_SALT:], 4, code))
+        case _:
+            name = _CODES.get(code, f"code {code}")
+            raise AuthenticationUnsupported(f"the server asks for authentication by {name}")
+
+
+def answer(request: Request, user: str, password: str) -> str | None:
+    """The text to answer with; None where nothing is asked."""
+    match request:
+        case Accepted():
+            return None
+        case Cleartext():
+            return password
+        case Md5(salt):
+            return "md5" + _md5(_md5(password.encode() + user.encode()).encode() + salt)
+        case Sha256():
+            return _proof(request, password)
+        case Sha256OverMd5(salt):
+            return "sha256" + hashlib.sha256(_md5(password.encode() + user.encode()).encode() + salt).hexdigest()
+        case Md5OverSha256(salt, salt4):
+            keys = derive(password, salt, DEFAULT_ITERATIONS)
+            return "md5" + _md5((salt + keys.server.hex() + keys.stored_key.hex()).encode() + salt4)
+        case _:
+            assert_never(request)
+
+
+def derive(password: str, salt: str, iterations: int) -> Keys:
+    """The keys of a password; `salt` is hexadecimal."""
+    key = hashlib.pbkdf2_hmac("sha1", password.encode(), bytes.fromhex(salt), iterations, 32)
+    return Keys(_hmac(key, b"Client Key"), _hmac(key, b"Sever Key"))  # spelled like this on the server
+
+
+def server_signature(keys: Keys, token: str) -> str:
+    """What only a server that keeps this password can sign the token with."""
+    return _hmac(keys.server, bytes.fromhex(token)).hex()
+
+
+def check_server(request: Sha256, password: str) -> None:
+    """Raise AuthenticationRefused where the server's signature is not of this password; without one it passes."""
+    if request.signature is None:
+        return
+    # the server signs with what it has stored, whatever the old client is to count
+    for iterations in (DEFAULT_ITERATIONS, SERVER_ITERATIONS):
+        signature = server_signature(derive(password, request.salt, iterations), request.token)
+        if hmac.compare_digest(signature, request.signature):
+            return
+    raise AuthenticationRefused("the server's signature does not fit the password: wrong password, or another server")
+
+
+def _sha256(rest: bytes, minor: int) -> Request:
+    """Code 10: how the password is stored, then what that asks for."""
+    if len(rest) < 4:
+        raise StreamProtocol("a sha256 request without the kind of password")
+    stored, rest = int(_INT.unpack_from(rest)[0]), rest[4:]
+    match stored:
+        case 1:
+            return Sha256OverMd5(_exactly(rest, 4, 10))
+        case 0 | 2:  # stored in clear: the same exchange
+            pass
+        case _:
+            how = _STORED_OTHERWISE.get(stored, f"in a way unknown here ({stored})")
+            raise AuthenticationUnsupported(f"the server has the password stored {how}")
+    salt, token, rest = _hex(rest[:_SALT], _SALT), _hex(rest[_SALT : _SALT + _TOKEN], _TOKEN), rest[_SALT + _TOKEN :]
+    if minor > _ITERATIONS_MINOR:
+        iterations = int(_INT.unpack(_exactly(rest, 4, 10))[0])
+        if not 0 < iterations <= _MOST_ITERATIONS:
+            raise StreamProtocol(f"a sha256 request of {iterations} iterations")
+        return Sha256(salt, token, iterations)
+    if minor == _ITERATIONS_MINOR:
+        _exactly(rest, 0, 10)
+        return Sha256(salt, token, DEFAULT_ITERATIONS)
+    return Sha256(salt, token, DEFAULT_ITERATIONS, _hex(rest, _SIGNATURE))
+
+
+def _proof(request: Sha256, password: str) -> str:
+    keys = derive(password, request.salt, request.iterations)
+    signed = _hmac(keys.stored_key, bytes.fromhex(request.token))
+    return bytes(a ^ b for a, b in zip(keys.client, signed, strict=True)).hex()
+
+
+def _hex(raw: bytes, size: int) -> str:
+    text = raw.decode(errors="replace")
+    if len(raw) != size or _HEX.fullmatch(text) is None:
+        raise StreamProtocol(f"an authentication request without its {size} hexadecimal characters")
+    return text
+
+
+def _exactly(raw: bytes, size: int, code: int) -> bytes:
+    if len(raw) != size:
+        raise StreamProtocol(f"an authentication request of code {code} with {len(raw)} bytes where {size} belong")
+    return raw
+
+
+def _hmac(key: bytes, message: bytes) -> bytes:
+    return hmac.new(key, message, "sha256").digest()
+
+
+def _md5(raw: bytes) -> str:
+    return hashlib.md5(raw, usedforsecurity=False).hexdigest()
+
+
+def negotiate_tls(plain: socket.socket, tls: WireTls, host: str, place: str) -> socket.socket:
+    """The socket to speak over: encrypted as asked for, if the server offers it. Raises TlsRefused.
+
+    A Unix socket stays as it is, in every mode: nobody is between.
+    """
+    if tls.mode == "disable" or plain.family == socket.AF_UNIX:
+        return plain
+    context = _context(tls, place)
+    try:
+        plain.sendall(protocol.ssl_request())
+        # one byte only: what follows belongs to the handshake, or nobody may have put it there
+        offered = plain.recv(1)
+    except OSError as broken:
+        raise ServerUnreachable(f"the connection broke off before it began: {broken}", where=place) from broken
+    if offered == b"S":
+        return _handshake(plain, context, tls, host, place)
+    if not offered:
+        raise ServerUnreachable("the server closed the connection at once", where=place)
+    if offered != b"N":
+        raise StreamProtocol(
+            f"the server answered the question for TLS with the byte {offered[0]}",
+            where=place,
+            hint="is a database listening there? a server with no room left answers like this as well: try again",
+        )
+    if tls.mode == "prefer":
+        return plain
+    raise TlsRefused(
+        f"`source.tls.mode` is {tls.mode}, but the server does not encrypt",
+        where=place,
+        hint="turn `ssl` on at the server; `tls: {mode: disable}` only where nobody can listen",
+    )
+
+
+def _handshake(plain: socket.socket, context: ssl.SSLContext, tls: WireTls, host: str, place: str) -> socket.socket:
+    try:
+        return context.wrap_socket(plain, server_hostname=host)
+    except ssl.SSLCertVerificationError as wrong:
+        which = str(tls.root_cert) if tls.root_cert else "the system's authorities"
+        raise TlsRefused(
+            f"the server's certificate is not accepted: {wrong.verify_message} (trusted: {which})",
+            where=place,
+            hint="set `source.tls.root_cert` to the authority that signed it; verify-full compares the host's name too",
+        ) from wrong
+    except ssl.SSLError as wrong:
+        raise TlsRefused(f"the TLS handshake failed: {wrong.reason or wrong}", where=place) from wrong
+    except OSError as broken:
+        raise ServerUnreachable(f"the connection broke off in the TLS handshake: {broken}", where=place) from broken
+
+
+def _context(tls: WireTls, place: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    verify = tls.mode in {"verify-ca", "verify-full"} or (tls.mode == "require" and tls.root_cert is not None)
+    context.check_hostname = tls.mode == "verify-full"
+    context.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE
+    try:
+        if verify and tls.root_cert is not None:
+            context.load_verify_locations(tls.root_cert)
+        elif verify:
+            context.load_default_certs()
+        if tls.cert is not None:
+            # an empty answer, so that an encrypted key is an error and not a question at the terminal
+            context.load_cert_chain(tls.cert, tls.key, password="")
+    except OSError as wrong:  # ssl.SSLError is one
+        files = ", ".join(str(file) for file in (tls.root_cert, tls.cert, tls.key) if file is not None)
+        reason = wrong.reason if isinstance(wrong, ssl.SSLError) else wrong.strerror
+        raise TlsRefused(
+            f"the files of `source.tls` cannot be used: {reason} ({files})",
+            where=place,
+            hint="PEM files are expected; the key without a passphrase and belonging to the certificate",
+        ) from wrong
+    return context
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """An error the family has its own words for; `sqlstate` where the words alone are not enough."""
+
+    pattern: re.Pattern[str]
+    kind: type[SourceError]
+    sqlstate: str = ""
+
+
+def _words(pattern: str, kind: type[SourceError], sqlstate: str = "") -> _Words:
+    return _Words(re.compile(pattern, re.IGNORECASE), kind, sqlstate)
+
+
+_NO_USER = re.compile(r"\b(role|user)\b.* does(n't| not) exist", re.IGNORECASE)
+"""With `dynamic-resolution: off` a name in `exclude-users` that does not exist ends decoding; no document prints the
+words, so those of PostgreSQL are taken (undefined_object).
+"""
+
+_FAMILY: tuple[_Words, ...] = (
+    _words(r"replication should connect HA port", ReplicationPortNeeded),
+    _words(r"listen ip and port is not for the gsql client", ServicePortNeeded),
+    _words(r"option \S+ = .* is unknown", OptionUnknown, "22023"),
+    _words(r"output[-_ ]order", WrongOutputOrder),
+    _words(r"could not parse value .* for parameter", OptionRefused, "22023"),
+    _words(r"option \S+ should be", OptionRefused, "22023"),
+    _Words(_NO_USER, OptionRefused, "42704"),
+    _words(r'invalid value for parameter "logical_sender_timeout"', OptionRefused, "22023"),
+    _words(r"could not access file", PluginMissing, "58P01"),
+    _words(r"replication slot name .* (contains invalid character|is too (long|short)|is not)", SlotNameInvalid),
+    _words(r"Invalid logical replication slot", SlotMissing),
+    _words(r"replication slot .* already exists", SlotForeign),
+    _words(r"replication slot .* was not created in this database", SlotOfOtherDatabase),
+    _words(r"cannot use physical replication slot", SlotForeign),
+    _words(r"WAL segment .* has already been removed", WalGone),
+    _words(r"walsender closed because of role is primary", StandbyNeeded),
+    _words(r"create logical decode dispatcher", DecodersExhausted),
+    _words(r"standby mode doesn't support", ServerSettings),
+    _words(r"unrecognized configuration parameter", ServerSettings),
+    # before 5.0 the sender's timeout comes with this state, which means something else everywhere
+    _words(r"timeout", ServerUnreachable, "42809"),
+)
+
+_STARTUP: dict[str, type[SourceError]] = {
+    "28P01": AuthenticationRefused,
+    "28000": AuthenticationRefused,
+    "28P02": AuthenticationRefused,
+    "3D000": DatabaseUnknown,
+    "42501": RoleLacksReplication,
+    "53300": ServerBusy,
+    "57P03": ServerBusy,
+}
+
+_HINTS: dict[type[SourceError], str] = {
+    SlotActive: "stop the other receiver; after a crash the server frees the slot within about a second to a minute",
+    WalGone: f"raise max_size_for_xlog_prune on the server; then {ANEW}",
+}
+
+_SETTINGS_HINTS = (
+    ("wal_level", "set wal_level = logical (gs_guc set) and restart the server"),
+    ("standby mode", "point `source.host` at the primary: slots are made there"),
+    ("unrecognized configuration parameter", "the server is of another product or version; report it with its version"),
+)
+
+
+def server_error(message: ServerMessage, doing: str, *, where: str = "", user: str = "") -> SourceError:
+    """The error for a statement, a command or a stream that the server ended; `doing` says what it was for."""
+    kind = _family_kind(message) or statement_kind(message.sqlstate or None, message.message, doing)
+    words = statement_words(message.sqlstate or None, message.message, doing)
+    return kind(words, where=where, hint=_hint(kind, message, user))
+
+
+def startup_error(message: ServerMessage, *, user: str, database: str, where: str) -> SourceError:
+    """The error for a connection that the server refused."""
+    kind = _family_kind(message) or _STARTUP.get(message.sqlstate) or connection_kind(message.message, database)
+    words = statement_words(message.sqlstate or None, message.message, f"no connection as `{user}`")
+    return kind(words, where=where, hint=_hint(kind, message, user))
+
+
+def _family_kind(message: ServerMessage) -> type[SourceError] | None:
+    for pattern_words in _FAMILY:
+        if pattern_words.sqlstate in {"", message.sqlstate} and pattern_words.pattern.search(message.message):
+            return pattern_words.kind
+    return None
+
+
+def _hint(kind: type[SourceError], message: ServerMessage, user: str) -> str | None:
+    if kind is RoleLacksReplication:
+        role = identifier(user) if user else "<user>"
+        return f"an administrator runs: ALTER ROLE {role} REPLICATION, or grants it gs_role_replication"
+    if kind is OptionRefused and _NO_USER.search(message.message):
+        return "take the name out of `exclude-users`, or leave `dynamic-resolution` on: then it counts once it exists"
+    if kind is ServerSettings:
+        return next((hint for words, hint in _SETTINGS_HINTS if words in message.message.lower()), None)
+    return _HINTS.get(kind)

@@ -1,0 +1,403 @@
+"""The frontend/backend protocol, version 3, as bytes: what the client sends and what the server's messages hold.
+
+Pure: no socket, no clock. Follows the PostgreSQL documentation, chapter "Message Formats", which the GaussDB family
+keeps, with a protocol minor number of its own (51) that decides how a password is asked for. Any bytes give a value or
+StreamProtocol: nothing reads past the end of a message.
+
+A channel: a connected socket and the bytes received over it, from which whole messages are cut.
+
+Bytes arrive in whatever pieces the network likes. They are received into one buffer, which grows with the message that
+needs it, only as its bytes arrive, and goes back to its size afterwards.
+
+Where to connect to and as whom: everything a session needs to know before it is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from cdc_lake.errors import ServerUnreachable, StreamProtocol
+from cdc_lake.source.socket_io import LONGEST
+from cdc_lake.source.sql_text import PRINTING
+
+MINOR = 51
+"""The protocol minor number of the family's own drivers: the password is then asked for with its iterations."""
+
+HEAD = struct.Struct(">BI")
+"""Before each message of the server: its letter, and its length without the letter."""
+
+AUTHENTICATION, BACKEND_KEY, PARAMETER, READY = b"RKSZ"
+ERROR, NOTICE, NOTIFICATION, NEGOTIATE = b"ENAv"
+ROW_DESCRIPTION, DATA_ROW, COMMAND_COMPLETE, EMPTY_QUERY = b"TDCI"
+COPY_DATA, COPY_DONE, COPY_IN, COPY_OUT, COPY_BOTH = b"dcGHW"
+
+_MAJOR = 3
+_SSL_REQUEST = (1234 << 16) | 5679
+_SIZE = struct.Struct(">I")
+_COUNT = struct.Struct(">H")
+_LENGTH = struct.Struct(">i")
+_COLUMN_FACTS = 18  # table, attribute, type, type size, modifier, format
+_MAX_FIELD = 1 << 30  # one row value: the family's limit for values, and far below what would be an error
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMessage:
+    """An ErrorResponse or a notice: severity, SQLSTATE and texts as the server put them."""
+
+    severity: str
+    sqlstate: str
+    message: str
+    detail: str = ""
+    hint: str = ""
+
+
+def startup(parameters: Mapping[str, str], minor: int = MINOR) -> bytes:
+    """The start-up packet; the order of the parameters is kept."""
+    body = b"".join(text(name) + text(value) for name, value in parameters.items()) + b"\0"
+    return struct.pack(">IHH", 8 + len(body), _MAJOR, minor) + body
+
+
+def ssl_request() -> bytes:
+    """Asks whether the server encrypts; the answer is the single letter S or N."""
+    return struct.pack(">II", 8, _SSL_REQUEST)
+
+
+def message(letter: bytes, body: bytes = b"") -> bytes:
+    """A message of the client."""
+    return letter + _SIZE.pack(4 + len(body)) + body
+
+
+def query(sql: str) -> bytes:
+    """A simple query, in UTF-8."""
+    return message(b"Q", text(sql))
+
+
+def password(answer: str) -> bytes:
+    """The answer to an authentication request."""
+    return message(b"p", text(answer))
+
+
+def copy_data(payload: bytes) -> bytes:
+    """Data inside a copy."""
+    return message(b"d", payload)
+
+
+def copy_fail(reason: str) -> bytes:
+    """Refuses a copy that the server wants to be fed by."""
+    return message(b"f", text(reason))
+
+
+def terminate() -> bytes:
+    """The end of the session."""
+    return message(b"X")
+
+
+def text(value: str) -> bytes:
+    """A text with its terminator. What cannot be sent raises StreamProtocol."""
+    try:
+        raw = value.encode()
+    except UnicodeEncodeError as wrong:
+        raise StreamProtocol("a text that is no Unicode cannot be sent to the server") from wrong
+    if b"\0" in raw:
+        raise StreamProtocol("a text with a zero byte cannot be sent to the server", hint="take the zero byte out")
+    return raw + b"\0"
+
+
+def read_message(body: bytes) -> ServerMessage:
+    """The fields of an ErrorResponse or a NoticeResponse; the family adds some letters of its own."""
+    fields: dict[str, str] = {}
+    for part in body.split(b"\0"):
+        if part:
+            # the server may not get as far as to set client_encoding: its words are shown as far as they can be read
+            fields[chr(part[0])] = part[1:].decode(errors="replace")
+    return ServerMessage(
+        fields.get("S", "ERROR"), fields.get("C", ""), fields.get("M", ""), fields.get("D", ""), fields.get("H", "")
+    )
+
+
+def read_parameter(body: bytes) -> tuple[str, str]:
+    """Name and value of a ParameterStatus."""
+    parts = body.split(b"\0")
+    if len(parts) != 3 or parts[2]:
+        raise StreamProtocol(f"a parameter status of {len(body)} bytes without its two texts")
+    return parts[0].decode(errors="replace"), parts[1].decode(errors="replace")
+
+
+def read_columns(body: bytes) -> tuple[str, ...]:
+    """The column names of a RowDescription."""
+    names: list[str] = []
+    offset = 2
+    for _ in range(_count(body)):
+        end = body.find(b"\0", offset)
+        if end < 0 or end + 1 + _COLUMN_FACTS > len(body):
+            raise StreamProtocol(f"a row description ends after {len(names)} columns")
+        names.append(decode_text(body[offset:end]))
+        offset = end + 1 + _COLUMN_FACTS
+    return tuple(names)
+
+
+def read_row(body: bytes, columns: int) -> tuple[str | None, ...]:
+    """The values of a DataRow as text, so many as were described; NULL is None."""
+    if (count := _count(body)) != columns:
+        raise StreamProtocol(f"a row of {count} values where {columns} columns were described")
+    values: list[str | None] = []
+    offset = 2
+    for _ in range(count):
+        if offset + 4 > len(body):
+            raise StreamProtocol(f"a row ends after {len(values)} values")
+        (size,) = _LENGTH.unpack_from(body, offset)
+        offset += 4
+        if size == -1:
+            values.append(None)
+            continue
+        if not 0 <= size <= len(body) - offset or size > _MAX_FIELD:
+            raise StreamProtocol(f"a row whose value {len(values) + 1} has {size} bytes")
+        values.append(decode_text(body[offset : offset + size]))
+        offset += size
+    return tuple(values)
+
+
+def decode_text(raw: bytes) -> str:
+    """A text of an answer: UTF-8, as asked for at the start."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as wrong:
+        hint = "a database of encoding SQL_ASCII may hold such text in its catalog; nothing converts it"
+        raise StreamProtocol("the server answered with text that is not UTF-8", hint=hint) from wrong
+
+
+def _count(body: bytes) -> int:
+    if len(body) < 2:
+        raise StreamProtocol(f"a message of {len(body)} bytes where a count was expected")
+    return int(_COUNT.unpack_from(body)[0])
+
+
+_START_SIZE = 64 << 10
+_STARTUP_LIMIT = 64 << 10  # no message of the start-up is near to it; what is longer comes from no database
+_LIMIT = (1 << 31) - 1  # lengths are signed in the protocol
+
+WANTS_MORE = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""What a socket that does not block says where it would have to wait; TLS also where no whole record is there."""
+
+
+class Channel:
+    """Messages over a socket. Every method raises ServerUnreachable where the connection is over."""
+
+    def __init__(self, sock: socket.socket, place: str, deadline: float) -> None:
+        """`deadline` is when the start-up has to be over, by `time.monotonic`."""
+        self.socket = sock
+        self.place = place
+        self._deadline: float | None = deadline
+        self._limit = _STARTUP_LIMIT
+        self._size = _START_SIZE
+        self._buffer = bytearray(self._size)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self._unsent: OSError | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """False after `close`."""
+        return self.socket.fileno() >= 0
+
+    @property
+    def holds_some(self) -> bool:
+        """Whether bytes were received that nobody has taken."""
+        return self._end > self._start
+
+    def settle(self) -> None:
+        """The start-up is over: messages of any length, and they may take their time."""
+        self._limit = _LIMIT
+        self.wait_until(None)
+
+    def wait_until(self, deadline: float | None) -> None:
+        """From here on reading and sending wait until this time, by `time.monotonic`; None: as long as it takes."""
+        self._deadline = deadline
+        self.socket.settimeout(self._left())
+
+    def enlarge(self, size: int) -> None:
+        """Use a buffer of this many bytes from here on, for a stream."""
+        self._size = size
+        self._move_to(bytearray(max(size, self._end - self._start)))
+
+    def send(self, data: bytes) -> None:
+        """Send all of it. A server that hung up may have said why: that is found when reading."""
+        self._arm()
+        try:
+            self.socket.sendall(data)
+        except OSError as broken:
+            self._unsent = broken
+
+    def send_now(self, data: bytes) -> bytes:
+        """Send without waiting; returns what the socket did not take. For a socket that does not block."""
+        try:
+            while data and self._unsent is None:
+                data = data[self.socket.send(data) :]
+        except WANTS_MORE:
+            return data
+        except OSError as broken:
+            self._unsent = broken
+        return b"" if self._unsent else data
+
+    def read(self, doing: str) -> tuple[int, bytes]:
+        """The next message as `(letter, body)`, waiting for it."""
+        while (entry := self.pop_message()) is None:
+            self._arm()
+            self.receive(doing)
+        return entry
+
+    def pop_message(self) -> tuple[int, bytes] | None:
+        """The next message, if it is there whole."""
+        length = self.pending()
+        if length is None or self._end - self._start < 1 + length:
+            return None
+        offset = self._start
+        self._start = offset + 1 + length
+        return self._buffer[offset], bytes(self._view[offset + HEAD.size : self._start])
+
+    def pending(self) -> int | None:
+        """The length of the message that comes next, as it says itself. Raises StreamProtocol for an absurd one."""
+        if self._end - self._start < HEAD.size:
+            return None
+        letter, length = HEAD.unpack_from(self._buffer, self._start)
+        if not 4 <= length <= self._limit:
+            raise StreamProtocol(
+                f"a message of kind {letter} and {length} bytes",
+                where=self.place,
+                hint="is a database listening there?",
+            )
+        return int(length)
+
+    def receive(self, doing: str) -> int:
+        """Receive what is there, once, waiting as the socket's timeout says; 0 where nothing is, without blocking."""
+        self._make_room()
+        try:
+            size = self.socket.recv_into(self._view[self._end :])
+        except TimeoutError as late:
+            raise ServerUnreachable(f"no answer in time while {doing}", where=self.place) from late
+        except OSError as broken:
+            if isinstance(broken, WANTS_MORE):
+                return 0
+            raise self.connection_lost_error(doing, broken) from broken
+        if size == 0:
+            raise self.connection_lost_error(doing, self._unsent) from self._unsent
+        self._end += size
+        return size
+
+    def received_buffer(self) -> tuple[bytearray, memoryview, int, int]:
+        """The buffer, a view of it, and where in it the received bytes begin and end. Valid until `receive`."""
+        return self._buffer, self._view, self._start, self._end
+
+    def consume(self, upto: int) -> None:
+        """The bytes before this place of the buffer were taken."""
+        self._start = upto
+
+    def connection_lost_error(self, doing: str, cause: OSError | None = None) -> ServerUnreachable:
+        """The error for a connection that broke off."""
+        why = "the server closed the connection" if cause is None else str(cause.strerror or cause)
+        return ServerUnreachable(f"the connection broke off while {doing}: {why}", where=self.place)
+
+    def close(self) -> None:
+        """Close the socket."""
+        with contextlib.suppress(OSError):  # the other side may be gone already, and then nothing is left to say
+            self.socket.close()
+
+    def _arm(self) -> None:
+        if self._deadline is not None:
+            self.socket.settimeout(self._left())
+
+    def _left(self) -> float | None:
+        if self._deadline is None:
+            return None
+        # a timeout of 0 would mean not to wait at all
+        return max(0.001, self._deadline - time.monotonic())
+
+    def _make_room(self) -> None:
+        held, capacity = self._end - self._start, len(self._buffer)
+        if held == 0:
+            self._start = self._end = 0
+            if capacity > self._size:
+                self._move_to(bytearray(self._size))
+            return
+        length = self.pending()
+        needed = HEAD.size if length is None else 1 + length
+        if held == capacity:
+            self._move_to(bytearray(max(min(2 * capacity, needed), capacity + _START_SIZE)))
+        elif needed > capacity - self._start or capacity - self._end < capacity // 8:
+            self._view[:held] = self._view[self._start : self._end]
+            self._start, self._end = 0, held
+
+    def _move_to(self, buffer: bytearray) -> None:
+        held = self._end - self._start
+        view = memoryview(buffer)
+        view[:held] = self._view[self._start : self._end]
+        self._buffer, self._view = buffer, view
+        self._start, self._end = 0, held
+
+
+TlsMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
+
+SETTINGS: Mapping[str, str] = {
+    **PRINTING,
+    "IntervalStyle": "postgres",  # the family's default, in which parallel decoders print whatever a session asks for
+    "statement_timeout": "0",  # a role's own time limits would cut the copy
+    "session_timeout": "0",  # the family ends idle sessions, after ten minutes by default
+}
+"""What every session asks for at its start: how values are printed, and no time limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class WireTls:
+    """Encryption, in libpq's words. Paths are absolute, or relative to the working folder.
+
+    Without `root_cert` verify-ca and verify-full trust the system's authorities; `require` with one verifies the
+    chain. `prefer` takes encryption where the server offers it; where it then fails, that is an error.
+    """
+
+    mode: TlsMode = "prefer"
+    root_cert: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WireTarget:
+    """A server, or several of which one is the primary, a database, a role.
+
+    `hosts` are `(host, port)` with the service port; a host that begins with `/` is the folder of a Unix socket.
+    `replication_port` is the HA port of every host, where replication connections go; None: the service port + 1.
+    `connect_timeout` is in seconds and counts for each host; so is `silence`, after which a peer that TCP hears nothing
+    of is given up (`source.socket_io`). `alike`: any host will do that is no standby, as the
+    coordinators of a distributed server; otherwise there must not be two.
+    """
+
+    hosts: tuple[tuple[str, int], ...]
+    database: str
+    user: str
+    password: str | None = field(default=None, repr=False)
+    replication_port: int | None = None
+    tls: WireTls = WireTls()
+    connect_timeout: float = 10.0
+    silence: float = LONGEST
+    alike: bool = False
+    settings: Mapping[str, str] = field(default_factory=lambda: SETTINGS)
+
+    def ports(self, *, replication: bool) -> tuple[tuple[str, int], ...]:
+        """The addresses for ordinary sessions or for replication connections."""
+        if not replication:
+            return self.hosts
+        return tuple(
+            (host, port + 1 if self.replication_port is None else self.replication_port) for host, port in self.hosts
+        )
+
+    def place(self, host: str, port: int) -> str:
+        """How errors name an address."""
+        return f"{host}:{port}/{self.database}"

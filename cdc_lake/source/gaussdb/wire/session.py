@@ -1,0 +1,358 @@
+"""A session with a server of the GaussDB family, without libpq: start-up, statements, copies.
+
+Speaks protocol 3.51 over a socket (`protocol`, `authentication`, `tls`). Statements go by the simple protocol, which
+replication connections take as well; answers are text in UTF-8. Whatever the server refuses is a SourceError of the
+same tree as with any other driver. A session is for one thread at a time.
+
+Connecting: from a target to an open session, on the host that is the primary where several are given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Self
+
+from cdc_lake.errors import AuthenticationRefused, ServerSettings, ServerUnreachable, SourceError, StreamProtocol
+from cdc_lake.source.gaussdb.wire import auth, protocol
+from cdc_lake.source.gaussdb.wire.auth import negotiate_tls, server_error, startup_error
+from cdc_lake.source.gaussdb.wire.protocol import Channel, ServerMessage, WireTarget
+from cdc_lake.source.primary import find_primary, find_standby
+from cdc_lake.source.socket_io import Opened, ignore_open, probes
+
+_GOODBYE = 1.0  # seconds to say it in: a server that does not read is left without
+_FATAL = frozenset({"FATAL", "PANIC"})
+_SILENT = frozenset({protocol.NOTICE, protocol.PARAMETER, protocol.BACKEND_KEY, protocol.NOTIFICATION})
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a statement answered: column names and rows of text, NULL as None."""
+
+    names: tuple[str, ...] = ()
+    rows: tuple[tuple[str | None, ...], ...] = ()
+
+    def records(self) -> list[dict[str, str | None]]:
+        """The rows as name → text."""
+        return [dict(zip(self.names, row, strict=True)) for row in self.rows]
+
+
+class WireSession:
+    """An open session. Made by `connect`; `parameters` is what the server reported of its settings."""
+
+    def __init__(self, channel: Channel, target: WireTarget) -> None:
+        self.channel = channel
+        self.target = target
+        self.parameters: dict[str, str] = {}
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """True after `close`, or when the server ended the session."""
+        return self._closed
+
+    @property
+    def place(self) -> str:
+        """Where the server is, as errors name it."""
+        return self.channel.place
+
+    def start(self, *, application: str, replication: bool) -> None:
+        """Log in. Raises SourceError; the session is of no use then."""
+        startup_parameters = {"user": self.target.user, "database": self.target.database}
+        if replication:
+            startup_parameters["replication"] = "database"
+        startup_parameters |= {"application_name": application, "client_encoding": "UTF8", **self.target.settings}
+        self.channel.send(protocol.startup(startup_parameters))
+        asked = self._authenticate()
+        while True:
+            letter, body = self.channel.read("starting the session")
+            if letter == protocol.READY:
+                break
+            if letter == protocol.ERROR:
+                raise self._startup_refusal(body, asked)
+            self._startup_message(letter, body)
+        self.channel.settle()
+
+    def query(self, sql: str, *, doing: str = "running a statement") -> Result:
+        """Run statements; the last one's result. Raises SourceError, with `doing` as what it was for."""
+        self._ask(sql)
+        try:
+            return self._answers(doing)
+        except StreamProtocol:
+            self.close()  # what is left of the answer would be taken for the next one
+            raise
+
+    def copy_out(self, sql: str, *, doing: str = "copying out") -> Iterator[bytes]:
+        """Run a `COPY … TO STDOUT`; one item a row as the server sends it. Left early, the session is closed."""
+        self._ask(sql)
+        ended = False
+        try:
+            while True:
+                letter, body = self._next_answer(doing)
+                if letter == protocol.COPY_DATA:
+                    yield body
+                elif letter == protocol.READY:
+                    ended = True
+                    return
+                elif letter not in {protocol.COPY_OUT, protocol.COPY_DONE, protocol.COMMAND_COMPLETE}:
+                    raise self._unexpected_message(letter, body, doing)
+        except SourceError:
+            ended = True  # and whether the session goes on is known already
+            raise
+        finally:
+            if not ended:
+                self.close()
+
+    def start_copy_both(self, command: str, *, doing: str) -> None:
+        """Begin a stream, for `read_message` and `send_copy_data`. Where it fails the session is used up."""
+        self._ask(command)
+        letter, body = self._next_answer(doing)
+        if letter != protocol.COPY_BOTH:
+            raise self._unexpected_message(letter, body, doing)
+
+    def read_message(self, doing: str = "reading the stream") -> bytes | None:
+        """The next CopyData's content, waiting for it; None where the server ended the copy."""
+        letter, body = self._next_answer(doing)
+        if letter == protocol.COPY_DATA:
+            return body
+        if letter in {protocol.COPY_DONE, protocol.COMMAND_COMPLETE, protocol.READY}:
+            return None
+        raise self._unexpected_message(letter, body, doing)
+
+    def send_copy_data(self, payload: bytes) -> None:
+        """Send data inside the copy."""
+        self.channel.send(protocol.copy_data(payload))
+
+    def close(self) -> None:
+        """Say goodbye and close the socket; again is no harm."""
+        if not self._closed and self.channel.is_open:
+            self.channel.wait_until(time.monotonic() + _GOODBYE)
+            self.channel.send(protocol.terminate())
+        self._closed = True
+        self.channel.close()
+
+    def error(self, body: bytes, doing: str) -> SourceError:
+        """The error that an ErrorResponse stands for."""
+        return server_error(protocol.read_message(body), doing, where=self.place, user=self.target.user)
+
+    def _ask(self, sql: str) -> None:
+        if self._closed:
+            raise ServerUnreachable("the session is closed already", where=self.place)
+        self.channel.send(protocol.query(sql))
+
+    def _answers(self, doing: str) -> Result:
+        names: tuple[str, ...] = ()
+        rows: list[tuple[str | None, ...]] = []
+        result = Result()
+        while True:
+            letter, body = self._next_answer(doing)
+            match letter:
+                case protocol.ROW_DESCRIPTION:
+                    names, rows = protocol.read_columns(body), []
+                case protocol.DATA_ROW:
+                    rows.append(protocol.read_row(body, len(names)))
+                case protocol.COMMAND_COMPLETE | protocol.EMPTY_QUERY:
+                    result = Result(names, tuple(rows))
+                    names, rows = (), []
+                case protocol.READY:
+                    return result
+                case protocol.COPY_IN:
+                    self.channel.send(protocol.copy_fail("no data is sent by a query"))
+                case protocol.COPY_OUT | protocol.COPY_DATA | protocol.COPY_DONE:
+                    pass  # a COPY without a reader: its rows go by
+                case _:
+                    raise self._unexpected_message(letter, body, doing)
+
+    def _next_answer(self, doing: str) -> tuple[int, bytes]:
+        """The next message that is an answer. Raises the error the server sends, when the session is ready again."""
+        while True:
+            try:
+                letter, body = self.channel.read(doing)
+            except SourceError:
+                self._closed = True
+                self.channel.close()
+                raise
+            if letter == protocol.ERROR:
+                message = protocol.read_message(body)
+                self._recover(message, doing)
+                raise server_error(message, doing, where=self.place, user=self.target.user)
+            if letter == protocol.PARAMETER:
+                name, value = protocol.read_parameter(body)
+                self.parameters[name] = value
+            if letter not in _SILENT:
+                return letter, body
+
+    def _recover(self, message: ServerMessage, doing: str) -> None:
+        """After an error: read up to where the next statement can be sent, or close where the server ends the session.
+
+        A replication connection is ended by every error, also where ReadyForQuery follows.
+        """
+        try:
+            while message.severity not in _FATAL:
+                if self.channel.read(doing)[0] == protocol.READY:
+                    return
+        except SourceError:
+            pass  # hung up instead: the server's own words, which are raised now, say more
+        self._closed = True
+        self.channel.close()
+
+    def _unexpected_message(self, letter: int, body: bytes, doing: str) -> SourceError:
+        self.close()
+        words = f"{doing}: a message of kind {letter} and {len(body)} bytes that does not belong there"
+        return StreamProtocol(words, where=self.place)
+
+    def _authenticate(self) -> auth.Request | None:
+        """Answer what the server asks, until it is content; the last thing it asked for."""
+        asked: auth.Request | None = None
+        while True:
+            letter, body = self.channel.read("logging in")
+            if letter == protocol.ERROR:
+                raise self._startup_refusal(body, asked)
+            if letter != protocol.AUTHENTICATION:
+                self._startup_message(letter, body)
+                continue
+            try:
+                request = auth.parse(body)
+            except SourceError as wrong:
+                wrong.where = self.place
+                raise
+            if isinstance(request, auth.Accepted):
+                return asked
+            asked = request
+            self.channel.send(protocol.password(self._answer(request)))
+
+    def _answer(self, request: auth.Request) -> str:
+        if self.target.password is None:
+            raise AuthenticationRefused(
+                f"no connection as `{self.target.user}`: the server asks for a password, and none is given",
+                where=self.place,
+                hint="set `source.password`, by reference: ${env:NAME} or ${file:path}",
+            )
+        if isinstance(request, auth.Sha256):
+            auth.check_server(request, self.target.password)
+        return auth.answer(request, self.target.user, self.target.password) or ""
+
+    def _startup_refusal(self, body: bytes, asked: auth.Request | None) -> SourceError:
+        message = protocol.read_message(body)
+        error = startup_error(message, user=self.target.user, database=self.target.database, where=self.place)
+        if isinstance(error, AuthenticationRefused) and isinstance(asked, auth.Md5OverSha256):
+            # its request does not say the iterations, so the client counts 2048 and the server what it stored
+            error.remedy += "; an `md5` line seldom fits a password stored for sha256: write `sha256` there"
+        return error
+
+    def _startup_message(self, letter: int, body: bytes) -> None:
+        if letter == protocol.PARAMETER:
+            name, value = protocol.read_parameter(body)
+            self.parameters[name] = value
+        elif letter == protocol.NEGOTIATE:
+            raise ServerSettings(
+                f"the server does not speak protocol 3.{protocol.MINOR}: it is not of the GaussDB family",
+                where=self.place,
+                hint="for PostgreSQL and what is like it: `source.type: postgres`",
+            )
+        elif letter not in _SILENT:
+            words = f"a message of kind {letter} at the start of the session"
+            raise StreamProtocol(words, where=self.place, hint="is a database listening there?")
+
+
+def connect(
+    target: WireTarget, *, application: str = "cdc_lake", replication: bool = False, on_open: Opened = ignore_open
+) -> WireSession:
+    """Open a session; with `replication` a replication connection, at the HA port. The caller closes it. `on_open`: of
+    each connection before anything is asked on it, also of those to other hosts.
+
+    Where several hosts are given, the one that is no standby; the session's own target names that one alone.
+    Raises the SourceError that fits; with several hosts its message says of each why not. SeveralPrimaries.
+    """
+    hosts = _hosts(target, application, replication, on_open)
+    return (
+        hosts[0][1]()
+        if len(hosts) == 1
+        else find_primary(hosts, _in_recovery, None if target.alike else _server_start_time)
+    )
+
+
+def connect_to_standby(target: WireTarget, *, application: str) -> WireSession:
+    """A replication connection to the first host that is a standby. Raises StandbyNeeded, or what `connect` does."""
+    return find_standby(_hosts(target, application, replication=True), _in_recovery)
+
+
+def _hosts(
+    target: WireTarget, application: str, replication: bool, on_open: Opened = ignore_open
+) -> list[tuple[str, Callable[[], WireSession]]]:
+    """The place of each host, and what opens a session there."""
+    hosts: list[tuple[str, Callable[[], WireSession]]] = []
+    for service, (host, port) in zip(target.hosts, target.ports(replication=replication), strict=True):
+        alone = replace(target, hosts=(service,))
+        dial = partial(_open, alone, host, port, application=application, replication=replication, on_open=on_open)
+        hosts.append((target.place(host, port), dial))
+    return hosts
+
+
+def _in_recovery(session: WireSession) -> bool:
+    return session.query("SELECT pg_is_in_recovery()", doing="asking for the server's role").rows != (("f",),)
+
+
+def _server_start_time(session: WireSession) -> object:
+    return session.query("SELECT pg_postmaster_start_time()", doing="asking when the server was started").rows
+
+
+def _open(
+    target: WireTarget, host: str, port: int, *, application: str, replication: bool, on_open: Opened
+) -> WireSession:
+    place = target.place(host, port)
+    deadline = time.monotonic() + target.connect_timeout
+    sock = _dial(host, port, target.connect_timeout, place)
+    try:
+        on_open(sock.fileno())
+        if not host.startswith("/"):
+            _enable_probes(sock, target.silence)
+        sock = negotiate_tls(sock, target.tls, host, place)
+        session = WireSession(Channel(sock, place, deadline), target)
+        session.start(application=application, replication=replication)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            sock.close()
+        raise
+    return session
+
+
+def _dial(host: str, port: int, timeout: float, place: str) -> socket.socket:
+    try:
+        if host.startswith("/"):
+            return _dial_unix(f"{host}/.s.PGSQL.{port}", timeout)
+        return socket.create_connection((host, port), timeout)
+    except TimeoutError as late:
+        raise ServerUnreachable(f"no connection within {timeout:g} s", where=place) from late
+    except (OSError, UnicodeError) as refused:  # UnicodeError: a host name that cannot be one
+        why = getattr(refused, "strerror", None) or refused
+        raise ServerUnreachable(f"no connection: {why}", where=place) from refused
+
+
+def _enable_probes(sock: socket.socket, silence: float) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in probes(silence).items():
+        if hasattr(socket, name):  # not every system names them alike
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _dial_unix(path: str, timeout: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock

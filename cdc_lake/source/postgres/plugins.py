@@ -1,0 +1,60 @@
+"""Output plugins of PostgreSQL: what each is asked for, the same by stream, by SQL function and in a recording.
+
+What pgoutput is asked for beyond the publication: its protocol's version, and transactions that are under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from cdc_lake.config.source import ORIGINS, PARALLEL, STREAMS, TWO_PHASE, Pgoutput, newest_protocol
+from cdc_lake.errors import OptionRefused
+from cdc_lake.source.sql_text import identifier
+
+PGOUTPUT: Final = "pgoutput"
+TEST_DECODING: Final = "test_decoding"
+
+LINE_OPTIONS: Final[Mapping[str, str]] = {"include-xids": "1", "include-timestamp": "1", "skip-empty-xacts": "1"}
+"""Of test_decoding. Not `stream-changes`: what is streamed before its commit comes without values."""
+
+PHASED_LINE_OPTIONS: Final[Mapping[str, str]] = {**LINE_OPTIONS, "skip-empty-xacts": "0"}
+"""The same for a slot with two-phase decoding. PostgreSQL 18.1 itself dies, with all its sessions, where it is to leave
+out an empty transaction that is prepared and only locked rows (pg_decode_prepare_txn).
+"""
+
+
+def message_options(publication: str) -> dict[str, str]:
+    """Of pgoutput."""
+    return {"proto_version": "1", "publication_names": identifier(publication)}
+
+
+def chosen(major: int, options: Pgoutput, called: str = "", *, streams: bool = True) -> dict[str, str]:
+    """The options for a server: what is given, else the highest version it has, streaming. Raises OptionRefused.
+
+    `called`: what people are told it is, where that is no PostgreSQL. Without `streams`, by SQL functions, nothing is
+    streamed: they decode from the slot's position at every look, so what is under way would come again each time.
+    """
+    server = called or f"PostgreSQL {major}"
+    newest = newest_protocol(major)
+    version = newest if options.proto_version is None else options.proto_version
+    if version > newest:
+        text = f"{server} speaks versions 1 to {newest} of pgoutput's protocol, not {version}"
+        raise OptionRefused(text, hint="take `proto_version` out of `source.decoding`")
+    streaming = (options.streaming or ("on" if version >= STREAMS else "off")) if streams else "off"
+    if streaming == "parallel" and version < PARALLEL:
+        text = f"{server} has no `streaming 'parallel'`"
+        raise OptionRefused(text, hint="set `streaming: on` in `source.decoding`: it carries the same changes")
+    if options.two_phase and version < TWO_PHASE:
+        text = f"`two_phase` needs version {TWO_PHASE} of pgoutput's protocol"
+        raise OptionRefused(
+            f"{text}; {server} is asked for version {version}",
+            hint="take `two_phase` out of `source.decoding`: prepared transactions arrive whole at COMMIT PREPARED",
+        )
+    if options.origin == "none" and major < ORIGINS:
+        text = f"{server} has no option `origin` of pgoutput: it came with PostgreSQL {ORIGINS}"
+        raise OptionRefused(text, hint="take `origin` out of `source.decoding`: changes of every origin are sent then")
+    asked = {"streaming": streaming, "origin": options.origin}
+    asked = {name: value for name, value in asked.items() if value not in ("off", "any")}
+    flags = {name: "true" for name in ("binary", "messages", "two_phase") if getattr(options, name)}
+    return {"proto_version": str(version)} | asked | flags

@@ -1,0 +1,362 @@
+"""Ranges: a table in parts that several readers copy side by side, all in one snapshot.
+
+A part is a range of the blocks that a stored table has, read by a TID range scan (PostgreSQL 14 and newer): each row of
+the snapshot is in exactly one, because rows do not move. What would move them, a rewrite, the readers shut out and find
+out (`source.postgres.snapshot`). The last range has no end, for blocks that came while the first ones were counted.
+
+A partitioned table is read partition by partition, with the rights that asks for; where they are missing, and for
+everything that has no blocks (a foreign table), there is one part: the whole.
+
+COPY … TO STDOUT over libpq's own calls: psycopg's copy costs more for each row than the row does.
+
+PostgreSQL docs, libpq: Functions for Receiving COPY Data. The server sends one row a message.
+
+The initial copy: every published table as of the slot's consistent point.
+
+Read by `COPY … TO STDOUT` in text format (PostgreSQL docs, COPY: File Formats) inside the slot's exported snapshot, so
+that values have the very text the stream will have for them, and no row is seen twice or not at all between the two.
+
+A slot and a snapshot that begin at the same place, made by SQL functions alone: these export no snapshot.
+
+A temporary slot is made, then a snapshot is taken, and the slot is asked which transactions ended in between. Those
+that the snapshot shows have to come first, in the order of the log: then the slot is moved behind them, and what it
+sends is exactly what the snapshot does not show. Where the log has another order than the snapshots, which happens now
+and then on a busy server, another snapshot is taken.
+
+A transaction may have its commit record in the log before the slot begins and still be invisible, while it waits for
+a standby for example. So every transaction that runs when the slot is there has to end before a snapshot counts.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+from psycopg import pq
+
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.errors import TableRewritten
+from cdc_lake.model.position import Lsn
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.source.copy_format import chunks_of
+from cdc_lake.source.postgres.connection import (
+    Session,
+    as_stored,
+    connection_lost_error,
+    next_result,
+    result_error,
+    translate_errors,
+)
+from cdc_lake.source.postgres.server import LOCK_WAIT, goal, wal_position
+from cdc_lake.source.postgres.slot import ExportedSlot, temporary_name
+from cdc_lake.source.postgres.snapshot_visibility import SnapshotPredicate, visible
+from cdc_lake.source.sql_text import identifier, literal, quote_table
+
+_RANGE_CHUNKS = 4
+"""Chunks of one range: the last one is smaller than the others, so ranges are not too short."""
+_ROWS_A_BLOCK = 60  # where the planner does not know
+_BLOCKS_AT_MOST = 131_072  # 1 GiB in blocks of 8 KiB
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Blocks of a stored table: from `first` on to before `until`, None: to its end."""
+
+    stored: TableName
+    first: int = 0
+    until: int | None = None
+
+    @property
+    def condition(self) -> str | None:
+        """The SQL that only its rows meet; None where all do."""
+        bounds = [f"ctid >= '({self.first},0)'::tid"] if self.first else []
+        bounds += [f"ctid < '({self.until},0)'::tid"] if self.until is not None else []
+        return " AND ".join(bounds) or None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A table with rows of its own: an ordinary one, a partition, or a foreign table. `rows`: as the planner thinks."""
+
+    name: TableName
+    kind: str
+    blocks: int
+    rows: float
+    pages: int
+    readable: bool
+
+
+def ranges_of(session: Session, relation: Relation, chunk_rows: int) -> Sequence[Range]:
+    """The parts of a table in the session's snapshot; none where it is to be read as a whole. Raises SourceError."""
+    stored = _stored_parts(session, relation.table)
+    if not all(stored_part.readable for stored_part in stored) and [stored_part.name for stored_part in stored] != [
+        relation.table
+    ]:
+        return ()
+    ranges = [part for stored_part in stored for part in _cut(stored_part, chunk_rows)]
+    return ranges if len(ranges) > 1 else ()
+
+
+def _cut(stored: _Stored, chunk_rows: int) -> Iterator[Range]:
+    if stored.kind != "r":
+        yield Range(stored.name)
+        return
+    density = stored.rows / stored.pages if stored.rows > 0 and stored.pages > 0 else _ROWS_A_BLOCK
+    size = min(max(round(_RANGE_CHUNKS * chunk_rows / density), 1), _BLOCKS_AT_MOST)
+    borders = range(size, stored.blocks, size)
+    for first, until in zip((0, *borders), (*borders, None), strict=True):
+        yield Range(stored.name, first, until)
+
+
+def _stored_parts(session: Session, table: TableName) -> list[_Stored]:
+    """The table itself, or the partitions that hold its rows, as the session's snapshot has them."""
+    with translate_errors(f"looking up the parts of {table}"):
+        rows = session.execute(
+            "WITH RECURSIVE tree AS ("
+            "  SELECT c.oid, c.relkind FROM pg_class AS c WHERE c.oid = %s::regclass"
+            "  UNION ALL SELECT c.oid, c.relkind FROM tree JOIN pg_inherits AS i ON i.inhparent = tree.oid"
+            "  JOIN pg_class AS c ON c.oid = i.inhrelid WHERE tree.relkind = 'p') "
+            "SELECT n.nspname, c.relname, c.relkind::text, "
+            "CASE c.relkind WHEN 'r' THEN pg_relation_size(c.oid) / current_setting('block_size')::int ELSE 0 END, "
+            "c.reltuples::float8, c.relpages, "
+            "has_table_privilege(c.oid, 'SELECT') "
+            "AND NOT row_security_active(c.oid) AND NOT row_security_active(%s::regclass) "
+            "FROM tree JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+            "WHERE c.relkind <> 'p' ORDER BY c.oid",
+            [quote_table(table), quote_table(table)],
+        ).fetchall()
+    return [
+        _Stored(
+            TableName(str(schema), str(name)),
+            str(kind),
+            int(str(blocks or 0)),
+            float(str(planned)),
+            int(str(pages)),
+            bool(readable),
+        )
+        for schema, name, kind, blocks, planned, pages, readable in rows
+    ]
+
+
+def copy_out(session: Session, statement: str, doing: str) -> Iterator[Any]:
+    """The rows of a COPY as the server sends them, views of bytes with their line feed. Raises SourceError.
+
+    Who does not take all of them closes the session by it.
+    """
+    pgconn = session.pgconn
+    _begin(pgconn, statement, doing)
+    complete = False
+    try:
+        yield from _rows(pgconn, doing)
+        complete = True
+    finally:
+        if not complete:
+            session.close()
+
+
+def _begin(pgconn: pq.abc.PGconn, statement: str, doing: str) -> None:
+    result = pgconn.exec_(statement.encode())
+    if result.status != pq.ExecStatus.COPY_OUT:
+        raise result_error(result, pgconn, doing)
+
+
+def _rows(pgconn: pq.abc.PGconn, doing: str) -> Iterator[Any]:
+    take = pgconn.get_copy_data
+    readable = select.poll()
+    readable.register(pgconn.socket, select.POLLIN)
+    try:
+        while True:
+            length, row = take(1)
+            if length > 0:
+                yield row
+            elif length == 0:
+                readable.poll()
+                pgconn.consume_input()
+            else:
+                break
+        while (result := next_result(pgconn)) is not None:
+            if result.status != pq.ExecStatus.COMMAND_OK:
+                raise result_error(result, pgconn, doing)
+    except psycopg.OperationalError as broken:
+        raise connection_lost_error(pgconn, doing) from broken
+
+
+_UTF8: Final = Codec()
+# A table and its partitions of now, as the snapshot knows them: none was rewritten since, and neither the table nor the
+# part of it is another one.
+_STILL: Final = (
+    "SELECT NOT bool_or(NULLIF(c.relfilenode, 0) IS DISTINCT FROM pg_relation_filenode(c.oid)), "
+    "bool_or((n.nspname, c.relname) = (%s, %s) AND c.oid = %s::regclass), bool_or((n.nspname, c.relname) = (%s, %s)) "
+    "FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+    "WHERE c.oid = %s::regclass OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::regclass))"
+)
+
+
+@contextmanager
+def import_snapshot(session: Session, snapshot: str, *, others: bool = False) -> Iterator[Session]:
+    """A transaction in which `session` sees exactly the exported snapshot; raises SourceError where it is gone.
+
+    `others`: sessions beside it read the same tables, and who wants to alter one may wait for those; alone it waits
+    for a lock as long as it takes.
+    """
+    with translate_errors("taking over the slot's snapshot"):
+        session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        session.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}".encode())
+        wait = LOCK_WAIT if others else "0"
+        session.execute(f"SET LOCAL lock_timeout = {literal(wait)}".encode())
+    try:
+        yield session
+    finally:
+        if not session.broken and not session.closed:
+            with translate_errors(
+                "ending the snapshot"
+            ):  # a session that rested does not know yet that its peer is gone
+                session.execute("ROLLBACK")
+
+
+def read_chunks(
+    session: Session,
+    relation: Relation,
+    *,
+    row_filter: str | None,
+    chunk_rows: int,
+    codec: Codec = _UTF8,
+    within: Range | None = None,
+) -> Iterator[pa.ChunkedArray]:
+    """The rows of a table, or of a part of it, as arrays of text by position in the layout; nothing where it is empty.
+
+    `session` is inside a transaction (`exported`); raises SourceError, TableRewritten where the snapshot is too old,
+    TextNotInEncoding.
+    """
+    stored = relation.table if within is None else within.stored
+    _hold_still(session, relation, stored)
+    columns = ", ".join(identifier(name) for name in relation.names)
+    # A partitioned table copies only by a query; inheritance children are tables of their own in a publication.
+    only = "ONLY " if within is not None or _has_rows_itself(session, relation) else ""
+    conditions = [f"({row_filter})"] if row_filter else []
+    conditions += [within.condition] if within is not None and within.condition is not None else []
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    statement = f"COPY (SELECT {columns} FROM {only}{quote_table(stored)}{where}) TO STDOUT"
+    doing = f"copying {relation.table}"
+    with as_stored(session):
+        yield from chunks_of(copy_out(session, statement, doing), relation, chunk_rows, codec)
+
+
+def _hold_still(session: Session, relation: Relation, stored: TableName) -> None:
+    """Lock out rewrites of a table, then see whether one came before the lock: a rewritten table looks empty to older
+    snapshots. Nor may another table have its name now, or that of `stored`, the part of it that is to be read.
+
+    The catalog as of the snapshot is compared with what the server's caches say now (`pg_relation_filenode`,
+    `regclass`).
+    """
+    name = quote_table(relation.table)
+    with translate_errors(f"locking {relation.table} against rewrites"):
+        session.execute(f"LOCK TABLE {name} IN ACCESS SHARE MODE".encode())
+        row = session.execute(_STILL, [*_split(relation.table), name, *_split(stored), name, name]).fetchone()
+    if row != (True, True, True):
+        raise TableRewritten(
+            f"table {relation.table} was rewritten, truncated or replaced while it was about to be copied"
+        )
+
+
+def _split(table: TableName) -> tuple[str, str]:
+    return table.schema, table.name
+
+
+def _has_rows_itself(session: Session, relation: Relation) -> bool:
+    with translate_errors(f"looking up {relation.table}"):
+        row = session.execute(
+            "SELECT relkind = 'r' FROM pg_class WHERE oid = %s::regclass", [quote_table(relation.table)]
+        )
+        result = row.fetchone()
+    return result is not None and bool(result[0])
+
+
+# both plugins begin what they send of a COMMIT with a C
+_COMMITS = (
+    "SELECT lsn::text, xid::text::bigint FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, VARIADIC %s::text[]) "
+    "WHERE get_byte(data, 0) = 67"
+)
+
+
+@contextmanager
+def create_slot_with_snapshot(
+    holder: Session,
+    reading: Session,
+    slot: str,
+    plugin: str,
+    options: Mapping[str, str],
+    tables: Sequence[TableName],
+    *,
+    pause: Callable[[], None],
+) -> Iterator[ExportedSlot]:
+    """A temporary slot of `holder`, and a snapshot of what was committed up to its position, exported by `reading`.
+
+    It can be taken over by other sessions as long as this lasts. `pause` is called between two looks, and may raise.
+    Raises SourceError.
+    """
+    name = temporary_name(slot)
+    with translate_errors(f"creating slot `{name}`"):
+        row = holder.execute(
+            "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, %s, true)", [name, plugin]
+        ).fetchone()
+    assert row is not None
+    begins = Lsn.parse(str(row[0]))
+    _wait_for_running(holder, pause)
+    option_words = [word for pair in options.items() for word in pair]
+    while True:
+        with visible(reading, tables) as shown:
+            upto = _visible_end(begins, shown, _commits(holder, name, option_words, shown, pause))
+            if upto is not None:
+                with translate_errors(f"advancing slot `{name}`"):
+                    holder.execute("SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", [name, str(upto)])
+                yield ExportedSlot(name, upto, _export_snapshot(reading))
+                return
+        pause()
+
+
+def _export_snapshot(session: Session) -> str:
+    with translate_errors("exporting the snapshot"):
+        row = session.execute("SELECT pg_export_snapshot()").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def _wait_for_running(session: Session, pause: Callable[[], None]) -> None:
+    """Wait until every transaction that has an id by now has ended."""
+    with translate_errors("waiting for transactions that run"):
+        row = session.execute("SELECT pg_current_xact_id()::text").fetchone()
+        assert row is not None
+        while not _all_ended(session, str(row[0])):
+            pause()
+
+
+def _all_ended(session: Session, xid: str) -> bool:
+    row = session.execute("SELECT pg_snapshot_xmin(pg_current_snapshot()) > %s::xid8", [xid]).fetchone()
+    return row is not None and bool(row[0])
+
+
+def _commits(
+    session: Session, slot: str, options: list[str], shown: SnapshotPredicate, pause: Callable[[], None]
+) -> list[tuple[Lsn, int]]:
+    """Position and id of every transaction that the slot has up to a snapshot's position, and maybe beyond."""
+    goal(session)  # a commit of our own flushes what the snapshot shows, and decoding goes as far as that
+    with translate_errors(f"looking ahead in slot `{slot}`"):
+        while wal_position(session).value < shown.position:
+            pause()
+        rows = session.execute(_COMMITS, [slot, options]).fetchall()
+    return [(Lsn.parse(str(lsn)), int(str(xid))) for lsn, xid in rows]
+
+
+def _visible_end(begins: Lsn, shown: SnapshotPredicate, commits: list[tuple[Lsn, int]]) -> Lsn | None:
+    """Where the transactions end that the snapshot shows; None where others stand among them."""
+    shown_flags = [shown.shows(xid, position.value) for position, xid in commits]
+    count = sum(shown_flags)
+    if not all(shown_flags[:count]):
+        return None
+    return commits[count - 1][0] if count else begins

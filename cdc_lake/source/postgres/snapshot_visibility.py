@@ -1,0 +1,150 @@
+"""Rows: a whole source table for comparing it with silver, as columns of text (`source.copy_format`) or summed up.
+
+Visible: the predicate that says which transactions a source snapshot shows.
+
+`pg_current_snapshot()` prints `xmin:xmax:xip,…` in 64-bit transaction ids (PostgreSQL docs, "Transaction ID and
+Snapshot Information"): visible is what is below xmin, or below xmax and not in the list. The stream carries the lower
+32 bits. Of a transaction whose commit lies below the snapshot's position the id was given out by then, so it is the
+newest such id with these bits; bronze may hold transactions that are older than any distance of 32-bit ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from cdc_lake.decode.encoding import Codec
+from cdc_lake.model.position import Lsn
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.source.copy_format import csv_statement, csv_tables
+from cdc_lake.source.postgres.connection import Session, as_stored, translate_errors
+from cdc_lake.source.row_hash_sql import HashSql
+from cdc_lake.source.sql_text import identifier, quote_table
+
+
+def read_blocks(
+    session: Session, relation: Relation, codec: Codec, row_filter: str | None = None
+) -> Iterator[pa.Table]:
+    """All rows of a table that the stream would carry, one large_string column a column of the relation, by its name,
+    a block of about 16 MB at a time.
+
+    Reads in the transaction `session` is in. Raises SourceError.
+    """
+    columns = ", ".join(identifier(name) for name in relation.names)
+    statement = csv_statement(f"SELECT {columns} FROM {_rows_of(session, relation.table, row_filter)}")
+    doing = f"reading {relation.table}"
+    with (
+        translate_errors(doing),
+        as_stored(session),
+        session.cursor() as cursor,
+        cursor.copy(statement.encode()) as copy,
+    ):
+        yield from csv_tables(map(bytes, copy), relation, codec)
+
+
+def sum_rows(
+    session: Session, table: TableName, hashed: HashSql, row_filter: str | None = None
+) -> Iterator[tuple[int, int, int]]:
+    """The same rows summed up by the server: bucket, number of rows, sum of their hashes. Raises SourceError.
+
+    The planner thinks that there are as many buckets as keys, and would sort the whole table by them.
+    """
+    statement = hashed.sums(_rows_of(session, table, row_filter))
+    with translate_errors(f"summing up {table}"), session.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_sort = off")
+        rows = cursor.execute(statement.encode()).fetchall()
+        cursor.execute("SET LOCAL enable_sort TO DEFAULT")
+    for bucket, count, total in rows:
+        yield int(str(bucket)), int(str(count)), int(str(total))
+
+
+def _rows_of(session: Session, table: TableName, row_filter: str | None) -> str:
+    only = "ONLY " if _has_rows_itself(session, table) else ""
+    return f"{only}{quote_table(table)}" + (f" WHERE {row_filter}" if row_filter else "")
+
+
+def _has_rows_itself(session: Session, table: TableName) -> bool:
+    """A partitioned table has its rows in its partitions; children by inheritance are tables of their own."""
+    with translate_errors(f"looking up {table}"):
+        row = session.execute(
+            "SELECT relkind = 'r' FROM pg_class WHERE oid = %s::regclass", [quote_table(table)]
+        ).fetchone()
+    return row is not None and bool(row[0])
+
+
+_WHOLE = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPredicate:
+    """A snapshot as a predicate, and a position that no transaction it shows lies above."""
+
+    xmin: int
+    xmax: int
+    in_progress: frozenset[int]
+    position: int
+    newest: int
+    """No id above it was given out when the position was read."""
+
+    @classmethod
+    def parse(cls, snapshot: str, position: int, given_out: int = 0) -> SnapshotPredicate:
+        """Read the server's text; `given_out`: how many ids were from xmax on. Raises ValueError if it is malformed."""
+        xmin, xmax, running = snapshot.split(":")
+        in_progress = frozenset(int(x) for x in running.split(",") if x)
+        return cls(int(xmin), int(xmax), in_progress, position, int(xmax) + given_out)
+
+    def shows(self, xid: int, position: int) -> bool:
+        """Whether the snapshot shows the transaction that committed at a position, by its id as the stream gives it."""
+        return position <= self.position and self.shows_whole(self.full_xid(xid))
+
+    def shows_whole(self, full_xid: int) -> bool:
+        """Whether the snapshot shows the transaction of a 64-bit id."""
+        return full_xid < self.xmin or (full_xid < self.xmax and full_xid not in self.in_progress)
+
+    @property
+    def column(self) -> str:
+        """Column of bronze's COMMIT rows that holds the number: xid or csn."""
+        return "xid"
+
+    def may_be_hidden(self, numbers: Any, positions: Any) -> Any:
+        """For int64 ndarrays of numbers and positions a bool ndarray: False if the snapshot surely shows it."""
+        return (positions > self.position) | (self.newest - (self.newest - numbers) % _WHOLE >= self.xmin)
+
+    def full_xid(self, xid: int) -> int:
+        """The 64-bit id that a 32-bit one stands for, if it was given out when the position was read."""
+        return self.newest - (self.newest - xid) % _WHOLE
+
+
+@contextmanager
+def visible(session: Session, tables: Sequence[TableName] = ()) -> Iterator[SnapshotPredicate]:
+    """A read-only transaction that sees one snapshot of `tables` throughout, and that snapshot as a predicate.
+
+    The tables are locked against TRUNCATE and rewriting ALTER TABLE before the snapshot is taken: these are not
+    MVCC-safe, and the snapshot would see an empty table (PostgreSQL docs, "Caveats" of concurrency control). Rows can
+    be changed meanwhile. The position is taken after the snapshot and at the end of what is inserted, not flushed: a
+    transaction may be seen before its commit record is on disk.
+    """
+    with translate_errors("taking a snapshot of the source"):
+        session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        if tables:
+            listed = ", ".join(quote_table(table) for table in tables)
+            session.execute(f"LOCK TABLE {listed} IN ACCESS SHARE MODE".encode())
+        row = session.execute("SELECT pg_current_snapshot()::text").fetchone()
+        assert row is not None
+        snapshot = str(row[0])
+        end = session.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+        xmax = int(snapshot.split(":")[1]) % _WHOLE
+        # the distance to the next id that will be given out (xid_age in PostgreSQL's xid.c); takes no id itself, for
+        # which others that create a slot would wait
+        later = session.execute("SELECT age(%s::text::xid)", [xmax]).fetchone()
+    assert end is not None
+    assert later is not None
+    try:
+        yield SnapshotPredicate.parse(snapshot, Lsn.parse(str(end[0])).value, int(str(later[0])))
+    finally:
+        if not session.broken and not session.closed:
+            session.execute("ROLLBACK")

@@ -1,0 +1,302 @@
+"""The stream of a PostgreSQL slot: what its plugin sends, over the streaming replication protocol.
+
+Follows the PostgreSQL documentation, chapter "Streaming Replication Protocol": inside CopyBoth, `w` carries WAL data
+and `k` a keepalive; the answer is `r`, the standby status.
+
+The server flushes every message: `source.socket_io` waits for more than one.
+
+What comes behind a warning that changes were left out is not read (`source.postgres.publication`).
+
+The functions of a slot of PostgreSQL (implements `source.polling.SlotFunctions`).
+
+What a plugin sends as bytes (pgoutput) is peeked at by the binary function, lines (test_decoding) by the one for text,
+of which the server makes UTF-8. Decoding goes as far as the log is flushed, so what is flushed before is decoded.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+
+import psycopg
+
+from cdc_lake.errors import SlotActive, SlotMissing, StreamProtocol
+from cdc_lake.model.position import Lsn
+from cdc_lake.source.postgres.connection import (
+    Session,
+    command,
+    connection_lost_error,
+    raise_end,
+    send_as_stored,
+    translate_errors,
+)
+from cdc_lake.source.postgres.plugins import PGOUTPUT
+from cdc_lake.source.postgres.publication import PublicationWarnings
+from cdc_lake.source.postgres.server import wal_position
+from cdc_lake.source.socket_io import LONGEST, BatchingReader, IdleTimeout
+from cdc_lake.source.sql_text import start_command
+
+_STATUS = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply wanted
+_KEEPALIVE = struct.Struct(">QqB")  # WAL end, clock, reply wanted
+_START = struct.Struct(">Q")  # of 'w': start LSN, then WAL end and clock
+_DATA_HEADER = 25
+_DATA, _ALIVE = ord("w"), ord("k")
+_EPOCH_2000 = 946_684_800  # seconds from 1970 to PostgreSQL's own epoch
+
+
+class PostgresStream:
+    """An open `START_REPLICATION` (implements `source.base.FrameSource`)."""
+
+    def __init__(
+        self,
+        session: Session,
+        slot: str,
+        options: Mapping[str, str],
+        start: int,
+        *,
+        status_interval: float,
+        silence: float = LONGEST,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start streaming after `start` (which must not lie before the slot's confirmed position: see `source.slot`).
+
+        `options`: the output plugin's (`source.postgres.plugins`). `silence`: seconds after which a server that says
+        nothing is given up (`source.socket_io`). `session` is a replication connection; where starting fails
+        (SlotActive), it may be tried again on it.
+        """
+        self._session = session
+        self._pgconn = session.pgconn
+        self._interval = status_interval
+        self._clock = clock
+        self._confirmed = start
+        self._received = start
+        self._keepalive_end = start
+        self._asked = False
+        self._told_at = clock()
+        self._left_out = PublicationWarnings(session)
+        send_as_stored(self._pgconn)
+        command(self._pgconn, start_command(slot, start, options), f"starting replication from slot `{slot}`")
+        self._pgconn.nonblocking = 1
+        self._silence = IdleTimeout(silence, clock)
+        self._gathering = BatchingReader(self._pgconn.socket, clock, self._silence, self._ask)
+
+    @property
+    def keepalive_end(self) -> int:
+        """The newest WAL position the server announced: everything committed before it has been sent."""
+        return self._keepalive_end
+
+    @property
+    def reply_requested(self) -> bool:
+        """True once after the server asked for a reply; reading it clears it."""
+        asked, self._asked = self._asked, False
+        return asked
+
+    def poll(self, timeout: float) -> list[tuple[int, bytes]]:
+        """See FrameSource. Raises PublicationMissing once everything before that was given."""
+        self._left_out.check()
+        return self._gathering.poll(timeout, self._take, self._due)
+
+    def confirm(self, position: int) -> None:
+        """Everything up to the slot position `position` is durable: tell the server so now."""
+        self._confirmed = max(self._confirmed, position)
+        self._send_status()
+
+    def tick(self, *, ping: bool = False) -> None:
+        """Send the status if it is due, without reading; with `ping`, now, and ask for a keepalive."""
+        if ping or self._clock() - self._told_at >= self._interval:
+            self._send_status(ping=ping)
+
+    def close(self) -> None:
+        """Close the connection; the slot stays."""
+        self._gathering.close()
+        self._session.close()
+
+    def _ask(self) -> None:
+        """Ask the server for a keepalive."""
+        self._send_status(ping=True)
+
+    def _due(self) -> float:
+        """Tell the server where we are if it is time; the seconds until it is again."""
+        self.tick()
+        return self._told_at + self._interval - self._clock()
+
+    def _take(self, frames: list[tuple[int, bytes]], limit: int) -> int:
+        """Take everything that is there, until about `limit` bytes; returns their size."""
+        size = self._drain(frames, limit)
+        while size < limit and self._left_out.error is None:
+            self._consume()
+            more = self._drain(frames, limit - size)
+            if not more:
+                break
+            size += more
+        return size
+
+    def _drain(self, frames: list[tuple[int, bytes]], limit: int) -> int:
+        """Take the messages libpq holds, until about `limit` bytes; returns their size."""
+        take, start_of, left_out = self._pgconn.get_copy_data, _START.unpack_from, self._left_out
+        size = 0
+        while size < limit:
+            try:
+                length, view = take(1)
+            except psycopg.OperationalError as broken:
+                raise connection_lost_error(self._pgconn, "reading the stream") from broken
+            if length == 0 or left_out.error is not None:
+                return size
+            if length < 0:
+                raise_end(self._pgconn, "reading the stream")
+            kind = view[0]
+            if kind == _DATA and length >= _DATA_HEADER:
+                size += length
+                # copied: a view would keep libpq's whole message alive
+                frames.append((start_of(view, 1)[0], bytes(view[_DATA_HEADER:])))
+            elif kind == _ALIVE and length == 1 + _KEEPALIVE.size:
+                end, _, wanted = _KEEPALIVE.unpack_from(view, 1)
+                self._keepalive_end = max(self._keepalive_end, end)
+                self._silence.record_activity()
+                if wanted:
+                    self._asked = True
+                    self._send_status()
+            else:
+                raise StreamProtocol(f"a replication message of kind {kind} and {length} bytes")
+        if frames:
+            self._received = max(self._received, frames[-1][0])
+        return size
+
+    def _consume(self) -> None:
+        try:
+            self._pgconn.consume_input()
+        except psycopg.OperationalError as broken:
+            raise connection_lost_error(self._pgconn, "reading the stream") from broken
+
+    def _send_status(self, *, ping: bool = False) -> None:
+        """The standby status: what was received, and what may be forgotten (flushed = applied = confirmed)."""
+        written = max(self._received, self._confirmed)
+        now = int((time.time() - _EPOCH_2000) * 1_000_000)
+        status = _STATUS.pack(b"r", written, self._confirmed, self._confirmed, now, ping)
+        try:
+            self._pgconn.put_copy_data(status)
+            # What does not fit into the socket now goes out with the next status; we never wait here.
+            self._pgconn.flush()
+        except psycopg.OperationalError as broken:
+            raise connection_lost_error(self._pgconn, "confirming a position") from broken
+        self._told_at = self._clock()
+
+
+_PATIENCE = 15.0  # seconds for which somebody else may look into the slot, a comparison for one
+PIECE = 4 << 20
+"""Bytes of changes that are handed over at once, as large as what the spool holds in memory by default."""
+_FRAME = 128  # bytes that a change takes in memory beside its own
+_LOOK = 0.1  # seconds between two attempts to move the slot
+
+
+class PostgresSlotFunctions:
+    """The functions of `slot`, by ordinary sessions in autocommit; `settling`: see SlotFunctions.
+
+    Changes come by `reading`, a row at a time while the server still sends; all else is done by `session` meanwhile.
+    """
+
+    settling = 0.0
+
+    def __init__(
+        self,
+        reading: Session,
+        session: Session,
+        slot: str,
+        plugin: str,
+        options: Mapping[str, str],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`options`: the plugin's. Raises SourceError."""
+        self._reading = reading
+        self._session = session
+        self._slot = slot
+        self._clock = clock
+        self._pause = pause
+        kind = "_binary" if plugin == PGOUTPUT else ""
+        # a message without a transaction is nothing that could be confirmed, and would be shown for ever
+        only = "" if plugin == PGOUTPUT else " WHERE NOT starts_with(data, 'message: ')"
+        function = f"pg_logical_slot_peek{kind}_changes"
+        self._peek = f"SELECT lsn::text, data FROM {function}(%s, NULL, %s, VARIADIC %s::text[]){only}"
+        self._options = [word for pair in options.items() for word in pair]
+        self._busy_since: float | None = None
+        self._left_out = PublicationWarnings(reading)
+        send_as_stored(reading.pgconn)
+
+    def end(self) -> int:
+        """Where the server's log ends now."""
+        return wal_position(self._session).value
+
+    def peek(self, least: int) -> Iterator[list[tuple[int, bytes]]] | None:
+        """See SlotFunctions; raises SlotActive where others have read the slot for long, PublicationMissing where the
+        server left changes out.
+        """
+        pieces = self._pieces(least)
+        try:
+            # the server decodes all of the answer and lets go of the slot before it sends any of it
+            first = next(pieces, None)
+        except SlotActive:
+            now = self._clock()
+            self._busy_since = now if self._busy_since is None else self._busy_since
+            if now - self._busy_since > _PATIENCE:
+                raise
+            return None
+        self._busy_since = None
+        return pieces if first is None else chain([first], pieces)
+
+    def _pieces(self, least: int) -> Iterator[list[tuple[int, bytes]]]:
+        piece: list[tuple[int, bytes]] = []
+        held, arguments = 0, [self._slot, least, self._options]
+        with translate_errors(f"reading slot `{self._slot}`"):
+            for lsn, data in self._reading.cursor().stream(self._peek.encode(), arguments, binary=True):
+                piece.append((Lsn.parse(_text(lsn)).value, _bytes(data)))
+                held += len(piece[-1][1]) + _FRAME
+                if held >= PIECE:
+                    self._left_out.check()
+                    yield piece
+                    piece, held = [], 0
+        self._left_out.check()
+        if piece:
+            yield piece
+
+    def advance(self, position: int) -> None:
+        """See SlotFunctions; raises SlotActive where others have read the slot for long."""
+        until = self._clock() + _PATIENCE
+        while True:
+            try:
+                with translate_errors(f"advancing slot `{self._slot}`"):
+                    self._session.execute(
+                        "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", [self._slot, str(Lsn(position))]
+                    )
+            except SlotActive:
+                if self._clock() > until:
+                    raise
+                self._pause(_LOOK)
+            else:
+                return
+
+    def load_flush_lsn(self) -> int:
+        """See SlotFunctions; raises SlotMissing."""
+        with translate_errors(f"looking up slot `{self._slot}`"):
+            row = self._session.execute(
+                "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [self._slot]
+            ).fetchone()
+        if row is None or row[0] is None:
+            raise SlotMissing(f"slot `{self._slot}` is not there any more")
+        return Lsn.parse(_text(row[0])).value
+
+    def close(self) -> None:
+        """See SlotFunctions; `session` is closed by whom it is of."""
+        self._reading.close()
+
+
+def _text(value: object) -> str:
+    return _bytes(value).decode()
+
+
+def _bytes(value: object) -> bytes:
+    """Text is given as bytes where the database is in SQL_ASCII."""
+    return value.encode() if isinstance(value, str) else bytes(value)  # type: ignore[call-overload]  # a bytea

@@ -1,0 +1,53 @@
+"""Quoting: names and texts inside SQL statements and replication commands, for every server of the family.
+
+How a server prints values: the settings every session of ours asks for, so that copy and stream print alike.
+
+The command that begins a stream, for every server of the family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cdc_lake.model.position import Lsn
+from cdc_lake.model.relation import TableName
+
+
+def identifier(name: str) -> str:
+    """A name as an SQL identifier, always in double quotes."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_table(table: TableName) -> str:
+    """A table's name in SQL."""
+    return f"{identifier(table.schema)}.{identifier(table.name)}"
+
+
+def command_literal(text: str) -> str:
+    """A text as a string constant of a replication command, whose scanner knows no backslash (repl_scanner.l)."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def literal(text: str) -> str:
+    """A text as an SQL string constant, for the statements that take no parameters."""
+    quoted = "'" + text.replace("'", "''").replace("\\", "\\\\") + "'"
+    return f" E{quoted}" if "\\" in text else quoted
+
+
+PRINTING: dict[str, str] = {
+    "DateStyle": "ISO",
+    "IntervalStyle": "iso_8601",
+    "extra_float_digits": "3",  # the shortest text that reads back as the same float
+    "bytea_output": "hex",
+    "TimeZone": "UTC",
+    "lc_monetary": "C",
+}
+"""Whatever the role's or the database's own settings are."""
+
+
+def start_command(slot: str, start: int, options: Mapping[str, str]) -> str:
+    """START_REPLICATION of a slot after `start`. Option names are the server's or the plugin's; values go quoted."""
+    option_list = ", ".join(f"{identifier(name)} {command_literal(value)}" for name, value in options.items())
+    return f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {Lsn(start)}" + (
+        f" ({option_list})" if option_list else ""
+    )

@@ -1,0 +1,377 @@
+"""Array text: the elements of an array as PostgreSQL prints it, read without Spark.
+
+The second opinion on the SQL of `tables.casts`: a walk over characters, as array_in of arrayfuncs.c reads them.
+
+Canonical: values of silver and text of the source in one form, equal exactly where the values are equal.
+
+This is the second opinion on `tables.types`: it starts from what silver *holds*, an Arrow column, and writes it as
+PostgreSQL prints it (DateStyle ISO, TimeZone UTC, bytea_output hex), so that an error in the projection shows as a
+difference. Nothing here may call a cast of that module. Floats have no single text, so both sides become their bits,
+with one pattern for NaN: -0 and 0 differ. Numbers are filled up with zeros to the scale of silver's decimal. Arrays
+become lists of canonical elements in JSON.
+
+Arrow values: the server's text as Arrow columns of the silver types, without Spark.
+
+The mapping is that of `tables.types`; `tests/spark/test_ledger_views.py` holds the two ways of reading it against each
+other. A text has a value or it does not: nothing is clipped, rounded or guessed, and what has none is reported. Each
+kind of value has a grammar first, because Arrow's casts are lenient ('0x10' is an integer to them).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_lake.model.relation import Column
+from cdc_lake.tables.types import ColumnType, Family, column_type
+
+_BLANK = " \t\n\r\v\f"
+
+
+def elements_of(text: str) -> list[str | None] | None:
+    """The texts of the elements of an array of one dimension from 1 on; None where the text is none."""
+    if text == "{}":
+        return []
+    if len(text) < 3 or text[0] != "{" or text[-1] != "}":
+        return None
+    elements: list[str | None] = []
+    characters = iter(text[1:-1])
+    while True:
+        element, separator = _element(characters)
+        if separator is None:
+            return None
+        elements.append(element)
+        if separator == "":
+            return elements
+
+
+def _element(characters: Iterator[str]) -> tuple[str | None, str | None]:
+    """One element, and what stands behind it: a comma, nothing, or None where the text is no array."""
+    first = next(characters, "")
+    if first == '"':
+        inner = _read_quoted(characters)
+        separator = next(characters, "")
+        return (inner, separator) if inner is not None and separator in {",", ""} else (None, None)
+    parts: list[str] = []
+    while first not in {",", ""}:
+        if first in '{}"\\' or first in _BLANK:
+            return None, None
+        parts.append(first)
+        first = next(characters, "")
+    element = "".join(parts)
+    if not element:
+        return None, None
+    return (None if element == "NULL" else element), first
+
+
+def _read_quoted(characters: Iterator[str]) -> str | None:
+    """The rest of a quoted element; None where it does not end."""
+    parts: list[str] = []
+    for character in characters:
+        if character == '"':
+            return "".join(parts)
+        if character == "\\":
+            escaped = next(characters, "")
+            if escaped not in {'"', "\\"}:
+                return None
+            parts.append(escaped)
+        else:
+            parts.append(character)
+    return None
+
+
+_TEXT = pa.large_string()
+_WIDEST = pa.decimal128(38, 0)
+_PLAIN_SCALE = 6
+"""Decimals of at most that scale are never small enough for Arrow's scientific text."""
+_NUMBER = re.compile(r"-?([0-9]+)(?:[.]([0-9]+))?")
+
+
+def from_silver(values: Any) -> Any:
+    """A silver column (pyarrow Array or ChunkedArray) in canonical form, a large_string of the same length.
+
+    Raises TypeError for an Arrow type that no silver column has.
+    """
+    return _by_chunk(values, _render_values)
+
+
+def from_source(text: Any, silver_type: pa.DataType) -> Any:
+    """Text of the source in canonical form beside a silver column of `silver_type`.
+
+    Raises pyarrow.ArrowInvalid where silver is a float and the text is none.
+    """
+    if pa.types.is_floating(silver_type):
+        return _by_chunk(text, lambda chunk: _bits(pc.cast(chunk, silver_type)))
+    if pa.types.is_decimal(silver_type):
+        return _by_chunk(text, lambda chunk: _scale_numbers(pc.cast(chunk, _TEXT), silver_type.scale))
+    if _is_list(silver_type):
+        return _by_chunk(text, lambda chunk: _list_text(pc.cast(chunk, _TEXT), silver_type.value_type))
+    if pa.types.is_large_binary(silver_type) or pa.types.is_binary(silver_type):
+        return _by_chunk(text, lambda chunk: _hexadecimal(pc.cast(chunk, _TEXT)))
+    return _by_chunk(text, lambda chunk: pc.cast(chunk, _TEXT))
+
+
+def readable(text: str | None, silver_type: pa.DataType | None) -> str | None:
+    """A canonical text as people read it: that of a float is its bits, of anything else as it is."""
+    if text is None or text == "NaN" or silver_type is None or not pa.types.is_floating(silver_type):
+        return text
+    integer_format, part = ("<q", "<d") if silver_type == pa.float64() else ("<i", "<f")
+    return repr(struct.unpack(part, struct.pack(integer_format, int(text)))[0])
+
+
+def companion_decimals(text: Any, decimal_type: pa.DataType) -> Any:
+    """What a decimal that stands beside text of numbers must be, in canonical form: NULL where the number is none."""
+
+    def fitting_number(value: str | None) -> str | None:
+        number = None if value is None else _NUMBER.fullmatch(value)
+        if number is None or len(number[1].lstrip("0")) > integer_digits or len(number[2] or "") != scale:
+            return None
+        return value
+
+    scale, integer_digits = decimal_type.scale, decimal_type.precision - decimal_type.scale
+    return _by_chunk(
+        text,
+        lambda chunk: pa.array(
+            [fitting_number(value) for value in _scale_numbers(pc.cast(chunk, _TEXT), scale).to_pylist()], _TEXT
+        ),
+    )
+
+
+def _by_chunk(values: Any, form: Any) -> Any:
+    if isinstance(values, pa.ChunkedArray):
+        return pa.chunked_array([form(chunk) for chunk in values.chunks], _TEXT)
+    return form(values)
+
+
+def _render_values(values: Any) -> Any:  # noqa: PLR0911 - one line a type
+    kind = values.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
+        return pc.cast(values, _TEXT)
+    if pa.types.is_integer(kind) or pa.types.is_date32(kind):
+        return pc.cast(values, _TEXT)
+    if pa.types.is_boolean(kind):
+        return pc.if_else(values, pa.scalar("t", _TEXT), pa.scalar("f", _TEXT))
+    if pa.types.is_floating(kind):
+        return _bits(values)
+    if pa.types.is_decimal128(kind):
+        return _decimal(values)
+    if pa.types.is_timestamp(kind):
+        return _timestamp(values)
+    if _is_list(kind):
+        return _list_values(values)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or kind == pa.binary_view():
+        return pa.array((None if v is None else "\\x" + v.hex() for v in values.to_pylist()), _TEXT)
+    msg = f"no silver column is of Arrow type {kind}"
+    raise TypeError(msg)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def with_zero(text: Any) -> Any:
+    """Numbers with a digit before the point: the GaussDB family prints .5 and -.5."""
+    return pc.replace_substring_regex(text, r"^(-?)\.", r"\1" "0.")
+
+
+def _scale_numbers(text: Any, scale: int) -> Any:
+    """Numbers with exactly `scale` digits behind the point; one that has more, and what is no number, stays."""
+    text = with_zero(text)
+    as_it_is = rf"\.[0-9]{{{scale}}}$" if scale else "^-?[0-9]+$"
+    if pc.all(pc.match_substring_regex(text, as_it_is)).as_py() is not False:
+        return text
+    return pa.array([None if value is None else _pad_fraction(value, scale) for value in text.to_pylist()], _TEXT)
+
+
+def _pad_fraction(text: str, scale: int) -> str:
+    integer_part, _, fraction = text.partition(".")
+    if _NUMBER.fullmatch(text) is None or len(digits := fraction.rstrip("0")) > scale:
+        return text
+    return f"{integer_part}.{digits.ljust(scale, '0')}" if scale else integer_part
+
+
+def _hexadecimal(text: Any) -> Any:
+    """Bytes as bytea prints them, also those that the GaussDB family prints for blob and raw: in capitals, unmarked."""
+    bare = pc.match_substring_regex(text, "^([0-9A-F]{2})*$")
+    marked = pc.binary_join_element_wise(pa.scalar("\\x", _TEXT), pc.utf8_lower(text), pa.scalar("", _TEXT))
+    return pc.if_else(bare, marked, text)
+
+
+def _list_text(text: Any, element: pa.DataType) -> Any:
+    """Texts of arrays as lists of canonical elements; what is no array of one dimension stays."""
+    lists = [None if item is None else elements_of(item) for item in text.to_pylist()]
+    inner = from_source(pa.array([e for item in lists for e in item or ()], _TEXT), element).to_pylist()
+    return _lists(text.to_pylist(), lists, inner)
+
+
+def _list_values(values: Any) -> Any:
+    lists = values.to_pylist()
+    inner = from_silver(values.flatten()).to_pylist()
+    return _lists(lists, lists, inner)
+
+
+def _lists(texts: list[Any], lists: list[Any], elements: list[str | None]) -> Any:
+    """Each list with its share of `elements`, as JSON; `texts` where there is no list."""
+    json_texts, offset = [], 0
+    for text, items in zip(texts, lists, strict=True):
+        if items is None:
+            json_texts.append(text)
+            continue
+        json_texts.append(json.dumps(elements[offset : offset + len(items)], ensure_ascii=False))
+        offset += len(items)
+    return pa.array(json_texts, _TEXT)
+
+
+def _bits(values: Any) -> Any:
+    integer_type = pa.int64() if values.type == pa.float64() else pa.int32()
+    bits = pc.cast(values.view(integer_type), _TEXT)
+    return pc.if_else(pc.is_nan(values), pa.scalar("NaN", _TEXT), bits)
+
+
+def _decimal(values: Any) -> Any:
+    """`-12.50`: Arrow's own text of small decimals is scientific, so the point is set into the unscaled digits."""
+    scale = values.type.scale
+    if 0 <= scale <= _PLAIN_SCALE:
+        return pc.cast(values, _TEXT)
+    digits = pa.Array.from_buffers(
+        _WIDEST, len(values), values.buffers(), null_count=values.null_count, offset=values.offset
+    )
+    text = pc.cast(digits, _TEXT)
+    if scale == 0:
+        return text
+    sign = pc.if_else(pc.starts_with(text, "-"), pa.scalar("-", _TEXT), pa.scalar("", _TEXT))
+    plain = pc.utf8_lpad(pc.utf8_ltrim(text, "-"), scale + 1, "0")
+    integer_part = pc.utf8_slice_codeunits(plain, 0, -scale)
+    fraction = pc.utf8_slice_codeunits(plain, -scale)
+    return pc.binary_join_element_wise(
+        pc.binary_join_element_wise(sign, integer_part, pa.scalar("", _TEXT)), fraction, pa.scalar(".", _TEXT)
+    )
+
+
+def _timestamp(values: Any) -> Any:
+    """`2024-01-01 00:00:00.5`, with `+00` where it is an instant; Arrow writes six digits, PostgreSQL drops zeros."""
+    zoned = values.type.tz is not None
+    if zoned and values.type.tz not in {"UTC", "Etc/UTC", "+00:00"}:
+        msg = f"an instant in silver is in UTC, not {values.type.tz}"
+        raise TypeError(msg)
+    text = pc.cast(pc.cast(values, pa.timestamp("us")), _TEXT)
+    text = pc.utf8_rtrim(pc.utf8_rtrim(text, "0"), ".")
+    return pc.binary_join_element_wise(text, pa.scalar("+00" if zoned else "", _TEXT), pa.scalar("", _TEXT))
+
+
+_NAMED: Final = {
+    "string": pa.string(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp_ntz": pa.timestamp("us"),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+_DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
+
+_DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_TIME = r"[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]{1,6})?"
+_ZONE = r"[+-](0[0-9]|1[0-5])(:[0-5][0-9](:[0-5][0-9])?)?"
+_GRAMMAR: Final = {
+    Family.INTEGER: r"^(0|-?[1-9][0-9]*)$",
+    Family.DECIMAL: r"^-?((0|[1-9][0-9]*)([.][0-9]+)?|[.][0-9]+)$",  # the GaussDB family prints .5 and -.5
+    Family.FLOAT: r"^(-?([0-9]+([.][0-9]+)?|[.][0-9]+)(e[+-][0-9]+)?|NaN|-?Infinity)$",
+    Family.BOOLEAN: r"^[tf]$",
+    Family.BINARY: r"^\\x([0-9a-f]{2})*$",
+    Family.HEX: "^([0-9A-F]{2})*$",
+    Family.DATE: f"^{_DATE}$",
+    Family.TIMESTAMP: f"^{_DATE} {_TIME}$",
+    Family.TIMESTAMPTZ: f"^{_DATE} {_TIME}{_ZONE}$",
+}
+_NEVER: Final = {  # what the grammar cannot leave out
+    Family.DECIMAL: "^-[0.]+$",
+    Family.DATE: "^0000",
+    Family.TIMESTAMP: "^0000",
+    Family.TIMESTAMPTZ: "^0000",
+}
+
+
+def arrow_type(column: Column) -> pa.DataType:
+    """The Arrow type that Delta and Iceberg give the column's silver type."""
+    return _arrow(column_type(column))
+
+
+def read_texts(texts: Any, column: Column) -> tuple[Any, Any | None]:
+    """The values of a string array, and a boolean array of the texts that have none (None: there are none).
+
+    NULL stays NULL; a text without a value is NULL too, and marked.
+    """
+    kind = column_type(column)
+    if isinstance(texts, pa.ChunkedArray):
+        texts = texts.combine_chunks()
+    if kind.family is Family.TEXT:
+        return texts, None
+    fits = pc.match_substring_regex(texts, _GRAMMAR[kind.family])
+    if kind.family in _NEVER:
+        fits = pc.and_not(fits, pc.match_substring_regex(texts, _NEVER[kind.family]))
+    wrong = np.asarray(pc.fill_null(pc.invert(fits), fill_value=False))
+    values, failed = _read(pc.if_else(fits, texts, None) if wrong.any() else texts, kind)
+    wrong |= failed
+    return values, pa.array(wrong) if wrong.any() else None
+
+
+def _read(texts: Any, kind: ColumnType) -> tuple[Any, Any]:
+    """Values and which failed, by halves: the few that cannot be read cost the others next to nothing."""
+    try:
+        values = _cast(texts, kind)
+    except pa.ArrowInvalid:
+        if len(texts) == 1:
+            return pa.nulls(1, _arrow(kind)), np.ones(1, bool)
+        middle = len(texts) // 2
+        parts = [_read(half, kind) for half in (texts[:middle], texts[middle:])]
+        return pa.concat_arrays([values for values, _ in parts]), np.concatenate([failed for _, failed in parts])
+    failed = np.zeros(len(texts), bool)
+    if kind.family is Family.FLOAT:  # what is too large is read as an infinity
+        is_infinity = pc.is_in(texts, pa.array(["Infinity", "-Infinity"]))
+        failed = np.asarray(pc.fill_null(pc.and_not(pc.is_inf(values), is_infinity), fill_value=False))
+        if failed.any():
+            values = pc.if_else(pa.array(failed), None, values)
+    return values, failed
+
+
+def _cast(texts: Any, kind: ColumnType) -> Any:
+    """The values of texts that follow the grammar; raises ArrowInvalid where one is out of range."""
+    match kind.family:
+        case Family.BOOLEAN:
+            return pc.equal(texts, "t")
+        case Family.BINARY:
+            return pa.array(
+                [None if text is None else bytes.fromhex(text[2:]) for text in texts.to_pylist()], pa.binary()
+            )
+        case Family.HEX:
+            return pa.array([None if text is None else bytes.fromhex(text) for text in texts.to_pylist()], pa.binary())
+        case Family.TIMESTAMPTZ if len(texts) == 1 and texts[0].is_valid:
+            # Arrow reads zones of hours and minutes; before standard time they had seconds
+            return pa.array([_instant(texts[0].as_py())], _arrow(kind))
+        case _:
+            return pc.cast(texts, _arrow(kind))
+
+
+def _instant(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except (ValueError, OverflowError) as cause:
+        raise pa.ArrowInvalid("no instant of the years 1 to 9999") from cause
+
+
+def _arrow(kind: ColumnType) -> pa.DataType:
+    decimal_match = _DECIMAL.fullmatch(kind.sql)
+    return pa.decimal128(int(decimal_match[1]), int(decimal_match[2])) if decimal_match else _NAMED[kind.sql]

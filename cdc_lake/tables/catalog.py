@@ -1,0 +1,205 @@
+"""The pipeline's Iceberg catalog, opened without Spark: SQLite or PostgreSQL tables, or a REST server.
+
+A catalog swaps a table's pointer from one metadata file to the next, or refuses: that swap is what a commit is. With
+SQLite and PostgreSQL the files are written here and the swap is a transaction of the database; a REST server does both.
+
+The pipeline's Iceberg catalog as Spark opens it: the same tables that `tables.catalog` opens without Spark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, assert_never
+from urllib.parse import unquote, urlsplit
+
+from cdc_lake.config.project import Project
+from cdc_lake.errors import CatalogUnreachable, IcebergMissing, OtherCatalog
+from cdc_lake.tables.files import make_folder
+from cdc_lake.tables.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyspark.sql import SparkSession
+
+
+_SQLITE = "sqlite:///"
+_BUSY_MILLISECONDS = 30_000
+"""Silver's merges swap pointers in the same SQLite file; each holds it for milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogAddress:
+    """Where a catalog is and how it is opened; `properties` may hold secrets and are never shown."""
+
+    name: str
+    kind: Literal["sql", "rest"]
+    uri: str
+    warehouse: str | None
+    properties: tuple[tuple[str, str], ...] = ()
+    durable: bool = True
+
+    def __repr__(self) -> str:
+        """Without what may be a secret."""
+        return f"CatalogAddress({self.name!r}, {self.kind!r})"
+
+    @property
+    def file(self) -> Path | None:
+        """The SQLite file, None where the catalog is something else."""
+        local = self.uri.removeprefix(_SQLITE)
+        return Path(local) if self.kind == "sql" and local != self.uri else None
+
+
+def catalog_address(project: Project, *, durable: bool = True) -> CatalogAddress:
+    """The address that a pipeline declares."""
+    config, storage = project.pipeline.lake.iceberg, project.pipeline.lake.storage
+    in_store = config.type == "rest" or (project.iceberg_warehouse or "").startswith("s3://")
+    of_store = ObjectStore(storage).iceberg_properties if storage is not None and in_store else {}
+    secrets = of_store | {key: value.get_secret_value() for key, value in config.properties.items()}
+    properties = tuple(sorted(secrets.items()))
+    return CatalogAddress(
+        config.catalog, config.type, project.iceberg_uri, project.iceberg_warehouse, properties, durable=durable
+    )
+
+
+def is_there(address: CatalogAddress) -> bool:
+    """False where the catalog is a file that was not made yet: looking must not make it."""
+    return address.file is None or address.file.exists()
+
+
+@lru_cache(maxsize=8)
+def open_catalog(address: CatalogAddress) -> Catalog:
+    """Open a catalog; a SQL catalog's tables are made where they are not there. Raises CatalogUnreachable."""
+    try:
+        from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415 - an extra: a lake of Delta tables needs none
+
+        from cdc_lake.tables.rest_catalog import PatientRestCatalog  # noqa: PLC0415 - imports pyiceberg
+    except ImportError as cause:
+        raise IcebergMissing from cause
+    uri = re.sub("^postgresql://", "postgresql+psycopg://", address.uri)  # psycopg2 would be taken otherwise
+    properties = {"uri": uri, **dict(address.properties)}
+    if address.warehouse is not None:
+        properties["warehouse"] = address.warehouse
+    if address.durable:
+        properties.setdefault("py-io-impl", "cdc_lake.tables.iceberg_io.DurableFileIO")  # a store's own stands
+    if address.file is not None:
+        if address.durable:
+            make_folder(address.file.parent)
+        else:
+            address.file.parent.mkdir(parents=True, exist_ok=True)
+    with reaching(address):
+        if address.kind == "rest":
+            return PatientRestCatalog(address.name, **properties)
+        catalog = SqlCatalog(address.name, **{"pool_pre_ping": "true", **properties})
+        if address.file is not None:
+            _settle_sqlite(catalog, durable=address.durable)
+        return catalog
+
+
+@contextmanager
+def reaching(address: CatalogAddress) -> Iterator[None]:
+    """Turn what the catalog's connection raises into CatalogUnreachable."""
+    try:
+        yield
+    except unreachable() as cause:
+        where = f"lake.iceberg.uri ({address.kind})"
+        raise CatalogUnreachable(f"the Iceberg catalog `{address.name}` did not answer", where=where) from cause
+
+
+@lru_cache(maxsize=1)
+def unreachable() -> tuple[type[Exception], ...]:
+    """What pyiceberg raises where a catalog did not answer, or not as it should."""
+    from pyiceberg.exceptions import RESTError  # noqa: PLC0415 - an extra
+    from requests import RequestException  # noqa: PLC0415 - comes with pyiceberg
+    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - comes with pyiceberg
+
+    return RESTError, RequestException, SQLAlchemyError
+
+
+def _settle_sqlite(catalog: Any, *, durable: bool) -> None:
+    """How each connection to a SQLite catalog is: patient, and as durable as asked for.
+
+    `FULL`, the default, may lose the newest commit with the power: the journal's removal is not synced (SQLite,
+    PRAGMA synchronous).
+    """
+    from sqlalchemy import event  # noqa: PLC0415 - comes with pyiceberg
+
+    def configure_connection(connection: Any, record: object) -> None:
+        del record
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
+        cursor.execute(f"PRAGMA synchronous = {'EXTRA' if durable else 'NORMAL'}")
+        cursor.close()
+
+    event.listen(catalog.engine, "connect", configure_connection)
+    catalog.engine.dispose()
+
+
+POSTGRES_DRIVER = "org.postgresql:postgresql:42.7.7"
+"""Only where the catalog is a PostgreSQL database."""
+
+REDACTED = "(?i)secret|password|token|credential|access[.]?key"
+"""Settings whose values Spark does not show."""
+
+
+def catalog_packages(project: Project) -> tuple[str, ...]:
+    """Jars that only this catalog needs."""
+    config = project.pipeline.lake.iceberg
+    return (POSTGRES_DRIVER,) if config.type == "sql" and project.iceberg_uri.startswith("postgresql") else ()
+
+
+def catalog_settings(project: Project) -> dict[str, str]:
+    """Spark's settings of the catalog."""
+    address = catalog_address(project)
+    prefix = f"spark.sql.catalog.{address.name}"
+    settings = {
+        # A stale table from the cache would show a stale marker: 30 s by default.
+        "cache-enabled": "false",
+        **dict(address.properties),
+        **_connection(address),
+    }
+    if address.warehouse is not None:
+        settings["warehouse"] = address.warehouse
+    return {prefix: "org.apache.iceberg.spark.SparkCatalog", **{f"{prefix}.{k}": v for k, v in settings.items()}}
+
+
+def check_catalog(spark: SparkSession, project: Project) -> None:
+    """Raise OtherCatalog where a session, which may be another pipeline's, has its tables elsewhere."""
+    address = catalog_address(project)
+    uris = spark.conf.get(f"spark.sql.catalog.{address.name}.uri", ""), _connection(address)["uri"]
+    session_uri, wanted = (uri.partition("?")[0].rstrip("/") for uri in uris)
+    if session_uri and session_uri != wanted:
+        message = (
+            f"this session of Spark has the Iceberg catalog `{address.name}` at {session_uri}, the pipeline at {wanted}"
+        )
+        raise OtherCatalog(message, where=project.name)
+
+
+def _connection(address: CatalogAddress) -> dict[str, str]:
+    match address.kind:
+        case "rest":
+            return {"type": "rest", "uri": address.uri}
+        case "sql":
+            # pyiceberg makes V1 catalogs; Java makes V0 unless told, and both must read the same one.
+            return {"type": "jdbc", "jdbc.schema-version": "V1", **_jdbc(address.uri)}
+        case other:
+            assert_never(other)
+
+
+def _jdbc(uri: str) -> dict[str, str]:
+    """An address as Java writes it: `sqlite:////a/b.db` is `jdbc:sqlite:/a/b.db`, and who we are stands beside it."""
+    if uri.startswith("sqlite:///"):
+        return {"uri": f"jdbc:sqlite:{uri.removeprefix('sqlite:///')}"}
+    parts = urlsplit(uri)
+    place = parts.netloc.rpartition("@")[2]
+    query = f"?{parts.query}" if parts.query else ""
+    settings = {"uri": f"jdbc:postgresql://{place}{parts.path}{query}"}
+    if parts.username:
+        settings["jdbc.user"] = unquote(parts.username)
+    if parts.password:
+        settings["jdbc.password"] = unquote(parts.password)
+    return settings

@@ -1,0 +1,566 @@
+"""The columns of each control table.
+
+Rows of the control tables as values.
+
+The form of control tables, by version, and the steps from one to the next.
+
+A table says in a property which version its form is; one that says nothing is of version 0, from before there was the
+property. A column more is no new version: every version reads the columns it knows and leaves the others alone. A new
+version is what an older one would read wrongly; it refuses the table then.
+
+A step changes one table by one commit, finds nothing to do where it was done, and the property is written behind all
+of them: a process that dies in between leaves a table that the same steps bring to its end.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal, TypeAlias
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError
+
+from cdc_lake.errors import ControlNewer, ControlNotWritten
+from cdc_lake.observability.failpoints import CONTROL_STEP, failpoint
+from cdc_lake.tables.delta_log import DeltaCommitFailed
+from cdc_lake.tables.delta_storage import DeltaStorage
+
+_TEXT, _LONG, _INT = pa.string(), pa.int64(), pa.int32()
+_TIME = pa.timestamp("us", tz="UTC")
+_RECORDED = ("recorded_at", _TIME, "when the row was written")
+_STREAM = ("stream", _TEXT, "the stream, as in bronze")
+_EPOCH = ("epoch", _INT, "its number within the pipeline")
+_POSITION = ("position", _LONG, "position in the stream's order domain")
+
+Columns: TypeAlias = tuple[tuple[str, pa.DataType, str], ...]
+
+_KEYS: Columns = (
+    ("rules", pa.list_(_TEXT), "names of the rules it broke"),
+    ("key", pa.list_(_TEXT), "key after the change as texts, in key order; before it for a delete"),
+    ("from_key", pa.list_(_TEXT), "key before the change, NULL for an insert"),
+)
+_TUPLES: Columns = (
+    ("layout", _LONG, "layout the tuples follow"),
+    ("new", pa.list_(_TEXT), "new tuple, as in bronze"),
+    ("old", pa.list_(_TEXT), "old tuple, as in bronze"),
+    ("old_kind", _TEXT, "key or full"),
+    ("unchanged", pa.list_(pa.int32()), "positions in `new` that were not sent"),
+)
+
+TABLES: dict[str, Columns] = {
+    "streams": (
+        _EPOCH,
+        _STREAM,
+        (
+            "start",
+            _LONG,
+            "position that its transactions lie behind: the slot's consistent point, or the last CSN before it",
+        ),
+        ("slot", _TEXT, "name of the slot on the server"),
+        ("system_id", _TEXT, "the server's system identifier"),
+        ("database", _TEXT, "database on the server"),
+        ("domain", _TEXT, "order domain: lsn or csn"),
+        _RECORDED,
+        ("dense", pa.bool_(), "whether the stream shows every CSN of the server"),
+        ("last_position", _LONG, "hand-over: the position that the stream before it had reached, NULL for the first"),
+        ("last_hash", _TEXT, "hand-over: hash of that stream's last transaction, in hexadecimal digits"),
+    ),
+    "snapshots": (
+        ("snapshot", _TEXT, "name of the snapshot"),
+        _STREAM,
+        _EPOCH,
+        ("position", _LONG, "position the rows stand for"),
+        ("tables", _TEXT, "JSON: table → what was copied; of rows read again relation, first ordinal, rows, by whom"),
+        (
+            "state",
+            _TEXT,
+            "started, complete or abandoned, the newest row of a snapshot counts; reread: rows read again; left",
+        ),
+        _RECORDED,
+    ),
+    "cuts": (
+        _EPOCH,
+        _STREAM,
+        _POSITION,
+        ("commit_ts", _TIME, "latest commit time of the transactions up to the cut, by the source's clock"),
+        (
+            "tables",
+            _TEXT,
+            (
+                "JSON: relation → {table, format, version, position, state, held, generation, layout, copied, merged}; "
+                "state: in, broken, paused or renewing; copied: position of the copy that it began with, if not the "
+                "first; merged: position of its last merge"
+            ),
+        ),
+        _RECORDED,
+    ),
+    "promises": (
+        ("name", _TEXT, "name of the promise; its newest row counts"),
+        ("scheduled", pa.bool_(), "whether `silver.cuts.promise_every` made it"),
+        _EPOCH,
+        _STREAM,
+        _POSITION,
+        ("commit_ts", _TIME, "as in the cut"),
+        ("tables", _TEXT, "as in the cut: the versions that stay readable"),
+        ("cut_at", _TIME, "when the cut was written"),
+        ("until", _TIME, "until when it stays readable, NULL: until the promise is ended"),
+        _RECORDED,
+    ),
+    "withheld": (
+        ("name", _TEXT, "name of the promise that was not made"),
+        ("scheduled", pa.bool_(), "whether `silver.cuts.promise_every` would have made it"),
+        _EPOCH,
+        _STREAM,
+        _POSITION,
+        ("cut_at", _TIME, "when the cut was written"),
+        ("objections", _TEXT, "JSON: [{table, rule, level, failed, evaluated, why}], the rules that kept it back"),
+        _RECORDED,
+    ),
+    "pauses": (
+        ("relation", _TEXT, "source table; its newest row counts"),
+        ("paused", pa.bool_(), "whether it is paused from then on, or goes on"),
+        _RECORDED,
+    ),
+    "held": (
+        _STREAM,
+        _EPOCH,
+        _POSITION,
+        ("ordinal", _LONG, "which change of the transaction"),
+        ("generation", _INT, "generation of the silver table"),
+        ("relation", _TEXT, "source table, as in bronze"),
+        ("table", _TEXT, "silver table"),
+        ("op", _TEXT, "I U D T or S"),
+        ("reason", _TEXT, "failed: it broke a rule; waiting: behind or with a held change; closed: the hold ended"),
+        *_KEYS,
+        *_TUPLES,
+        ("span_upto", _LONG, "end of the span that held it"),
+        _RECORDED,
+    ),
+    "decisions": (
+        _STREAM,
+        _EPOCH,
+        ("position", _LONG, "position that it comes into force right before"),
+        ("ordinal", _LONG, "its place there, among all decisions"),
+        ("verb", _TEXT, "release or discard"),
+        ("told", _TEXT, "the reason that was given"),
+        ("relation", _TEXT, "source table, as in bronze"),
+        ("table", _TEXT, "silver table"),
+        ("of_position", _LONG, "position of the held change that it is on"),
+        ("of_ordinal", _LONG, "which change of the transaction"),
+        ("op", _TEXT, "I U D or S"),
+        *_KEYS,
+        *_TUPLES,
+        ("csn", _LONG, "as in bronze, NULL where bronze no longer has the change"),
+        ("lsn", _LONG, "as in bronze"),
+        ("xid", _LONG, "as in bronze"),
+        ("commit_ts", _TIME, "as in bronze"),
+        _RECORDED,
+    ),
+    "gaps": (
+        _EPOCH,
+        _STREAM,
+        ("first", _LONG, "first CSN that did not arrive and was passed over"),
+        ("last", _LONG, "last CSN of the gap"),
+        ("below", _LONG, "commit LSN of the transaction before the gap, NULL where not known"),
+        ("above", _LONG, "commit LSN of the transaction behind it, NULL where it had not come yet"),
+        _RECORDED,
+    ),
+    "timelines": (
+        _EPOCH,
+        _STREAM,
+        ("timeline", _LONG, "timeline of the server that the stream was read on from then"),
+        ("history", _TEXT, "where it branched off: timeline@LSN of each switch before it, NULL where not told"),
+        ("held", _LONG, "slot position that bronze held then"),
+        _RECORDED,
+    ),
+    "memberships": (
+        _EPOCH,
+        _STREAM,
+        (
+            "tables",
+            _TEXT,
+            "JSON: relation → by which entry of a publication, or transaction that named it, it is read; and its OID",
+        ),
+        _RECORDED,
+    ),
+    "configurations": (
+        ("number", _INT, "number of the configuration, as COMMIT rows of bronze have it; grows by one"),
+        ("fingerprint", _TEXT, "hash of `settings`: the same settings have the same one"),
+        ("settings", _TEXT, "JSON: which tables are taken, what is redacted, and a keyed fingerprint of the key"),
+        ("changed", _TEXT, "JSON: columns that bronze held then and that are redacted otherwise from here on"),
+        ("epoch", _INT, "epoch of bronze when it began, 0 before the first stream"),
+        ("position", _LONG, "how far bronze was then: transactions above it are of this configuration, until the next"),
+        _RECORDED,
+    ),
+    "decoded": (
+        _EPOCH,
+        ("position", _LONG, "position of a transaction that landed as bytes, its rows `X`"),
+        ("content", _TEXT, "digest of those, as its COMMIT row has it"),
+        ("version", _TEXT, "version of cdc_lake that decoded it"),
+        ("counts", _TEXT, "JSON: table → operation → number of changes"),
+        ("file", _TEXT, "its layouts and changes, a Parquet file in the folder `decoded_rows` beside this table"),
+        _RECORDED,
+    ),
+    "quality": (
+        ("judged_at", _TIME, "time it was judged for: of a report, or of the cut that was to be promised"),
+        ("table", _TEXT, "silver table"),
+        ("rule", _TEXT, "name of the rule"),
+        ("kind", _TEXT, "kind of rule"),
+        ("columns", _TEXT, "columns it names, with commas between them"),
+        ("evaluated", _LONG, "rows that were judged; 1 where the table is judged as a whole"),
+        ("failed", _LONG, "how many of them break the rule"),
+        ("level", _TEXT, "none, warn, error or critical, by the thresholds of the rule"),
+        ("observed", _TEXT, "what was seen of a table as a whole: a number of rows, an age"),
+        ("broken", _TEXT, "why the rule could not be judged, empty where it was"),
+    ),
+    "verified": (
+        _STREAM,
+        _EPOCH,
+        ("generation", _INT, "generation of the silver table"),
+        ("relation", _TEXT, "source table, as in bronze"),
+        ("table", _TEXT, "silver table"),
+        ("position", _LONG, "how far silver was"),
+        ("verdict", _TEXT, "equal, equal but for held keys, or different; what could not be judged has no row"),
+        ("held_keys", _LONG, "keys whose held changes explain what differs"),
+        ("compared_at", _TIME, "when it was compared"),
+    ),
+    "runs": (
+        ("run", _TEXT, "identifier of the run"),
+        ("verb", _TEXT, "command it was"),
+        ("started_at", _TIME, "when it started"),
+        ("ended_at", _TIME, "when it ended, NULL while it runs"),
+        ("outcome", _TEXT, "done, stopped, failed or running"),
+        ("facts", _TEXT, "JSON: counts, positions, lags, error code"),
+    ),
+}
+"""Name, type and meaning of each control table's columns; the reference page is generated from it."""
+
+ControlName: TypeAlias = Literal[
+    "streams",
+    "snapshots",
+    "cuts",
+    "promises",
+    "withheld",
+    "pauses",
+    "held",
+    "decisions",
+    "gaps",
+    "timelines",
+    "memberships",
+    "configurations",
+    "decoded",
+    "quality",
+    "verified",
+    "runs",
+]
+
+
+def schema_of(name: ControlName) -> pa.Schema:
+    """The Arrow schema of a control table."""
+    return pa.schema([pa.field(column, kind) for column, kind, _ in TABLES[name]])
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """A stream's start: the hand-over from the epoch before, as bronze was then.
+
+    `dense`: it shows every CSN; `last_position`, `last_hash`: where the stream before it ended. None where not known.
+    """
+
+    epoch: int
+    stream: str
+    start: int
+    slot: str
+    system_id: str
+    database: str
+    domain: str
+    recorded_at: datetime
+    dense: bool | None = None
+    last_position: int | None = None
+    last_hash: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRow:
+    """A step in the life of a snapshot; `tables` is JSON."""
+
+    snapshot: str
+    stream: str
+    epoch: int
+    position: int
+    tables: str
+    state: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CutRow:
+    """One position across all silver tables; `tables` is JSON: relation → table, format, version, position, …"""
+
+    epoch: int
+    stream: str
+    position: int
+    commit_ts: datetime | None
+    tables: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseRow:
+    """A cut that stays readable `until` a time; None: until a later row of the name says when it ended."""
+
+    name: str
+    scheduled: bool
+    epoch: int
+    stream: str
+    position: int
+    commit_ts: datetime | None
+    tables: str
+    cut_at: datetime
+    until: datetime | None
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class WithheldRow:
+    """A cut that was not promised for what rules found of silver at it; `objections` is JSON."""
+
+    name: str
+    scheduled: bool
+    epoch: int
+    stream: str
+    position: int
+    cut_at: datetime
+    objections: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRow:
+    """That a source table is paused, or goes on; the newest row of a relation counts."""
+
+    relation: str
+    paused: bool
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class GapRow:
+    """CSNs that were passed over; those that bronze holds came after all before it went on."""
+
+    epoch: int
+    stream: str
+    first: int
+    last: int
+    below: int | None
+    above: int | None
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineRow:
+    """A timeline of the server that a stream was read on from a position on; the newest row of a stream counts."""
+
+    epoch: int
+    stream: str
+    timeline: int
+    history: str | None
+    held: int
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipRow:
+    """By what the publication has each table, from then on; the newest row of a stream counts; `tables` is JSON."""
+
+    epoch: int
+    stream: str
+    tables: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationRow:
+    """What of a pipeline's configuration decides what bronze holds, from a position on; two columns are JSON."""
+
+    number: int
+    fingerprint: str
+    settings: str
+    changed: str
+    epoch: int
+    position: int | None
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRow:
+    """A transaction that was decoded after it had landed as bytes; `counts` is JSON."""
+
+    epoch: int
+    position: int
+    content: str
+    version: str
+    counts: str
+    file: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class QualityRow:
+    """What a rule came to over silver at a cut."""
+
+    judged_at: datetime
+    table: str
+    rule: str
+    kind: str
+    columns: str
+    evaluated: int
+    failed: int
+    level: str
+    observed: str
+    broken: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedRow:
+    """The verdict of a comparison about a generation of a silver table at a position."""
+
+    stream: str
+    epoch: int
+    generation: int
+    relation: str
+    table: str
+    position: int
+    verdict: str
+    held_keys: int
+    compared_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run of a verb; `facts` is JSON."""
+
+    run: str
+    verb: str
+    started_at: datetime
+    ended_at: datetime | None
+    outcome: str
+    facts: str
+
+
+ControlRow: TypeAlias = (
+    StreamRow
+    | SnapshotRow
+    | CutRow
+    | PromiseRow
+    | WithheldRow
+    | PauseRow
+    | GapRow
+    | TimelineRow
+    | MembershipRow
+    | ConfigurationRow
+    | DecodedRow
+    | QualityRow
+    | VerifiedRow
+    | RunRow
+)
+NAMES: dict[type, ControlName] = {
+    StreamRow: "streams",
+    SnapshotRow: "snapshots",
+    CutRow: "cuts",
+    PromiseRow: "promises",
+    WithheldRow: "withheld",
+    PauseRow: "pauses",
+    GapRow: "gaps",
+    TimelineRow: "timelines",
+    MembershipRow: "memberships",
+    ConfigurationRow: "configurations",
+    DecodedRow: "decoded",
+    QualityRow: "quality",
+    VerifiedRow: "verified",
+    RunRow: "runs",
+}
+
+
+def utc_now() -> datetime:
+    """The time as control rows have it."""
+    return datetime.now(UTC)
+
+
+def new_run() -> str:
+    """An identifier for a run."""
+    return uuid.uuid4().hex[:12]
+
+
+CONTROL_VERSION: Final = 1
+CONTROL_PROPERTY: Final = "cdc_lake.control"
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeStep:
+    """What a table needs on its way to a version. `needs`: in words, None where nothing; `do`: one commit."""
+
+    to: int
+    needs: Callable[[DeltaTable, pa.Schema], str | None]
+    do: Callable[[DeltaTable, pa.Schema], None]
+
+
+def version_of(table: DeltaTable) -> int:
+    """The version of a table's form."""
+    return int(table.metadata().configuration.get(CONTROL_PROPERTY, "0"))
+
+
+def check_version(version: int, name: str, where: str) -> None:
+    """Raise ControlNewer where a table is of a version that this one does not know."""
+    if version > CONTROL_VERSION:
+        text = f"the control table `{name}` is of version {version}, this version knows {CONTROL_VERSION}"
+        raise ControlNewer(text, where=where)
+
+
+def needed_upgrades(table: DeltaTable, schema: pa.Schema) -> tuple[str, ...]:
+    """What it takes to bring a table to this version's form, in words; nothing where it has it."""
+    version = version_of(table)
+    texts = [step.needs(table, schema) for step in STEPS]
+    marked = () if version == CONTROL_VERSION else (f"version {CONTROL_VERSION} in its properties",)
+    return (*(text for text in texts if text is not None), *marked)
+
+
+def bring(place: DeltaStorage, name: str, schema: pa.Schema) -> None:
+    """Bring a table to this version's form. Raises ControlNewer, ControlNotWritten; the same call then goes on."""
+    table = place.open()
+    assert table is not None, "it was looked at"
+    version = version_of(table)
+    check_version(version, name, place.name)
+    try:
+        for step in STEPS:
+            if step.needs(table, schema) is not None:
+                step.do(table, schema)
+                place.settle(table)
+                failpoint(CONTROL_STEP)
+        if version < CONTROL_VERSION:
+            place.set_properties(table, {CONTROL_PROPERTY: str(CONTROL_VERSION)}, {})
+    except (DeltaError, DeltaCommitFailed) as cause:
+        raise ControlNotWritten(f"`{name}` was not upgraded", where=place.name) from cause
+
+
+def _lacking(table: DeltaTable, schema: pa.Schema) -> list[str]:
+    have = {field.name for field in table.schema().fields}
+    return [name for name in schema.names if name not in have]
+
+
+def _columns_needed(table: DeltaTable, schema: pa.Schema) -> str | None:
+    lacking = _lacking(table, schema)
+    return f"columns {', '.join(lacking)}" if lacking else None
+
+
+def _add_columns(table: DeltaTable, schema: pa.Schema) -> None:
+    fields = pa.schema([schema.field(name) for name in _lacking(table, schema)])
+    table.alter.add_columns(Schema.from_arrow(fields).fields)
+
+
+STEPS: Final = (UpgradeStep(1, _columns_needed, _add_columns),)
+"""Every step that there ever was, in order."""

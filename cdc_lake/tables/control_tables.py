@@ -1,0 +1,446 @@
+"""In turn: no row of a control table is recorded before those that are there, whatever the clock does.
+
+Of many rows the newest counts: a pause, how a promise or a copy stands, a cut of one position. A clock that is set back
+must not give an old one the last word. So a row that the clock puts before the last one is recorded right behind it.
+
+The index of cuts: where and when each of them is, from the bounds in the table's log.
+
+A span adds a cut, and a cut is a file: after a day of spans there are tens of thousands. A file of one row has the
+row's own values as its bounds, so none of them is opened; only files that an older version or another program wrote
+are.
+
+Control tables: what the two loops tell each other and the reader, as small Delta tables.
+
+They follow from bronze and silver and are never the place where a position is decided. Written without Spark (an append
+takes 10 to 30 ms on a disk), one table a kind, in a folder of this machine or of an object store. Several processes
+may append at a time.
+
+The leases of a pipeline: one apply at a time on this machine, and one process that copies tables again.
+
+A file lock that goes with its process, however that ends. It is not what keeps silver right, the markers in the tables
+are: it keeps two runs from preparing the same span, and keeps the rows of `held`, which no marker fences, to one
+writer. Two machines on one lake are refused by the markers only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+
+from cdc_lake.config.project import Project
+from cdc_lake.errors import AnotherApply, AnotherCopy, BronzeNotWritten, ControlNotWritten, LakeError, StateError
+from cdc_lake.tables.control_schema import (
+    CONTROL_PROPERTY,
+    CONTROL_VERSION,
+    NAMES,
+    ConfigurationRow,
+    ControlName,
+    ControlRow,
+    CutRow,
+    PauseRow,
+    SnapshotRow,
+    StreamRow,
+    check_version,
+    schema_of,
+    version_of,
+)
+from cdc_lake.tables.delta_log import DeltaCommitFailed
+from cdc_lake.tables.delta_storage import DeltaStorage, LocalDeltaStorage, ObjectStoreDeltaStorage
+from cdc_lake.tables.object_store import object_store
+
+RECORDED: Final = "recorded_at"
+
+BESIDE: Final[Mapping[ControlName, tuple[ControlName, ...]]] = {
+    "configurations": ("streams",),
+    "cuts": (),
+    "decoded": (),
+    "memberships": (),
+    "pauses": (),
+    "promises": (),
+    "snapshots": (),
+    "streams": ("configurations",),
+    "timelines": (),
+    "withheld": (),
+}
+"""The tables whose rows supersede each other, and those that theirs are compared with too."""
+
+
+def recorded_of(files: pa.Table) -> tuple[pa.ChunkedArray, list[str]]:
+    """When the newest rows of data files were recorded, by their bounds in the log; the files that have to be read."""
+    column = f"max.{RECORDED}"
+    if column not in files.column_names:
+        return pa.chunked_array([], pa.timestamp("us", "UTC")), files["path"].to_pylist()
+    has_bounds = pc.and_(is_own_file(files), pc.is_valid(files[column]))
+    times = files.filter(has_bounds)[column].cast(pa.timestamp("us", "UTC"))
+    return times, files.filter(pc.invert(has_bounds))["path"].to_pylist()
+
+
+def is_own_file(files: pa.Table) -> pa.ChunkedArray:
+    """Which data files are our own: deltalake may cut the bounds of those that it writes."""
+    return pc.invert(pc.starts_with(files["path"], "part-"))
+
+
+def make_monotonic(rows: pa.Table, last: pa.Scalar) -> pa.Table:
+    """Rows that were not recorded before the last one there is; null: there is none."""
+    if not last.is_valid:
+        return rows
+    index = rows.schema.get_field_index(RECORDED)
+    field = rows.schema.field(index)
+    latest = last.cast(pa.int64()).as_py()  # in microseconds
+    times = rows[RECORDED].cast(pa.int64())
+    times = pc.if_else(pc.less(times, latest), latest + 1, times)
+    return rows.set_column(index, field, times.cast(field.type))
+
+
+PLACE = ("epoch", "stream", "position", "commit_ts", "recorded_at")
+"""The columns of a cut that say where and when it is."""
+
+_ORDER = [("epoch", "ascending"), ("position", "ascending"), ("recorded_at", "ascending")]
+
+
+def places_of(files: pa.Table, read: Callable[[str], pa.Table]) -> pa.Table:
+    """`PLACE` of every cut, and the `path` of its file, in order. `files`: data files with their bounds; `read` gives
+    these columns of one.
+    """
+    is_exact = _has_exact_bounds(files)
+    parts = [_bounds(files.filter(is_exact))]
+    for path in files.filter(pc.invert(is_exact))["path"].to_pylist():
+        rows = read(path)
+        parts.append(rows.append_column("path", pa.array([path] * rows.num_rows, pa.string())))
+    return pa.concat_tables(part.cast(_SCHEMA) for part in parts).sort_by(_ORDER)
+
+
+def newest_files(files: pa.Table, stream: str | None) -> pa.Table:
+    """The files that may hold the newest cut, of one stream or of all."""
+    is_exact = _has_exact_bounds(files)
+    exact_files = files.filter(is_exact)
+    if stream is not None and exact_files.num_rows:
+        exact_files = exact_files.filter(pc.field("min.stream") == stream)
+    if exact_files.num_rows == 0:
+        return files
+    best = exact_files.sort_by([("min.epoch", "descending"), ("min.position", "descending")]).slice(0, 1).to_pylist()[0]
+    epoch, position = best["min.epoch"], best["min.position"]
+    below = (pc.field("max.epoch") < epoch) | ((pc.field("max.epoch") == epoch) & (pc.field("max.position") < position))
+    return files.filter(~pc.coalesce(below, pc.scalar(False)))
+
+
+_TIME = pa.timestamp("us", tz="UTC")
+_SCHEMA = pa.schema(
+    [
+        ("epoch", pa.int32()),
+        ("stream", pa.string()),
+        ("position", pa.int64()),
+        ("commit_ts", _TIME),
+        ("recorded_at", _TIME),
+        ("path", pa.string()),
+    ]
+)
+
+
+def _has_exact_bounds(files: pa.Table) -> pa.Array:
+    """Of which files the bounds are the row: our own, of one row."""
+    if files.num_rows == 0 or "min.recorded_at" not in files.column_names:
+        return pa.array([False] * files.num_rows, pa.bool_())
+    single_row = pc.and_(pc.equal(files["num_records"], 1), pc.is_valid(files["min.recorded_at"]))
+    return pc.fill_null(pc.and_(is_own_file(files), single_row), False).combine_chunks()
+
+
+def _bounds(files: pa.Table) -> pa.Table:
+    if files.num_rows == 0:
+        return _SCHEMA.empty_table()
+    return pa.table({**{name: files[f"min.{name}"] for name in PLACE}, "path": files["path"]})
+
+
+_JSON = ("changed", "counts", "objections", "settings", "tables")
+_JSON_BOUNDS = ("[", "|")  # of lists and objects
+_COMPACTED = 8 << 20  # bytes of a file that small ones were put together into
+
+Places: TypeAlias = Callable[[ControlName], DeltaStorage]
+
+
+class ControlTables:
+    """The control tables of a pipeline. Reads see the newest version; what was appended stays.
+
+    `location`: the place of each, or the folder on this machine that they are in, synced before an append returns.
+    """
+
+    def __init__(self, location: Path | Places, durability: Literal["fsync", "os"] = "fsync") -> None:
+        self._place_of: Places = (
+            location
+            if callable(location)
+            else lambda name: LocalDeltaStorage(location / name, durable=durability == "fsync")
+        )
+        self._open: dict[ControlName, DeltaTable] = {}
+
+    def place(self, name: ControlName) -> DeltaStorage:
+        """Where a table is."""
+        return self._place_of(name)
+
+    def record(self, row: ControlRow) -> None:
+        """Append one row to the table of its kind."""
+        self.append(NAMES[type(row)], [asdict(row)])
+
+    def record_in_turn(self, row: CutRow | PauseRow) -> datetime:
+        """The same; when it was recorded, which is later than it says where the clock went back."""
+        name = NAMES[type(row)]
+        written = self._append(name, _arrow(name, [asdict(row)]), None)
+        assert written is not None, "there is one, and no version to pass over"
+        recorded_at = written[RECORDED][0].as_py()
+        assert isinstance(recorded_at, datetime)
+        return recorded_at
+
+    def append(
+        self, name: ControlName, rows: Sequence[Mapping[str, Any]] | pa.Table, app: tuple[str, int] | None = None
+    ) -> bool:
+        """Append rows in one commit; False where there was nothing to do.
+
+        `app`: an application id and its version; where the table has that version or a later one, nothing is written,
+        so a step that is repeated leaves its rows once. Raises ControlNotWritten.
+        """
+        return self._append(name, _arrow(name, rows), app) is not None
+
+    def _append(self, name: ControlName, data: pa.Table, app: tuple[str, int] | None) -> pa.Table | None:
+        """The rows as they were recorded; None where there was nothing to do."""
+        if data.num_rows == 0:
+            return None
+        table = self._table(name) or self._create(name)
+        place = self._place_of(name)
+        if app is not None:
+            last = place.ask(lambda: table.transaction_version(app[0]))
+            if last is not None and app[1] <= last:
+                return None
+        apps = {} if app is None else {app[0]: app[1]}
+        if name in BESIDE:
+            data = make_monotonic(data, self._last_recorded((name, *BESIDE[name])))
+        self._open.pop(name, None)
+        try:
+            place.commit(table, [self._write(name, data)], apps=apps, note={}, fenced=False)
+        except (DeltaCommitFailed, OSError) as cause:
+            raise ControlNotWritten(f"the commit to `{name}` failed and did not land", where=place.name) from cause
+        self._open[name] = table
+        return data
+
+    def read(
+        self,
+        name: ControlName,
+        wanted: pc.Expression | None = None,
+        files: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table:
+        """Rows in no promised order; an empty table with the schema where the table does not exist yet.
+
+        `files`: only those of these data files, as `files` names them; `columns`: only these.
+        """
+        schema = schema_of(name)
+        if columns is not None:
+            schema = pa.schema([schema.field(column) for column in columns])
+        if files is None:
+            files = self.files(name)["path"].to_pylist()
+        if not files:
+            return schema.empty_table()
+        # Not by `to_pyarrow_dataset`: its file system is written in Python, and a read-ahead thread that enters it
+        # while the interpreter ends aborts the process (deltalake 1.6.6, one run in six).
+        place = self._place_of(name)
+        paths = [place.path(unquote(path)) for path in files]
+
+        def rows() -> pa.Table:
+            dataset = ds.dataset(paths, schema=schema_of(name), format="parquet", filesystem=place.filesystem)
+            return dataset.to_table(schema.names, filter=wanted).cast(schema)
+
+        try:
+            return place.ask(rows)
+        except (OSError, pa.ArrowException) as cause:
+            raise self._unread(name) from cause
+
+    def files(self, name: ControlName) -> pa.Table:
+        """The data files of a table with their bounds, as Delta's log has them (`get_add_actions`)."""
+        table = self._table(name)
+        if table is None:
+            return pa.table({"path": pa.array([], pa.string())})
+        try:
+            return pa.table(self._place_of(name).ask(lambda: table.get_add_actions(flatten=True)))
+        except DeltaError as cause:
+            raise self._unread(name) from cause
+
+    def _unread(self, name: ControlName) -> LakeError:
+        return LakeError(f"the control table `{name}` could not be read", where=self._place_of(name).name)
+
+    def delete(self, name: ControlName, wanted: pc.Expression) -> int:
+        """Delete the rows that are `wanted`; how many went. Raises ControlNotWritten."""
+        others = pc.invert(pc.coalesce(wanted, pc.scalar(False)))
+        while True:
+            paths, table = self.files(name)["path"].to_pylist(), self._open.get(name)
+            if table is None or not self.read(name, wanted, paths).num_rows:
+                return 0
+            files = [path for path in paths if self.read(name, wanted, [path]).num_rows]
+            rows = self.read(name, files=files)
+            remaining = rows.filter(others)
+            if self._exchange(name, table, files, remaining):
+                return int(rows.num_rows - remaining.num_rows)
+
+    def streams(self) -> list[StreamRow]:
+        """All streams, by epoch."""
+        return [StreamRow(**row) for row in self.read("streams").sort_by("epoch").to_pylist()]
+
+    def snapshots(self) -> list[SnapshotRow]:
+        """The newest row of each snapshot, oldest snapshot first."""
+        rows = self.read("snapshots").sort_by("recorded_at").to_pylist()
+        return [SnapshotRow(**row) for row in {row["snapshot"]: row for row in rows}.values()]
+
+    def configurations(self) -> list[ConfigurationRow]:
+        """All configurations, by number; the newest transactions were landed under the last one."""
+        return [ConfigurationRow(**row) for row in self.read("configurations").sort_by("number").to_pylist()]
+
+    def last_cut(self, stream: str | None = None) -> CutRow | None:
+        """The cut at the highest epoch and position, of one stream or of all."""
+        places = self._places(newest_files(self.files("cuts"), stream))
+        if stream is not None:
+            places = places.filter(pc.field("stream") == stream)
+        return None if places.num_rows == 0 else self.cuts(places.slice(places.num_rows - 1))[0]
+
+    def cut_places(self) -> pa.Table:
+        """Where and when every cut is, in order, and in which file (`tables.control_tables`)."""
+        return self._places(self.files("cuts"))
+
+    def _places(self, files: pa.Table) -> pa.Table:
+        return places_of(files, lambda path: self.read("cuts", files=[path], columns=PLACE))
+
+    def compact(self, name: ControlName, more_than: int = 100) -> bool:
+        """Put the small files of a table together where there are more; others may append meanwhile. False: no need.
+
+        Every file is an entry of each checkpoint of the log, so that commits get slower with their number.
+        """
+        while True:
+            data_files, table = self.files(name), self._open.get(name)
+            if table is None:
+                return False
+            files = data_files.filter(pc.field("size_bytes") < _COMPACTED)["path"].to_pylist()
+            if len(files) <= more_than:
+                return False
+            if self._exchange(name, table, files, self.read(name, files=files)):
+                return True
+
+    def _exchange(self, name: ControlName, table: DeltaTable, files: Sequence[str], rows: pa.Table) -> bool:
+        """Put `rows` in place of files, right behind the version `table` stands at; False where another writer did.
+
+        The library's own deletion and compaction leave rows twice where a store took them and its reply was lost.
+        """
+        place, now = self._place_of(name), time.time_ns() // 1_000_000
+        self._open.pop(name, None)
+        try:
+            written = [self._write(name, rows)] if rows.num_rows else []
+            gone = [RemoveAction(path, True, now, size=0, partition_values={}) for path in files]
+            place.commit(table, [*written, *gone], apps={}, note={})
+        except (DeltaCommitFailed, OSError) as cause:
+            if isinstance(cause, DeltaCommitFailed) and cause.overtaken:
+                return False
+            raise ControlNotWritten(f"a change of `{name}` failed and did not land", where=place.name) from cause
+        self._open[name] = table
+        return True
+
+    def _last_recorded(self, names: Sequence[ControlName]) -> pa.Scalar:
+        """When the newest row of some tables was recorded; null where there is none."""
+        times = []
+        for name in names:
+            known_times, left = recorded_of(self.files(name))
+            times += [*known_times.chunks, *self.read(name, files=left, columns=[RECORDED])[RECORDED].chunks]
+        return pc.max(pa.chunked_array(times, pa.timestamp("us", "UTC")))
+
+    def _write(self, name: ControlName, rows: pa.Table) -> AddAction:
+        # When rows were recorded is read from the log, without opening a file, and so are the places of cuts, which are
+        # many (`tables.control_tables`).
+        names = rows.column_names if name in BESIDE else []
+        loose = {column: _JSON_BOUNDS for column in names if column in _JSON}
+        return self._place_of(name).write(rows, stats=[n for n in names if n not in loose], loose=loose, plain=())
+
+    def cuts(self, places: pa.Table) -> list[CutRow]:
+        """The cuts at some of these places, in their order."""
+        rows = self.read("cuts", files=sorted(set(places["path"].to_pylist()))).to_pylist()
+        cuts_by_place = {tuple(row[column] for column in PLACE): CutRow(**row) for row in rows}
+        return [cuts_by_place[tuple(place[column] for column in PLACE)] for place in places.to_pylist()]
+
+    def _table(self, name: ControlName) -> DeltaTable | None:
+        table, place = self._open.get(name), self._place_of(name)
+        if table is not None:
+            place.refresh(table)
+            return table
+        table = place.open()
+        if table is not None:
+            check_version(place.ask(lambda: version_of(table)), name, place.name)
+            self._open[name] = table
+        return table
+
+    def _create(self, name: ControlName) -> DeltaTable:
+        place = self._place_of(name)
+        try:
+            return place.create(schema_of(name), {CONTROL_PROPERTY: str(CONTROL_VERSION)})
+        except BronzeNotWritten as cause:
+            table = place.open()  # another process made it at the same moment
+            if table is None:
+                raise ControlNotWritten(f"the control table `{name}` could not be made", where=place.name) from cause
+            return table
+
+
+def control_tables(project: Project, durability: Literal["fsync", "os"] = "fsync") -> ControlTables:
+    """The control tables of a pipeline, where it says they are. `durability`: of those on this machine."""
+    address = project.control_address
+    if address is None:
+        return ControlTables(project.control, durability)
+    store = object_store(project)
+    return ControlTables(lambda name: ObjectStoreDeltaStorage(store, replace(address, key=f"{address.key}/{name}")))
+
+
+def _arrow(name: ControlName, rows: Sequence[Mapping[str, Any]] | pa.Table) -> pa.Table:
+    schema = schema_of(name)
+    if isinstance(rows, pa.Table):
+        return rows.select(schema.names).cast(schema)
+    for row in rows:
+        if row.keys() != set(schema.names):
+            different = sorted(row.keys() ^ set(schema.names))
+            raise LakeError(f"a row for `{name}` has other columns than the table: {', '.join(different)}")
+    return pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+
+
+_APPLY, _COPY = "apply.lock", "copy.lock"
+
+
+def lease(folder: Path) -> AbstractContextManager[None]:
+    """Hold the lease of the pipeline whose control tables are in `folder`. Raises AnotherApply where it is taken."""
+    return _lock_folder(folder, _APPLY, AnotherApply, "applies this pipeline already")
+
+
+def copy_lease(folder: Path) -> AbstractContextManager[None]:
+    """The same of copies beside the stream: a table has one at a time. Raises AnotherCopy."""
+    return _lock_folder(folder, _COPY, AnotherCopy, "copies tables of this pipeline already")
+
+
+@contextmanager
+def _lock_folder(folder: Path, name: str, error: type[StateError], words: str) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as taken:
+            holder = os.pread(file, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            raise error(f"process {holder} {words}", where=str(folder)) from taken
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(file)

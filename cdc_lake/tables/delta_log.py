@@ -1,0 +1,461 @@
+"""Delta's per-file statistics (protocol, section Per-file Statistics) of a file's bounds.
+
+Lines of JSON, as entries of a Delta log are.
+
+A line ends at a line feed and nowhere else: `str.splitlines` also cuts at the other line breaks of Unicode (U+0085,
+U+2028, U+2029, and more), which JSON allows inside of a string and Spark writes into the statistics of a column.
+
+Mending: what a loss of power may leave of a local Delta log, and taking it out of the way.
+
+An entry is complete when it gets its name, so one that is not was cut by a loss of power, before it was on disk and so
+before anybody was told of it. The same holds for checkpoints, which replace nothing until they are on disk, and for one
+whose own entry is gone: that one says what a checkpoint does not. What is cut is renamed, never removed; the table is
+then as it was one commit before.
+
+Delta tables in a local folder, written without Spark: data file, commit, and both on disk before anything is said.
+
+A commit here is a file of ours made known by an `add` action. `deltalake` itself never calls fsync (tried), so the
+data file, the log entry and their folders are synced here when `durable` is set. A failed call may have committed: each
+commit carries an id of its own, and the log says whether it is there.
+
+Log entries of others: whether data files came or left with what something else committed to a Delta table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
+from deltalake.exceptions import TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from cdc_lake.errors import CommitNotOnDisk
+from cdc_lake.observability.failpoints import COMMIT_DOUBTED, COMMIT_WRITTEN, failpoint
+from cdc_lake.tables.files import Bounds, Rows, make_folder, sync, write_parquet
+
+
+def statistics(bounds: Bounds) -> str:
+    """The statistics as JSON; of no columns only the number of rows."""
+    if not bounds.columns:
+        return json.dumps({"numRecords": bounds.rows})
+    return json.dumps(
+        {
+            "numRecords": bounds.rows,
+            "minValues": bounds.low,
+            "maxValues": bounds.high,
+            "nullCount": bounds.nulls,
+        },
+        ensure_ascii=False,
+        default=_time,
+    )
+
+
+def _time(value: object) -> str:
+    if not isinstance(value, datetime):
+        msg = f"statistics of {type(value).__name__} have no form in Delta"
+        raise TypeError(msg)
+    return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def json_lines(text: str | bytes) -> list[dict[str, Any]]:
+    """The objects of a text of JSON lines, in order; empty lines are none. Raises ValueError."""
+    lines = text.split("\n") if isinstance(text, str) else text.split(b"\n")
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+NOTE = "cdc_lake"
+"""Key of our own entry in a commit's `commitInfo`."""
+
+LINES = "lines"
+"""Key in our entry: how many lines the log entry has."""
+
+_ENTRY = re.compile(r"[0-9]{20}\.json")
+_CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint\.parquet")
+
+
+def mend(folder: Path) -> list[str]:
+    """Rename what was cut in the log of the table in `folder`; the names it had."""
+    log = folder / "_delta_log"
+    try:
+        names = sorted(entry.name for entry in os.scandir(log))
+    except FileNotFoundError:
+        return []
+    entries = list(_cut_entries(log, names))
+    cut = [*_cut_checkpoints(log, names, entries), *entries]
+    for name in cut:
+        with contextlib.suppress(FileNotFoundError):  # another process was quicker
+            (log / name).rename(log / f"{name}.cut")
+    return cut
+
+
+def _cut_checkpoints(log: Path, names: list[str], entries: list[str]) -> Iterator[str]:
+    """The newest checkpoints, and what points at one, where they cannot be read or belong to an entry that is cut."""
+    checkpoints = [name for name in names if _CHECKPOINT.fullmatch(name)][-2:]
+    cut = [name for name in checkpoints if not _is_parquet(log / name) or _is_alone(log, int(name[:20]), entries)]
+    yield from cut
+    if "_last_checkpoint" in names:
+        try:
+            version = int(json.loads((log / "_last_checkpoint").read_text())["version"])
+        except (ValueError, TypeError, KeyError):
+            version = -1
+        named = f"{version:020d}.checkpoint.parquet"
+        if named in cut or not _is_parquet(log / named):
+            yield "_last_checkpoint"
+
+
+def _cut_entries(log: Path, names: list[str]) -> Iterator[str]:
+    """The newest entries that are not whole."""
+    for name in reversed([name for name in names if _ENTRY.fullmatch(name)]):
+        if _is_whole((log / name).read_bytes()):
+            return
+        yield name
+
+
+def _is_alone(log: Path, version: int, cut: list[str]) -> bool:
+    """Whether a checkpoint's entry is gone, that before it being there: upkeep removes the older of them first."""
+    own, before = (f"{number:020d}.json" for number in (version, version - 1))
+    return (own in cut or not (log / own).exists()) and (log / before).exists() and before not in cut
+
+
+def _is_whole(entry: bytes) -> bool:
+    try:
+        actions = json_lines(entry)
+    except ValueError:
+        return False
+    note = next((action["commitInfo"].get(NOTE) for action in actions if "commitInfo" in action), None)
+    return bool(actions) and (not isinstance(note, dict) or note.get(LINES, len(actions)) == len(actions))
+
+
+def _is_parquet(path: Path) -> bool:
+    try:
+        pq.read_metadata(path)
+    except (pa.ArrowException, OSError):
+        return False
+    return True
+
+
+CHECKPOINT_INTERVAL = 20
+"""Commits between checkpoints. A commit reads the log since the last one: 12 ms with 20, 25 ms with 100 (measured)."""
+
+ReadEntry: TypeAlias = Callable[[int], str | None]
+"""Reads the log entry of a version, None where there is none."""
+
+
+class DeltaCommitFailed(Exception):
+    """A commit failed and is not in the log. `overtaken`: another writer took its version."""
+
+    def __init__(self, *, overtaken: bool) -> None:
+        super().__init__("the commit is not in the log")
+        self.overtaken = overtaken
+
+
+def open_table(folder: Path) -> DeltaTable | None:
+    """The newest version of the table, None where there is none. What a loss of power cut is mended first."""
+    mend(folder)
+    try:
+        return DeltaTable(str(folder))
+    except TableNotFoundError:
+        return None
+
+
+def create_table(folder: Path, schema: pa.Schema, properties: Mapping[str, str], *, durable: bool) -> DeltaTable:
+    """Make an empty table. Raises DeltaError where one stands already."""
+    if durable:
+        make_folder(folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+    table = DeltaTable.create(
+        str(folder),
+        schema=Schema.from_arrow(schema),
+        mode="error",
+        configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL), **properties},
+        raise_if_key_not_exists=False,  # properties of our own are not Delta's
+    )
+    if durable:
+        _sync_log(folder, 0)
+        sync(folder)
+    return table
+
+
+def write_file(
+    folder: Path,
+    rows: Rows,
+    *,
+    stats: Sequence[str] = (),
+    loose: Mapping[str, tuple[str, str]] | None = None,
+    plain: Sequence[str] = (),
+    durable: bool,
+) -> AddAction:
+    """Write one Parquet file and give the action that makes it part of the table.
+
+    `stats` are the columns whose smallest and greatest value readers prune by: none, or all of scalar type, because
+    `DeltaTable.to_pyarrow_dataset` takes a missing bound for a file without matches (deltalake 1.6.6, tried). `loose`
+    gives bounds of columns whose real ones are too long; `plain` names columns whose values hardly repeat and that a
+    dictionary would only slow down.
+    """
+    path = folder / f"{uuid4()}.zstd.parquet"
+    bounds = Bounds(stats, loose)
+    with path.open("xb") as file:
+        with pa.OSFile(str(path), "wb") as sink:  # it writes pages as they are, which a file of Python's copies first
+            write_parquet(bounds.observe_rows(rows), sink, stats=stats, plain=plain)
+            size = sink.tell()
+        if durable:
+            os.fsync(file.fileno())
+    if durable:
+        sync(folder)
+    return _add_action(path.name, size, bounds)
+
+
+def build_add_action(
+    name: str, size: int, rows: Rows, stats: Sequence[str], loose: Mapping[str, tuple[str, str]] | None
+) -> AddAction:
+    """The action that makes a file of these rows known, with their bounds."""
+    bounds = Bounds(stats, loose)
+    for _ in bounds.observe_rows(rows):
+        pass
+    return _add_action(name, size, bounds)
+
+
+def _add_action(name: str, size: int, bounds: Bounds) -> AddAction:
+    return AddAction(name, size, {}, time.time_ns() // 1_000_000, data_change=True, stats=statistics(bounds))
+
+
+def commit(
+    table: DeltaTable,
+    folder: Path,
+    actions: Sequence[AddAction | RemoveAction],
+    *,
+    apps: Mapping[str, int],
+    note: Mapping[str, object],
+    fenced: bool,
+    durable: bool,
+) -> int:
+    """Commit actions and application transactions at once; the version made. Raises NotLanded.
+
+    `fenced`: only as the very next version after the one `table` stands at, so nothing read from it can be stale;
+    otherwise Delta may place the append after other writers' commits. `table` moves to the version made.
+    """
+    version = submit(
+        table,
+        actions,
+        apps=apps,
+        note=note,
+        fenced=fenced,
+        mark=str(uuid4()),
+        read=lambda number: entry_at(folder, number),
+    )
+    if durable:
+        _sync_log(folder, version)
+    stand_at(table, version)
+    return version
+
+
+def submit(
+    table: DeltaTable,
+    actions: Sequence[AddAction | RemoveAction],
+    *,
+    apps: Mapping[str, int],
+    note: Mapping[str, object],
+    fenced: bool,
+    mark: str,
+    read: ReadEntry,
+    hooks: PostCommitHookProperties | None = None,
+) -> int:
+    """Commit, and find the commit in the log by its `mark` whatever the call said; its version. Raises NotLanded.
+
+    `table` stays where it is. Tried again with the same mark, table and `fenced`, a commit lands once.
+    """
+    properties = CommitProperties(
+        app_transactions=[Transaction(app, version) for app, version in apps.items()],
+        custom_metadata={NOTE: {**note, "commit": mark, LINES: 1 + len(actions) + len(apps)}},
+        max_commit_retries=0 if fenced else None,
+    )
+
+    def call() -> None:
+        table.create_write_transaction(
+            list(actions),
+            "append",
+            table.schema(),
+            commit_properties=properties,
+            post_commithook_properties=hooks,
+        )
+
+    return _run_commit(call, table.version(), mark, read)
+
+
+def set_properties(
+    table: DeltaTable, folder: Path, properties: Mapping[str, str], *, note: Mapping[str, object], durable: bool
+) -> int:
+    """Set table properties as the very next version; which it is. Raises NotLanded."""
+    version = submit_properties(
+        table, properties, note=note, mark=str(uuid4()), read=lambda number: entry_at(folder, number)
+    )
+    if durable:
+        _sync_log(folder, version)
+    stand_at(table, version)
+    return version
+
+
+def submit_properties(
+    table: DeltaTable, properties: Mapping[str, str], *, note: Mapping[str, object], mark: str, read: ReadEntry
+) -> int:
+    """As `submit`, for properties of the table."""
+    own = CommitProperties(custom_metadata={NOTE: {**note, "commit": mark}}, max_commit_retries=0)
+
+    def call() -> None:
+        table.alter.set_table_properties(dict(properties), raise_if_not_exists=False, commit_properties=own)
+
+    return _run_commit(call, table.version(), mark, read)
+
+
+def create_checkpoint(table: DeltaTable, folder: Path, *, durable: bool) -> None:
+    """Write the checkpoint of the version that `table` stands at."""
+    table.create_checkpoint()
+    if durable:
+        _sync_log(folder, table.version())
+
+
+def _run_commit(call: Callable[[], None], base: int, mark: str, read: ReadEntry) -> int:
+    """Make the call, and find what it committed. Raises NotLanded."""
+    failure: Exception | None = None
+    try:
+        call()
+    except Exception as cause:  # noqa: BLE001 - any failure may have committed: the log decides
+        failure = cause
+    failpoint(COMMIT_WRITTEN)
+    if failure is not None:
+        failpoint(COMMIT_DOUBTED)
+    version, overtaken = _find(read, base, mark)
+    if version is None:
+        raise DeltaCommitFailed(overtaken=overtaken) from failure
+    return version
+
+
+def note_in(text: str) -> dict[str, Any] | None:
+    """Our own part of a log entry, None where it is somebody else's."""
+    for action in json_lines(text):
+        info = action.get("commitInfo")
+        if info is not None:
+            note = info.get(NOTE)
+            return note if isinstance(note, dict) else None
+    return None
+
+
+def stand_at(table: DeltaTable, version: int) -> None:
+    """Move an open table to the version it made, and not to what came right behind: that was not looked at yet."""
+    table.update_incremental()
+    if table.version() > version:
+        table.load_as_version(version)
+
+
+def refresh(table: DeltaTable, folder: Path) -> None:
+    """Move an open table to the newest version; next to nothing where it stands there already.
+
+    `update_incremental` costs 5 to 20 ms even then (measured). A newer version has a log entry, or it was cleaned up,
+    which only a later checkpoint allows.
+    """
+    version = table.version()
+    if log_entry(folder, version + 1).exists() or _last_checkpoint(folder) > version:
+        table.update_incremental()
+
+
+def sync_version(folder: Path, version: int) -> None:
+    """Put a version on disk that a library call made: its log entry and the data files it added."""
+    for action in json_lines(log_entry(folder, version).read_bytes()):
+        added = action.get("add")
+        if added is not None:
+            sync(folder / added["path"])
+    sync(folder)
+    _sync_log(folder, version)
+
+
+def _find(read: ReadEntry, base: int, mark: str) -> tuple[int | None, bool]:
+    """The version after `base` that carries the mark, and whether there is any version after `base`."""
+    version = base + 1
+    while (text := read(version)) is not None:
+        note = note_in(text)
+        if note is not None and note.get("commit") == mark:
+            return version, version > base + 1
+        version += 1
+    return None, version > base + 1
+
+
+def entry_at(folder: Path, version: int) -> str | None:
+    """The log entry of a version; None where there is none, or it was cleaned up."""
+    try:
+        return log_entry(folder, version).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def _last_checkpoint(folder: Path) -> int:
+    try:
+        return int(json.loads((folder / "_delta_log" / "_last_checkpoint").read_text())["version"])
+    except FileNotFoundError:
+        return -1
+
+
+def log_entry(folder: Path, version: int) -> Path:
+    """The file of a version's log entry."""
+    return folder / "_delta_log" / f"{version:020d}.json"
+
+
+def _sync_log(folder: Path, version: int) -> None:
+    """Raises CommitNotOnDisk: readers see the version by now."""
+    entry = log_entry(folder, version)
+    checkpoint = entry.with_name(f"{version:020d}.checkpoint.parquet")
+    try:
+        sync(entry)
+        if checkpoint.exists():
+            sync(checkpoint)
+            sync(entry.with_name("_last_checkpoint"))
+        sync(entry.parent)
+    except OSError as failed:
+        msg = f"version {version} is in the log, and the disk failed to keep it: {failed.strerror}"
+        raise CommitNotOnDisk(msg, where=str(folder)) from failed
+
+
+def changed_by(entries: Sequence[tuple[int, str]]) -> str | None:
+    """What changed with log entries, newest first and each with its version; None where the data files are the same.
+
+    What was taken back is no change: a RESTORE undoes another one. A file is not the same one with other deleted rows.
+    """
+    net: Counter[tuple[str, str]] = Counter()
+    newest: tuple[int, str] | None = None
+    for version, entry in entries:
+        operation, files = _read(entry)
+        net.update(files)
+        if files and newest is None:
+            newest = version, operation
+    came, left = sum(1 for count in net.values() if count > 0), sum(1 for count in net.values() if count < 0)
+    if newest is None or not came + left:
+        return None
+    version, operation = newest
+    return f"something else changed bronze: with version {version} ({operation}) {_files(left)} left, {came} came"
+
+
+def _read(entry: str) -> tuple[str, dict[tuple[str, str], int]]:
+    """The operation of a log entry, and by path and deleted rows which files it adds, 1, and removes, -1."""
+    operation, files = "unknown", dict[tuple[str, str], int]()
+    for action in json_lines(entry):
+        operation = action.get("commitInfo", {}).get("operation", operation)
+        for kind, step in (("add", 1), ("remove", -1)):
+            if (file := action.get(kind)) is not None:
+                files[file["path"], json.dumps(file.get("deletionVector"), sort_keys=True)] = step
+    return operation, files
+
+
+def _files(number: int) -> str:
+    return f"{number} data file{'' if number == 1 else 's'}"

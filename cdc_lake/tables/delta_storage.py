@@ -1,0 +1,443 @@
+"""Where a Delta table is: the port between a table and the folder or bucket that its files and its log are in.
+
+A Delta table in an object store, written without Spark: data file, conditional put of the log entry, done.
+
+What a put reported as done is durable there. The log entry of a version is put only where there is none, so of two
+writers one is refused. Whether a put whose reply was lost was done, the entry itself says: it is read by its name,
+never by a listing, which may be older than what was written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias, TypeVar
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from deltalake import DeltaTable, PostCommitHookProperties, Schema
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from cdc_lake.errors import BronzeNotWritten, CommitUncertain, StoreUnavailable
+from cdc_lake.tables.delta_log import (
+    CHECKPOINT_INTERVAL,
+    DeltaCommitFailed,
+    build_add_action,
+    commit,
+    create_checkpoint,
+    create_table,
+    entry_at,
+    log_entry,
+    open_table,
+    refresh,
+    set_properties,
+    submit,
+    submit_properties,
+    sync_version,
+    write_file,
+)
+from cdc_lake.tables.files import Rows, write_parquet
+from cdc_lake.tables.object_store import StaleListing, StoreFolder
+from cdc_lake.tables.orphan_files import (
+    OrphanFiles,
+    delta_leftovers,
+    entries,
+    find_unreferenced,
+    note_replaced,
+    remove_from_folder,
+    remove_from_store,
+    touch,
+)
+
+_T = TypeVar("_T")
+
+Action: TypeAlias = AddAction | RemoveAction
+
+
+class DeltaStorage(Protocol):
+    """One Delta table's place. What a call wrote stays there, whatever happens afterwards."""
+
+    @property
+    def name(self) -> str:
+        """As errors and views name it."""
+        ...
+
+    @property
+    def filesystem(self) -> pafs.FileSystem:
+        """What reads its files."""
+        ...
+
+    def path(self, relative: str) -> str:
+        """A file of the table as the file system has it."""
+        ...
+
+    def open(self) -> DeltaTable | None:
+        """The newest version, None where there is no table."""
+        ...
+
+    def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
+        """Make the empty table, at version 0. Raises BronzeNotWritten."""
+        ...
+
+    def refresh(self, table: DeltaTable) -> None:
+        """Move an open table to the newest version."""
+        ...
+
+    def ask(self, question: Callable[[], _T]) -> _T:
+        """Ask an open table something that it may have to read; asked again where the place fails for a while."""
+        ...
+
+    def entry(self, version: int) -> str | None:
+        """The log entry of a version; None where it was cleaned up."""
+        ...
+
+    def write(
+        self, rows: Rows, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]
+    ) -> AddAction:
+        """Write one data file that no version names yet. Raises OSError or BronzeNotWritten."""
+        ...
+
+    def commit(
+        self,
+        table: DeltaTable,
+        actions: Sequence[Action],
+        *,
+        apps: Mapping[str, int],
+        note: Mapping[str, object],
+        fenced: bool = True,
+    ) -> int:
+        """Commit and move `table` to the version made: right behind the one it stood at where `fenced`, otherwise
+        behind what others committed meanwhile too. Raises NotLanded.
+        """
+        ...
+
+    def settle(self, table: DeltaTable) -> None:
+        """Make what a call of the library committed last, and `table` stands at, stay."""
+        ...
+
+    def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
+        """Set table properties right behind the version that `table` stands at. Raises NotLanded."""
+        ...
+
+    def checkpoint(self, table: DeltaTable) -> None:
+        """Write what a reader needs of the log up to the version that `table` stands at into one file."""
+        ...
+
+    def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> OrphanFiles | None:
+        """What nobody needs any more (`tables.orphan_files`), None where this place cannot say."""
+        ...
+
+    def written_at(self, table: DeltaTable) -> float | None:
+        """When the version at hand was written, by the clock of its files, in seconds; None: nobody knows."""
+        ...
+
+    def remove(self, leftovers: OrphanFiles) -> None:
+        """Remove it."""
+        ...
+
+    def mark_replaced(self, names: Sequence[str]) -> None:
+        """Remember that data files are being replaced now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDeltaStorage:
+    """A folder of this machine (`DeltaStorage`). `durable`: on disk before a call returns."""
+
+    folder: Path
+    durable: bool = True
+
+    @property
+    def name(self) -> str:
+        """The folder."""
+        return str(self.folder)
+
+    @property
+    def filesystem(self) -> pafs.FileSystem:
+        """The local one."""
+        return pafs.LocalFileSystem()
+
+    def path(self, relative: str) -> str:
+        """Below the folder."""
+        return str(self.folder / relative)
+
+    def open(self) -> DeltaTable | None:
+        """As the log has it."""
+        return open_table(self.folder)
+
+    def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
+        """With its folder."""
+        try:
+            return create_table(self.folder, schema, properties, durable=self.durable)
+        except (DeltaError, OSError) as cause:
+            raise BronzeNotWritten("the bronze table could not be made", where=self.name) from cause
+
+    def refresh(self, table: DeltaTable) -> None:
+        """Next to nothing where it stands there already."""
+        refresh(table, self.folder)
+
+    def ask(self, question: Callable[[], _T]) -> _T:
+        """Once: a disk that fails goes on failing."""
+        return question()
+
+    def entry(self, version: int) -> str | None:
+        """A file."""
+        return entry_at(self.folder, version)
+
+    def write(
+        self, rows: Rows, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]
+    ) -> AddAction:
+        """One file in the folder."""
+        return write_file(self.folder, rows, stats=stats, loose=loose, plain=plain, durable=self.durable)
+
+    def commit(
+        self,
+        table: DeltaTable,
+        actions: Sequence[Action],
+        *,
+        apps: Mapping[str, int],
+        note: Mapping[str, object],
+        fenced: bool = True,
+    ) -> int:
+        """One log entry."""
+        return commit(table, self.folder, actions, apps=apps, note=note, fenced=fenced, durable=self.durable)
+
+    def settle(self, table: DeltaTable) -> None:
+        """Log entry, data files and their folders."""
+        if self.durable:
+            sync_version(self.folder, table.version())
+
+    def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
+        """One log entry."""
+        return set_properties(table, self.folder, properties, note=note, durable=self.durable)
+
+    def checkpoint(self, table: DeltaTable) -> None:
+        """On disk before anything that it replaces goes."""
+        create_checkpoint(table, self.folder, durable=self.durable)
+
+    def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> OrphanFiles | None:
+        """By the times of files."""
+        return delta_leftovers(self.folder, live, now, files_seconds)
+
+    def written_at(self, table: DeltaTable) -> float | None:
+        """By the time of its log entry."""
+        return log_entry(self.folder, table.version()).stat().st_mtime
+
+    def remove(self, leftovers: OrphanFiles) -> None:
+        """From the folder."""
+        remove_from_folder(self.folder, leftovers, durable=self.durable)
+
+    def mark_replaced(self, names: Sequence[str]) -> None:
+        """By touching them."""
+        touch([self.folder / name for name in names])
+
+
+_HOOKS = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+"""What deltalake does after a commit. To tidy the log it would list all of it each time; upkeep does that."""
+
+_FENCE = "_cdc_lake_fence"
+"""An object that says nothing; to Delta, names with a leading underline are no data."""
+
+
+class ObjectStoreDeltaStorage(StoreFolder):
+    """A folder of a bucket (`tables.delta_storage.DeltaStorage`)."""
+
+    def open(self) -> DeltaTable | None:
+        """The newest version, also where the listing leaves it out for a while. Raises StoreBehind."""
+
+        def newest() -> DeltaTable | None:
+            try:
+                table = DeltaTable(self.name, storage_options=self._store.delta_options)
+            except TableNotFoundError:
+                if self.entry(0) is None and self._last_checkpoint() < 0:
+                    return None
+                raise StaleListing from None
+            self._advance(table)
+            return table
+
+        return self._persist(newest)
+
+    def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
+        """By a conditional put of version 0; one that was done although its call failed counts.
+
+        Raises BronzeNotWritten, StoreUnfenced.
+        """
+        self._store.prove_fence(self.path(_FENCE), self.name)
+        try:
+            return DeltaTable.create(
+                self.name,
+                schema=Schema.from_arrow(schema),
+                mode="error",
+                configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL), **properties},
+                raise_if_key_not_exists=False,  # properties of our own are not Delta's
+                storage_options=self._store.delta_options,
+            )
+        except (DeltaError, OSError) as cause:
+            table = self.open()
+            if table is None or table.version() > 0:  # one that is further is somebody else's, and was not looked at
+                raise BronzeNotWritten("the bronze table could not be made", where=self.name) from cause
+            return table
+
+    def refresh(self, table: DeltaTable) -> None:
+        """One look for the next log entry and the last checkpoint where there is nothing new. Raises StoreBehind."""
+        self._persist(lambda: self._advance(table))
+
+    def ask(self, question: Callable[[], _T]) -> _T:
+        """As often as patience allows."""
+        return self._persist(question)
+
+    def entry(self, version: int) -> str | None:
+        """Read by its name."""
+        return self._store.read(self.path(_log_entry(version)))
+
+    def write(
+        self, rows: Rows, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]
+    ) -> AddAction:
+        """One object; an attempt that failed may leave one that no version names, which is harmless."""
+
+        def put() -> AddAction:
+            name = f"{uuid4()}.zstd.parquet"
+            with self.filesystem.open_output_stream(self.path(name)) as sink:
+                write_parquet(rows, sink, stats=stats, plain=plain)
+                size = sink.tell()
+            return build_add_action(name, size, rows, stats, loose)
+
+        return self._persist(put)
+
+    def commit(
+        self,
+        table: DeltaTable,
+        actions: Sequence[Action],
+        *,
+        apps: Mapping[str, int],
+        note: Mapping[str, object],
+        fenced: bool = True,
+    ) -> int:
+        """Put the log entry of the next version; repeated under the same id while the store fails.
+
+        Not `fenced`: behind whoever was faster, each time fenced, so that it lands once. Raises NotLanded,
+        CommitUncertain where the entry could not be read either.
+        """
+        while True:
+            try:
+                return self._commit(table, actions, apps, note)
+            except DeltaCommitFailed as refused:
+                if fenced or not refused.overtaken:
+                    raise
+            self.refresh(table)
+
+    def _commit(
+        self, table: DeltaTable, actions: Sequence[Action], apps: Mapping[str, int], note: Mapping[str, object]
+    ) -> int:
+        mark = str(uuid4())
+
+        def put() -> int:
+            try:
+                return submit(
+                    table, actions, apps=apps, note=note, fenced=True, mark=mark, read=self._peek, hooks=_HOOKS
+                )
+            except DeltaCommitFailed as failure:
+                if failure.overtaken:
+                    raise _Overtaken from failure
+                raise
+
+        try:
+            version = self._persist(put, also=(DeltaCommitFailed,))
+        except _Overtaken as refused:
+            raise DeltaCommitFailed(overtaken=True) from refused
+        except StoreUnavailable as cause:
+            hint = "nothing was confirmed, so nothing is lost: the next run reads what bronze holds and goes on"
+            raise CommitUncertain("whether a commit landed could not be read", where=self.name, hint=hint) from cause
+        self._persist(lambda: _stand_at(table, version))
+        return version
+
+    def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
+        """Put the log entry of the next version."""
+        mark = str(uuid4())
+
+        def put() -> int:
+            return submit_properties(table, properties, note=note, mark=mark, read=self._peek)
+
+        version = self._persist(put)
+        self._persist(lambda: _stand_at(table, version))
+        return version
+
+    def settle(self, table: DeltaTable) -> None:
+        """It does: what the store took is durable."""
+
+    def checkpoint(self, table: DeltaTable) -> None:
+        """One object."""
+        self._persist(table.create_checkpoint)
+
+    def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> OrphanFiles | None:
+        """By listing the folder and its log, which costs requests: only where data files are asked for too."""
+        if files_seconds is None:
+            return OrphanFiles((), (), 0)
+        folder, before = self._address.path, now - files_seconds
+
+        def list_leftovers() -> OrphanFiles:
+            files, size = find_unreferenced(self.filesystem, folder, folder, live, before)
+            return OrphanFiles(entries(self.filesystem, folder, now), files, size)
+
+        return self._persist(list_leftovers)
+
+    def written_at(self, table: DeltaTable) -> float | None:
+        """Nobody is asked: a client whose clock is wrong is refused by the store."""
+        del table
+        return None
+
+    def remove(self, leftovers: OrphanFiles) -> None:
+        """One by one: what was removed already is no failure."""
+        self._persist(lambda: remove_from_store(self.filesystem, leftovers))
+
+    def mark_replaced(self, names: Sequence[str]) -> None:
+        """By a note: an object has no time that could be set."""
+        self._persist(lambda: note_replaced(self.filesystem, self._address.path, names))
+
+    def _advance(self, table: DeltaTable) -> None:
+        version = table.version()
+        if self._peek(version + 1) is None and self._last_checkpoint() <= version:
+            return
+        _move(table, version + 1)
+
+    def _peek(self, version: int) -> str | None:
+        """A log entry by one attempt."""
+        return self._read_once(_log_entry(version))
+
+    def _last_checkpoint(self) -> int:
+        text = self._read_once("_delta_log/_last_checkpoint")
+        return -1 if text is None else int(json.loads(text)["version"])
+
+    def _read_once(self, name: str) -> str | None:
+        try:
+            with self.filesystem.open_input_stream(self.path(name)) as opened:
+                return str(opened.read().decode())
+        except FileNotFoundError:
+            return None
+
+
+class _Overtaken(Exception):  # never leaves this module
+    """Another writer took the version: no attempt helps."""
+
+
+def _stand_at(table: DeltaTable, version: int) -> None:
+    """Move to a version that was made here, and not to what came right behind: that was not looked at yet."""
+    _move(table, version)
+    if table.version() > version:
+        table.load_as_version(version)
+
+
+def _move(table: DeltaTable, version: int) -> None:
+    """Read the log up to a version that is known to be there, or further."""
+    if table.version() < version:
+        table.update_incremental()
+    if table.version() < version:
+        raise StaleListing
+
+
+def _log_entry(version: int) -> str:
+    return f"_delta_log/{version:020d}.json"

@@ -1,0 +1,216 @@
+"""Data files of Iceberg tables: Parquet with field ids, described with exact bounds, and bounds read back.
+
+Bounds are the single-value serialisation of the Iceberg specification, appendix D. Texts are never cut: a cut upper
+bound is no value of the column, and pruning by equality wants both ends exact.
+
+Iceberg files on a local disk that are on disk when they are closed: content, name and new folders.
+
+pyiceberg writes a table's metadata and swaps the catalog's pointer to it in one call, so nobody could sync in between;
+and it never calls fsync itself. A catalog takes this by its property `py-io-impl`; other places it leaves as they are.
+
+Iceberg files in an object store: one request a file, as patient as `lake.storage` says.
+
+Properties are pyiceberg's own (`s3.…`), so that what a REST catalog hands out for a table counts; the patience stands
+beside them. A catalog takes this by its property `py-io-impl`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+from pydantic import SecretStr
+from pyiceberg.io import OutputStream
+from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO, schema_to_pyarrow
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.typedef import EMPTY_DICT, Properties, Record
+
+from cdc_lake.config.model import Storage
+from cdc_lake.tables.files import Bounds, Rows, make_folder, sync, write_parquet
+from cdc_lake.tables.object_store import PATIENCE_PROPERTY, ObjectStore
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def new_file(table: Table, rows: Rows, *, stats: Sequence[str], plain: Sequence[str]) -> DataFile:
+    """Write rows to a file of the table's folder. Raises OSError."""
+    location = f"{table.location().rstrip('/')}/data/{uuid4()}.zstd.parquet"
+    numbered = schema_to_pyarrow(table.schema())
+    bounds = Bounds(stats)
+    with table.io.new_output(location).create() as sink:
+        parts = (part.cast(_with_field_ids(part.schema, numbered)) for part in bounds.observe_rows(rows))
+        write_parquet(parts, sink, stats=stats, plain=plain)
+        size = sink.tell()
+    kinds = {name: numbered.field(name).type for name in stats}
+    ids = {name: table.schema().find_field(name).field_id for name in stats}
+    return DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=location,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=bounds.rows,
+        file_size_in_bytes=size,
+        value_counts=dict.fromkeys(ids.values(), bounds.rows),
+        null_value_counts={ids[name]: missing for name, missing in bounds.nulls.items()},
+        nan_value_counts={},
+        lower_bounds={ids[name]: _encode_bound(low, kinds[name]) for name, low in bounds.low.items()},
+        upper_bounds={ids[name]: _encode_bound(high, kinds[name]) for name, high in bounds.high.items()},
+        column_sizes={},
+        split_offsets=None,
+        equality_ids=None,
+        sort_order_id=None,
+        spec_id=table.spec().spec_id,
+        key_metadata=None,
+    )
+
+
+def filesystem(table: Table) -> pafs.FileSystem | None:
+    """The file system of the table's files, None where it is the local one. As pyarrow sees it."""
+    scheme, netloc, _ = PyArrowFileIO.parse_location(table.location(), table.io.properties)
+    return None if scheme == "file" else _arrow(table).fs_by_scheme(scheme, netloc)
+
+
+def describe_files(table: Table, files: Sequence[DataFile], columns: pa.Schema) -> pa.Table:
+    """One row a file: `path` as its file system has it, `location`, bytes, rows, and `min.` and `max.` of columns."""
+    properties = table.io.properties
+    paths = [PyArrowFileIO.parse_location(file.file_path, properties)[2] for file in files]
+    arrays: dict[str, Any] = {
+        "path": pa.array(paths, pa.string()),
+        "location": pa.array((file.file_path for file in files), pa.string()),
+        "size_bytes": pa.array((file.file_size_in_bytes for file in files), pa.int64()),
+        "num_records": pa.array((file.record_count for file in files), pa.int64()),
+    }
+    for field in columns:
+        field_id = table.schema().find_field(field.name).field_id
+        for end, bounds in (("min", "lower_bounds"), ("max", "upper_bounds")):
+            arrays[f"{end}.{field.name}"] = _decode_bounds(
+                [(getattr(f, bounds) or {}).get(field_id) for f in files], field.type
+            )
+    return pa.table(arrays)
+
+
+def _arrow(table: Table) -> PyArrowFileIO:
+    io = table.io
+    assert isinstance(io, PyArrowFileIO), "the catalog opens files with something else than pyarrow"
+    return io
+
+
+def _with_field_ids(schema: pa.Schema, reference: pa.Schema) -> pa.Schema:
+    """The rows' schema, with the numbers by which Iceberg knows columns."""
+    return pa.schema([_numbered_field(field, reference.field(field.name)) for field in schema])
+
+
+def _numbered_field(field: pa.Field, reference: pa.Field) -> pa.Field:
+    if pa.types.is_list(field.type):
+        inner = field.type.value_field.with_metadata(reference.type.value_field.metadata)
+        field = pa.field(field.name, pa.list_(inner), field.nullable)
+    return field.with_metadata(reference.metadata)
+
+
+def _encode_bound(value: Any, kind: pa.DataType) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    number = (value - _EPOCH) // _MICROSECOND if isinstance(value, datetime) else value
+    return int(number).to_bytes(kind.bit_width // 8, "little", signed=True)
+
+
+def _decode_bounds(values: Sequence[bytes | None], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_string(kind):
+        return pa.array([None if value is None else value.decode() for value in values], kind)
+    width = kind.bit_width // 8
+    numbers = np.frombuffer(b"".join(value or bytes(width) for value in values), f"<i{width}")
+    missing = np.fromiter((value is None for value in values), bool, len(values))
+    return pa.array(numbers, mask=missing).cast(kind)
+
+
+_BEFORE_METADATA = ".avro"
+"""Manifests and lists: the metadata file that is written after them into the same folder takes the folder along."""
+
+
+class DurableFileIO(PyArrowFileIO):  # type: ignore[misc]  # mypy does not look into pyiceberg
+    """pyarrow's files, local ones synced."""
+
+    def new_output(self, location: str) -> PyArrowFile:
+        """A file to be written."""
+        scheme, _, path = self.parse_location(location, self.properties)
+        if scheme != "file":
+            return super().new_output(location)
+        return _LocalFile(location, path, self.fs_by_scheme("file", None))
+
+
+class _LocalFile(PyArrowFile):  # type: ignore[misc]  # mypy does not look into pyiceberg
+    def create(self, overwrite: bool = False) -> OutputStream:
+        path = Path(self._path)
+        make_folder(path.parent)
+        return _Synced(path, "wb" if overwrite else "xb")
+
+
+class _Synced(io.BufferedWriter):
+    def __init__(self, path: Path, mode: str) -> None:
+        super().__init__(io.FileIO(path, mode))
+        self._folder = None if path.suffix == _BEFORE_METADATA else path.parent
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                self.flush()
+                os.fsync(self.fileno())
+            finally:
+                super().close()
+            if self._folder is not None:
+                sync(self._folder)
+
+
+_SCHEMES = ("s3", "s3a", "s3n")
+
+
+class StoreFileIO(PyArrowFileIO):  # type: ignore[misc]  # mypy does not look into pyiceberg
+    """pyarrow's files, those of a store opened as Delta's are."""
+
+    fs_by_scheme: Callable[[str, str | None], pafs.FileSystem]
+
+    def __init__(self, properties: Properties = EMPTY_DICT) -> None:
+        super().__init__(properties)
+        others, store = self.fs_by_scheme, ObjectStore(_storage(properties))
+
+        def open_filesystem(scheme: str, netloc: str | None) -> pafs.FileSystem:
+            return store.filesystem if scheme in _SCHEMES else others(scheme, netloc)
+
+        self.fs_by_scheme = open_filesystem
+
+    def new_output(self, location: str) -> PyArrowFile:
+        """A file to be written."""
+        scheme, netloc, path = self.parse_location(location, self.properties)
+        return _NewFile(location, path, self.fs_by_scheme(scheme, netloc))
+
+
+class _NewFile(PyArrowFile):  # type: ignore[misc]  # mypy does not look into pyiceberg
+    def create(self, overwrite: bool = False) -> OutputStream:
+        del overwrite  # every name holds a UUID: nothing is there
+        return self._filesystem.open_output_stream(self._path, buffer_size=self._buffer_size)
+
+
+def _storage(properties: Properties) -> Storage:
+    token = properties.get("s3.session-token")
+    return Storage(
+        endpoint=properties.get("s3.endpoint"),
+        region=properties["s3.region"],
+        access_key_id=SecretStr(properties["s3.access-key-id"]),
+        secret_access_key=SecretStr(properties["s3.secret-access-key"]),
+        session_token=None if token is None else SecretStr(token),
+        allow_http=str(properties.get("s3.endpoint", "")).startswith("http://"),
+        patience=int(properties[PATIENCE_PROPERTY]),
+    )

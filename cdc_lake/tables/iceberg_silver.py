@@ -1,0 +1,368 @@
+"""A draft of an Iceberg table: its next content, with other columns if need be, published in one commit.
+
+A branch has the columns of its table, and Iceberg's own REPLACE TABLE takes the place of whatever was committed
+meanwhile. So a second entry of the catalog is made at the table's own metadata. What is replaced and written there is
+seen by nobody else; publishing commits the schema, layout and version it came to to the table itself, on the condition
+that its newest version is still the one the draft was made for. Old versions, tags and branches stay.
+
+Iceberg silver tables in a catalog shared by Spark and pyiceberg.
+
+The marker is a property of the version's summary. Iceberg would let a stale plan take data and marker back (tried), so
+a statement runs on a branch made at the version whose marker was read, and `fast_forward` publishes it: refused when
+main has moved meanwhile. The branch is the session's own: on a shared one a rival's statement would build on ours.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+from uuid import uuid4
+
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import SilverMissing, TableChangedMeanwhile
+from cdc_lake.observability.failpoints import BRANCH_WRITTEN, LAYOUT_BEGUN, LAYOUT_FILLED, failpoint
+from cdc_lake.tables.catalog import catalog_address, check_catalog, open_catalog, reaching
+from cdc_lake.tables.schema_evolution import (
+    ChangeType,
+    Progress,
+    SchemaChange,
+    assignments,
+    begin,
+    finish,
+    is_promotion,
+    progress,
+)
+from cdc_lake.tables.silver_reader import temp_view
+from cdc_lake.tables.silver_table import (
+    APP_PROPERTY,
+    POSITION_PROPERTY,
+    Marker,
+    Work,
+    app_id,
+    cluster_sql,
+    division_properties,
+    iceberg_table,
+    layout_app_id,
+    own_properties,
+    owner_properties,
+    partition_sql,
+    read_marker,
+    table_comment,
+)
+from cdc_lake.tables.types import SilverColumn, literal, quote_identifier
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.update import TableUpdate
+    from pyspark.sql import SparkSession
+
+
+_AHEAD = 1_000
+"""By how much the version's sequence number is above the table's last one: branches of rivals count up too, and a
+catalog that has both must find ours the greatest."""
+
+
+class StagedTable:
+    """A draft of the table of `target`; leaving drops the entry and none of its files."""
+
+    def __init__(self, project: Project, target: Target) -> None:
+        self._target = target
+        self._address = catalog_address(project)
+        self._catalog = open_catalog(self._address)
+        self.name = f"{target.name}__cdc_lake_draft"
+
+    def __enter__(self) -> Self:
+        with reaching(self._address):
+            self._drop()  # what a killed process left
+            self._base = self._live()
+            self._catalog.register_table(self._entry, self._base.metadata_location)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with reaching(self._address):
+            self._drop()
+
+    @property
+    def _entry(self) -> tuple[str, str]:
+        return self._target.namespace, self.name
+
+    def publish(self, base: int | None) -> None:
+        """Make the draft's newest version the table's, where that is still `base`. Raises TableChangedMeanwhile."""
+        from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - an extra
+        from pyiceberg.table import update as u  # noqa: PLC0415 - an extra
+
+        with reaching(self._address):
+            draft, live = self._catalog.load_table(self._entry).metadata, self._base.metadata
+            requirements: tuple[u.TableRequirement, ...] = (
+                u.AssertTableUUID(uuid=live.table_uuid),
+                u.AssertRefSnapshotId(ref="main", snapshot_id=base),
+                u.AssertCurrentSchemaId(current_schema_id=live.current_schema_id),
+                u.AssertLastAssignedFieldId(last_assigned_field_id=live.last_column_id),
+            )
+            try:
+                self._catalog.commit_table(self._base, requirements, _updates(live, draft))
+            except (CommitFailedException, ValueError) as cause:
+                raise TableChangedMeanwhile(f"another writer committed to {self._target.label}") from cause
+
+    def _live(self) -> Table:
+        from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - an extra
+
+        try:
+            return self._catalog.load_table((self._target.namespace, self._target.name))
+        except NoSuchTableError as cause:
+            raise SilverMissing(self._target.label) from cause
+
+    def _drop(self) -> None:
+        from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - an extra
+
+        try:
+            self._catalog.drop_table(self._entry)
+        except NoSuchTableError:
+            return
+
+
+def _updates(live: TableMetadata, draft: TableMetadata) -> tuple[TableUpdate, ...]:
+    """What turns the metadata of the table into that of its draft."""
+    from pyiceberg.table import update as u  # noqa: PLC0415 - an extra
+
+    version = draft.current_snapshot()
+    assert version is not None, "the draft was written"
+    schemas = {schema.schema_id for schema in live.schemas}
+    specs = {spec.spec_id for spec in live.partition_specs}
+    orders = {order.order_id for order in live.sort_orders}
+    changed = {key: value for key, value in draft.properties.items() if live.properties.get(key) != value}
+    placed = version.model_copy(update={"sequence_number": live.last_sequence_number + _AHEAD})
+    return (
+        *(u.AddSchemaUpdate(schema=schema) for schema in draft.schemas if schema.schema_id not in schemas),
+        u.SetCurrentSchemaUpdate(schema_id=draft.current_schema_id),
+        *(u.AddPartitionSpecUpdate(spec=spec) for spec in draft.partition_specs if spec.spec_id not in specs),
+        u.SetDefaultSpecUpdate(spec_id=draft.default_spec_id),
+        *(u.AddSortOrderUpdate(sort_order=order) for order in draft.sort_orders if order.order_id not in orders),
+        u.SetDefaultSortOrderUpdate(sort_order_id=draft.default_sort_order_id),
+        *((u.SetPropertiesUpdate(updates=changed),) if changed else ()),
+        u.AddSnapshotUpdate(snapshot=placed),
+        u.SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=version.snapshot_id),
+    )
+
+
+_PROPERTY = "spark.sql.iceberg.snapshot-property."
+_PREFIX = "cdc_lake"  # of the branches' names
+_BRANCH = "cdc_lake.branch"  # session setting that names the session's
+_CONTENT = "cdc_lake_content"  # view of what a table is replaced by
+_MAKING = threading.Lock()
+"""What the catalog cannot do twice at once: prepare a new catalog's tables, as each session does at its first use of
+it, and make a namespace."""
+
+
+class IcebergSilver:
+    """A silver table of format `iceberg` in one session."""
+
+    def __init__(self, spark: SparkSession, project: Project, target: Target) -> None:
+        self._spark = spark
+        self._project = project
+        self._target = target
+        self._catalog = project.pipeline.lake.iceberg.catalog
+
+    @property
+    def name(self) -> str:
+        """The table in its catalog."""
+        return f"{self._catalog}.{quote_identifier(self._target.namespace)}.{quote_identifier(self._target.name)}"
+
+    def marker(self, stream: str) -> Marker:
+        """Read by pyiceberg from the catalog, never from Spark's cache."""
+        return read_marker(self._project, self._target, stream)
+
+    def columns(self) -> tuple[SilverColumn, ...] | None:
+        """From the table's schema. Raises OtherCatalog."""
+        check_catalog(self._spark, self._project)
+        with _MAKING:  # the first use of the catalog in this session
+            exists = self._spark.catalog.tableExists(self.name)
+        if not exists:
+            return None
+        self._refresh()  # another session or process may have changed it
+        schema = self._spark.table(self.name).schema
+        return tuple(SilverColumn(f.name, f.dataType.simpleString()) for f in schema.fields)
+
+    def create(self, columns: Sequence[SilverColumn], stream: str) -> None:
+        """By DDL; the table has no version until its first commit."""
+        with _MAKING:
+            self._spark.sql(
+                f"CREATE NAMESPACE IF NOT EXISTS {self._catalog}.{quote_identifier(self._target.namespace)}"
+            )
+        ddl = ", ".join(c.ddl for c in columns)
+        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self.name} ({ddl}) {self._clauses(stream)}")
+        if self._target.cluster_by:
+            self.cluster()
+
+    def take_over(self, columns: Sequence[SilverColumn], stream: str) -> None:
+        """By one REPLACE TABLE, behind which no version is the newest: a marker of any generation is in the past."""
+        ddl = ", ".join(c.ddl for c in columns)
+        self._spark.sql(f"REPLACE TABLE {self.name} ({ddl}) {self._clauses(stream)}")
+        self.cluster()
+        self._refresh()
+
+    def cluster(self) -> None:
+        """By DDL: each task sorts what it writes, `maintain` sorts across files. Without a shuffle: MERGE has none."""
+        self._cluster(self.name)
+
+    def _cluster(self, name: str) -> None:
+        listed = f"LOCALLY ORDERED BY {cluster_sql(self._target)}" if self._target.cluster_by else "UNORDERED"
+        self._spark.sql(f"ALTER TABLE {name} WRITE {listed}")
+        # what a former content was made with stays otherwise
+        self._spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({division_properties(self._target)})")
+
+    def laid_out(self, stream: str, base: Marker) -> int | None:
+        """By the table's property."""
+        reached = self._current_progress(stream, base)
+        return reached.position if reached is not None and reached.done else None
+
+    def reshape(self, stream: str, base: Marker, position: int, changes: Sequence[SchemaChange], live: str) -> None:
+        """By commits of metadata, with an UPDATE between them where rows change; each goes on from the one before."""
+        rows = assignments(changes, live) if base.version is not None else {}
+        swaps = any(isinstance(change, ChangeType) and not is_promotion(change) for change in changes)
+        app = layout_app_id(stream, self._target, base.generation)
+        begun, final_progress = Progress(app, position, done=False), Progress(app, position, done=True)
+        if self._current_progress(stream, base) != begun:
+            begin(self._table(), base.version, changes, begun if rows or swaps else final_progress)
+            self._refresh()
+            failpoint(LAYOUT_BEGUN)
+        if not rows and not swaps:
+            return
+        version = base.version
+        if rows:
+            sets = ", ".join(f"{quote_identifier(name)} = {sql}" for name, sql in rows.items())
+            version = self._commit(stream, base, base.position, self._setting(sets))
+            failpoint(LAYOUT_FILLED)
+        finish(self._table(), version, changes, final_progress)
+        self._refresh()
+
+    def _setting(self, sets: str) -> Work:
+        def work(table: str) -> None:
+            self._spark.sql(f"UPDATE {table} SET {sets}")
+
+        return work
+
+    def _current_progress(self, stream: str, base: Marker) -> Progress | None:
+        reached = progress(self._table())
+        app = layout_app_id(stream, self._target, base.generation)
+        return reached if reached is not None and reached.app == app else None
+
+    def _table(self) -> Table:
+        table = iceberg_table(self._project, self._target)
+        assert table is not None, "a table that is not there is created"
+        return table
+
+    def _refresh(self) -> None:
+        self._spark.catalog.refreshTable(self.name)  # else the session goes on with the schema it has seen
+
+    def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:
+        """Run one statement on a branch at `base`, then publish the branch."""
+        return self._commit(stream, base, position, work)
+
+    def _commit(self, stream: str, base: Marker, position: int | None, work: Work) -> int:
+        """`position` None: rows are of an earlier stream, and stay so."""
+        branch = self._branch(base)
+        try:
+            with self._marking(stream, base.generation, position):
+                work(f"{self.name}.branch_{branch}")
+        except Exception as cause:
+            if f"(does not exist): {branch}" in str(cause):  # another session took ours for left behind
+                raise TableChangedMeanwhile(f"another writer works on {self._target.label}") from cause
+            raise
+        failpoint(BRANCH_WRITTEN)
+        self._publish(branch)
+        return self._published_version(stream, base.generation, position)
+
+    def replace(
+        self, stream: str, base: Marker, generation: int, position: int, columns: Sequence[SilverColumn], query: str
+    ) -> int:
+        """By a draft (`tables.iceberg_silver`), because a branch has the columns of its table."""
+        ddl = ", ".join(c.ddl for c in columns)
+        self.create(columns, stream)
+        if self.marker(stream) != base:
+            raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
+        with StagedTable(self._project, self._target) as draft:
+            name = f"{self._catalog}.{quote_identifier(self._target.namespace)}.{quote_identifier(draft.name)}"
+            self._spark.sql(f"REPLACE TABLE {name} ({ddl}) {self._clauses(stream)}")
+            self._cluster(name)
+            with self._marking(stream, generation, position), self._planned_apart(query) as content:
+                self._spark.sql(f"INSERT OVERWRITE {name} BY NAME SELECT * FROM {content}")
+            failpoint(BRANCH_WRITTEN)
+            draft.publish(base.version)
+        self._spark.sql(f"REFRESH TABLE {self.name}")
+        return self._published_version(stream, generation, position)
+
+    def _planned_apart(self, query: str) -> AbstractContextManager[str]:
+        """A view of the query's rows that brings a plan of its own: inside of a statement that writes into another
+        format Delta does not prepare its tables, and refuses those that have rows marked as gone (seen with 4.4.0).
+        On disk meanwhile, as it is a whole table.
+        """
+        from pyspark import StorageLevel  # noqa: PLC0415 - an extra: a receiver has no Spark
+
+        return temp_view(
+            self._spark.sql(query).localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY), _CONTENT
+        )
+
+    def _clauses(self, stream: str) -> str:
+        """What CREATE and REPLACE TABLE say behind the columns."""
+        comment = literal(table_comment(self._target.source))
+        properties = {**own_properties(self._target), **owner_properties(self._project, stream)}
+        own = "".join(f", {literal(key)} = {literal(value)}" for key, value in properties.items())
+        return (
+            f"USING iceberg{partition_sql(self._target)} COMMENT {comment} TBLPROPERTIES ("
+            "'format-version' = '2', 'write.merge.distribution-mode' = 'none', "
+            "'write.metadata.delete-after-commit.enabled' = 'true', 'write.metadata.previous-versions-max' = '50'"
+            f"{own})"
+        )
+
+    @contextmanager
+    def _marking(self, stream: str, generation: int, position: int | None) -> Iterator[None]:
+        """Let what is written inside carry the marker, or without a position only say that it is ours."""
+        conf = self._spark.conf
+        if position is None:
+            conf.set(_PROPERTY + APP_PROPERTY, layout_app_id(stream, self._target, generation))
+        else:
+            conf.set(_PROPERTY + POSITION_PROPERTY, str(position))
+            conf.set(_PROPERTY + APP_PROPERTY, app_id(stream, self._target, generation))
+        try:
+            yield
+        finally:
+            conf.unset(_PROPERTY + POSITION_PROPERTY)
+            conf.unset(_PROPERTY + APP_PROPERTY)
+
+    def _published_version(self, stream: str, generation: int, position: int | None) -> int:
+        """The version that was just published."""
+        marker = self.marker(stream)
+        if (marker.position, marker.generation) != (position, generation) or marker.version is None:
+            raise TableChangedMeanwhile(f"{self._target.label} does not show the version that was just published")
+        return marker.version
+
+    def _branch(self, base: Marker) -> str:
+        """The session's branch, made at `base`; branches that other sessions left behind go."""
+        branch: str | None = self._spark.conf.get(_BRANCH, None)
+        if branch is None:
+            branch = f"{_PREFIX}_{uuid4().hex}"
+            self._spark.conf.set(_BRANCH, branch)
+            table = iceberg_table(self._project, self._target)
+            for left in [] if table is None else [r for r in table.refs() if r.startswith(_PREFIX)]:
+                self._spark.sql(f"ALTER TABLE {self.name} DROP BRANCH IF EXISTS {quote_identifier(left)}")
+        version_clause = f"AS OF VERSION {base.version}" if base.version is not None else ""
+        self._spark.sql(f"ALTER TABLE {self.name} CREATE OR REPLACE BRANCH {branch} {version_clause}")
+        if base.version is None and (table := iceberg_table(self._project, self._target)) and table.current_snapshot():
+            raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
+        return branch
+
+    def _publish(self, branch: str) -> None:
+        table = literal(f"{self._target.namespace}.{self._target.name}")
+        try:
+            self._spark.sql(f"CALL {self._catalog}.system.fast_forward({table}, 'main', '{branch}')")
+        except Exception as cause:
+            if "not an ancestor" in str(cause) or f"does not exist: {branch}" in str(cause):
+                raise TableChangedMeanwhile(f"another writer committed to {self._target.label}") from cause
+            raise

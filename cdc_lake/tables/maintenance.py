@@ -1,0 +1,401 @@
+"""Upkeep of silver tables, whatever their format: small files together, then what nobody needs any more goes.
+
+Rows stay as they are. Each step is a commit of its own, or removes what no commit names: wherever the process dies, the
+next upkeep goes on. A step that meets a commit of apply loses, changes nothing and is tried again.
+
+Upkeep of Iceberg silver tables: files rewritten, delete files and manifests with them, versions expired, orphans
+removed.
+
+A rewrite's version carries no marker, which is therefore found by walking up its parents (`tables.silver_table`). So
+versions are expired one by one, by their ids, never by age alone: the way from the newest one to the newest with a
+marker, and on to the newest that is kept, stays whole.
+
+Upkeep of Delta silver tables: OPTIMIZE, which clusters too, then VACUUM.
+
+Delta cannot keep single versions: VACUUM removes files that left the table before a moment, so the oldest version that
+has to stay decides. Log entries are removed by Delta itself, at its checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import SilverBusy
+from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.observability.failpoints import SILVER_COMPACTED, SILVER_EXPIRED, failpoint
+from cdc_lake.tables.delta_log import json_lines
+from cdc_lake.tables.delta_silver import DeltaSilver
+from cdc_lake.tables.iceberg_silver import IcebergSilver
+from cdc_lake.tables.silver_table import APP_PROPERTY, iceberg_table
+from cdc_lake.tables.types import literal
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyspark.sql import SparkSession
+
+
+Part: TypeAlias = Literal["compaction", "expiry", "removal"]
+_R = TypeVar("_R")
+
+FULL_FILE: Final = 256 << 20
+"""Bytes that small files are put together to."""
+
+SMALL_FILE: Final = 128 << 20
+"""Bytes below which a file is small. A larger one is not written again for a few small ones beside it."""
+
+_TRIES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceStep:
+    """One step: what was done in words, and in numbers."""
+
+    part: Part
+    text: str
+    facts: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What stays readable: the versions in `versions`, and every one that was made after `since`."""
+
+    versions: frozenset[int]
+    since: datetime
+
+
+class SilverTableMaintenance(Protocol):
+    """One table. Both raise SilverBusy where apply always came first."""
+
+    def plan_steps(self, keep: Keep, now: datetime) -> Iterator[MaintenanceStep]:
+        """What would be done."""
+        ...
+
+    def run_steps(self, keep: Keep, now: datetime) -> Iterator[MaintenanceStep]:
+        """Do it, step by step."""
+        ...
+
+
+def silver_upkeep(spark: SparkSession, project: Project, target: Target) -> SilverTableMaintenance:
+    """The upkeep of a table's format; `spark` is used for nothing else meanwhile."""
+    if target.format == "delta":
+        return DeltaSilverMaintenance(spark, project, target)
+
+    return IcebergSilverMaintenance(spark, project, target)
+
+
+def retry_on_conflict(work: Callable[[], _R], target: Target, lost: Callable[[Exception], bool]) -> _R:
+    """The result of `work`, which is done again where it lost against another commit. Raises SilverBusy."""
+    for turn in range(_TRIES):
+        try:
+            return work()
+        except Exception as cause:
+            if not lost(cause):
+                raise
+            if turn == _TRIES - 1:
+                text = f"upkeep of {target.label} met a commit of apply {_TRIES} times"
+                raise SilverBusy(text) from cause
+    raise AssertionError
+
+
+def measure_files(folder: Path) -> tuple[int, int]:
+    """Data files below a folder, and their bytes."""
+    files = [
+        f for kind in ("*.parquet", "*.bin", "*.puffin") for f in folder.rglob(kind) if "_delta_log" not in f.parts
+    ]
+    sizes = [size for f in files if (size := _size(f)) is not None]
+    return len(sizes), sum(sizes)
+
+
+def _size(file: Path) -> int | None:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # apply goes on meanwhile
+        return None
+
+
+def megabytes(size: int) -> str:
+    """Bytes as people read them."""
+    return f"{size / 1e6:,.1f} MB"
+
+
+_MANIFESTS: Final = 20  # more of them than this are written anew: each is opened by every plan
+_ORPHAN: Final = timedelta(
+    days=1, minutes=5
+)  # Iceberg refuses less than a day: what a commit is about to name is younger
+_OPTIONS: Final = (
+    f"map('min-input-files', '2', 'target-file-size-bytes', '{FULL_FILE}', 'min-file-size-bytes', '{SMALL_FILE}')"
+)
+
+
+class IcebergSilverMaintenance:
+    """Upkeep of a table of format `iceberg` (`tables.maintenance.SilverTableMaintenance`)."""
+
+    def __init__(self, spark: SparkSession, project: Project, target: Target) -> None:
+        self._spark = spark
+        self._project = project
+        self._target = target
+        self._catalog = project.pipeline.lake.iceberg.catalog
+        self._name = IcebergSilver(spark, project, target).name
+
+    def plan_steps(self, keep: Keep, now: datetime) -> Iterator[MaintenanceStep]:
+        """By the sizes of files."""
+        table = self._table()
+        if table is None or table.current_snapshot() is None:
+            return
+        groups: dict[str, list[int]] = {}
+        for task in table.scan().plan_files():
+            if task.file.file_size_in_bytes < SMALL_FILE:
+                groups.setdefault(repr(task.file.partition), []).append(task.file.file_size_in_bytes)
+        many = [size for sizes in groups.values() if len(sizes) > 1 for size in sizes]
+        if many:
+            text = f"{pluralize(len(many), 'small file')} ({megabytes(sum(many))}) would be put together"
+            yield MaintenanceStep("compaction", text, {"files": len(many), "bytes": sum(many)})
+        if spent := spent_versions(table, keep):
+            yield MaintenanceStep("expiry", f"{pluralize(len(spent), 'version')} would leave", {"versions": len(spent)})
+        before = min(keep.since, now - _ORPHAN)
+        orphans = self._call("remove_orphan_files", f"older_than => {_time(before)}, dry_run => true", many=True)
+        if orphans:
+            yield MaintenanceStep(
+                "removal", f"{pluralize(len(orphans), 'file')} would be removed", {"files": len(orphans)}
+            )
+
+    def run_steps(self, keep: Keep, now: datetime) -> Iterator[MaintenanceStep]:
+        """Do it, step by step."""
+        table = self._table()
+        if table is None or table.current_snapshot() is None:
+            return
+        folder = _folder(table)
+        yield from self._rewrite_files(table)
+        failpoint(SILVER_COMPACTED)
+        table = self._table()
+        assert table is not None  # nothing drops a silver table
+        if spent := spent_versions(table, keep):
+            had, bytes_ = _measure_files(folder)
+            self._expire(spent)
+            has, left = _measure_files(folder)
+            files = f"{pluralize(had - has, 'file')} ({megabytes(bytes_ - left)})"
+            text = f"{pluralize(len(spent), 'version')} left, and {files} with them"
+            yield MaintenanceStep("expiry", text, {"versions": len(spent), "files": had - has, "bytes": bytes_ - left})
+        failpoint(SILVER_EXPIRED)
+        had, bytes_ = _measure_files(folder)
+        before = min(keep.since, now - _ORPHAN)
+        orphans = self._call("remove_orphan_files", f"older_than => {_time(before)}", many=True)
+        if orphans:
+            _, left = _measure_files(folder)
+            text = f"{pluralize(len(orphans), 'file')} ({megabytes(bytes_ - left)}) that nobody needs removed"
+            yield MaintenanceStep("removal", text, {"files": len(orphans), "bytes": bytes_ - left})
+
+    def _rewrite_files(self, table: Table) -> Iterator[MaintenanceStep]:
+        strategy = "sort" if table.sort_order().fields else "binpack"
+        arguments = f"strategy => '{strategy}', options => {_OPTIONS}"
+        result = retry_on_conflict(
+            lambda: self._call("rewrite_data_files", arguments), self._target, _iceberg_commit_lost
+        )[0]
+        if result["rewritten_data_files_count"]:
+            files, into = result["rewritten_data_files_count"], result["added_data_files_count"]
+            text = f"{pluralize(files, 'file')} ({megabytes(result['rewritten_bytes_count'])}) became {into:,}"
+            yield MaintenanceStep(
+                "compaction", text, {"files": files, "into": into, "bytes": result["rewritten_bytes_count"]}
+            )
+        if table.format_version == 2 and _delete_files(table):
+            deletes = retry_on_conflict(
+                lambda: self._call("rewrite_position_delete_files", ""), self._target, _iceberg_commit_lost
+            )[0]
+            if files := deletes["rewritten_delete_files_count"]:
+                into, size = deletes["added_delete_files_count"], deletes["rewritten_bytes_count"]
+                text = f"{pluralize(files, 'delete file')} became {into:,}"
+                yield MaintenanceStep("compaction", text, {"delete_files": files, "into": into, "bytes": size})
+        now = self._table()
+        head = None if now is None else now.current_snapshot()
+        if now is not None and head is not None and len(head.manifests(now.io)) > _MANIFESTS:
+            result = retry_on_conflict(
+                lambda: self._call("rewrite_manifests", "use_caching => false"), self._target, _iceberg_commit_lost
+            )[0]
+            manifests, into = result["rewritten_manifests_count"], result["added_manifests_count"]
+            text = f"{pluralize(manifests, 'manifest')} became {into:,}"
+            yield MaintenanceStep("compaction", text, {"manifests": manifests, "into": into})
+
+    def _expire(self, spent: list[int]) -> None:
+        """By ids. `older_than` long ago takes Iceberg's own rule of age out of it."""
+        listed = ", ".join(f"{version}L" for version in spent)
+        arguments = f"older_than => TIMESTAMP '1970-01-01 00:00:00', snapshot_ids => array({listed})"
+        retry_on_conflict(lambda: self._call("expire_snapshots", arguments), self._target, _iceberg_commit_lost)
+
+    def _call(self, procedure: str, arguments: str, *, many: bool = False) -> list[Mapping[str, Any]]:
+        table = literal(f"{self._target.namespace}.{self._target.name}")
+        all_arguments = f"table => {table}{f', {arguments}' if arguments else ''}"
+        rows = [
+            row.asDict()
+            for row in self._spark.sql(f"CALL {self._catalog}.system.{procedure}({all_arguments})").collect()
+        ]
+        assert many or rows  # a procedure answers with its figures
+        return rows
+
+    def _table(self) -> Table | None:
+        return iceberg_table(self._project, self._target)
+
+
+def spent_versions(table: Table, keep: Keep) -> list[int]:
+    """The versions that nobody needs, oldest first; none where no version has a marker."""
+    ancestors: list[int] = []
+    version, marked = table.current_snapshot(), False
+    kept_ancestors: int | None = None  # how many ancestors have to stay
+    while version is not None:
+        ancestors.append(version.snapshot_id)
+        summary = version.summary.additional_properties if version.summary else {}
+        if not marked and APP_PROPERTY in summary:
+            marked, kept_ancestors = True, len(ancestors)
+        version = table.snapshot_by_id(version.parent_snapshot_id) if version.parent_snapshot_id else None
+    if kept_ancestors is None:
+        return []
+    reached = next((n for n, snapshot in enumerate(ancestors, start=1) if snapshot in keep.versions), 0)
+    stays = set(ancestors[: max(kept_ancestors, reached)]) | keep.versions
+    stays |= {ref.snapshot_id for ref in table.refs().values()}
+    young = keep.since.timestamp() * 1000
+    versions = sorted(table.snapshots(), key=lambda snapshot: snapshot.timestamp_ms)
+    return [
+        snapshot.snapshot_id
+        for snapshot in versions
+        if snapshot.snapshot_id not in stays and snapshot.timestamp_ms < young
+    ]
+
+
+def _delete_files(table: Table) -> bool:
+    head = table.current_snapshot()
+    summary = head.summary.additional_properties if head is not None and head.summary else {}
+    return int(summary.get("total-delete-files", "0")) > 0
+
+
+def _iceberg_commit_lost(cause: Exception) -> bool:
+    """What Iceberg says where another commit came first."""
+    text = str(cause)
+    return any(word in text for word in ("CommitFailedException", "ValidationException", "Cannot commit"))
+
+
+def _folder(table: Table) -> Path | None:
+    """The table's folder, where it is on this machine."""
+    parts = urlsplit(table.location())
+    return Path(unquote(parts.path)) if parts.scheme in {"", "file"} else None
+
+
+def _measure_files(folder: Path | None) -> tuple[int, int]:
+    return (0, 0) if folder is None else measure_files(folder)
+
+
+def _time(moment: datetime) -> str:
+    return f"TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S}'"  # sessions are in UTC
+
+
+_SETTINGS: Final = {
+    "spark.databricks.delta.optimize.maxFileSize": str(FULL_FILE),
+    "spark.databricks.delta.optimize.minFileSize": str(SMALL_FILE),
+    # How long files stay is decided here, by what is promised.
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    # It would commit twice for its own history: apply's next statement would meet that.
+    "spark.databricks.delta.vacuum.logging.enabled": "false",
+}
+
+_BEFORE: Final = timedelta(hours=1)
+"""A file that a commit removes is stamped when the statement begins, which may be before the version that is kept."""
+
+
+class DeltaSilverMaintenance:
+    """Upkeep of a table of format `delta` (`tables.maintenance.SilverTableMaintenance`)."""
+
+    def __init__(self, spark: SparkSession, project: Project, target: Target, before: timedelta = _BEFORE) -> None:
+        self._spark = spark
+        self._target = target
+        self._path = project.silver_path(target)
+        self._name = DeltaSilver(spark, project, target).name
+        self._before = before
+        for key, value in _SETTINGS.items():
+            spark.conf.set(key, value)
+
+    def plan_steps(self, keep: Keep, now: datetime) -> Iterator[MaintenanceStep]:
+        """By the sizes of files; clustering may find more to do."""
+        del now
+        table = DeltaTable(str(self._path))
+        parts = table.metadata().partition_columns
+        files = pa.table(table.get_add_actions(flatten=True))
+        small = files.filter(pc.less(files["size_bytes"], SMALL_FILE))
+        groups = small.group_by([f"partition.{name}" for name in parts]).aggregate(
+            [("size_bytes", "sum"), ("size_bytes", "count")]
+        )
+        many = groups.filter(pc.greater(groups["size_bytes_count"], 1))
+        if many.num_rows:
+            count, size = sum(many["size_bytes_count"].to_pylist()), sum(many["size_bytes_sum"].to_pylist())
+            text = f"{pluralize(count, 'small file')} ({megabytes(size)}) would be put together"
+            yield MaintenanceStep("compaction", text, {"files": count, "bytes": size})
+        if (hours := self._hours(keep)) is not None:
+            orphan_count = self._spark.sql(f"VACUUM {self._name} RETAIN {hours} HOURS DRY RUN").count()
+            if orphan_count:
+                files = "1,000 files or more" if orphan_count >= 1000 else pluralize(orphan_count, "file")
+                text = f"{files} would be removed"
+                yield MaintenanceStep("removal", text, {"files": orphan_count})
+
+    def run_steps(self, keep: Keep, now: datetime) -> Iterator[MaintenanceStep]:
+        """Do it, step by step."""
+        del now
+        metrics = retry_on_conflict(self._run_optimize, self._target, _delta_commit_lost)
+        if metrics["numFilesRemoved"]:
+            removed, added = metrics["numFilesRemoved"], metrics["numFilesAdded"]
+            before, after = metrics["filesRemoved"]["totalSize"], metrics["filesAdded"]["totalSize"]
+            text = f"{pluralize(removed, 'file')} ({megabytes(before)}) became {added:,} ({megabytes(after)})"
+            facts = {"files": removed, "into": added, "bytes": before, "bytes_after": after}
+            yield MaintenanceStep("compaction", text, facts)
+        failpoint(SILVER_COMPACTED)
+        if (hours := self._hours(keep)) is None:
+            return
+        had, bytes_ = measure_files(self._path)
+        self._spark.sql(f"VACUUM {self._name} RETAIN {hours} HOURS").collect()
+        has, left = measure_files(self._path)
+        if has < had:
+            text = f"{pluralize(had - has, 'file')} ({megabytes(bytes_ - left)}) that nobody needs removed"
+            yield MaintenanceStep("removal", text, {"files": had - has, "bytes": bytes_ - left})
+
+    def _run_optimize(self) -> dict[str, Any]:
+        row = self._spark.sql(f"OPTIMIZE {self._name}").first()
+        assert row is not None  # it answers with its figures
+        return dict(row["metrics"].asDict(recursive=True))
+
+    def _hours(self, keep: Keep) -> int | None:
+        """How long files stay that left the table; None where it cannot be told, and all have to.
+
+        From this moment on, as VACUUM counts it: putting files together may have taken long. In whole hours, upwards:
+        VACUUM rounds to the nearest one (tried: 0.4 hours were none).
+        """
+        since = keep.since
+        newest = DeltaTable(str(self._path)).version()
+        for version in keep.versions:
+            if version >= newest:
+                continue
+            committed_at = self._commit_time(version)
+            if committed_at is None:
+                return None
+            since = min(since, committed_at - self._before)
+        return max(0, math.ceil((datetime.now(UTC) - since).total_seconds() / 3600))
+
+    def _commit_time(self, version: int) -> datetime | None:
+        """When a version was committed, None where its log entry is gone."""
+        entry = self._path / "_delta_log" / f"{version:020}.json"
+        try:
+            actions = json_lines(entry.read_bytes())
+        except FileNotFoundError:
+            return None
+        info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
+        return None if info is None else datetime.fromtimestamp(info["timestamp"] / 1000, UTC)
+
+
+def _delta_commit_lost(cause: Exception) -> bool:
+    return "Concurrent" in type(cause).__name__ or "DELTA_CONCURRENT" in str(cause)

@@ -1,0 +1,274 @@
+"""A put where there is nothing yet, asked of a store directly: does it honour the condition that fences writers?
+
+The libraries that write tables put log entries under the same condition, but none puts an object of ours, and a store
+that does not know the condition takes such a put without a word. The request is signed by AWS Signature Version 4
+(Amazon S3 API reference, "Authenticating Requests").
+
+An S3-compatible object store, as the libraries that read and write tables in it want to be told of it.
+
+A store fails now and then without meaning it: what changes nothing when it is repeated is repeated, for as long as
+`lake.storage.patience` says. What the store refuses is said at once. No key of ours stands in any error.
+
+A folder of a bucket: its address, the paths of its objects, and calls that are repeated where the store fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cached_property
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import NoReturn, TypeVar
+from urllib.parse import urlsplit
+
+import pyarrow.fs as pafs
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from cdc_lake.config.model import ObjectAddress, Storage
+from cdc_lake.config.project import Project
+from cdc_lake.errors import StoreBehind, StoreRefused, StoreUnavailable, StoreUnfenced
+
+_SECONDS = 30.0
+
+
+def put_if_absent(storage: Storage, path: str, body: bytes) -> bool:
+    """Put an object at `bucket/key`; False where the store says that there is one. Raises OSError."""
+    endpoint = storage.endpoint or f"https://s3.{storage.region}.amazonaws.com"
+    parts = urlsplit(endpoint)
+    connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = connect(parts.netloc, timeout=_SECONDS)
+    try:
+        connection.request("PUT", f"/{path}", body, sign_headers(storage, parts.netloc, path, body, datetime.now(UTC)))
+        reply = connection.getresponse()
+        reply.read()
+    except HTTPException as cause:
+        raise OSError("the store's reply could not be read") from cause
+    finally:
+        connection.close()
+    if reply.status == 412:  # Precondition Failed
+        return False
+    if reply.status != 200:
+        raise OSError(f"the store answered {reply.status} {reply.reason}")
+    return True
+
+
+def sign_headers(storage: Storage, host: str, path: str, body: bytes, now: datetime) -> dict[str, str]:
+    """The headers of a conditional put; `path` has only characters that need no escape (`ObjectAddress`)."""
+    day, moment = now.strftime("%Y%m%d"), now.strftime("%Y%m%dT%H%M%SZ")
+    headers = {
+        "host": host,
+        "if-none-match": "*",
+        "x-amz-content-sha256": hashlib.sha256(body).hexdigest(),
+        "x-amz-date": moment,
+    }
+    if storage.session_token is not None:
+        headers["x-amz-security-token"] = storage.session_token.get_secret_value()
+    names = ";".join(sorted(headers))
+    listed = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
+    request = f"PUT\n/{path}\n\n{listed}\n{names}\n{headers['x-amz-content-sha256']}"
+    scope = f"{day}/{storage.region}/s3/aws4_request"
+    digest = hashlib.sha256(request.encode()).hexdigest()
+    text = f"AWS4-HMAC-SHA256\n{moment}\n{scope}\n{digest}"
+    key = b"AWS4" + storage.secret_access_key.get_secret_value().encode()
+    for part in (day, storage.region, "s3", "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    signature = hmac.digest(key, text.encode(), "sha256").hex()
+    credential = f"{storage.access_key_id.get_secret_value()}/{scope}"
+    authorization = f"AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders={names}, Signature={signature}"
+    return {**headers, "authorization": authorization}
+
+
+_T = TypeVar("_T")
+
+FAILURES = (DeltaError, OSError)
+"""What the libraries raise where the store fails."""
+
+PATIENCE_PROPERTY = "cdc-lake.patience"
+"""Property of pyiceberg's file access: milliseconds."""
+
+_OF_ARROW = "AWS Error"
+"""What Arrow's failures of a store say, and those of a disk do not."""
+
+_PAUSES = (0.1, 5.0)  # seconds: the first and the longest between two attempts
+# The words of object_store and of the AWS SDK for what waiting does not heal.
+_REFUSED = re.compile(
+    r"401 Unauthorized|403 Forbidden|HTTP status 40[13]\b|access.?denied|no.?such.?bucket|invalid.?access.?key"
+    r"|signature.?does.?not.?match|expired.?token",
+    re.IGNORECASE,
+)
+
+
+class StaleListing(OSError):
+    """A listing leaves out what is there. Never leaves `ObjectStore.persist`."""
+
+
+class ObjectStore:
+    """A store by its settings. Safe to be used by several threads."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    @cached_property
+    def filesystem(self) -> pafs.FileSystem:
+        """Arrow's file system, for files and single objects; paths are `bucket/key`."""
+        storage = self._storage
+        parts = urlsplit(storage.endpoint or "")
+        return pafs.S3FileSystem(
+            access_key=storage.access_key_id.get_secret_value(),
+            secret_key=storage.secret_access_key.get_secret_value(),
+            session_token=storage.session_token.get_secret_value() if storage.session_token else None,
+            region=storage.region,
+            scheme=parts.scheme or "https",
+            endpoint_override=parts.netloc or None,
+            allow_delayed_open=True,  # a file that fits is one request instead of three
+            background_writes=False,
+            connect_timeout=5,
+            request_timeout=30,
+            retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=_attempts(storage.patience)),
+        )
+
+    @property
+    def delta_options(self) -> dict[str, str]:
+        """Storage options of `deltalake`."""
+        storage = self._storage
+        options = {
+            "aws_region": storage.region,
+            "aws_access_key_id": storage.access_key_id.get_secret_value(),
+            "aws_secret_access_key": storage.secret_access_key.get_secret_value(),
+            "aws_conditional_put": "etag",  # the fence: a log entry is written only where there is none
+            "allow_http": "true" if storage.allow_http else "false",
+            "connect_timeout": "5s",
+            "timeout": "30s",
+            "max_retries": "3",
+            "retry_timeout": f"{max(1, storage.patience // 1000)}s",
+        }
+        if storage.endpoint:
+            options["aws_endpoint"] = storage.endpoint.rstrip("/")
+        if storage.session_token:
+            options["aws_session_token"] = storage.session_token.get_secret_value()
+        return options
+
+    @property
+    def iceberg_properties(self) -> dict[str, str]:
+        """Properties of pyiceberg's file access."""
+        storage = self._storage
+        properties = {
+            "s3.region": storage.region,
+            "s3.access-key-id": storage.access_key_id.get_secret_value(),
+            "s3.secret-access-key": storage.secret_access_key.get_secret_value(),
+            "py-io-impl": "cdc_lake.tables.iceberg_io.StoreFileIO",
+            PATIENCE_PROPERTY: str(storage.patience),
+        }
+        if storage.endpoint:
+            properties["s3.endpoint"] = storage.endpoint.rstrip("/")
+        if storage.session_token:
+            properties["s3.session-token"] = storage.session_token.get_secret_value()
+        return properties
+
+    def persist(self, call: Callable[[], _T], where: str, also: tuple[type[Exception], ...] = ()) -> _T:
+        """Call until it succeeds or patience ends; `call` must be one that may be repeated.
+
+        What is not there is not a failure: FileNotFoundError and TableNotFoundError pass. `also`: further exceptions
+        that are worth another attempt; at the end of patience they are raised as they are. Raises StoreUnavailable,
+        StoreBehind, StoreRefused.
+        """
+        end = time.monotonic() + self._storage.patience / 1000
+        pause, longest = _PAUSES
+        while True:
+            try:
+                return call()
+            except (FileNotFoundError, TableNotFoundError):
+                raise
+            except (*FAILURES, *also) as failure:
+                if time.monotonic() + pause > end or _is_refused(failure):
+                    raise_failure(failure, where, also)
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    def prove_fence(self, path: str, where: str) -> None:
+        """Put an object at `path` twice where there is none. Raises StoreUnfenced where both times it is taken."""
+        for _ in range(2):  # of the first it does not matter whether one was left before
+            accepted = self.persist(lambda: put_if_absent(self._storage, path, b"proof of the fence"), where)
+        if accepted:
+            raise StoreUnfenced("the object store overwrites what it was asked not to", where=where)
+
+    def read(self, path: str) -> str | None:
+        """A small object of text, None where there is none."""
+
+        def text() -> str:
+            with self.filesystem.open_input_stream(path) as opened:
+                return str(opened.read().decode())
+
+        try:
+            return self.persist(text, path)
+        except FileNotFoundError:
+            return None
+
+
+def object_store(project: Project) -> ObjectStore:
+    """The store that a pipeline declares."""
+    storage = project.pipeline.lake.storage
+    assert storage is not None, "`validate` lets no address of a store pass without `lake.storage`"
+    return ObjectStore(storage)
+
+
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Turn what Arrow raises where a store fails into StoreUnavailable or StoreRefused; a disk's errors pass."""
+    try:
+        yield
+    except OSError as failure:
+        if _OF_ARROW not in f"{failure} {failure.__cause__}":
+            raise
+        raise_failure(failure, where)
+
+
+def raise_failure(failure: Exception, where: str, also: tuple[type[Exception], ...] = ()) -> NoReturn:
+    """Raise what a failure of the libraries means."""
+    if isinstance(failure, also):
+        raise failure
+    if isinstance(failure, StaleListing):
+        raise StoreBehind("the store's listing leaves out what was written", where=where) from failure
+    if _is_refused(failure):
+        raise StoreRefused("the object store refused a request", where=where) from failure
+    raise StoreUnavailable("the object store did not do what it was asked to", where=where) from failure
+
+
+def _attempts(patience: int) -> int:
+    """How often the AWS SDK is to try: its pauses double from half a second on, on average, up to twenty."""
+    return min(10, 1 + (patience // 1000).bit_length())
+
+
+def _is_refused(failure: Exception) -> bool:
+    return _REFUSED.search(str(failure)) is not None
+
+
+class StoreFolder:
+    """What the places in an object store have in common."""
+
+    def __init__(self, store: ObjectStore, address: ObjectAddress) -> None:
+        self._store = store
+        self._address = address
+
+    @property
+    def name(self) -> str:
+        """The address."""
+        return str(self._address)
+
+    @property
+    def filesystem(self) -> pafs.FileSystem:
+        """The store's."""
+        return self._store.filesystem
+
+    def path(self, relative: str) -> str:
+        """`bucket/key`."""
+        return f"{self._address.path}/{relative}"
+
+    def _persist(self, call: Callable[[], _T], also: tuple[type[Exception], ...] = ()) -> _T:
+        """See `ObjectStore.persist`."""
+        return self._store.persist(call, self.name, also)

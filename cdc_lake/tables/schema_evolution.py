@@ -1,0 +1,519 @@
+"""Evolution: what a new layout of a source table asks of its silver table, as typed operations.
+
+An additive operation keeps every value and every name readable as it was; a destructive one would lose or reinterpret
+values, or take a name away that somebody may read, and is never done without being allowed by its words. Only what
+silver sees is listed: `varchar(10)` to `text` changes nothing there.
+
+Layouts on Iceberg: operations as commits of the table's metadata, which keep column ids and touch no rows.
+
+What Iceberg does by itself (add, drop, rename, its few promotions) is one commit. A value that old rows are to have, or
+that becomes one of another type, needs rows: it is written to a new column by an UPDATE that is fenced as any other,
+and a second commit puts that column in the old one's place. A table property says how far this went for which layout,
+in the same commits, and each of them is refused where the table's rows are no longer those it was worked out from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from cdc_lake.config.silver_tables import UNDECLARED, TypePolicy
+from cdc_lake.errors import LakeError, TableChangedMeanwhile
+from cdc_lake.model.relation import Relation, has_common_numbering, made_again, predecessors
+from cdc_lake.tables.casts import TypeRewrite, cast_sql, conversion, fits_sql, require_conversion, rewriting, widens
+from cdc_lake.tables.types import SilverColumn, TypedColumn, fold_case, literal, quote_identifier, typed_columns
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.update.schema import UpdateSchema
+    from pyiceberg.types import IcebergType
+
+
+OnDrop: TypeAlias = Literal["keep", "drop"]
+"""What becomes of a column that the source drops."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddColumn:
+    """A column that silver lacks. `fill`: SQL of its value in the rows that are there, None: they are NULL.
+
+    `unknown`: the server gave those rows values that nobody can read from the stream.
+    """
+
+    column: SilverColumn
+    fill: str | None = None
+    unknown: bool = False
+
+    @property
+    def destructive(self) -> bool:
+        """Where silver's rows would be NULL and the source's are not."""
+        return self.unknown
+
+    def text(self, table: str) -> str:
+        """The operation in words."""
+        rest = ", rows before it unknown" if self.unknown else ""
+        return f"add column {self.column.name} {self.column.type} to {table}{rest}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeepColumn:
+    """A column that the source no longer has stays; rows written from then on are NULL there."""
+
+    column: SilverColumn
+
+    @property
+    def destructive(self) -> bool:
+        """Never."""
+        return False
+
+    def text(self, table: str) -> str:
+        """The operation in words."""
+        return f"keep column {self.column.name} of {table}, NULL from now on"
+
+
+@dataclass(frozen=True, slots=True)
+class DropColumn:
+    """A column that the source no longer has goes, or one that was kept so far and whose name is needed."""
+
+    column: SilverColumn
+
+    @property
+    def destructive(self) -> bool:
+        """Always: its values go."""
+        return True
+
+    def text(self, table: str) -> str:
+        """The operation in words."""
+        return f"drop column {self.column.name} of {table}"
+
+
+@dataclass(frozen=True, slots=True)
+class RenameColumn:
+    """A column that has another name now."""
+
+    name: str
+    to: str
+
+    @property
+    def destructive(self) -> bool:
+        """Always: who reads the old name finds nothing."""
+        return True
+
+    def text(self, table: str) -> str:
+        """The operation in words."""
+        return f"rename column {self.name} of {table} to {self.to}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeType:
+    """A column, by its name afterwards, whose silver type is another one.
+
+    Or the same, where the source's is another one with other values; `rewriting`: what the server made of them beyond
+    the conversion of silver's type.
+    """
+
+    name: str
+    old_sql: str
+    new_sql: str
+    rewriting: TypeRewrite | None = None
+
+    @property
+    def destructive(self) -> bool:
+        """Unless every old value is a value of the new type."""
+        return self.rewriting is not None or not widens(self.old_sql, self.new_sql)
+
+    @property
+    def convertible(self) -> bool:
+        """Whether values can be made those of the new type as the server does it."""
+        is_rewritable = self.rewriting is None or self.rewriting.sql is not None
+        return is_rewritable and conversion("x", self.old_sql, self.new_sql) is not None
+
+    def conversion_sql(self, value: str) -> str:
+        """SQL of a value afterwards. Raises Unconvertible."""
+        typed = require_conversion(value, self.name, self.old_sql, self.new_sql)
+        return typed if self.rewriting is None else self.rewriting.rewrite_sql(typed, self.name)
+
+    def text(self, table: str) -> str:
+        """The operation in words."""
+        if self.rewriting is not None and self.old_sql == self.new_sql:
+            return f"convert column {self.name} of {table} from {self.rewriting.old} to {self.rewriting.new}"
+        return f"change column {self.name} of {table} from {self.old_sql} to {self.new_sql}"
+
+
+@dataclass(frozen=True, slots=True)
+class AssumeColumn:
+    """A column, by its name afterwards, that may be another column of the source's table as well. `former`: the name
+    that it had, None: it is a new one.
+    """
+
+    name: str
+    former: str | None
+
+    @property
+    def destructive(self) -> bool:
+        """Always: values of one column may stand in another."""
+        return True
+
+    def text(self, table: str) -> str:
+        """The operation in words."""
+        if self.former is None:
+            return f"take column {self.name} of {table} for a new one"
+        former = "the one that it was" if self.former == self.name else f"the former {self.former}"
+        return f"take column {self.name} of {table} for {former}"
+
+
+@dataclass(frozen=True, slots=True)
+class AssumeKey:
+    """Columns by which updates without an old row are matched, where these may be other ones as well."""
+
+    names: tuple[str, ...]
+
+    @property
+    def destructive(self) -> bool:
+        """Always: another row may be updated."""
+        return True
+
+    def text(self, table: str) -> str:
+        """The operation in words."""
+        return f"match updates of {table} by {', '.join(self.names)}"
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAgain:
+    """The source's table was dropped, and another one has its name: the rows of the first are gone."""
+
+    @property
+    def destructive(self) -> bool:
+        """Always."""
+        return True
+
+    def text(self, table: str) -> str:
+        """The operation in words."""
+        return f"begin {table} again"
+
+
+SchemaChange: TypeAlias = (
+    AddColumn | KeepColumn | DropColumn | RenameColumn | ChangeType | AssumeColumn | AssumeKey | BeginAgain
+)
+
+
+_OF_THE_TABLE = (AddColumn, DropColumn, RenameColumn, ChangeType)
+
+KINDS = {
+    AddColumn: "add_column",
+    KeepColumn: "keep_column",
+    DropColumn: "drop_column",
+    RenameColumn: "rename_column",
+    ChangeType: "change_type",
+    AssumeColumn: "assume_column",
+    AssumeKey: "assume_key",
+    BeginAgain: "begin_again",
+}
+"""Operations as metrics and progress call them."""
+
+
+def layout_columns(relation: Relation, types: TypePolicy = UNDECLARED) -> tuple[SilverColumn, ...]:
+    """The silver columns of a layout."""
+    return tuple(SilverColumn(column.name, column.type.sql) for column in typed_columns(relation, types))
+
+
+def operations(
+    before: Relation,
+    after: Relation,
+    have: Sequence[SilverColumn] | None = None,
+    on_drop: OnDrop = "keep",
+    types: TypePolicy = UNDECLARED,
+) -> tuple[SchemaChange, ...]:
+    """What turns the silver table of one layout into that of a later one.
+
+    `have`: the table's columns as they are, without those that silver adds itself; by default the layout's own. It may
+    have more: columns that were kept.
+    """
+    held = {c.name: c.type for c in (layout_columns(before, types) if have is None else have)}
+    again: list[SchemaChange] = [BeginAgain()] if made_again(before, after) else []
+    old = {_source(column, before): column.name for column in typed_columns(before, types)}
+    wanted, places = typed_columns(after, types), predecessors(before, after)
+    stays, changed, added = {}, [], []
+    gone = {held[name] for (source_index, _), name in old.items() if source_index not in places and name in held}
+    for column in wanted:
+        source_index, companion = _source(column, after)
+        came = places[source_index]
+        name = None if came is None else old.get((came, companion))
+        kind = None if name is None else held.get(name, held.get(column.name))
+        if name is not None:
+            stays[name] = column.name
+        if kind is None:
+            guessed = not has_common_numbering(before, after) and column.type.sql in gone
+            added.append(_add_column(column, unknown=guessed or came is not None))
+        else:
+            new = kind if (column.type.sql, kind) in _HELD else column.type.sql
+            plain = came is None or column.companion
+            values = None if plain else rewriting(before.columns[came or 0], column.source, kind, new)
+            changed += [ChangeType(column.name, kind, new, values)] if kind != new or values is not None else []
+    lost = _lost_columns(held, stays, {fold_case(column.name) for column in wanted}, set(old.values()), on_drop)
+    renamed = [RenameColumn(name, new) for name, new in stays.items() if name != new and name in held]
+    return (*again, *_assumed_columns(before, after, wanted, old), *lost, *renamed, *changed, *added)
+
+
+def unlike(
+    have: Sequence[SilverColumn], after: Relation, on_drop: OnDrop = "keep", types: TypePolicy = UNDECLARED
+) -> tuple[SchemaChange, ...]:
+    """The same by names alone, where nobody knows which layout the rows of a table follow."""
+    held, wanted = {c.name: c.type for c in have}, typed_columns(after, types)
+    names = {column.name for column in wanted}
+    lost = _lost_columns(held, {name: name for name in names}, {fold_case(name) for name in names}, set(held), on_drop)
+    changed = [
+        ChangeType(column.name, held[column.name], column.type.sql)
+        for column in wanted
+        if column.name in held
+        and held[column.name] != column.type.sql
+        and (column.type.sql, held[column.name]) not in _HELD
+    ]
+    gone = {kind for name, kind in held.items() if name not in names}
+    added = [
+        _add_column(column, unknown=column.companion or column.type.sql in gone)
+        for column in wanted
+        if column.name not in held
+    ]
+    return (*lost, *changed, *added)
+
+
+def _assumed_columns(
+    before: Relation, after: Relation, wanted: Sequence[TypedColumn], names: Mapping[tuple[int, bool], str]
+) -> list[AssumeColumn]:
+    """The columns of which nobody can tell which ones they are, where nothing was decided of them before."""
+    if made_again(before, after):
+        return []
+    decided = {column.number for column in before.columns if column.ambiguous}
+    places, assumptions = predecessors(before, after), []
+    for typed_column in wanted:
+        source_index, companion = _source(typed_column, after)
+        if typed_column.source.ambiguous and typed_column.source.number not in decided and not companion:
+            came = places[source_index]
+            assumptions.append(AssumeColumn(typed_column.name, None if came is None else names[came, False]))
+    return assumptions
+
+
+def _source(column: TypedColumn, relation: Relation) -> tuple[int, bool]:
+    """The position of the source's column, and whether this one stands beside it."""
+    return relation.names.index(column.source.name), column.companion
+
+
+_HELD = {("smallint", "int")}  # Iceberg has no smaller integers: what was made as smallint is int there
+
+
+def _lost_columns(
+    held: dict[str, str], stays: dict[str, str], taken_names: set[str], old_names: set[str], on_drop: OnDrop
+) -> list[SchemaChange]:
+    """Of the columns that no later one continues: those that go, those that are kept from now on; not those kept."""
+    changes: list[SchemaChange] = []
+    for name, kind in held.items():
+        if name in stays:
+            continue
+        if fold_case(name) in taken_names or (on_drop == "drop" and name in old_names):
+            changes.append(DropColumn(SilverColumn(name, kind)))
+        elif name in old_names:
+            changes.append(KeepColumn(SilverColumn(name, kind)))
+    return changes
+
+
+def _add_column(typed_column: TypedColumn, *, unknown: bool) -> AddColumn:
+    column, missing = SilverColumn(typed_column.name, typed_column.type.sql), typed_column.source.missing
+    if unknown or missing is None:
+        return AddColumn(column, unknown=unknown)
+    if missing.text is None:
+        return AddColumn(column, unknown=True)
+    text = literal(missing.text)
+    failed = f"raise_error({literal(f'cdc_lake: the default of column {column.name} has no silver value')})"
+    return AddColumn(
+        column,
+        f"CASE WHEN {fits_sql(text, typed_column.type)} THEN {cast_sql(text, typed_column.type)} ELSE {failed} END",
+    )
+
+
+def restate_columns(
+    have: Sequence[SilverColumn], changes: Sequence[SchemaChange], live: str
+) -> tuple[tuple[SilverColumn, str], ...]:
+    """The columns of a table after all of `changes`, each with the SQL over its columns before that gives it.
+
+    `live`: SQL of the condition under which a row is one that the source's table has. Raises Unconvertible.
+    """
+    dropped = {change.column.name for change in changes if isinstance(change, DropColumn)}
+    names = {change.name: change.to for change in changes if isinstance(change, RenameColumn)}
+    columns = {names.get(c.name, c.name): (c.type, quote_identifier(c.name)) for c in have if c.name not in dropped}
+    for change in changes:
+        match change:
+            case ChangeType(name, _, new):
+                columns[name] = new, change.conversion_sql(columns[name][1])
+            case AddColumn(column, fill):
+                columns[column.name] = column.type, fill_sql(column, fill, live)
+            case _:
+                pass
+    return tuple((SilverColumn(name, kind), sql) for name, (kind, sql) in columns.items())
+
+
+def columns_after(have: Sequence[SilverColumn], changes: Sequence[SchemaChange]) -> tuple[SilverColumn, ...]:
+    """The columns of a table once all of `changes` are done."""
+    dropped = {change.column.name for change in changes if isinstance(change, DropColumn)}
+    names = {change.name: change.to for change in changes if isinstance(change, RenameColumn)}
+    types = {change.name: change.new_sql for change in changes if isinstance(change, ChangeType)}
+    stay = [SilverColumn(names.get(c.name, c.name), c.type) for c in have if c.name not in dropped]
+    added = [change.column for change in changes if isinstance(change, AddColumn)]
+    return (*(SilverColumn(c.name, types.get(c.name, c.type)) for c in stay), *added)
+
+
+def fill_sql(column: SilverColumn, fill: str | None, live: str) -> str:
+    """SQL of a new column in the rows that are there."""
+    return f"CAST({'NULL' if fill is None else f'CASE WHEN {live} THEN {fill} END'} AS {column.type})"
+
+
+def only_adds(changes: Iterable[SchemaChange]) -> bool:
+    """Whether no row changes: columns are added, and are NULL; then the schema says it all."""
+    return all(isinstance(change, AddColumn) and change.fill is None for change in changes)
+
+
+def for_the_table(changes: Iterable[SchemaChange]) -> tuple[SchemaChange, ...]:
+    """The operations that do something to the table itself: what is kept stays, what begins again does as rows go."""
+    return tuple(change for change in changes if isinstance(change, _OF_THE_TABLE))
+
+
+PROPERTY: Final = "cdc-lake.layout"
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+_PROMOTED = {("int", "bigint"), ("float", "double")}
+_PREFIX = "_cdc_next_"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the operations of a layout are done: those that a schema says (`begun`), or all (`done`)."""
+
+    app: str
+    position: int
+    done: bool
+
+    def text(self) -> str:
+        """As the table property has it."""
+        return json.dumps({"app": self.app, "position": self.position, "done": self.done})
+
+
+def progress(table: Table) -> Progress | None:
+    """What the table says of its last layout."""
+    text = table.properties.get(PROPERTY)
+    return None if text is None else Progress(**json.loads(text))
+
+
+def is_promotion(change: ChangeType) -> bool:
+    """Whether Iceberg reads values of the old type as the new one by itself."""
+    if change.rewriting is not None:
+        return False
+    old, new = _DECIMAL.fullmatch(change.old_sql), _DECIMAL.fullmatch(change.new_sql)
+    if old and new:
+        return old[2] == new[2] and int(old[1]) <= int(new[1])
+    return (change.old_sql, change.new_sql) in _PROMOTED
+
+
+def assignments(changes: Sequence[SchemaChange], live: str) -> dict[str, str]:
+    """What an UPDATE has to set once the schema is there: column → SQL. Raises Unconvertible."""
+    values = {}
+    for change in changes:
+        match change:
+            case ChangeType(name) if not is_promotion(change):
+                values[_PREFIX + name] = change.conversion_sql(quote_identifier(name))
+            case AddColumn(column, fill) if fill is not None:
+                values[column.name] = fill_sql(column, fill, live)
+            case _:
+                pass
+    return values
+
+
+def begin(table: Table, version: int | None, changes: Sequence[SchemaChange], reached: Progress) -> None:
+    """Commit what a schema says, on the table's version `version`. Raises TableChangedMeanwhile.
+
+    Columns come in a step of their own: pyiceberg adds none under a name that another one has until that step ends.
+    """
+
+    def leave(schema: UpdateSchema) -> None:
+        for change in changes:
+            match change:
+                case DropColumn(column):
+                    schema.delete_column(column.name)
+                case RenameColumn(name, to):
+                    schema.rename_column(name, to)
+                case _:
+                    pass
+
+    def add_columns(schema: UpdateSchema) -> None:
+        for change in changes:
+            match change:
+                case ChangeType(name, _, new) if is_promotion(change):
+                    schema.update_column(name, _iceberg_type(new))
+                case ChangeType(name, _, new):
+                    schema.add_column(_PREFIX + name, _iceberg_type(new))
+                case AddColumn(column):
+                    schema.add_column(column.name, _iceberg_type(column.type))
+                case _:
+                    pass
+
+    _commit(table, version, reached, leave, add_columns)
+
+
+def finish(table: Table, version: int | None, changes: Sequence[SchemaChange], reached: Progress) -> None:
+    """Commit that columns of another type take the place of the old ones. Raises TableChangedMeanwhile."""
+    swapped = [change.name for change in changes if isinstance(change, ChangeType) and not is_promotion(change)]
+
+    def update(schema: UpdateSchema) -> None:
+        for name in swapped:
+            schema.delete_column(name)
+            schema.rename_column(_PREFIX + name, name)
+
+    _commit(table, version, reached, update)
+
+
+def _commit(table: Table, version: int | None, reached: Progress, *updates: Callable[[UpdateSchema], None]) -> None:
+    from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - an extra
+    from pyiceberg.table.update import AssertRefSnapshotId  # noqa: PLC0415 - an extra
+
+    meanwhile = TableChangedMeanwhile(f"another writer committed to {'.'.join(table.name())}")
+    head = table.current_snapshot()
+    if (None if head is None else head.snapshot_id) != version:
+        raise meanwhile
+    transaction = table.transaction()
+    for update in updates:
+        with transaction.update_schema(allow_incompatible_changes=True) as schema:
+            update(schema)
+    transaction.set_properties({PROPERTY: reached.text()})
+    # Only where rows are still those the operations were worked out from: pyiceberg asks for nothing but the schema.
+    fence = AssertRefSnapshotId(ref="main", snapshot_id=version)
+    try:
+        transaction._apply((), (fence,))  # noqa: SLF001 - it has no other word for a requirement
+        transaction.commit_transaction()
+    except CommitFailedException as cause:
+        raise meanwhile from cause
+
+
+def _iceberg_type(sql: str) -> IcebergType:
+    from pyiceberg import types  # noqa: PLC0415 - an extra
+
+    if decimal := _DECIMAL.fullmatch(sql):
+        return types.DecimalType(int(decimal[1]), int(decimal[2]))
+    if sql.startswith("array<"):
+        return types.ListType(0, _iceberg_type(sql[len("array<") : -1]), element_required=False)
+    simple: dict[str, type[IcebergType]] = {
+        "smallint": types.IntegerType,
+        "int": types.IntegerType,
+        "bigint": types.LongType,
+        "float": types.FloatType,
+        "double": types.DoubleType,
+        "boolean": types.BooleanType,
+        "binary": types.BinaryType,
+        "string": types.StringType,
+        "date": types.DateType,
+        "timestamp": types.TimestamptzType,
+        "timestamp_ntz": types.TimestampType,
+    }
+    if sql not in simple:
+        raise LakeError(f"a column of type {sql} cannot be added to an Iceberg table")
+    return simple[sql]()

@@ -1,0 +1,183 @@
+"""Reading silver without a JVM: Delta by the query engine of delta-rs, with deletion vectors, Iceberg by pyiceberg.
+
+A version is what a cut names: Delta's table version, Iceberg's snapshot id. Spark writes instants as INT96, which
+delta-rs reads as nanoseconds that wrap outside the years 1677 to 2262 (seen: 0001-01-01 came out as 1754); the engine
+is told to take microseconds.
+
+Frames of Spark: a version of a silver table, and a name in SQL for one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import SilverMissing
+from cdc_lake.tables.silver_table import iceberg_table
+from cdc_lake.tables.types import quote_identifier
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+_ROWS_AT_ONCE = 1 << 14
+_ENGINE = {
+    "datafusion.execution.parquet.coerce_int96": "us",
+    "datafusion.execution.parquet.schema_force_view_types": "false",  # views would become plain texts here again
+}
+
+
+def silver_version(project: Project, target: Target) -> int | None:
+    """The newest version of a silver table; None where it does not exist or, on Iceberg, holds nothing yet."""
+    if target.format == "delta":
+        try:
+            return int(DeltaTable(str(project.silver_path(target))).version())
+        except TableNotFoundError:
+            return None
+    table = iceberg_table(project, target)
+    head = table.current_snapshot() if table is not None else None
+    return head.snapshot_id if head is not None else None
+
+
+def silver_exists(project: Project, target: Target) -> bool:
+    """Whether the silver table is there."""
+    if target.format == "delta":
+        return bool(DeltaTable.is_deltatable(str(project.silver_path(target))))
+    return iceberg_table(project, target) is not None
+
+
+def empty_silver(project: Project, target: Target) -> pa.Table:
+    """No rows, in the columns of the newest version. Raises SilverMissing where there is no table."""
+    if target.format == "delta":
+        return _read_delta(project, target, None, None).slice(0, 0)
+    table = iceberg_table(project, target)
+    if table is None:
+        raise SilverMissing(target.label)
+    return table.schema().as_arrow().empty_table()
+
+
+def read_silver(
+    project: Project, target: Target, version: int | None = None, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """The rows of a silver table at a version, the newest by default, in no order.
+
+    Columns come as declared in the table, text as string or large_string. Raises SilverMissing where the table or the
+    version is not there.
+    """
+    if target.format == "delta":
+        return _read_delta(project, target, version, columns)
+    table = iceberg_table(project, target)
+    if table is None or (version is not None and table.snapshot_by_id(version) is None):
+        raise SilverMissing(target.label, version)
+    return table.scan(snapshot_id=version, selected_fields=tuple(columns) if columns is not None else ("*",)).to_arrow()
+
+
+def silver_blocks(project: Project, target: Target, version: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    """The schema of a silver table at a version, and its rows as `read_silver` gives them, some 10,000 at a time.
+
+    Raises SilverMissing.
+    """
+    if target.format == "delta":
+        batches = _query_delta(project, target, version, None)
+        schema = _plain_schema(pa.schema(batches.schema))
+        return schema, _group_batches((pa.record_batch(batch) for batch in batches), schema)
+    table = iceberg_table(project, target)
+    if table is None or (version is not None and table.snapshot_by_id(version) is None):
+        raise SilverMissing(target.label, version)
+    reader = table.scan(snapshot_id=version).to_arrow_batch_reader()
+    return reader.schema, _group_batches(reader, reader.schema)
+
+
+def silver_rows(project: Project, target: Target, version: int | None = None) -> int:
+    """How many rows a silver table has at a version, of all kinds. Raises SilverMissing."""
+    if target.format == "delta":
+        return int(pa.table(_query_delta(project, target, version, "count(*)"))[0][0].as_py())
+    table = iceberg_table(project, target)
+    if table is None or (version is not None and table.snapshot_by_id(version) is None):
+        raise SilverMissing(target.label, version)
+    return int(table.scan(snapshot_id=version).count())
+
+
+def _read_delta(project: Project, target: Target, version: int | None, columns: Sequence[str] | None) -> pa.Table:
+    table = pa.table(_query_delta(project, target, version, columns))
+    return table.cast(_plain_schema(table.schema))
+
+
+def _query_delta(project: Project, target: Target, version: int | None, columns: Sequence[str] | str | None) -> Any:
+    """`columns`: names, None for all, or an expression."""
+    try:
+        table = DeltaTable(str(project.silver_path(target)), version=version)
+    except (TableNotFoundError, DeltaError) as cause:
+        raise SilverMissing(target.label, version) from cause
+    names = columns if columns is not None else [field.name for field in table.schema().fields]
+    listed = names if isinstance(names, str) else ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+    engine = QueryBuilder(_ENGINE).register("silver", table)
+    return engine.execute(f"SELECT {listed} FROM silver")
+
+
+def _group_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Some batches at a time as a table: they can be of a few rows each."""
+    group: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        group.append(batch)
+        rows += batch.num_rows
+        if rows >= _ROWS_AT_ONCE:
+            yield pa.Table.from_batches(group).cast(schema)
+            group, rows = [], 0
+    if group:
+        yield pa.Table.from_batches(group).cast(schema)
+
+
+def _plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The engine hands out views, which few kernels take: the same columns as large strings and binaries."""
+    return pa.schema([f.with_type(_without_views(f.type)) for f in schema])
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_without_views(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_without_views(kind.key_type), kind.item_field.with_type(_without_views(kind.item_type)))
+    return plain.get(kind, kind)
+
+
+_FIRST = threading.Lock()
+"""A session's first use of a catalog makes the catalog's tables, which it cannot do twice at once."""
+
+
+def silver_frame(spark: SparkSession, project: Project, target: Target, version: int | None) -> DataFrame:
+    """The rows of a silver table at a version, in the columns it had then; None: no rows, in those it has now."""
+    if target.format == "delta":
+        name = f"delta.{quote_identifier(str(project.silver_path(target)))}"
+    else:
+        names = [quote_identifier(part) for part in (target.namespace, target.name)]
+        name = ".".join([project.pipeline.lake.iceberg.catalog, *names])
+    with _FIRST:
+        if target.format == "iceberg":
+            spark.sql(f"REFRESH TABLE {name}")  # the catalog remembers a table for half a minute
+        if version is None:
+            return spark.table(name).where("false")
+        return spark.sql(f"SELECT * FROM {name} VERSION AS OF {version}")
+
+
+@contextmanager
+def temp_view(frame: DataFrame, name: str) -> Iterator[str]:
+    """A frame under a name for SQL in the frame's session, which forgets it in the end."""
+    frame.createOrReplaceTempView(name)
+    try:
+        yield name
+    finally:
+        frame.sparkSession.catalog.dropTempView(name)

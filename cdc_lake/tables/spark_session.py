@@ -1,0 +1,353 @@
+"""Spark sessions: one list of settings, applied to every session this package uses.
+
+`newSession()` inherits no runtime settings and Delta's and Iceberg's commit settings are session-wide, so a table is
+merged in a session of its own, made by `derive`. On Databricks the runtime's session is taken as it is.
+
+Versions are the set that was run together (`docs/reference/versions.md`); the `_4.1` artifacts are the only Spark minor
+that Delta, Iceberg and Great Expectations all accept.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cdc_lake.config.project import Project
+from cdc_lake.errors import JavaMissing, SparkMissing, SparkNotStarted
+from cdc_lake.tables.catalog import REDACTED, catalog_packages, catalog_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+SPARK_VERSION = "4.1.4"
+PACKAGES = (
+    "io.delta:delta-spark_4.1_2.13:4.4.0",
+    "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+    "org.xerial:sqlite-jdbc:3.51.0.0",
+)
+# What pyspark ships already: without these lines Ivy fetches 148 MB instead of 75 (measured).
+EXCLUDES = (
+    "org.apache.hadoop:hadoop-client-api",
+    "org.apache.hadoop:hadoop-client-runtime",
+    "com.github.luben:zstd-jni",
+    "org.apache.parquet:parquet-hadoop",
+    "org.apache.parquet:parquet-column",
+    "org.apache.parquet:parquet-common",
+    "org.apache.parquet:parquet-encoding",
+    "org.apache.parquet:parquet-format-structures",
+    "org.apache.parquet:parquet-jackson",
+    "org.xerial.snappy:snappy-java",
+    "org.apache.logging.log4j:log4j-api",
+    "org.apache.logging.log4j:log4j-core",
+    "com.fasterxml.jackson.core:jackson-core",
+    "com.fasterxml.jackson.core:jackson-databind",
+    "com.fasterxml.jackson.core:jackson-annotations",
+    "com.fasterxml.jackson.datatype:jackson-datatype-jsr310",
+    "org.slf4j:slf4j-api",
+    "commons-logging:commons-logging",
+    "commons-pool:commons-pool",
+    "io.airlift:aircompressor",
+    "org.roaringbitmap:RoaringBitmap",
+    "org.roaringbitmap:shims",
+    "org.locationtech.jts:jts-core",
+)
+JAVA_MAJORS = (17, 21)
+
+COLLECTOR = "-XX:+UseParallelGC"
+"""Merges are short jobs of a few tasks: a quarter less processor time than with the default collector (measured)."""
+
+HUGE_METHODS = "-XX:-DontCompileHugeMethods"
+"""Java interprets methods of more than 8,000 bytes for ever. What Spark generates for twenty rules is one (8,364), and
+the pass over a span took twice as long (measured).
+"""
+
+STACK = "-Xss8m"
+"""Of a thread; the default is 1 MiB. Spark walks plans by recursion, and those of 1,600 columns are deep.
+Memory is taken as far as a thread goes.
+"""
+
+_ENDS_IT = "org.apache.spark.util.SparkUncaughtExceptionHandler"
+_SUBMIT = "PYSPARK_SUBMIT_ARGS"
+_LOOKED_UP = (
+    ("functions",),
+    ("org.apache.spark.sql.functions",),
+    ("PythonUtils",),
+    ("PythonSQLUtils",),
+    ("py4j", "reflection", "TypeUtil"),
+)
+_PLAIN = re.compile(r"[A-Za-z0-9._/-]")
+_OUT_OF_MEMORY = 52  # SparkExitCode.OOM
+
+CHECKPOINT_FILES: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+RUNTIME_SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.shuffle.partitions": str(min(8, os.cpu_count() or 2)),
+    # The default of 50 added 3.5 s to every small MERGE (measured, local mode).
+    "spark.databricks.delta.snapshotPartitions": "1",
+    # The default, INT96, is read by others as nanoseconds that wrap outside the years 1677 to 2262 (seen).
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+    # An overwrite is of the whole table: `dynamic` would keep partitions that have no new rows.
+    "spark.sql.sources.partitionOverwriteMode": "static",
+    # What Spark infers from conditions costs it the square of the columns: seen in its stack, with 1,600 of them.
+    "spark.sql.constraintPropagation.enabled": "false",
+}
+"""What every session has, also those that `newSession` and `foreachBatch` make."""
+
+
+def start(project: Project, *, log: Path | None = None) -> SparkSession:
+    """The session of this process: the runtime's own where there is one, otherwise a local one with pinned jars.
+
+    Raises JavaMissing, SparkMissing, SparkNotStarted. The JVM's own output goes to `log`, by default
+    `<lake>/logs/spark.log`: a terminal belongs to the person before it.
+    """
+    try:
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra: a receiver has no Spark
+    except ImportError as cause:
+        raise SparkMissing from cause
+    if (active := SparkSession.getActiveSession()) is not None:
+        return apply_settings(active)
+    require_java()
+    log = log or project.lake / "logs" / "spark.log"
+    _quiet_gateway()
+    builder = SparkSession.builder.appName(f"cdc_lake {project.name}")
+    private = catalog_settings(project)
+    for key, value in static_settings(project).items():
+        if key not in private:
+            builder = builder.config(key, value)
+    with _settings_by_file(private), _jvm_output_to(log), _own_interrupt():
+        try:
+            spark = builder.getOrCreate()
+        except Exception as cause:
+            raise SparkNotStarted(f"Spark did not start; its own words are in {log}") from cause
+    _log_no_values(spark)
+    _keep_classes(spark)
+    return apply_settings(spark)
+
+
+def death(spark: SparkSession) -> str | None:
+    """How Spark's JVM ended, None while it is there."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - comes with pyspark
+
+    context = spark.sparkContext
+    process = getattr(context._gateway, "proc", None)  # noqa: SLF001 - pyspark has no other word for it
+    if process is not None and (code := process.poll()) is not None:
+        memory = ", out of memory" if code == _OUT_OF_MEMORY else ""
+        return f"killed by signal {-code}" if code < 0 else f"exit code {code}{memory}"
+    try:
+        stopped = context._jsc.sc().isStopped()  # noqa: SLF001
+    except (Py4JError, OSError) as silence:
+        return f"it does not answer: {type(silence).__name__}"
+    return "it is shutting down" if stopped else None
+
+
+def forget() -> None:
+    """Let pyspark forget a JVM that ended, so that the next `start` starts another one."""
+    from pyspark import SparkContext  # noqa: PLC0415 - an extra: a receiver has no Spark
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    context, gateway = SparkContext._active_spark_context, SparkContext._gateway  # noqa: SLF001 - it has no word for it
+    if context is not None and (server := getattr(context, "_accumulatorServer", None)) is not None:
+        server.shutdown()
+    SparkSession._instantiatedSession = SparkSession._activeSession = None  # noqa: SLF001
+    SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
+    if gateway is None:
+        return
+    process = getattr(gateway, "proc", None)
+    if process is not None:  # it may be on its way to its end
+        process.kill()
+        process.wait()
+    with suppress(Exception):  # whoever it would tell is gone
+        gateway.shutdown()
+
+
+def derive(spark: SparkSession) -> SparkSession:
+    """A session of its own on the same Spark, with the same settings."""
+    return apply_settings(spark.newSession())
+
+
+def apply_settings(spark: SparkSession) -> SparkSession:
+    """The session, with the runtime settings in force."""
+    for key, value in RUNTIME_SETTINGS.items():
+        spark.conf.set(key, value)
+    return spark
+
+
+def static_settings(project: Project) -> dict[str, str]:
+    """Settings that must stand before the JVM starts."""
+    return {
+        "spark.master": f"local[{min(8, os.cpu_count() or 2)}]",
+        "spark.driver.memory": f"{project.pipeline.apply.driver_memory >> 20}m",
+        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {COLLECTOR} {HUGE_METHODS} {STACK}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # Each plan is written down for that page all the same: in the longest form, the default, a twenty-fifth of the
+        # processor time of small merges (sampled).
+        "spark.sql.ui.explainMode": "simple",
+        # The default of 100 forgets what one span compiled before the next one asks for it: all 30 classes of a small
+        # span were compiled anew, and ran cold (counted).
+        "spark.sql.codegen.cache.maxEntries": "1000",
+        # Of Hadoop's two interfaces to a folder the default one starts `readlink` four times for each file that gets
+        # its name: two thirds of the processes of a commit to Delta, and most of a batch of the stream (counted).
+        "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
+        "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
+        # A checkpoint is a hint here: it need not have sums of its own.
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+        "spark.jars.packages": ",".join((*PACKAGES, *catalog_packages(project))),
+        "spark.jars.excludes": ",".join(EXCLUDES),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
+        "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.warehouse.dir": str(project.lake / "spark"),
+        # Python workers start `python3` from PATH otherwise, not this environment (seen).
+        "spark.pyspark.python": sys.executable,
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # Otherwise each function and operator of a column may also ask the JVM for its session and a setting, and tell
+        # it which line of ours called, for a message: 27 calls instead of 7 for `col + lit` (measured).
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
+        "spark.redaction.regex": REDACTED,
+        **catalog_settings(project),
+        **RUNTIME_SETTINGS,
+    }
+
+
+def java_version() -> int | None:
+    """The major version of the Java that Spark would start, None where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None or not Path(java).exists():
+        return None
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)  # noqa: S603
+    version_match = re.search(r'version "(\d+)', output.stderr + output.stdout)
+    return int(version_match[1]) if version_match else None
+
+
+def java_found(version: int | None) -> str:
+    """What Java there is, for who needs another: its version, or where none was found."""
+    home = os.environ.get("JAVA_HOME")
+    if version is not None:
+        return f"Java {version} was found"
+    return f"JAVA_HOME names {home}, which has no bin/java that runs" if home else "no Java was found"
+
+
+def require_java() -> None:
+    """Raise JavaMissing where Spark could not start."""
+    version = java_version()
+    if version not in JAVA_MAJORS:
+        have, home = java_found(version), os.environ.get("JAVA_HOME")
+        raise JavaMissing(f"Spark needs Java 17 or 21, {have}", where=f"JAVA_HOME={home}" if home else "PATH")
+
+
+def _quiet_gateway() -> None:
+    """Keep what pyspark logs by itself off the terminal: tracebacks of calls to a dead JVM, which is told once, and
+    errors of queries with the values that they failed on.
+    """
+    from pyspark.logger import PySparkLogger  # noqa: PLC0415 - an extra: a receiver has no Spark
+
+    gateway = logging.getLogger("py4j")
+    if all(isinstance(handler, logging.NullHandler) for handler in gateway.handlers):  # py4j adds one by itself
+        gateway.addHandler(logging.NullHandler())
+        gateway.propagate = False
+    logging.getLogger().addFilter(_not_of_py4j)
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    """Whether somebody else than py4j wrote to the root logger, as it does where a call finds no JVM."""
+    return Path(record.pathname).parent.name != "py4j"
+
+
+def _log_no_values(spark: SparkSession) -> None:
+    """Let the JVM log nothing that may quote a row: Spark's errors name the value that they failed on. What ends the
+    JVM is logged.
+    """
+    spark.sparkContext.setLogLevel("OFF")
+    jvm = spark.sparkContext._jvm  # noqa: SLF001 - pyspark has no other word for it
+    assert jvm is not None, "it was just started"
+    log4j = jvm.org.apache.logging.log4j
+    log4j.core.config.Configurator.setLevel(_ENDS_IT, log4j.Level.ERROR)
+
+
+def _keep_classes(spark: SparkSession) -> None:
+    """Keep the classes that pyspark asks the JVM for by name with each column and call: Java would look into all jars
+    each time (a twentieth of the processor time of small merges, sampled).
+    """
+    jvm = spark.sparkContext._jvm  # noqa: SLF001 - pyspark has no other word for it
+    for path in _LOOKED_UP:
+        owner: object = jvm
+        for name in path:
+            member = getattr(owner, name)
+            setattr(owner, name, member)
+            owner = member
+
+
+@contextmanager
+def _settings_by_file(settings: Mapping[str, str]) -> Iterator[None]:
+    """Let a JVM that starts inside the block read settings from a file that only we can read, and not, as pyspark does
+    it, from its command line, which everybody on the machine can.
+    """
+    before = os.environ.get(_SUBMIT)
+    with tempfile.NamedTemporaryFile("w", prefix="cdc_lake-", suffix=".properties", encoding="ascii") as file:
+        file.writelines(f"{_property(key)}={_property(value)}\n" for key, value in settings.items())
+        file.flush()
+        named = f"--properties-file {shlex.quote(file.name)} --load-spark-defaults"
+        os.environ[_SUBMIT] = f"{named} {before or 'pyspark-shell'}"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_SUBMIT]
+            else:
+                os.environ[_SUBMIT] = before
+
+
+def _property(text: str) -> str:
+    """A text as a file of Java's properties has it, in ASCII."""
+    units = text.encode("utf-16-be")
+    codes = (int.from_bytes(units[offset : offset + 2]) for offset in range(0, len(units), 2))
+    return "".join(chr(code) if _PLAIN.fullmatch(chr(code)) else f"\\u{code:04x}" for code in codes)
+
+
+@contextmanager
+def _own_interrupt() -> Iterator[None]:
+    """Keep our handler of Ctrl-C: pyspark puts its own in place, which cancels all jobs at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _jvm_output_to(log: Path) -> Iterator[None]:
+    """Let a JVM that starts inside the block inherit `log` as its standard error."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    saved_stderr = os.dup(2)
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.dup2(target, 2)
+        yield
+    finally:
+        os.dup2(saved_stderr, 2)
+        os.close(saved_stderr)
+        os.close(target)

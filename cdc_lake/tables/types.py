@@ -1,0 +1,444 @@
+"""Types: which Spark SQL type a column of the source gets in silver, by its own type and by what the pipeline declares.
+
+`LEDGER` is the one place of the mapping: `plan`, `check`, `docs/reference/types.md`, the projection and DDL read it. It
+goes by type OID, which is fixed for PostgreSQL's own types (`pg_type.dat`) and the GaussDB family's (`pg_type.h`); only
+where a source gives no OID (0) it goes by name. What has no row there (enums, domains, arrays, ranges, geometry …)
+stays the text the server prints. How a text becomes a value, and when it does not fit, is `tables.casts`.
+
+Names: what a source column is called in silver.
+
+An ordinary name stays as it is. Delta refuses blanks and `,;{}()=` in column names, a dot or backtick needs quoting
+in every query, Spark sees no difference of case, and Iceberg keeps some names for itself. Such a name has these
+characters replaced by `_` and a mark of its original appended, `order id` → `order_id_5c1f3a`, so that it cannot meet
+an ordinary name by chance. Names depend only on the columns before them: adding a column renames none.
+
+Typed columns: all columns of a silver table that come from its source's, with name, type and where they come from.
+
+By position first the source's columns in their order, then the companions: decimals that stand beside a column of text
+(`both(p,s)` in `types`), under its name with `_decimal` behind it.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from cdc_lake.config.silver_tables import MAX_PRECISION, UNDECLARED, Declared, TypePolicy
+from cdc_lake.errors import NameTaken, TypeRefused
+from cdc_lake.model.relation import VARHDRSZ, Column, Relation, numeric_modifier
+
+
+def quote_identifier(name: str) -> str:
+    """An identifier in Spark SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """A string literal in Spark SQL.
+
+    Before anything else Spark puts settings and the environment of its process in place of `${name}`, in strings too,
+    so no dollar stands as one.
+    """
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024") + "'"
+
+
+@dataclass(frozen=True, slots=True)
+class SilverColumn:
+    """A column of a silver table: its name and its Spark SQL type."""
+
+    name: str
+    type: str
+
+    @property
+    def ddl(self) -> str:
+        """The column as CREATE and ALTER TABLE take it."""
+        return f"{quote_identifier(self.name)} {self.type}"
+
+
+class Loss(enum.Enum):
+    """What becomes of a column's values: the same values, another form of them, or nothing, because silver cannot have
+    them or is not to have them. `COMPUTED`: silver's own, worked out of others.
+    """
+
+    LOSSLESS = "lossless"
+    CONVERTED = "converted"
+    REFUSED = "refused"
+    LEFT_OUT = "left out"
+    COMPUTED = "computed"
+
+
+class Family(enum.Enum):
+    """How a text is read: one member a way of casting."""
+
+    TEXT = "text"
+    NUMBER_TEXT = "number as text"
+    INTEGER = "integer"
+    DECIMAL = "decimal"
+    NUMBER = "number"
+    NUMBER_OR_NULL = "number or null"
+    FLOAT = "float"
+    BOOLEAN = "boolean"
+    BINARY = "binary"
+    HEX = "hex"
+    DATE = "date"
+    TIMESTAMP = "timestamp"
+    TIMESTAMPTZ = "timestamptz"
+    ARRAY = "array"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnType:
+    """The silver type of a column: Spark SQL's name of it, how it is read, what is lost, and which values are held.
+
+    `element`: of an array.
+    """
+
+    sql: str
+    family: Family
+    loss: Loss
+    note: str = ""
+    held: str = ""
+    element: ColumnType | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """One PostgreSQL type: its OID, the name its catalog gives, other names of it, and the silver type."""
+
+    oid: int
+    name: str
+    aliases: tuple[str, ...]
+    type: ColumnType
+
+
+def _text(note: str = "", loss: Loss = Loss.CONVERTED) -> ColumnType:
+    return ColumnType("string", Family.TEXT, loss, note)
+
+
+_AS_TEXT = _text("the text the server prints")
+_ARRAY = _text("the array as the server prints it")
+_SAME_TEXT = _text("", Loss.LOSSLESS)
+_INFINITE = "infinity, -infinity, BC, years above 9999"
+_OWN = "of the GaussDB family"
+_BYTES = ColumnType("binary", Family.HEX, Loss.LOSSLESS, f"{_OWN}; digits in upper case on the wire")
+
+LEDGER: tuple[LedgerRow, ...] = (
+    LedgerRow(21, "int2", ("smallint",), ColumnType("smallint", Family.INTEGER, Loss.LOSSLESS)),
+    LedgerRow(23, "int4", ("integer", "int"), ColumnType("int", Family.INTEGER, Loss.LOSSLESS)),
+    LedgerRow(20, "int8", ("bigint",), ColumnType("bigint", Family.INTEGER, Loss.LOSSLESS)),
+    LedgerRow(26, "oid", (), ColumnType("bigint", Family.INTEGER, Loss.LOSSLESS, "unsigned 32 bit on the server")),
+    LedgerRow(
+        700,
+        "float4",
+        ("real",),
+        ColumnType(
+            "float", Family.FLOAT, Loss.LOSSLESS, "NaN, infinities and -0 stay; in what identifies a row -0 is held"
+        ),
+    ),
+    LedgerRow(
+        701,
+        "float8",
+        ("double precision",),
+        ColumnType(
+            "double", Family.FLOAT, Loss.LOSSLESS, "NaN, infinities and -0 stay; in what identifies a row -0 is held"
+        ),
+    ),
+    LedgerRow(
+        1700, "numeric", ("decimal",), _text("no modifier, or more than 38 digits, or a scale outside 0…precision")
+    ),
+    LedgerRow(16, "bool", ("boolean",), ColumnType("boolean", Family.BOOLEAN, Loss.LOSSLESS)),
+    LedgerRow(17, "bytea", (), ColumnType("binary", Family.BINARY, Loss.LOSSLESS)),
+    LedgerRow(25, "text", (), _SAME_TEXT),
+    LedgerRow(1043, "varchar", ("character varying",), _SAME_TEXT),
+    LedgerRow(
+        1042,
+        "bpchar",
+        ("character",),
+        _text("padded with spaces to its length, as the server prints it", Loss.LOSSLESS),
+    ),
+    LedgerRow(18, "char", ('"char"',), _SAME_TEXT),
+    LedgerRow(19, "name", (), _SAME_TEXT),
+    LedgerRow(1082, "date", (), ColumnType("date", Family.DATE, Loss.LOSSLESS, held=_INFINITE)),
+    LedgerRow(
+        1114,
+        "timestamp",
+        ("timestamp without time zone",),
+        ColumnType("timestamp_ntz", Family.TIMESTAMP, Loss.LOSSLESS, "microseconds", _INFINITE),
+    ),
+    LedgerRow(
+        1184,
+        "timestamptz",
+        ("timestamp with time zone",),
+        ColumnType("timestamp", Family.TIMESTAMPTZ, Loss.LOSSLESS, "microseconds, the same instant", _INFINITE),
+    ),
+    LedgerRow(1083, "time", ("time without time zone",), _AS_TEXT),
+    LedgerRow(1266, "timetz", ("time with time zone",), _AS_TEXT),
+    LedgerRow(1186, "interval", (), _AS_TEXT),
+    LedgerRow(2950, "uuid", (), _AS_TEXT),
+    LedgerRow(114, "json", (), _text("the document as it was written", Loss.LOSSLESS)),
+    LedgerRow(3802, "jsonb", (), _text("the document as the server prints it")),
+    LedgerRow(142, "xml", (), _text("the document as it was written", Loss.LOSSLESS)),
+    LedgerRow(869, "inet", (), _AS_TEXT),
+    LedgerRow(650, "cidr", (), _AS_TEXT),
+    LedgerRow(829, "macaddr", (), _AS_TEXT),
+    LedgerRow(774, "macaddr8", (), _AS_TEXT),
+    LedgerRow(1560, "bit", (), _AS_TEXT),
+    LedgerRow(1562, "varbit", ("bit varying",), _AS_TEXT),
+    LedgerRow(790, "money", (), _text("the text the server prints, by its lc_monetary")),
+    LedgerRow(3614, "tsvector", (), _AS_TEXT),
+    LedgerRow(3615, "tsquery", (), _AS_TEXT),
+    LedgerRow(5545, "int1", ("tinyint",), ColumnType("smallint", Family.INTEGER, Loss.LOSSLESS, f"{_OWN}; 0 to 255")),
+    LedgerRow(3969, "nvarchar2", (), _text(_OWN, Loss.LOSSLESS)),
+    LedgerRow(90, "clob", (), _text(_OWN, Loss.LOSSLESS)),
+    LedgerRow(88, "blob", (), _BYTES),
+    LedgerRow(86, "raw", (), _BYTES),
+    LedgerRow(
+        9003,
+        "smalldatetime",
+        (),
+        ColumnType("timestamp_ntz", Family.TIMESTAMP, Loss.LOSSLESS, f"{_OWN}; whole minutes", _INFINITE),
+    ),
+    LedgerRow(5801, "hash16", (), _text(f"{_OWN}; the text the server prints")),
+    LedgerRow(5802, "hash32", (), _text(f"{_OWN}; the text the server prints")),
+    LedgerRow(8305, "vector", (), _text(f"{_OWN}; the text the server prints")),
+)
+"""The mapping. Bounded numerics are worked out from their modifier by `column_type`."""
+
+_BY_OID: Mapping[int, ColumnType] = MappingProxyType({row.oid: row.type for row in LEDGER})
+_BY_NAME: Mapping[str, ColumnType] = MappingProxyType(
+    {name: row.type for row in LEDGER for name in (row.name, *row.aliases)}
+)
+_NAMES_BY_OID: Mapping[int, str] = MappingProxyType({row.oid: row.name for row in LEDGER})
+_NAMES: Mapping[str, str] = MappingProxyType({name: row.name for row in LEDGER for name in (row.name, *row.aliases)})
+_NUMERIC = 1700
+_OF_LENGTH = frozenset({1042, 1043, 3969})
+_NUMERIC_NAMES = frozenset({"numeric", "decimal"})
+
+
+def source_type(column: Column) -> str:
+    """The source's type as people write it: with precision and scale, or length, where the column has them."""
+    if is_numeric(column) and (precision_scale := numeric_modifier(column.modifier)) is not None:
+        return f"{column.type_name}({precision_scale[0]},{precision_scale[1]})"
+    if column.type_oid in _OF_LENGTH and column.modifier >= VARHDRSZ:
+        return f"{column.type_name}({column.modifier - VARHDRSZ})"
+    return _array_name(column) or column.type_name
+
+
+def column_type(column: Column, policy: TypePolicy = UNDECLARED) -> ColumnType:
+    """The silver type of a source column. What is not known stays text, and says so.
+
+    Raises TypeRefused where a type is declared that the column cannot have.
+    """
+    own = _own_type(column)
+    declared = policy.declared_for(column.name)
+    if declared is None and is_numeric(column) and own.family is Family.TEXT:
+        declared = policy.numeric
+    silver_type = own if declared is None else _apply_declared(column, own, declared)
+    if policy.bare_points and is_numeric(column) and silver_type.family is Family.TEXT:
+        return replace(silver_type, family=Family.NUMBER_TEXT)
+    return silver_type
+
+
+def companion_type(column: Column, policy: TypePolicy) -> ColumnType | None:
+    """The type of the column that stands beside a column of text, None where there is none; see `column_type`."""
+    own = _own_type(column)
+    declared = policy.declared_for(column.name)
+    if declared is None and is_numeric(column) and own.family is Family.TEXT:
+        declared = policy.numeric
+    if declared is None or not declared.both:
+        return None
+    note = f"NULL where `{column.name}` is no {declared.sql}"
+    return ColumnType(declared.sql, Family.NUMBER_OR_NULL, Loss.CONVERTED, note)
+
+
+def type_name(column: Column) -> str:
+    """The source's type by the one name that its aliases stand for too; one that is not known by the source's name."""
+    return _NAMES_BY_OID.get(column.type_oid) or _NAMES.get(column.type_name, column.type_name)
+
+
+def element_of(column: Column) -> Column | None:
+    """An element of an array as a column of its own; None where the column is none, as far as its type's name tells."""
+    array = _array_name(column)
+    return None if array is None else replace(column, type_name=array.removesuffix("[]"), type_oid=0)
+
+
+def is_numeric(column: Column) -> bool:
+    """Whether a column is of type numeric."""
+    return column.type_oid == _NUMERIC or (column.type_oid == 0 and column.type_name in _NUMERIC_NAMES)
+
+
+def _own_type(column: Column) -> ColumnType:
+    """What the source's type alone gives."""
+    if is_numeric(column):
+        return _numeric(column.modifier)
+    known_type = _BY_OID.get(column.type_oid) if column.type_oid else _BY_NAME.get(column.type_name)
+    if known_type is None:
+        return _ARRAY if _array_name(column) else _AS_TEXT
+    return known_type
+
+
+def _array_name(column: Column) -> str | None:
+    """`text[]` for `_text`, as the catalog calls an array; None where it is none, as far as its name tells."""
+    schema, dot, name = column.type_name.rpartition(".")
+    if column.type_name.endswith("[]"):
+        return column.type_name
+    return f"{schema}{dot}{name[1:]}[]" if name.startswith("_") else None
+
+
+def _numeric(modifier: int) -> ColumnType:
+    precision_scale = numeric_modifier(modifier)
+    if precision_scale is None:
+        return _text("numeric without precision: any number of digits, NaN and infinities")
+    precision, scale = precision_scale
+    if precision > MAX_PRECISION:
+        return _text(f"more digits than the {MAX_PRECISION} a decimal holds")
+    if not 0 <= scale <= precision:
+        return _text("a scale that a decimal cannot have")
+    return ColumnType(f"decimal({precision},{scale})", Family.DECIMAL, Loss.LOSSLESS, held="NaN")
+
+
+_READ_AS: Mapping[str, tuple[Family, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(("smallint", "int", "bigint"), (Family.INTEGER, "what is no integer of that size")),
+        **dict.fromkeys(("float", "double"), (Family.FLOAT, "what is no number of that size")),
+        "boolean": (Family.BOOLEAN, "what is neither t nor f"),
+        "binary": (Family.BINARY, "what is not in hexadecimal digits"),
+        "string": (Family.TEXT, ""),
+        "date": (Family.DATE, _INFINITE),
+        "timestamp": (Family.TIMESTAMPTZ, _INFINITE),
+        "timestamp_ntz": (Family.TIMESTAMP, _INFINITE),
+    }
+)
+"""How a text is read that is declared to be of a type, and what of it is held."""
+_INTEGERS = ("smallint", "int", "bigint")
+
+
+def _apply_declared(column: Column, own: ColumnType, declared: Declared) -> ColumnType:
+    if declared.both:
+        if is_numeric(column):
+            return _text(f"every digit; the column beside it has the value where it is a {declared.sql}")
+    elif declared.sql == own.sql:
+        return own
+    elif declared.sql == "string":
+        return _text("the text the server prints, as declared")
+    elif declared.sql.startswith("decimal") if is_numeric(column) else own.family is Family.TEXT:
+        return _read_as(declared.sql)
+    elif own.family is Family.INTEGER and own.sql in _INTEGERS[: _integer_rank(declared.sql)]:
+        return ColumnType(declared.sql, Family.INTEGER, Loss.LOSSLESS, "as declared")
+    what = "both a text and a decimal" if declared.both else declared.sql
+    raise TypeRefused(f"column `{column.name}` of type {column.type_name} cannot be {what}")
+
+
+def _integer_rank(sql: str) -> int:
+    """How many integer types are narrower."""
+    return _INTEGERS.index(sql) if sql in _INTEGERS else 0
+
+
+def _read_as(sql: str) -> ColumnType:
+    if sql.startswith("array<"):
+        element = _read_as(sql[6:-1])
+        held = "other than one dimension from 1 on" + (f"; elements: {element.held}" if element.held else "")
+        return ColumnType(sql, Family.ARRAY, Loss.CONVERTED, "as declared", held, element)
+    if sql.startswith("decimal"):
+        held = "NaN, infinities, more digits than it has before or behind the point"
+        return ColumnType(sql, Family.NUMBER, Loss.CONVERTED, "as declared; filled up with zeros", held)
+    family, held = _READ_AS[sql]
+    return ColumnType(sql, family, Loss.CONVERTED, "as declared", held)
+
+
+_REFUSED = re.compile(r"[\s,;{}()=.`\x00-\x1f\x7f]")
+# Iceberg's metadata columns (MetadataColumns.java), Delta's of the change data feed, Spark's hidden one
+_RESERVED = frozenset(
+    {
+        "_file",
+        "_pos",
+        "_deleted",
+        "_spec_id",
+        "_partition",
+        "_row_id",
+        "_last_updated_sequence_number",
+        "_change_type",
+        "_change_ordinal",
+        "_commit_snapshot_id",
+        "_commit_version",
+        "_commit_timestamp",
+        "_metadata",
+    }
+)
+
+
+def silver_names(relation: Relation) -> tuple[str, ...]:
+    """The silver name of each column, by position: no two are equal, whatever the case."""
+    return names_for(relation.names)
+
+
+def names_for(columns: Sequence[str]) -> tuple[str, ...]:
+    """The silver names of columns in layout order; the first of those that differ only by case keeps its name."""
+    taken_names: set[str] = set()
+    names: list[str] = []
+    for column in columns:
+        name = _free(column, taken_names)
+        taken_names.add(fold_case(name))
+        names.append(name)
+    return tuple(names)
+
+
+def _free(column: str, taken_names: set[str]) -> str:
+    ordinary = _REFUSED.search(column) is None and fold_case(column) not in _RESERVED
+    if ordinary and fold_case(column) not in taken_names:
+        return column
+    stem, turn = _REFUSED.sub("_", column), 0
+    while True:
+        mark = hashlib.sha256(f"{turn}:{column}".encode()).hexdigest()[:6]
+        if fold_case(name := f"{stem}_{mark}") not in taken_names:
+            return name
+        turn += 1
+
+
+def fold_case(name: str) -> str:
+    """A name as catalogs that see no difference of case know it."""
+    # Wider than Java's equalsIgnoreCase, which compares upper case forms too (a dotless i equals an i there).
+    return name.upper().casefold()
+
+
+@dataclass(frozen=True, slots=True)
+class TypedColumn:
+    """A silver column: the source's column, its name in silver, its type. `companion`: the source's is in another."""
+
+    source: Column
+    name: str
+    type: ColumnType
+    companion: bool = False
+
+
+def typed_columns(relation: Relation, policy: TypePolicy) -> tuple[TypedColumn, ...]:
+    """The silver columns of a layout. Raises TypeRefused, and NameTaken where a companion has the name of another."""
+    own = [
+        TypedColumn(column, name, column_type(column, policy))
+        for column, name in zip(relation.columns, silver_names(relation), strict=True)
+    ]
+    taken_names = {typed_column.name.casefold() for typed_column in own}
+    companions = []
+    for typed_column in own:
+        kind = companion_type(typed_column.source, policy)
+        if kind is not None:
+            name = f"{typed_column.name}_decimal"
+            if name.casefold() in taken_names:
+                raise NameTaken(
+                    f"{relation.table} has a column `{name}`, which is one of silver's own here",
+                    hint=f"declare `{typed_column.source.name}` otherwise than `both` (`types`), then "
+                    "`cdc-lake rebuild TABLE`",
+                )
+            companions.append(TypedColumn(typed_column.source, name, kind, companion=True))
+    return (*own, *companions)
+
+
+def check_declared(relation: Relation, policy: TypePolicy) -> None:
+    """Raise TypeRefused where a type is declared for a column that is not there."""
+    for name, _ in policy.columns:
+        if name not in relation.names:
+            raise TypeRefused(f"`types.columns` names `{name}`, and {relation.table} has no such column")

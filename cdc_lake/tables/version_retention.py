@@ -1,0 +1,151 @@
+"""Versions of silver tables: whether one can still be read, and the tags that keep one on Iceberg.
+
+How long a Delta table keeps its old versions: the two properties that VACUUM and log clean-up go by.
+
+Delta cannot keep one version and let others go, so everything since the oldest promised cut stays. What we set goes
+back to what stood before, and nothing is set that the table keeps already.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import TableChangedMeanwhile
+from cdc_lake.tables.silver_table import iceberg_table
+from cdc_lake.tables.types import literal, quote_identifier
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+
+TAG_PREFIX = "cut_"
+"""Tags of ours are `cut_<name of the promise>`."""
+
+_TRIES = 5  # of a commit that another one overtakes in the catalog
+
+
+def is_readable(project: Project, target: Target, version: int) -> bool:
+    """Whether a version of a table is described and, on a disk, its data files are there."""
+    if target.format == "delta":
+        try:
+            files = DeltaTable(str(project.silver_path(target)), version=version).file_uris()
+        except (TableNotFoundError, DeltaError):
+            return False
+        return all(_is_present(file) for file in files)
+    table = iceberg_table(project, target)
+    if table is None or table.snapshot_by_id(version) is None:
+        return False
+    try:
+        tasks = table.scan(snapshot_id=version).plan_files()
+        return all(_is_present(file.file_path) for task in tasks for file in (task.file, *task.delete_files))
+    except FileNotFoundError:  # a manifest is gone
+        return False
+
+
+def set_tags(project: Project, target: Target, wanted: Mapping[str, int]) -> tuple[str, ...]:
+    """Make an Iceberg table's tags of cuts exactly these, tag → version; those whose version is not there any more.
+
+    Raises TableChangedMeanwhile where others commit to the table all the time.
+    """
+    from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - an extra
+
+    overtaken: Exception | None = None
+    for _ in range(_TRIES):
+        table = iceberg_table(project, target)
+        if table is None:
+            return tuple(wanted)
+        try:
+            return _set_refs(table, wanted)
+        except CommitFailedException as cause:
+            overtaken = cause
+    raise TableChangedMeanwhile(f"another writer commits to {target.label}") from overtaken
+
+
+def _set_refs(table: Table, wanted: Mapping[str, int]) -> tuple[str, ...]:
+    tags = {name: ref.snapshot_id for name, ref in table.refs().items() if name.startswith(TAG_PREFIX)}
+    gone = tuple(name for name, version in wanted.items() if table.snapshot_by_id(version) is None)
+    new_tags = {name: version for name, version in wanted.items() if name not in gone and tags.get(name) != version}
+    left = [name for name in tags if name in new_tags or name not in wanted]
+    for name in left:
+        table.manage_snapshots().remove_tag(name).commit()
+    for name, version in new_tags.items():
+        table.manage_snapshots().create_tag(version, name).commit()
+    return gone
+
+
+def _is_present(uri: str) -> bool:
+    """Whether a data file is there; one in an object store is taken to be."""
+    parts = urlsplit(uri)
+    if parts.scheme not in {"", "file"}:
+        return True
+    return Path(unquote(parts.path) if parts.scheme else uri).exists()
+
+
+FILES, LOG = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
+_OURS = "cdc_lake.promised"  # JSON: the hours we set, and what stood before
+_DEFAULTS = {FILES: timedelta(days=7), LOG: timedelta(days=30)}  # Delta's own
+_EVER = timedelta(days=36_500)
+_DAY = timedelta(days=1)  # log clean-up goes by whole days
+_INTERVAL = re.compile(r"interval\s+([0-9]+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
+_UNITS = {
+    "second": timedelta(seconds=1),
+    "minute": timedelta(minutes=1),
+    "hour": timedelta(hours=1),
+    "day": _DAY,
+    "week": timedelta(weeks=1),
+}
+
+
+def retention_changes(project: Project, target: Target, needed: timedelta | None) -> tuple[str, ...]:
+    """The SQL that makes a table keep its old versions as long as promises need; nothing where it does already.
+
+    `needed`: time from a cut until its promise ends; `timedelta.max` where one has no end, None where there are none.
+    """
+    path = project.silver_path(target)
+    if not DeltaTable.is_deltatable(str(path)):
+        return ()
+    have = DeltaTable(str(path)).metadata().configuration
+    name = f"delta.{quote_identifier(str(path))}"
+    own_record = json.loads(have.get(_OURS) or "{}")
+    before = own_record.get("before") or {key: have.get(key) for key in (FILES, LOG)}
+    if needed is None:
+        return _put_back(name, before) if own_record else ()
+    hours = _hours(min(needed, _EVER - _DAY) + _DAY)
+    if own_record.get("hours") == hours or (
+        not own_record and all(_retention_hours(before, k) >= hours for k in (FILES, LOG))
+    ):
+        return ()
+    sets = {key: f"interval {max(hours, _retention_hours(before, key))} hours" for key in (FILES, LOG)}
+    return (_set_properties(name, {**sets, _OURS: json.dumps({"hours": hours, "before": before})}),)
+
+
+def _put_back(name: str, before: Mapping[str, str | None]) -> tuple[str, ...]:
+    values = {key: value for key, value in before.items() if value is not None}
+    gone = ", ".join(literal(key) for key in (_OURS, *(key for key in before if key not in values)))
+    unset = f"ALTER TABLE {name} UNSET TBLPROPERTIES IF EXISTS ({gone})"
+    return (_set_properties(name, values), unset) if values else (unset,)
+
+
+def _set_properties(name: str, properties: Mapping[str, str]) -> str:
+    pairs = ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
+    return f"ALTER TABLE {name} SET TBLPROPERTIES ({pairs})"
+
+
+def _retention_hours(have: Mapping[str, str | None], key: str) -> int:
+    """Hours."""
+    interval = _INTERVAL.fullmatch((have.get(key) or "").strip())
+    return _hours(_DEFAULTS[key] if interval is None else int(interval[1]) * _UNITS[interval[2].lower()])
+
+
+def _hours(time: timedelta) -> int:
+    return -(-time // timedelta(hours=1))
