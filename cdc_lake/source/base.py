@@ -62,6 +62,11 @@ class StreamIdentity:
         return OrderDomain.LSN if self.csn is None else OrderDomain.CSN
 
     @property
+    def takes_table_copies(self) -> bool:
+        """Whether a new copy of one table has a position in the stream: with a GaussDB server only in CSN order."""
+        return self.kind is Kind.POSTGRES or self.domain is OrderDomain.CSN
+
+    @property
     def start(self) -> int:
         """The position after which the stream's transactions lie, in its order domain."""
         return self.point.value if self.csn is None else self.csn.value

@@ -1,10 +1,16 @@
-"""A sample of a comparison: how it is written, and how many buckets it takes."""
+"""A comparison's sample (how it is written, how many buckets it takes), and what is offered for a table that differs."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from cdc_lake.comparison import table
 from cdc_lake.comparison.columns import Sample
+from cdc_lake.model.position import Csn, Lsn
+from cdc_lake.source.base import Kind, StreamIdentity
 from cdc_lake.tables.row_hash import BUCKETS
 
 
@@ -17,3 +23,22 @@ def test_a_sample_is_a_part_of_the_buckets(text: str, rows: int, share: float) -
 def test_what_is_no_sample_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="neither a part"):
         Sample.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("stream", "offered"),
+    [
+        (StreamIdentity("7", "db", "slot", Lsn(10)), True),
+        (StreamIdentity("7", "db", "slot", Lsn(10), Csn(2021), Kind.GAUSS), True),
+        (StreamIdentity("7", "db", "slot", Lsn(10), None, Kind.GAUSS, snapshot_csn=Csn(2020)), False),
+    ],
+    ids=["PostgreSQL", "in CSN order", "in LSN order"],
+)
+def test_a_different_table_is_offered_a_new_copy_only_if_its_stream_takes_one(
+    stream: StreamIdentity, offered: bool
+) -> None:
+    pinned = SimpleNamespace(target=SimpleNamespace(source="public.loans"))
+    asked = SimpleNamespace(repairs=False, now=True)
+    job: Any = SimpleNamespace(state=SimpleNamespace(stream=str(stream)), pinned=pinned, asked=asked)
+    assert ("cdc-lake resync public.loans" in table._remedy_text(job)) is offered
+    assert "cdc-lake compare public.loans --repair" in table._remedy_text(job)
