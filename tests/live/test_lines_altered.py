@@ -13,6 +13,8 @@ from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
 from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.model.relation import Missing, TableName
+from cdc_lake.source.postgres.catalog import RowTables
+from cdc_lake.source.postgres.connection import connect
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.old_rows import layouts
@@ -154,6 +156,20 @@ def test_a_type_of_the_users_own_is_known_also_where_its_column_is_gone(source: 
     found = layouts(landed(source, tmp_path, f"CREATE DOMAIN sevens AS int DEFAULT 7; {PLAIN}", *steps), T)
     types = {(c.type_name, c.type_oid > 0) for one in found for c in one.columns if c.name == "b"}
     assert types == {("public.sevens", True)}
+
+
+def test_the_catalog_of_rows_names_any_type_by_its_oid(database: Database, tmp_path: Path) -> None:
+    """An old row leaves out its NULLs, and their types with them (walk 11 of seed 2320781929)."""
+    with database.connect() as conn:
+        conn.execute("CREATE DOMAIN sevens AS int DEFAULT 7")
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        oid = conn.execute("SELECT 'sevens'::regtype::oid::int").fetchone()
+    with connect(project_of(database, tmp_path).postgres, tmp_path) as session:
+        facts = RowTables(session)(T)
+        assert facts is not None
+        assert oid is not None
+        assert facts.type_names.get(oid[0]) == "public.sevens"
+        assert facts.type_names.get(1) is None
 
 
 def test_whole_old_rows_without_their_nulls_make_no_key_of_what_is_left(source: Source, tmp_path: Path) -> None:

@@ -586,6 +586,7 @@ class RowTables:
             file=relation.storage,
             indexes=indexes,
             identity_changed=changed,
+            type_names=_Types(self._session, {}),
             printed_types=cache(self._printed_type),
             version=version[1],
         )
