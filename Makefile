@@ -43,7 +43,7 @@ test-long: $(VENV)/spark.jsa ## all tests at full budget, with a row of each pro
 	@for version in 14 17; do CDC_LAKE_TEST_POSTGRES=$$version $(PYTEST) tests/spark/test_types_copy_and_stream.py tests/spark/test_types_round_trip.py || exit 1; done
 
 lint: $(VENV)/.dev ## ruff, mypy, import contracts
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python tools/house.py
 
 type: $(VENV)/.dev ## mypy alone
 	@$(BIN)/mypy
@@ -64,8 +64,8 @@ peers: $(VENV)/.uv ## tools of other makes to measure beside, in an environment 
 	@$(BIN)/python benchmarks/peers/environment.py $(if $(SOURCE),--source $(SOURCE))
 
 docs: $(VENV)/.dev ## regenerate the reference pages
-	@$(BIN)/python -m cdc_lake.cli.reference
-	@$(BIN)/python -m cdc_lake.lake.types_page docs/reference/types.md
+	@$(BIN)/python -m cdc_lake.cli.docs_generator
+	@$(BIN)/python -m cdc_lake.cli.docs_generator docs/reference/types.md
 	@$(BIN)/python docs/reference/generate.py
 	@$(BIN)/python docs/reference/licences.py
 	@$(BIN)/python -m tests.reliability --page
