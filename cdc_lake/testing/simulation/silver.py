@@ -233,7 +233,8 @@ class Silver:
         touched = [one.bounds.position for one in self._within(job.span) if one.bounds.position == rule]
         layout = SimpleNamespace(layout=seen.runs[0].layout)
         return SimpleNamespace(
-            job=job, base=base, summary=seen, projection=None, counts=(), stop=(touched[0], "rule") if touched else None,
+            job=job, base=base, summary=seen, projection=None, counts=(),
+            stop=(touched[0], "rule") if touched else None,
             kind=SimpleNamespace(columns=lambda _: ()), shape=SimpleNamespace(relation=layout),
             store=SimpleNamespace(marker=lambda _: table.marker), folded=SimpleNamespace(held=None, closings=()),
         )  # fmt: skip
