@@ -15,6 +15,8 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.decode.gaussdb.batches import SpooledRecords
+from cdc_lake.decode.pgoutput.spooled import SpooledTransaction
 from cdc_lake.decode.transaction import ReceivedTransaction
 from cdc_lake.model.relation import Relation
 
@@ -184,3 +186,13 @@ class BronzeWriter(Protocol):
     def as_landed(self, relation: Relation) -> Relation:
         """The layout that snapshot rows of one have in bronze: another one where columns are redacted on the way."""
         ...
+
+
+InParts: TypeAlias = SpooledTransaction | SpooledRecords
+"""A large transaction of any format, which memory does not hold: asked for its parts, cut otherwise, released."""
+
+
+def release_transaction(transaction: ReceivedTransaction) -> None:
+    """It does not land: give back what it has on disk."""
+    if isinstance(transaction, InParts):
+        transaction.release()

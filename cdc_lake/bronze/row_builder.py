@@ -35,12 +35,12 @@ from cdc_lake.bronze.contract import (
     SCHEMA,
     SNAPSHOT,
     UNDECODABLE,
+    InParts,
     StreamCheckpoint,
     Tabulate,
 )
 from cdc_lake.decode.change_batch import ChangeColumns
 from cdc_lake.decode.hashing import Content, chain_of, content_of
-from cdc_lake.decode.in_parts import InParts
 from cdc_lake.decode.transaction import DecodedMarker, ReceivedTransaction
 from cdc_lake.errors import DecodeError
 from cdc_lake.model.change import Undecoded

@@ -20,7 +20,6 @@ import typer
 
 from cdc_lake.cli import output
 from cdc_lake.cli.output import CommandOutput, OutputOptions, keep_out, stderr
-from cdc_lake.config.loader import PIPELINES, display
 from cdc_lake.model.diagnostic import PipelineNotChosen
 
 if TYPE_CHECKING:
@@ -138,6 +137,8 @@ def choose(file: Path | None, folder: Path) -> Path:
     """The file that was named, or the only one of the project in `folder`. Raises PipelineNotChosen."""
     if file is not None:
         return file
+    from cdc_lake.config.loader import display
+
     files = candidates(folder)
     if len(files) == 1:
         return files[0]
@@ -155,6 +156,8 @@ def choose(file: Path | None, folder: Path) -> Path:
 
 def candidates(folder: Path) -> list[Path]:
     """The pipeline files of a project: all of `pipelines/`, or the files in the folder that say `pipeline:`."""
+    from cdc_lake.config.loader import PIPELINES
+
     inside = folder / PIPELINES
     if inside.is_dir() and (files := _yaml(inside)):
         return files

@@ -1,18 +1,10 @@
-"""Stages of progress as text: which ones repeat, how far one is, how fast it goes and how long it will take.
-
-Tracebacks for `--debug`, without secrets: servers repeat what they were sent, and drivers what servers said.
-
-Values as JSON: the one translation from frozen results to documents, the same for every verb.
-
-The log of a command: none, or, where its pipeline asks for it, all that narration would say, as JSON lines.
-
-The view: the only module that prints.
+"""The only module that prints: results, narration and errors of a command.
 
 Standard output is data: a result as text, or as one JSON document. Standard error is narration: progress, notes,
-errors.
-Colour and bars only where the stream is a terminal. Text of results comes from the `render` modules, which are pure.
+errors. Colour and bars only where the stream is a terminal. Where its pipeline asks for a log, all that narration would
+say is written as JSON lines. Text of results comes from `cli.text` and the modules of the commands, which are pure.
 
-Progress on a terminal: a bar for what can be counted, a line for what cannot. Used by the view only.
+Tracebacks of `--debug` are without secrets: servers repeat what they were sent, and drivers what servers said.
 """
 
 from __future__ import annotations
@@ -27,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -35,81 +27,19 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as BarProgress
-from rich.progress_bar import ProgressBar
-from rich.text import Text
-
-from cdc_lake.cli.text import diagnostic_text, error_text, seconds, size
+from cdc_lake.cli.text import REPEATING, Pace, diagnostic_text, error_text, progress_line
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.diagnostic import Diagnostic, pluralize, printable
 from cdc_lake.observability.events import ProgressEvent
-from cdc_lake.observability.events import ProgressEvent as Told
 
 if TYPE_CHECKING:
+    from cdc_lake.cli.progress_bars import Bars
     from cdc_lake.config.project import Project
     from cdc_lake.observability.logging import Log
 
 
-REPEATING = frozenset({"receive", "landed", "backlog", "maintain", "apply", "merge", "cut"})
-"""Stages told over and over while a loop runs: they have one line that changes."""
-
-_BYTES = "bytes"
-_SETTLED = 1.0  # seconds from which on a rate says something
 LOGGED = frozenset({"run"})
 """Stages that only programs read: people see a command begin and end."""
-
-
-def count(progress: ProgressEvent) -> str:
-    """`12,000 of 40,000 rows`, `3.0 MiB of 1.2 GiB of WAL`, as far as it is known."""
-    if progress.done is None:
-        return ""
-    if progress.unit.startswith(_BYTES):
-        of = f" of {size(progress.total)}" if progress.total is not None else ""
-        return f"{size(progress.done)}{of}{progress.unit.removeprefix(_BYTES)}"
-    of = f" of {progress.total:,}" if progress.total is not None else ""
-    unit = progress.unit.removesuffix("s") if progress.done == 1 and progress.total is None else progress.unit
-    return f"{progress.done:,}{of} {unit}".rstrip()
-
-
-class Pace:
-    """How fast stages go, since the first that was told of each way to its end."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._since: dict[str, tuple[float, int, int]] = {}
-
-    def describe_pace(self, progress: ProgressEvent) -> str:
-        """`1,200 rows/s, 25 s left`; empty where no end is known, at it, and before a second has passed."""
-        if progress.done is None or progress.total is None:
-            return ""
-        if progress.done >= progress.total:
-            self._since.pop(progress.stage, None)
-            return ""
-        now = self._clock()
-        began, first, total = self._since.setdefault(progress.stage, (now, progress.done, progress.total))
-        if progress.done < first or total != progress.total:  # another way than the one that was begun
-            self._since[progress.stage] = now, progress.done, progress.total
-            return ""
-        gained, passed = progress.done - first, now - began
-        if passed < _SETTLED or gained <= 0:
-            return ""
-        rate = gained / passed
-        return f"{_rate(rate, progress.unit)}, {seconds((progress.total - progress.done) / rate)} left"
-
-
-def progress_line(progress: ProgressEvent, pace: str = "") -> str:
-    """One line of narration."""
-    return f"{progress.stage:<9} {' · '.join(part for part in (progress.text, count(progress), pace) if part)}"
-
-
-def _rate(rate: float, unit: str) -> str:
-    if unit.startswith(_BYTES):
-        return f"{size(int(rate))}/s"
-    number = f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
-    return f"{number} {unit}/s"
-
 
 _MASKED = "••••••"
 _PIECES = re.compile(r"[^\w.~-]+", re.ASCII)  # whatever else is escaped in an address, or ends a part of one
@@ -381,6 +311,8 @@ class CommandOutput:
 
     def _bar(self) -> Bars:
         if self._bars is None:
+            from cdc_lake.cli.progress_bars import Bars
+
             self._bars = Bars(stderr(), colour=self.options.colour(stderr()))
         return self._bars
 
@@ -419,63 +351,3 @@ def _timestamp() -> str:
 def _write(stream: TextIO, text: str) -> None:
     stream.write(text if text.endswith("\n") else text + "\n")
     stream.flush()
-
-
-class _Bar(BarColumn):
-    """A bar where there is a total, nothing where there is none."""
-
-    def render(self, task: Task) -> ProgressBar:
-        """One task's bar."""
-        if task.total is None:
-            return ProgressBar(total=1, completed=0, width=1, style="none")
-        return super().render(task)
-
-
-class Bars:
-    """One line a stage; stages that repeat change their own line instead of adding lines."""
-
-    def __init__(self, stream: TextIO, *, colour: bool) -> None:
-        self._console = Console(file=stream, no_color=not colour, highlight=False)
-        self._progress = BarProgress(
-            SpinnerColumn(finished_text="✓"),
-            TextColumn("{task.fields[stage]:<9}", markup=False),
-            TextColumn("{task.description}", markup=False),
-            _Bar(bar_width=20),
-            TextColumn("{task.fields[count]}", markup=False),
-            TextColumn("{task.fields[pace]}", markup=False),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=False,
-        )
-        self._tasks: dict[str, TaskID] = {}
-        self._pace = Pace()
-        self._progress.start()
-
-    def show(self, progress: Told) -> None:
-        """Move a bar, change a line, or write one."""
-        if progress.done is None and progress.stage not in REPEATING:
-            self.line(f"{progress.stage:<9} {progress.text}")
-            return
-        task = self._tasks.get(progress.stage)
-        if task is None:
-            task = self._progress.add_task(progress.text, total=progress.total, stage=progress.stage, count="", pace="")
-            self._tasks[progress.stage] = task
-        pace = self._pace.describe_pace(progress)
-        self._progress.update(
-            task,
-            completed=progress.done or 0,
-            total=progress.total,
-            description=progress.text,
-            count=count(progress),
-            pace=pace,
-        )
-        if progress.total is not None and (progress.done or 0) >= progress.total:
-            del self._tasks[progress.stage]
-
-    def line(self, text: str) -> None:
-        """A line above the bars."""
-        self._console.print(Text(text), soft_wrap=True)
-
-    def close(self) -> None:
-        """Stop moving."""
-        self._progress.stop()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
+import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from textwrap import TextWrapper
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.diagnostic import Diagnostic, Severity, UnknownCode, pluralize, printable
+from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.source.base import format_stream_position
 
 if TYPE_CHECKING:
@@ -281,3 +283,60 @@ def titles() -> list[tuple[str, str]]:
         first = (folder() / f"{code}.md").read_text(encoding="utf-8").partition("\n")[0]
         result.append((code, first.partition(":")[2].strip()))
     return result
+
+
+REPEATING = frozenset({"receive", "landed", "backlog", "maintain", "apply", "merge", "cut"})
+"""Stages told over and over while a loop runs: they have one line that changes."""
+
+_BYTES = "bytes"
+_SETTLED = 1.0  # seconds from which on a rate says something
+
+
+def count(progress: ProgressEvent) -> str:
+    """`12,000 of 40,000 rows`, `3.0 MiB of 1.2 GiB of WAL`, as far as it is known."""
+    if progress.done is None:
+        return ""
+    if progress.unit.startswith(_BYTES):
+        of = f" of {size(progress.total)}" if progress.total is not None else ""
+        return f"{size(progress.done)}{of}{progress.unit.removeprefix(_BYTES)}"
+    of = f" of {progress.total:,}" if progress.total is not None else ""
+    unit = progress.unit.removesuffix("s") if progress.done == 1 and progress.total is None else progress.unit
+    return f"{progress.done:,}{of} {unit}".rstrip()
+
+
+class Pace:
+    """How fast stages go, since the first that was told of each way to its end."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[str, tuple[float, int, int]] = {}
+
+    def describe_pace(self, progress: ProgressEvent) -> str:
+        """`1,200 rows/s, 25 s left`; empty where no end is known, at it, and before a second has passed."""
+        if progress.done is None or progress.total is None:
+            return ""
+        if progress.done >= progress.total:
+            self._since.pop(progress.stage, None)
+            return ""
+        now = self._clock()
+        began, first, total = self._since.setdefault(progress.stage, (now, progress.done, progress.total))
+        if progress.done < first or total != progress.total:  # another way than the one that was begun
+            self._since[progress.stage] = now, progress.done, progress.total
+            return ""
+        gained, passed = progress.done - first, now - began
+        if passed < _SETTLED or gained <= 0:
+            return ""
+        rate = gained / passed
+        return f"{_rate(rate, progress.unit)}, {seconds((progress.total - progress.done) / rate)} left"
+
+
+def progress_line(progress: ProgressEvent, pace: str = "") -> str:
+    """One line of narration."""
+    return f"{progress.stage:<9} {' · '.join(part for part in (progress.text, count(progress), pace) if part)}"
+
+
+def _rate(rate: float, unit: str) -> str:
+    if unit.startswith(_BYTES):
+        return f"{size(int(rate))}/s"
+    number = f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
+    return f"{number} {unit}/s"

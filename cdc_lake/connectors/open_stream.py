@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
-from cdc_lake.bronze.contract import StreamCheckpoint, Tabulate
+from cdc_lake.bronze.contract import StreamCheckpoint, Tabulate, release_transaction
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.fields import compile_columns
 from cdc_lake.config.project import Project
@@ -38,7 +38,6 @@ from cdc_lake.connectors.prepared_transactions import PreparedTransactions
 from cdc_lake.connectors.snapshot_copy import Stopped
 from cdc_lake.decode.change_batch import ChangeColumns
 from cdc_lake.decode.encoding import Codec, InHex, Policy
-from cdc_lake.decode.in_parts import release_transaction
 from cdc_lake.decode.pgoutput.parser import Prepared
 from cdc_lake.decode.transaction import ReceivedTransaction
 from cdc_lake.decode.undecodable import Format, StopAtUndecodable, StoreUndecodable

@@ -12,11 +12,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
-
-import jinja2
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from cdc_lake.errors import ReportNotWritten
+
+if TYPE_CHECKING:
+    import jinja2
 
 _THIN = "\u202f"  # narrow no-break space, between groups of three digits and before a unit
 
@@ -87,6 +88,8 @@ class Headline:
 
 def environment(package: str) -> jinja2.Environment:
     """Templates of a package, which may extend `base.html.j2` and import `parts.html.j2`."""
+    import jinja2  # noqa: PLC0415  # the loops use the wording alone
+
     jinja_environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader([jinja2.PackageLoader(package), jinja2.PackageLoader("cdc_lake.observability")]),
         autoescape=True,

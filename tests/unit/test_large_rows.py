@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import pytest
 
-from cdc_lake.bronze.contract import Tabulate, TransactionBatch
+from cdc_lake.bronze.contract import InParts, Tabulate, TransactionBatch
 from cdc_lake.connectors.spool import Spool
 from cdc_lake.decode.encoding import Codec
 from cdc_lake.decode.gaussdb import columnar as rows_columnar
@@ -20,7 +20,6 @@ from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
 from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
 from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Operation, Row, Style
 from cdc_lake.decode.gaussdb.relations import RelationResolver
-from cdc_lake.decode.in_parts import InParts
 from cdc_lake.decode.pgoutput.assembler import Assembler
 from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.test_decoding import LineAssembler

@@ -14,7 +14,9 @@ import pytest
 
 from cdc_lake.cli.commands import status as watching
 from cdc_lake.cli.commands.status import watch_status
-from cdc_lake.cli.output import Bars, CommandOutput, OutputOptions, Pace, progress_line
+from cdc_lake.cli.output import CommandOutput, OutputOptions
+from cdc_lake.cli.progress_bars import Bars
+from cdc_lake.cli.text import Pace, progress_line
 from cdc_lake.connectors.open_stream import backlog
 from cdc_lake.errors import NoStream, StoreUnavailable
 from cdc_lake.model.position import OrderDomain

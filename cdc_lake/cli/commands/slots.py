@@ -15,7 +15,6 @@ import typer
 from cdc_lake.cli.command import Call, verb
 from cdc_lake.cli.text import size, table, wrap_line
 from cdc_lake.model.diagnostic import pluralize
-from cdc_lake.source.base import SlotCounters
 
 if TYPE_CHECKING:
     from cdc_lake.connectors.base import (
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
         SlotMade,
         SlotView,
     )
+    from cdc_lake.source.base import SlotCounters
 
 slot_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Replication slots of the source.")
 

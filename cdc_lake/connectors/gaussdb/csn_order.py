@@ -38,7 +38,7 @@ from typing import Any, Final, Literal, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_lake.bronze.contract import StreamCheckpoint, Tabulate
+from cdc_lake.bronze.contract import InParts, StreamCheckpoint, Tabulate, release_transaction
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.row_builder import BatchRows
 from cdc_lake.config.gaussdb_options import Mode
@@ -48,7 +48,6 @@ from cdc_lake.connectors.gaussdb.decoding import Dial, assembler_of, frames_of
 from cdc_lake.connectors.open_stream import Gap, OrderedTransaction
 from cdc_lake.connectors.snapshot_copy import Stopped
 from cdc_lake.decode.hashing import GENESIS
-from cdc_lake.decode.in_parts import InParts, release_transaction
 from cdc_lake.decode.transaction import ReceivedTransaction
 from cdc_lake.errors import CsnMissing, CsnTwice, LateTransaction, NoOrderNumber, ServerSettings
 from cdc_lake.model.change import Boundaries

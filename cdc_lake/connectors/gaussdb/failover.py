@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
 
-from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.contract import StreamCheckpoint, release_transaction
 from cdc_lake.bronze.reader import BronzeReader, CommitRow
 from cdc_lake.connectors.failover import lost_words
 from cdc_lake.connectors.open_stream import OrderedTransaction, TransactionOrdering
-from cdc_lake.decode.in_parts import release_transaction
 from cdc_lake.decode.transaction import ReceivedTransaction
 from cdc_lake.errors import BronzeAhead, HistoryDiffers
 from cdc_lake.model.change import Boundaries

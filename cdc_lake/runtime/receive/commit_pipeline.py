@@ -28,12 +28,19 @@ from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
 
-from cdc_lake.bronze.contract import BronzeCommit, BronzeWriter, StreamCheckpoint, Tabulate, TransactionBatch
+from cdc_lake.bronze.contract import (
+    BronzeCommit,
+    BronzeWriter,
+    InParts,
+    StreamCheckpoint,
+    Tabulate,
+    TransactionBatch,
+    release_transaction,
+)
 from cdc_lake.bronze.row_builder import one_thread
 from cdc_lake.connectors.snapshot_copy import Stopped
 from cdc_lake.control.status_files import ReceiverNote
 from cdc_lake.decode.change_batch import ChangeColumns, concat_changes
-from cdc_lake.decode.in_parts import InParts, release_transaction
 from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.transaction import ReceivedTransaction
 from cdc_lake.errors import DecodeError, LakeError, Retry

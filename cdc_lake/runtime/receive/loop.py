@@ -23,13 +23,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from cdc_lake.bronze.contract import BronzeCommit, BronzeWriter, TransactionBatch
+from cdc_lake.bronze.contract import BronzeCommit, BronzeWriter, InParts, TransactionBatch
 from cdc_lake.bronze.row_builder import one_thread
 from cdc_lake.config.model import Batch
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.gaussdb.csn_order import keep_late, record_gap
 from cdc_lake.connectors.open_stream import OpenStream, OrderedTransaction, ReceiverHealth, backlog
-from cdc_lake.decode.in_parts import InParts
 from cdc_lake.decode.transaction import DecodedMarker, ReceivedTransaction
 from cdc_lake.errors import DecodeError, LateTransaction
 from cdc_lake.model.diagnostic import pluralize

@@ -37,7 +37,7 @@ from typing import Any, Final
 
 import pyarrow.compute as pc
 
-from cdc_lake.bronze.contract import COMMIT, BronzeWriter, StreamCheckpoint, Tabulate
+from cdc_lake.bronze.contract import COMMIT, BronzeWriter, InParts, StreamCheckpoint, Tabulate
 from cdc_lake.bronze.open import bronze_beside, bronze_reader
 from cdc_lake.bronze.reader import BronzeReader, span_filter
 from cdc_lake.config.project import Project
@@ -53,7 +53,6 @@ from cdc_lake.connectors.redaction import (
 )
 from cdc_lake.control.snapshots import CopiedTable, record_recopied
 from cdc_lake.decode.hashing import content_of
-from cdc_lake.decode.in_parts import InParts
 from cdc_lake.decode.redaction import Hasher
 from cdc_lake.decode.transaction import ReceivedTransaction
 from cdc_lake.errors import DecodeError, RepeatDiffers, TableNotKnown
