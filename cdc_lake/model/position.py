@@ -23,7 +23,7 @@ from typing import TypeAlias
 from cdc_lake.errors import CutUnknown, MalformedPosition
 
 _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
-_CSN = re.compile(r"[0-9]{1,19}")
+_DIGITS = re.compile(r"[0-9]{1,19}")
 
 
 class OrderDomain(enum.StrEnum):
@@ -67,7 +67,7 @@ class Csn:
     @classmethod
     def parse(cls, text: str) -> Csn:
         """Read a decimal number."""
-        if _CSN.fullmatch(text) is None:
+        if _DIGITS.fullmatch(text) is None:
             raise MalformedPosition(text)
         return cls(int(text))
 
@@ -155,7 +155,6 @@ Given: TypeAlias = AsOf | str | int | datetime
 """The same as people give it."""
 
 PROMISE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
-_NUMBER = re.compile(r"[0-9]{1,19}")
 _TIME = re.compile(r"[0-9]{4}-?[0-9]{2}.*")
 
 
@@ -177,7 +176,7 @@ def _text(text: str) -> AsOf:
         return Latest()
     if "/" in text:
         return Lsn.parse(text)
-    if _NUMBER.fullmatch(text):
+    if _DIGITS.fullmatch(text):
         return Number(Csn.parse(text).value)
     if PROMISE_NAME.fullmatch(text):
         return Named(text)

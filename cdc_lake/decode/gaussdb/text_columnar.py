@@ -24,7 +24,7 @@ import numpy as np
 
 from cdc_lake.decode.columnar_reader import FallBackToRowDecoder, FrameBuffer, require
 from cdc_lake.decode.encoding import Codec
-from cdc_lake.decode.gaussdb.json import JsonRowTemplate as JsonShape
+from cdc_lake.decode.gaussdb.json import JsonRowTemplate
 from cdc_lake.decode.gaussdb.json import shape_of as json_shape_of
 from cdc_lake.decode.gaussdb.literal_columnar import (
     ROOM,
@@ -36,8 +36,7 @@ from cdc_lake.decode.gaussdb.literal_columnar import (
 )
 from cdc_lake.decode.gaussdb.records import Row, Style
 from cdc_lake.decode.gaussdb.row_templates import RowGroup
-from cdc_lake.decode.gaussdb.text import TableHeads
-from cdc_lake.decode.gaussdb.text import TextRowTemplate as TextShape
+from cdc_lake.decode.gaussdb.text import TableHeads, TextRowTemplate
 from cdc_lake.decode.gaussdb.text import shape_of as text_shape_of
 from cdc_lake.errors import DecodeError
 
@@ -91,7 +90,9 @@ def text_rows(
 
 
 @lru_cache(maxsize=16)
-def _shape_cache(codec: Codec, table_heads: TableHeads | None, *, serial: bool) -> dict[bytes, tuple[Row, TextShape]]:
+def _shape_cache(
+    codec: Codec, table_heads: TableHeads | None, *, serial: bool
+) -> dict[bytes, tuple[Row, TextRowTemplate]]:
     """Shapes by how their rows begin, which are tried first: a row of a shape differs from it in its literals only."""
     del codec, table_heads, serial
     return {}
@@ -99,7 +100,7 @@ def _shape_cache(codec: Codec, table_heads: TableHeads | None, *, serial: bool) 
 
 def _text_shape(
     statement: bytes, codec: Codec, table_heads: TableHeads | None, *, serial: bool
-) -> tuple[Row, TextShape]:
+) -> tuple[Row, TextRowTemplate]:
     """A row with NULL for each value, and its shape."""
     try:
         cells, shape = text_shape_of(statement, codec, table_heads, serial=serial)
@@ -127,7 +128,9 @@ def _literal_quotes(source: Statements) -> _LiteralQuotes:
     return _LiteralQuotes(np.concatenate([opening, beyond]), np.concatenate([closing, beyond]), before)
 
 
-def _walk_text(source: Statements, quotes: _LiteralQuotes, rows: Any, shape: TextShape) -> tuple[Any, Literals] | None:
+def _walk_text(
+    source: Statements, quotes: _LiteralQuotes, rows: Any, shape: TextRowTemplate
+) -> tuple[Any, Literals] | None:
     """The rows of this shape and their literals; None where the first row is not of it."""
     while True:
         good, literals = _attempt(source, quotes, rows, shape)
@@ -138,7 +141,7 @@ def _walk_text(source: Statements, quotes: _LiteralQuotes, rows: Any, shape: Tex
         rows = rows[good]
 
 
-def _attempt(source: Statements, quotes: _LiteralQuotes, rows: Any, shape: TextShape) -> tuple[Any, Literals]:
+def _attempt(source: Statements, quotes: _LiteralQuotes, rows: Any, shape: TextRowTemplate) -> tuple[Any, Literals]:
     """The literals of these rows, or, at the first place where some are of another shape, which are of this one."""
     offsets, end = source.start[rows], source.end[rows]
     first, last = (np.empty((len(rows), len(shape.between) - 1), np.int64) for _ in range(2))
@@ -208,7 +211,6 @@ def _blank_after(source: Statements, offsets: Any) -> Any:
 _JSON_QUOTE: Final = ord('"')
 _BACKSLASH: Final = ord("\\")
 _COMMA: Final = ord(",")
-_LITERAL: Final = ord("'")
 _LONG: Final = 64  # bytes of a literal
 _BLOCK: Final = 4 << 20
 _NO_BACKSLASH: Final = re.compile(rb"[^\\]")
@@ -240,11 +242,15 @@ def _long(source: Statements, quotes: _JsonQuotes, start: int, end: int) -> Any:
     first, last = np.searchsorted(quotes.offsets, [start, end])
     borders = quotes.offsets[first : last - (last - first) % 2].reshape(-1, 2)
     opening, closing = borders[:, 0] + 1, borders[:, 1] - 1  # of a literal in a string
-    long = (closing - opening > _LONG) & (source.data[opening] == _LITERAL) & (source.data[closing] == _LITERAL)
+    long = (
+        (closing - opening > _LONG)
+        & (source.data[opening] == _LITERAL_QUOTE)
+        & (source.data[closing] == _LITERAL_QUOTE)
+    )
     return np.stack([opening[long] + 1, closing[long]], axis=1)
 
 
-def _json_shape(statement: bytes, codec: Codec) -> tuple[Row, JsonShape]:
+def _json_shape(statement: bytes, codec: Codec) -> tuple[Row, JsonRowTemplate]:
     try:
         cells, shape = json_shape_of(statement, codec)
     except DecodeError:
@@ -286,7 +292,9 @@ def _opening_or_closing(source: Statements, first: int, stop: int) -> Any:
     return offsets + first
 
 
-def _walk_json(source: Statements, quotes: _JsonQuotes, rows: Any, shape: JsonShape) -> tuple[Any, Literals, Literals]:
+def _walk_json(
+    source: Statements, quotes: _JsonQuotes, rows: Any, shape: JsonRowTemplate
+) -> tuple[Any, Literals, Literals]:
     """The rows of this shape, the first one at least, and the literals of their new and old tuples."""
     start, end = source.start[rows], source.end[rows]
     good = source.has(start, end, shape.before)
