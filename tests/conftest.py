@@ -31,6 +31,7 @@ from tests.bronze_places import place  # noqa: F401 - a fixture
 from tests.browser import chromium  # noqa: F401 - a fixture
 from tests.canary import told  # noqa: F401 - a fixture
 from tests.maven_postgres import jar, unpacked
+from tests.seeds import one_seed
 
 # Tests are short: Java's second compiler costs more than it gives before they end (a first apply: 18 s instead of 30).
 # Memory for classes to begin with spares a start of Spark six full collections, each of which makes more room, and memory
@@ -101,7 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if os.environ.get("CDC_LAKE_BUDGET", "1") != "1" or len({item.path for item in items}) <= MANY_FILES:
         return
-    chance = os.environ.get("CDC_LAKE_SAMPLE", os.environ.get("PYTEST_XDIST_TESTRUNUID"))
+    chance = os.environ.get("CDC_LAKE_SAMPLE") or one_seed()
     alike: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         file = item.nodeid.partition("::")[0]

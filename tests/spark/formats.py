@@ -1,8 +1,9 @@
 """Which formats of silver a test is run on.
 
-What depends on the format (commits, markers, merges, upkeep, layouts, fences) is shown on both, at any budget. What comes
-before it is shown on both with a greater budget, and with that of `make test` on one: Delta for some tests and Iceberg for
-others, whose merges of few rows take less than half of the time (measured).
+What depends on the format (commits, markers, merges, upkeep, layouts, fences) is shown on both, at any budget, but in a run
+of the whole suite, which draws one of them (`tests/conftest.py`). What comes before it is shown on both with a greater
+budget, and with that of `make test` on one: Delta for some tests and Iceberg for others, whose merges of few rows take
+less than half of the time (measured).
 """
 
 from __future__ import annotations
