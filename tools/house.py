@@ -45,12 +45,13 @@ BANNED = frozenset(
 """Words that say nothing about the thing they name (CONTRIBUTING.md)."""
 IRREGULAR = frozenset(
     (
-        "begun born bound bought brought built come done drawn driven fallen fed felt found given gone grown heard "
-        "held hidden hit kept known laid led left lent lost made meant met paid put read run said sat seen sent set "
-        "shown shut sold sought spent split spoken stood stuck struck sworn taken taught thought told torn "
-        "understood woken won worn written"
+        "begun born bought bound brought built come done drawn driven fallen fed felt found given gone grown "
+        "heard held hidden kept known laid led left lent lost made meant met paid said sat seen sent shown sold "
+        "sought spent spoken stood struck stuck sworn taken taught thought told torn understood woken won worn "
+        "written"
     ).split()
-) - {"bound", "hit", "left", "met", "put", "read", "run", "set", "shut", "split"}
+)
+"""Past participles; those that are the verb itself too (`read`, `put`, `set`) are not among them."""
 PARTICLES = frozenset(
     (
         "about above after again all alone along already always anew another anyone anything apart around as aside "

@@ -236,7 +236,7 @@ def compact(table: MaintainedTable, after: int, *, ignore_tiers: bool = False) -
     Files that arrive meanwhile are left to the next time.
     """
     groups: list[Group] = []
-    if not table.look():
+    if not table.refresh():
         return groups
     files = table.files()
     for group in plan(files, after, ignore_tiers=ignore_tiers):
@@ -260,7 +260,7 @@ def exchange(table: MaintainedTable, removed: Sequence[str], files: Sequence[Wri
         try:
             table.exchange(removed, files, state, gone=gone)
         except AnotherReceiver:
-            table.look()
+            table.refresh()
         else:
             return True
     raise BronzeBusy("another writer committed each time", where=table.place)
@@ -294,7 +294,7 @@ def trim(table: MaintainedTable, wanted: Trim) -> bool:
 
     Before anything leaves, the table says which transaction is the last to go and its hash: the chain starts there.
     """
-    files = table.files() if table.look() else Files.empty()
+    files = table.files() if table.refresh() else Files.empty()
     if not set(wanted.paths) <= set(files.paths):
         return False
     layouts = _layouts(files, wanted.paths)
@@ -310,7 +310,7 @@ def trim(table: MaintainedTable, wanted: Trim) -> bool:
 def prepare(table: MaintainedTable) -> bool:
     """Set what upkeep wants of the table; False where there is no stream yet, or a receiver was busy."""
     for _ in range(_TURNS):
-        state = table.state() if table.look() else None
+        state = table.state() if table.refresh() else None
         if state is None:
             return False
         table.prove()
@@ -328,7 +328,7 @@ def tidy(table: MaintainedTable, files_seconds: float | None, now: float | None 
     By default the time is that of the newest version, where it is the earlier one: what is written for the next one
     is younger, whatever has become of the clock meanwhile.
     """
-    if not table.look():
+    if not table.refresh():
         return None
     table.prove()  # what something else removed may be needed to put it back
     if now is None:
@@ -347,7 +347,7 @@ def _record_trimmed(table: MaintainedTable, trimmed: Mapping[int, tuple[int, byt
         try:
             table.record_trimmed(trimmed, state)
         except AnotherReceiver:
-            table.look()
+            table.refresh()
     raise BronzeBusy("another writer committed each time", where=table.place)
 
 

@@ -343,7 +343,7 @@ class BronzeTable(Protocol):
         """The version looked at; grows with each commit."""
         ...
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Move to the newest version; False where there is no table.
 
         Raises BronzeUnknown for a table that is not bronze, or of a contract that this version does not know.

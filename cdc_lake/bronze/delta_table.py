@@ -70,7 +70,7 @@ class DeltaBronzeTable:
         """Delta's version number."""
         return int(self._open_table.version())
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Read what the log has that was not read yet."""
         if self._table is None:
             table = self._place.open()

@@ -73,12 +73,12 @@ class IcebergBronzeTable:
         head = self._log.head
         return 0 if head is None else head.sequence_number or 0
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Ask the catalog."""
         if self._opened is None and not is_there(self._address):
             return False
         with reading(self.place), reaching(self._address):
-            if not self._log.look():
+            if not self._log.refresh():
                 return False
         properties = self._log.table.properties
         if CONTRACT_PROPERTY not in properties:
@@ -130,7 +130,7 @@ class IcebergBronzeTable:
                     return self._files()
             except OSError as cause:
                 failure = cause
-                self.look()
+                self.refresh()
         raise BronzeDamaged("the manifests of the newest version cannot be read", where=self.place) from failure
 
     def write(self, rows: Rows) -> WrittenFile:

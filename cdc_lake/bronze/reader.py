@@ -266,7 +266,7 @@ class BronzeReader:
 
     def version(self) -> int | None:
         """The newest version of the table, None where there is none."""
-        return self._table.version if self._table.look() else None
+        return self._table.version if self._table.refresh() else None
 
     def stream(self, epoch: int) -> str:
         """The stream of an epoch as its rows name it, empty where it has none."""
@@ -277,18 +277,18 @@ class BronzeReader:
 
     def state(self) -> StreamCheckpoint | None:
         """Markers, epoch and head of the newest stream; None where no stream was started."""
-        return self._table.state() if self._table.look() else None
+        return self._table.state() if self._table.refresh() else None
 
     def proven(self) -> StreamCheckpoint | None:
         """The state as a receiver would go on from it. Raises BronzeAltered where it would not."""
-        if not self._table.look():
+        if not self._table.refresh():
             return None
         self._table.prove()
         return self._table.state()
 
     def last_trimmed(self) -> Mapping[int, tuple[int, bytes]]:
         """Epoch → position and hash of the last transaction that left by retention; nothing where none did."""
-        return self._table.last_trimmed() if self._table.look() else {}
+        return self._table.last_trimmed() if self._table.refresh() else {}
 
     def commits(self, span: Span) -> list[CommitRow]:
         """The transactions of a span in order, from their COMMIT rows alone."""
@@ -433,7 +433,7 @@ class BronzeReader:
 
     def files(self) -> Files:
         """The data files of the newest version."""
-        if not self._table.look():
+        if not self._table.refresh():
             return Files.empty()
         if self._files is None or self._files[0] != self._table.version:
             self._files = (self._table.version, self._table.files())

@@ -406,12 +406,12 @@ def touching(
     places = {number: _places(layout.names, names) for number, layout in reader.layouts([table]).items()}
     files = reader.applied_files()
 
-    def look(path: str) -> list[tuple[Key | None, KeyTouch]]:
+    def read_touches(path: str) -> list[tuple[Key | None, KeyTouch]]:
         parts = files.rough(path, _KEY_SCAN_COLUMNS, (pc.field("relation") == str(table)) & pc.field("op").isin(_OPS))
         return [hit for part in parts for hit in _hits(_rows_of_table(part, table), keys, names, places, texts_of)]
 
     with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="touching") as threads:
-        for hits in threads.map(look, files.select(relations=[str(table)])):
+        for hits in threads.map(read_touches, files.select(relations=[str(table)])):
             for key, change in hits:
                 for touched_key in keys if key is None else (key,):
                     changes_by_key[touched_key].add(change)

@@ -161,7 +161,7 @@ class TableBronze:
         if self._refused:
             raise AnotherReceiver("this writer was overtaken by another one", where=self._table.place)
         if self._cached_state is None:
-            if not self._table.look():
+            if not self._table.refresh():
                 return False, None
             self._table.prove()
             self._cached_state = self._table.state()
@@ -195,7 +195,7 @@ class TableBronze:
             try:
                 version = self._table.commit(files, state, chunks)
             except AnotherReceiver:
-                if before is None or not self._table.look():
+                if before is None or not self._table.refresh():
                     self._refused = True
                     raise
                 self._table.prove()

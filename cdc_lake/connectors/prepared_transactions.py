@@ -238,7 +238,7 @@ class PreparedTransactions:
         self._tick = tick
         self._changed = changed
         self._entries: dict[str, _Entry] = {}
-        self._look(state)
+        self._load_entries(state)
         if any(entry.end is not None for entry in self._entries.values()):
             self.clean(highest() or 0, state.confirm)
 
@@ -289,7 +289,7 @@ class PreparedTransactions:
 
     # ── files ──
 
-    def _look(self, state: StreamCheckpoint) -> None:
+    def _load_entries(self, state: StreamCheckpoint) -> None:
         sizes = self._place.sizes()
         for name in sizes:
             if (epoch := _epoch_of(name)) is None:

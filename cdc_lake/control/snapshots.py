@@ -147,7 +147,7 @@ class TableTimeline:
         before = self.stretches if later or self.stretches != (CaptureInterval(),) else ()
         return TableTimeline((*before, CaptureInterval(copy, later=later)))
 
-    def left(self, position: int) -> TableTimeline:
+    def end_at(self, position: int) -> TableTimeline:
         """The same up to a position; one that was left already stays as it is. A copy that is ahead of the position is
         left where it stands.
         """
@@ -173,7 +173,7 @@ def courses(rows: Iterable[SnapshotRow], stream: str) -> dict[str, TableTimeline
                 result[name] = result.get(name, TableTimeline()).with_copy(copy, later=not _is_initial(row))
         elif row.state == LEFT:
             for name in json.loads(row.tables):
-                result[name] = result.get(name, TableTimeline()).left(row.position)
+                result[name] = result.get(name, TableTimeline()).end_at(row.position)
     return result
 
 

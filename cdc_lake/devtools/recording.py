@@ -272,14 +272,14 @@ class RecordingReader:
         if len(head) < _LENGTH.size:
             raise self._unreadable("the file ends inside the length of an entry", offset)
         size = _LENGTH.unpack(head)[0]
-        body = self._file.read(size if size <= _ORDINARY else min(size, self._left()))
+        body = self._file.read(size if size <= _ORDINARY else min(size, self._remaining_bytes()))
         if len(body) < size:
             raise self._unreadable(f"the file ends inside an entry: {size} bytes announced, {len(body)} left", offset)
         if (entry := copy_data(body)) is None:
             raise self._unreadable(f"an entry of {size} bytes that is neither data nor a keepalive", offset)
         return entry
 
-    def _left(self) -> int:
+    def _remaining_bytes(self) -> int:
         """Bytes up to the end: a read asks for the memory of all that it may bring."""
         offset = self._file.tell()
         left = self._file.seek(0, io.SEEK_END) - offset

@@ -75,7 +75,7 @@ def _judge(
     if isinstance(rule, Expectation):
         raw = run_expectation(view.rows, rule, name)
         (result,) = raw["results"]
-        return _rule_result(rule, _met(result), broken=evaluation_error(result)), raw
+        return _rule_result(rule, _tally_of_result(result), broken=evaluation_error(result)), raw
     referenced = view.referenced(rule) if isinstance(rule, ForeignKey) else None
     outcome = tally(rule, view.rows, view.current_time, referenced, examples)
     if not with_engine:
@@ -163,7 +163,7 @@ def _complaints(cause: Exception) -> str:
     return ": " + "; ".join(f"`{'.'.join(map(str, error['loc']))}` {error['msg']}" for error in errors())
 
 
-def _met(result: Mapping[str, Any]) -> Tally:
+def _tally_of_result(result: Mapping[str, Any]) -> Tally:
     """An expectation is met or not; where it counted values, how many were not as expected."""
     counts = result["result"]
     observed = ""

@@ -191,7 +191,7 @@ def maintain(
     """
     table, reader, now = bronze_table(project), bronze_reader(project), started_at or datetime.now(UTC)
     state = reader.state()
-    if state is None or not table.look():
+    if state is None or not table.refresh():
         raise NoStream("bronze holds no stream yet: there is nothing to maintain", where=table.place)
     result = Maintenance(project.name, table.place, not dry_run, len(table.files().paths), ())
     if only != "silver":
@@ -221,7 +221,7 @@ def _bronze(
     for step in work:
         report(ProgressEvent("maintain", step.text, facts={"part": step.kind, **step.facts}))
         steps.append(step)
-    table.look()
+    table.refresh()
     reason = floor.why if project.pipeline.bronze.retention is not None else ""
     files = len(table.files().paths)
     return Maintenance(project.name, table.place, not dry_run, files, tuple(steps), reason, lost)
@@ -256,7 +256,7 @@ def _run_steps(
 
 def _forgotten(project: Project, table: MaintainedTable) -> Iterator[Step]:
     """What undecodable transactions turned out to be goes with them."""
-    table.look()
+    table.refresh()
     keeper = decoded_transactions(project)
     spent = keeper.expired_rows(table.last_trimmed(), table.files())
     if spent:
@@ -375,7 +375,7 @@ def upgrade(project: Project, *, yes: bool = False) -> Upgrade:
 
 def _plan_upgrade(project: Project) -> Upgrade:
     tables = []
-    if bronze_table(project).look():  # refuses a newer contract
+    if bronze_table(project).refresh():  # refuses a newer contract
         tables.append(UpgradedTable("bronze", CONTRACT_VERSION, CONTRACT_VERSION, ()))
     control = control_tables(project)
     for name in get_args(ControlName):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cdc_lake.silver.changes import OP, after_truncates
 from cdc_lake.silver.kind import CHANGE, UNSENT, Kind, RowIdentity, TablePart, insert, old_column, same_key, select
 from cdc_lake.silver.layout_mapping import RelationMapping
-from cdc_lake.silver.net_change import complete_moved, net_change, settle, unknown
+from cdc_lake.silver.net_change import collapse_rows, complete_moved, net_change, unknown
 from cdc_lake.tables.types import SilverColumn, literal, quote_identifier
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Scd1Kind(Kind):
             return folded
         if part.unsent and target is not None:
             folded = complete_moved(folded, target, part.shape, part.unsent)
-        return settle(folded, part.shape, part.unsent)
+        return collapse_rows(folded, part.shape, part.unsent)
 
     def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
         """A MERGE by key; where there was a truncate, rows without a net change go."""

@@ -38,7 +38,7 @@ def unknown(column_index: int) -> str:
 
 def net_change(changes: DataFrame, shape: RelationMapping, unsent: frozenset[int], *, traced: bool) -> DataFrame:
     """Fold typed changes. With `traced` they carry `_cdc_row` and `_cdc_origin` where keys moved, and the result is
-    what `settle` takes; otherwise it is the net change.
+    what `collapse_rows` takes; otherwise it is the net change.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
@@ -50,7 +50,7 @@ def net_change(changes: DataFrame, shape: RelationMapping, unsent: frozenset[int
     return _fold(changes, by_row, shape, unsent, (ROW, ORIGIN))
 
 
-def settle(folded: DataFrame, shape: RelationMapping, unsent: frozenset[int]) -> DataFrame:
+def collapse_rows(folded: DataFrame, shape: RelationMapping, unsent: frozenset[int]) -> DataFrame:
     """Turn rows folded with `traced` into one row a key: where rows ended, and the keys they left.
 
     A key where a row ended is not left. Two rows that ended at one key fail the job: no server allows that.

@@ -312,7 +312,11 @@ def rewriting(before: Column, after: Column, old_sql: str, new_sql: str) -> Type
     What is not known to leave all values alone rewrites them. An expression of whoever altered the column (`USING`)
     may give other values all the same, and leaves no trace in the layout if the type stays.
     """
-    sql = _rewrite_sql(before, after, old_sql) if old_sql == new_sql else _left(before, after, old_sql, new_sql)
+    sql = (
+        _rewrite_sql(before, after, old_sql)
+        if old_sql == new_sql
+        else _residual_cast_sql(before, after, old_sql, new_sql)
+    )
     if sql == _SAME:
         return None
     if "sha256" in {before.redacted, after.redacted}:
@@ -357,7 +361,7 @@ def _rewrite_sql(before: Column, after: Column, silver: str) -> str | None:
     return _SAME if same or numbers else None
 
 
-def _left(before: Column, after: Column, old_sql: str, new_sql: str) -> str | None:
+def _residual_cast_sql(before: Column, after: Column, old_sql: str, new_sql: str) -> str | None:
     """The same where silver's type changes, over the value that is of the new one by then."""
     old, new = type_name(before), type_name(after)
     minutes = new == "smalldatetime" and old_sql != "date"

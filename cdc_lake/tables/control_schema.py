@@ -539,7 +539,7 @@ def bring(place: DeltaStorage, name: str, schema: pa.Schema) -> None:
         for step in STEPS:
             if step.needs(table, schema) is not None:
                 step.do(table, schema)
-                place.settle(table)
+                place.persist_last_commit(table)
                 failpoint(CONTROL_STEP)
         if version < CONTROL_VERSION:
             place.set_properties(table, {CONTROL_PROPERTY: str(CONTROL_VERSION)}, {})

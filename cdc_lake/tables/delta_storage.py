@@ -115,7 +115,7 @@ class DeltaStorage(Protocol):
         """
         ...
 
-    def settle(self, table: DeltaTable) -> None:
+    def persist_last_commit(self, table: DeltaTable) -> None:
         """Make what a call of the library committed last, and `table` stands at, stay."""
         ...
 
@@ -206,7 +206,7 @@ class LocalDeltaStorage:
         """One log entry."""
         return commit(table, self.folder, actions, apps=apps, note=note, fenced=fenced, durable=self.durable)
 
-    def settle(self, table: DeltaTable) -> None:
+    def persist_last_commit(self, table: DeltaTable) -> None:
         """Log entry, data files and their folders."""
         if self.durable:
             sync_version(self.folder, table.version())
@@ -366,7 +366,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
         self._persist(lambda: _stand_at(table, version))
         return version
 
-    def settle(self, table: DeltaTable) -> None:
+    def persist_last_commit(self, table: DeltaTable) -> None:
         """It does: what the store took is durable."""
 
     def checkpoint(self, table: DeltaTable) -> None:

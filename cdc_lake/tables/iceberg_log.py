@@ -244,7 +244,7 @@ class IcebergLog:
         """The version looked at; None: the table has none yet."""
         return self._head
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Move to the newest version; False where there is no table."""
         try:
             self._stand(self._catalog.load_table(self._identifier))

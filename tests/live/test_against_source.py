@@ -23,7 +23,7 @@ SEED = 11
 
 def rob(table: DeltaBronzeTable, relation: str) -> None:
     """Take one copied row of a source table away."""
-    assert table.look()
+    assert table.refresh()
     files, state = table.files(), table.state()
     assert state is not None
     for path in files.select(op="S", relations=[relation]):

@@ -216,7 +216,7 @@ def test_a_writer_that_believes_a_failed_reply_is_found_out(
         writer.append([transaction(101)])
         with reply_lost(place, proxy), pytest.raises(CommitUncertain):
             writer.append([transaction(102)])
-        bronze.look()
+        bronze.refresh()
         again = writer.append([transaction(102), transaction(103)])
     if made is TableBronze:
         assert again.repeats == 1

@@ -207,7 +207,7 @@ def test_what_upkeep_replaced_goes_when_nobody_reads_it_any_more(place: Stored, 
     for at in (107, 108, 109):  # Iceberg's older versions leave
         writer.append([transaction(at)])
     live, table = set(place.reader().files().paths), place.table()
-    assert table.look()
+    assert table.refresh()
     assert tidy(table, 3600.0, early + 3000) == OrphanFiles((), (), 0)
     assert set(place.data_files()) == {*before, *live}
     found = tidy(table, 3600.0, early + 100_000)
@@ -231,6 +231,6 @@ def test_a_file_that_was_just_replaced_stays_however_old_it_is(place: Stored):
     replaced_at = time.time()
     assert compact(place.table(), 2, ignore_tiers=True)
     table = place.table()
-    assert table.look()
+    assert table.refresh()
     assert tidy(table, 3600.0, replaced_at + 3600 - 1.5) == OrphanFiles((), (), 0)
     assert set(old) <= set(place.data_files())

@@ -316,7 +316,7 @@ def test_retention_lets_whole_files_leave_and_the_chain_starts_behind_them(place
 def test_retention_in_steps_ends_at_the_same_chain(place: Place, dice: random.Random):
     writer = a_year(place, dice)
     table = kept_up(place)
-    while table.look() and (trim := upkeep.trimmable(table.files(), (3, 130), LATER)) is not None:
+    while table.refresh() and (trim := upkeep.trimmable(table.files(), (3, 130), LATER)) is not None:
         few = upkeep.Trim(trim.paths[:25], -1, 0, trim.epoch, trim.position)
         if not upkeep.trim(table, few) or len(trim.paths) <= 25:
             break
@@ -330,7 +330,7 @@ def test_an_edit_behind_the_border_is_found_all_the_same(folder: Path):
     writer.begin_stream("s", 0)
     commits(writer, 1, 9)
     table = delta(folder)
-    table.look()
+    table.refresh()
     trim = upkeep.trimmable(table.files(), (1, 4), LATER)
     assert trim is not None
     assert upkeep.trim(table, trim)
@@ -360,7 +360,7 @@ def test_only_what_nobody_needs_for_long_enough_is_removed(folder: Path):
     reader = BronzeReader(folder)
     old = reader.files()
     orphan = delta(folder)
-    orphan.look()
+    orphan.refresh()
     orphan.write(old.read(old.paths[:1], SCHEMA.names))
     upkeep.compact(delta(folder), 2)
     expected = rows_of(BronzeReader(folder))
@@ -385,7 +385,7 @@ def test_a_file_that_is_to_be_committed_stays_though_the_clock_went_on_by_days(p
     writer.begin_stream("s", 0)
     commits(writer, 1, 3)
     table = kept_up(place)
-    assert table.look()
+    assert table.refresh()
     before = {path for path in place.folder.rglob("*") if path.is_file()}
     files = table.files()
     table.write(files.read(files.paths, SCHEMA.names))

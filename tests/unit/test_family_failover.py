@@ -279,7 +279,7 @@ def test_in_csn_order_one_of_several_logs_may_have_lost_what_others_did_not() ->
             shown.compare(Boundaries(csn, csn, 5000 - csn, csn=csn, xid=7000 + csn), 1)
     assert shown.is_beyond(Boundaries(201, 201, 1, csn=201))
     with pytest.raises(BronzeAhead, match=r"never had 2 transactions of bronze: 20 \(xid 7020, .*\), 21 \(xid 7021, "):
-        shown.settle()
+        shown.finish()
     assert not shown.agreed
 
 

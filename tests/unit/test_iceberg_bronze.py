@@ -290,7 +290,7 @@ def test_a_reader_whose_version_has_left_reads_a_newer_one(iceberg: Place, monke
     monkeypatch.setattr(iceberg_log, "KEEP", 2)
     bronze, behind = iceberg.writer(), iceberg.table()
     bronze.append([transaction(200)])
-    assert behind.look()
+    assert behind.refresh()
     for number in range(5):
         bronze.append([transaction(300 + number)])
     assert len(behind.files().paths) == 6
@@ -388,7 +388,7 @@ def test_what_an_interrupted_commit_left_is_found_and_removed(iceberg: Place, mo
     bronze.append([transaction(300)])
     table = iceberg.table()
     assert isinstance(table, IcebergBronzeTable)
-    assert table.look()
+    assert table.refresh()
     now = time.time()
     assert table.leftovers(now, 3600.0) == OrphanFiles((), (), 0)
     found = table.tidy(now + 4000, 3600.0)

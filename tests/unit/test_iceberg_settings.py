@@ -29,7 +29,7 @@ def test_the_format_says_which_table_bronze_is(tmp_path: Path):
     iceberg = bronze_table(project(tmp_path, format="iceberg"))
     assert isinstance(iceberg, IcebergBronzeTable)
     assert iceberg.place == "lake: bronze.shop"
-    assert not iceberg.look()
+    assert not iceberg.refresh()
 
 
 def test_spark_opens_the_sqlite_file_that_pyiceberg_opens(tmp_path: Path):

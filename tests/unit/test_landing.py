@@ -142,7 +142,7 @@ def test_decoding_is_behind_until_its_bytes_are_columns() -> None:
         landing.decode(large[1:2])
         assert [landing.is_saturated] == [True]
         go.set()
-        landing.settle()
+        landing.join_decoders()
         assert [landing.is_saturated] == [False]
         landing.append(TransactionBatch(large[:2], 2, 2))
         assert landing.finish() is not None

@@ -86,7 +86,7 @@ class FailoverReplay:
                 f"{format_stream_position(self._state.stream, self._state.upto)}, that bronze does not have"
             )
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """All that had to come again has come. Raises BronzeAhead where something is missing."""
         if self._due and not self._by_csn:
             self._lost_from(min(_lsn(self._held[position]) for position in self._due))
@@ -160,7 +160,7 @@ class FailoverOrdering:
             return [*self._release_buffer(), *self._order.take(transaction)]
         bounds = transaction.bounds
         if self._rejoin.is_beyond(bounds):
-            self._rejoin.settle()
+            self._rejoin.finish()
             return [*self._release_buffer(), *self._order.take(transaction)]
         if bounds.position > self._upto:  # in CSN order some of what is new may come before the last that is not
             self._buffer.append(transaction)
@@ -203,7 +203,7 @@ class FailoverFrames:
         """See FrameSource. Raises BronzeAhead as well."""
         frames = self._frames.poll(timeout)
         if not frames and not self._rejoin.agreed and self._rejoin.has_resent_all(self._frames.keepalive_end):
-            self._rejoin.settle()
+            self._rejoin.finish()
         return frames
 
     def confirm(self, position: int) -> None:

@@ -233,7 +233,7 @@ class GaussDbRetainedWal:
         """Connect; each call looks once, None where there is no slot that could be read."""
         with session_of(self.project) as session:
 
-            def look() -> WalSample | None:
+            def sample_wal() -> WalSample | None:
                 found = find_slot(session, self.project.slot)
                 if found is None or found.confirmed is None:
                     return None
@@ -245,7 +245,7 @@ class GaussDbRetainedWal:
                 end = log_end.value if in_bytes else csn_now(session).value - 1
                 return WalSample(time.time(), end, found.confirmed, kept, in_bytes=in_bytes)
 
-            yield look
+            yield sample_wal
 
     def drop(self, patience: float) -> None:
         """Drop the slot, once its reader has gone, waited for up to `patience` seconds."""

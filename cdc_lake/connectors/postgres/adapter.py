@@ -244,14 +244,14 @@ class PostgresRetainedWal:
         """Connect; each call looks once, None where there is no slot that could be read."""
         with reading(self.project) as session:
 
-            def look() -> WalSample | None:
+            def sample_wal() -> WalSample | None:
                 found = slot.find_slot(session, self.project.slot)
                 if found is None or found.retained is None or found.confirmed is None:
                     return None
                 end = wal_position(session).value
                 return WalSample(time.time(), end, found.confirmed.value, found.retained, found.safe)
 
-            yield look
+            yield sample_wal
 
     def drop(self, patience: float) -> None:
         """Drop the slot, once its reader has gone, waited for up to `patience` seconds."""

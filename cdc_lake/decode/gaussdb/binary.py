@@ -135,7 +135,7 @@ class _Body:
         self.offset = offset
 
     @property
-    def left(self) -> int:
+    def remaining_bytes(self) -> int:
         """Bytes to the end of the body."""
         return self._end - self.offset
 
@@ -182,8 +182,8 @@ class _Body:
 
     def finish(self) -> None:
         """Refuse bytes before the end of the body."""
-        if self.left:
-            raise MalformedMessage(f"{self.left} bytes after the end of the record", offset=self.offset)
+        if self.remaining_bytes:
+            raise MalformedMessage(f"{self.remaining_bytes} bytes after the end of the record", offset=self.offset)
 
 
 def _begin(body: _Body, lsn: int | None) -> Begin:
@@ -209,7 +209,7 @@ def _commit(body: _Body, lsn: int | None) -> Commit:
 def _options(body: _Body, known_letters: str) -> tuple[dict[str, int | str], str | None]:
     """What stands in the options, and the letter of the first one that is not known."""
     options: dict[str, int | str] = {}
-    while body.left:
+    while body.remaining_bytes:
         offset = body.offset
         letter = chr(body.byte())
         if letter not in known_letters:
@@ -242,7 +242,7 @@ def _row(body: _Body, operation: Operation, lsn: int | None) -> Row:
     if not schema or not name:
         raise MalformedMessage("a row of a table without a name or schema", offset=offset)
     new = old = None
-    while body.left:
+    while body.remaining_bytes:
         offset = body.offset
         letter = body.byte()
         if letter == 0x4E and new is None:

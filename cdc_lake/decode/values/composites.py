@@ -70,7 +70,7 @@ def array(element: Text, oid: int, delimiter: str = ",") -> Text:
 def span(element: Text) -> Text:
     """A range of values."""
 
-    def bound(reader: Reader) -> str:
+    def read_bound(reader: Reader) -> str:
         value = _part(reader, element)
         if value is None:
             raise MalformedMessage("a binary range with a bound that is NULL")
@@ -85,8 +85,8 @@ def span(element: Text) -> Text:
         if flags & _EMPTY:
             reader.finish()
             return "empty"
-        lower = "" if flags & _NO_LOWER else bound(reader)
-        upper = "" if flags & _NO_UPPER else bound(reader)
+        lower = "" if flags & _NO_LOWER else read_bound(reader)
+        upper = "" if flags & _NO_UPPER else read_bound(reader)
         reader.finish()
         return f"{'[' if flags & _LOWER_IN else '('}{lower},{upper}{']' if flags & _UPPER_IN else ')'}"
 

@@ -339,11 +339,13 @@ class GroupSteps:
         if not streamed:
             return list(members)
 
-        def settle(others: Sequence[AheadTable]) -> list[PreparedMerge] | CdcLakeError:
+        def hold_transactions(others: Sequence[AheadTable]) -> list[PreparedMerge] | CdcLakeError:
             again = partial(_prepare_again, self._sessions)
             return capture_errors(lambda: hold_whole(streamed, others, self._reader, again), streamed[0].job.target)
 
-        (outcome,) = self._sessions.run_each(settle, [self._ahead(group, streamed, tables)], lambda _: group.name)
+        (outcome,) = self._sessions.run_each(
+            hold_transactions, [self._ahead(group, streamed, tables)], lambda _: group.name
+        )
         if isinstance(outcome, CdcLakeError):
             for member in members:
                 self._wait(member.job.target, member.job.span.after, outcome, tables)

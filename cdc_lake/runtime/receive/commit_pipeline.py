@@ -204,7 +204,7 @@ class BronzeCommitPipeline:
         self.fault = self._ended_by
         return landed
 
-    def settle(self) -> None:
+    def join_decoders(self) -> None:
         """Wait until nothing is being decoded: `tabulate` may be called by somebody else then."""
         wait([part.columns for part in self._undecoded_parts])
 

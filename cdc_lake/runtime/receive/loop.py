@@ -298,7 +298,7 @@ class ReceiveLoop:
             closed = stream.order.take(transaction)
         except LateTransaction as late:
             self._finish(stream, landing)
-            landing.settle()
+            landing.join_decoders()
             late.where = str(keep_late(self._project.control, stream.state, transaction, stream.tabulate))
             raise
         self._add(stream, closed, landing)

@@ -240,7 +240,7 @@ class MissingPrepareProbe:
             return False
         if end_lsn > self._looked:
             with ThreadPoolExecutor(1) as executor:
-                looking = executor.submit(self._look, end_lsn)
+                looking = executor.submit(self._peek_changes, end_lsn)
                 try:
                     while not wait([looking], _LOOK).done:
                         self._tick()
@@ -258,7 +258,7 @@ class MissingPrepareProbe:
             with socket.socket(fileno=os.dup(self._session.fileno())) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
 
-    def _look(self, end_lsn: int) -> None:
+    def _peek_changes(self, end_lsn: int) -> None:
         """What was prepared before this connection's start has all its changes there."""
         upto = max(end_lsn, min(end_lsn + WINDOW, wal_position(self._session).value))
         with whole_copy(self._session, self._slot) as copy, translate_errors(f"looking ahead in slot `{self._slot}`"):

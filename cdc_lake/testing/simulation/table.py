@@ -65,7 +65,7 @@ class SimulatedTable:
         """See BronzeTable."""
         return self._at
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """See BronzeTable; a stale listing shows the version before."""
         if not self._store.versions:
             return False

@@ -213,7 +213,7 @@ class Channel:
         """Whether bytes were received that nobody has taken."""
         return self._end > self._start
 
-    def settle(self) -> None:
+    def end_startup(self) -> None:
         """The start-up is over: messages of any length, and they may take their time."""
         self._limit = _LIMIT
         self.wait_until(None)
@@ -221,7 +221,7 @@ class Channel:
     def wait_until(self, deadline: float | None) -> None:
         """From here on reading and sending wait until this time, by `time.monotonic`; None: as long as it takes."""
         self._deadline = deadline
-        self.socket.settimeout(self._left())
+        self.socket.settimeout(self._remaining_seconds())
 
     def enlarge(self, size: int) -> None:
         """Use a buffer of this many bytes from here on, for a stream."""
@@ -312,9 +312,9 @@ class Channel:
 
     def _arm(self) -> None:
         if self._deadline is not None:
-            self.socket.settimeout(self._left())
+            self.socket.settimeout(self._remaining_seconds())
 
-    def _left(self) -> float | None:
+    def _remaining_seconds(self) -> float | None:
         if self._deadline is None:
             return None
         # a timeout of 0 would mean not to wait at all

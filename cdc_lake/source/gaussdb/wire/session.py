@@ -81,7 +81,7 @@ class WireSession:
             if letter == protocol.ERROR:
                 raise self._startup_refusal(body, asked)
             self._startup_message(letter, body)
-        self.channel.settle()
+        self.channel.end_startup()
 
     def query(self, sql: str, *, doing: str = "running a statement") -> Result:
         """Run statements; the last one's result. Raises SourceError, with `doing` as what it was for."""
