@@ -124,7 +124,7 @@ def no_fence_on_iceberg() -> Iterator[None]:
         silver._refresh()
         with silver._marking(stream, base.generation, position):
             work(silver.name)
-        return int(silver._published(stream, base.generation, position))
+        return int(silver._published_version(stream, base.generation, position))
 
     with mock.patch.object(IcebergSilver, "commit", unfenced):
         yield

@@ -155,7 +155,7 @@ def test_a_receiver_that_lands_while_a_verb_looks_takes_nothing_away(
     database: Database, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once(project)
-    runs = receiver_beside(database, project, monkeypatch, "cdc_lake.source.slot")
+    runs = receiver_beside(database, project, monkeypatch, "cdc_lake.source.postgres.slot")
     assert advance_slot(project).bytes == 0
     assert any("resume slot" in action.text for action in plan(project).actions)
     assert [line for line in check(project) if line.subject == "slot" and line.ok is False] == []

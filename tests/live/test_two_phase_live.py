@@ -475,7 +475,8 @@ def test_a_connection_that_is_lost_meanwhile_ends_the_look(
     project = pipeline(phased, tmp_path, "lost", **ON)
     once(project)
     monkeypatch.setattr(
-        "cdc_lake.source.postgres.slot_peek._PEEK", "SELECT pg_sleep(1000), %s, %s::pg_lsn, %s::text[], %s::pg_lsn"
+        "cdc_lake.source.postgres.slot_peek._CHANGED_BEFORE",
+        "SELECT pg_sleep(1000), %s, %s::pg_lsn, %s::text[], %s::pg_lsn",
     )
     with phased.connect() as session, phased.admin() as admin:
         given: Any = session

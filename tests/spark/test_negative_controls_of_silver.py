@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -181,7 +182,7 @@ def nothing(*_: object) -> dict[Any, Any]:
 
 MENDED: dict[str, tuple[str, object, Callable[..., None], dict[str, Any], str]] = {
     "an empty text divides files": (
-        "pipeline.applying.span_shape._unkept",
+        "runtime.apply.table_span._unkept",
         nothing,
         odd.test_a_delta_table_that_is_divided_by_a_text_holds_what_would_become_null,
         {},
@@ -202,21 +203,21 @@ MENDED: dict[str, tuple[str, object, Callable[..., None], dict[str, Any], str]] 
         "key_taken",
     ),
     "-0 is 0": (
-        "pipeline.applying.span_shape._unkept",
+        "runtime.apply.table_span._unkept",
         nothing,
         odd.test_minus_zero_is_held_where_only_the_value_tells_rows_apart,
         {"fmt": "delta"},
         "no row of 0 went for -0",
     ),
     "a column is added to files that are not divided": (
-        "lake.delta.DeltaTable",
+        "tables.delta_silver.DeltaTable",
         Undivided,
         odd.test_columns_are_added_to_a_delta_table_whose_files_are_divided,
         {"given": {"partition_by": ["amount"]}},
         "could not be merged",
     ),
     "names that fold to one are two": (
-        "pipeline.target.shared_names.shared_names",
+        "runtime.apply.schema_changes.shared_names",
         nothing,
         ownership.test_of_tables_of_one_silver_name_the_one_that_has_it_goes_on_and_the_other_waits,
         {"fmt": "delta"},
@@ -224,6 +225,11 @@ MENDED: dict[str, tuple[str, object, Callable[..., None], dict[str, Any], str]] 
     ),
 }
 """Causes of wrong rows that were mended: what is planted to have each again, the test that finds it, and by which words."""
+
+
+def test_each_place_where_a_cause_is_planted_exists() -> None:
+    for place, *_ in MENDED.values():
+        resolve_name(f"cdc_lake.{place}")
 
 
 @pytest.mark.parametrize("name", MENDED if BUDGET > 1 else [random.Random(one_seed()).choice([*MENDED])])
