@@ -32,7 +32,7 @@ from workload_sql import BLOCK, INSERTS, publish
 from written import Written
 
 from cdc_lake.source.postgres.plugins import PGOUTPUT
-from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
+from cdc_lake_testing.server import HOST, SUPERUSER, EmbeddedServer
 
 PEERS = Path(__file__).parent / "peers"
 OURS, LIMIT, COUNT, ICEBERG, FLINK, DLT = (

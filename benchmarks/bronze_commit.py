@@ -33,8 +33,8 @@ from cdc_lake.bronze.writer import DeltaBronze, TableBronze
 from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.model.change import Change, Insert, Transaction, Update
-from cdc_lake.testing.messages import boundaries, raw_transaction
-from cdc_lake.testing.messages import table as relation
+from cdc_lake_testing.messages import boundaries, raw_transaction
+from cdc_lake_testing.messages import table as relation
 
 WIDE = relation("public.orders", id="int8", **{f"c{n}": "text" for n in range(9)})
 ROWS = 10_000

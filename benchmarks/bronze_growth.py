@@ -27,8 +27,8 @@ from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.model.position import Span
 from cdc_lake.tables.catalog import CatalogAddress
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
-from cdc_lake.testing.messages import boundaries, raw_transaction
-from cdc_lake.testing.messages import table as relation
+from cdc_lake_testing.messages import boundaries, raw_transaction
+from cdc_lake_testing.messages import table as relation
 
 NARROW = relation("public.notes", id="int8", note="text")
 AFTER = 100  # commits between two upkeeps, as the receiver has it

@@ -27,7 +27,7 @@ from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.testing.counted import CountedReader
+from cdc_lake_testing.counted import CountedReader
 
 COMMIT_ROWS = 100_000
 TRANSACTION_ROWS = 100

@@ -25,8 +25,8 @@ from cdc_lake.config.model import ObjectAddress
 from cdc_lake.tables.catalog import CatalogAddress
 from cdc_lake.tables.delta_storage import LocalDeltaStorage, ObjectStoreDeltaStorage
 from cdc_lake.tables.object_store import ObjectStore
-from cdc_lake.testing.faulty_store import FaultyStore
-from cdc_lake.testing.object_store import LocalStore, storage_at
+from cdc_lake_testing.faulty_store import FaultyStore
+from cdc_lake_testing.object_store import LocalStore, storage_at
 
 
 def table(kind: str, where: str, folder: Path, endpoint: str) -> BronzeTable:

@@ -40,8 +40,8 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.model.change import Transaction
 from cdc_lake.tables.spark_session import PACKAGES, start, static_settings
-from cdc_lake.testing.messages import boundaries, raw_transaction
-from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
+from cdc_lake_testing.messages import boundaries, raw_transaction
+from cdc_lake_testing.server import HOST, SUPERUSER, EmbeddedServer
 
 CHANGES = 1_000
 BARE = Path(__file__).parent / "bare_session.py"

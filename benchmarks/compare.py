@@ -43,7 +43,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.tables.silver_table import FIRST, app_id
-from cdc_lake.testing.server import EmbeddedServer
+from cdc_lake_testing.server import EmbeddedServer
 
 PLANTED = 4_321
 ORDERS = TableName("public", "orders")

@@ -31,7 +31,7 @@ from cdc_lake.decode.gaussdb.relations import RelationResolver
 from cdc_lake.decode.hashing import Digests
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
+from cdc_lake_testing.gaussdb.encode import Ending, Framing, Print, encode_payload
 
 SEED = 7
 MESSAGE = 1 << 20

@@ -29,7 +29,7 @@ from cdc_lake.decode.gaussdb.columnar import tabulate
 from cdc_lake.decode.gaussdb.records import Field, Record, Row, Style
 from cdc_lake.decode.gaussdb.relations import RelationResolver
 from cdc_lake.model.position import OrderDomain
-from cdc_lake.testing.gaussdb.encode import Print, framed
+from cdc_lake_testing.gaussdb.encode import Print, framed
 
 END = bytes(4)
 PRINTED = {

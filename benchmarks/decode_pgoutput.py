@@ -19,7 +19,7 @@ from cdc_lake.decode.pgoutput.columnar import tabulate, tabulate_plain
 from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.model.change import Change, Delete, Insert, OldKind, Transaction, Update
 from cdc_lake.model.relation import Relation
-from cdc_lake.testing.messages import boundaries, catalog_of, encode_stream, table
+from cdc_lake_testing.messages import boundaries, catalog_of, encode_stream, table
 
 SEED = 7
 BATCH = 50_000

@@ -48,11 +48,11 @@ from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.source.gaussdb.server import target_of
 from cdc_lake.source.gaussdb.stream import GaussDbStream
 from cdc_lake.source.gaussdb.wire.session import connect
-from cdc_lake.testing.gaussdb.declared import DeclaredTable
-from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
-from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
-from cdc_lake.testing.gaussdb.server import GaussServer
-from cdc_lake.testing.memory import hashing_beside, peak_mib
+from cdc_lake_testing.gaussdb.declared import DeclaredTable
+from cdc_lake_testing.gaussdb.ledger import Ledger, LedgerTransaction
+from cdc_lake_testing.gaussdb.scripted import ScriptedAnswers
+from cdc_lake_testing.gaussdb.server import GaussServer
+from cdc_lake_testing.memory import hashing_beside, peak_mib
 
 BLOCK = 1_000
 STEP = 500  # bytes of WAL a row

@@ -43,12 +43,12 @@ from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project, effective_options
 from cdc_lake.decode.gaussdb.records import Operation
 from cdc_lake.runtime.receive.receiver import receive
-from cdc_lake.testing.gaussdb.declared import DeclaredTable
-from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
-from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
-from cdc_lake.testing.gaussdb.server import GaussServer
-from cdc_lake.testing.memory import hashing_beside, peak_mib
-from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
+from cdc_lake_testing.gaussdb.declared import DeclaredTable
+from cdc_lake_testing.gaussdb.ledger import Ledger, LedgerTransaction
+from cdc_lake_testing.gaussdb.scripted import ScriptedAnswers
+from cdc_lake_testing.gaussdb.server import GaussServer
+from cdc_lake_testing.memory import hashing_beside, peak_mib
+from cdc_lake_testing.server import HOST, SUPERUSER, EmbeddedServer
 
 TYPES = {"int8": "bigint", "varchar": "character varying", "bpchar": "character"}
 PRINTED = {name: TYPES.get(kind, kind) for name, (kind, _) in COLUMNS.items()}

@@ -31,7 +31,7 @@ from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.config.project import Project
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.runtime.receive.receiver import receive
-from cdc_lake.testing.server import EmbeddedServer
+from cdc_lake_testing.server import EmbeddedServer
 
 WARM = 5  # seconds that are not counted: compiled code, caches, the first commits
 

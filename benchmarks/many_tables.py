@@ -27,7 +27,7 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.model.change import Change, Transaction, Update
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.testing.messages import boundaries, raw_transaction
+from cdc_lake_testing.messages import boundaries, raw_transaction
 
 Runs: TypeAlias = list[dict[str, Any]]
 

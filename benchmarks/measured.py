@@ -26,7 +26,7 @@ import psutil
 from figures import judged
 from written import Written
 
-from cdc_lake.testing.memory import hashing_beside, peak_mib
+from cdc_lake_testing.memory import hashing_beside, peak_mib
 
 RESULTS = Path(__file__).parent / "results"
 

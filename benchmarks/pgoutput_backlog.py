@@ -35,7 +35,7 @@ from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.project import Project
 from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.source.postgres.plugins import LINE_OPTIONS, PGOUTPUT, TEST_DECODING, message_options
-from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
+from cdc_lake_testing.server import HOST, SUPERUSER, EmbeddedServer
 
 
 def project_of(server: EmbeddedServer, root: Path, name: str, plugin: str) -> Project:

@@ -30,7 +30,7 @@ from cdc_lake.runtime.apply.rebuild import rebuild
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.tables.open_silver_table import store
 from cdc_lake.tables.spark_session import derive
-from cdc_lake.testing.messages import boundaries, raw_transaction
+from cdc_lake_testing.messages import boundaries, raw_transaction
 
 A_COMMIT = 100_000
 HASHED = "SELECT count(*), sum(cast(xxhash64(*) AS decimal(38,0))) FROM"

@@ -21,7 +21,7 @@ from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.redaction import Redaction, Strategy
 from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.model.change import Insert, Transaction
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 USERS = table("public.users", id="int8", email="text", **{f"c{n}": "text" for n in range(8)})
 HASH, DROP, NULL = Strategy.SHA256, Strategy.DROP, Strategy.NULL

@@ -9,7 +9,7 @@ from typing import Any
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
+from cdc_lake_testing.server import HOST, SUPERUSER, EmbeddedServer
 
 NO_MORE: Mapping[str, Any] = MappingProxyType({})
 

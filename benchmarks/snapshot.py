@@ -31,7 +31,7 @@ from workload_sql import fill
 
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.runtime.receive.receiver import receive
-from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
+from cdc_lake_testing.server import HOST, SUPERUSER, EmbeddedServer
 
 
 def copy_here(given: argparse.Namespace) -> None:

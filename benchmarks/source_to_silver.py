@@ -40,8 +40,8 @@ from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.open_silver_table import store
 from cdc_lake.tables.spark_session import derive
 from cdc_lake.tables.table_stats import mark_when_large
-from cdc_lake.testing.beside import beside
-from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
+from cdc_lake_testing.beside import beside
+from cdc_lake_testing.server import HOST, SUPERUSER, EmbeddedServer
 
 SMALL = [f"small_{n}" for n in range(10)]
 WARM = 20  # blocks of the backlog before the clock starts

@@ -40,7 +40,7 @@ from cdc_lake.tables.silver_table import iceberg_catalog
 from cdc_lake.tables.spark_session import derive
 from cdc_lake.tables.table_stats import mark_when_large
 from cdc_lake.tables.types import SilverColumn
-from cdc_lake.testing.messages import boundaries, raw_transaction
+from cdc_lake_testing.messages import boundaries, raw_transaction
 
 PER_TRANSACTION = 1_000
 RULES = [

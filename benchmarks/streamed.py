@@ -38,7 +38,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.runtime.receive.commit_pipeline import BronzeCommitPipeline
 from cdc_lake.runtime.receive.receiver import receive
-from cdc_lake.testing.server import EmbeddedServer
+from cdc_lake_testing.server import EmbeddedServer
 
 CHANGE_BYTES = 249
 STREAMED, WHOLE = "streamed", "protocol 1"

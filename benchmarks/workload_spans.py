@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from cdc_lake.model.change import Change, Delete, Insert, OldKind, Update
 from cdc_lake.model.relation import Relation
-from cdc_lake.testing.messages import table
+from cdc_lake_testing.messages import table
 
 ROUNDS_AT_MOST = 16
 SPREAD, RECENT, NEW = "spread", "recent", "new"

@@ -21,8 +21,14 @@ from pathlib import Path
 
 import psycopg
 
-from cdc_lake.testing.gaussdb.standin import Settings, StandIn
-from cdc_lake.testing.server import HOST, EmbeddedServer
+try:
+    from cdc_lake_testing.gaussdb.standin import Settings, StandIn
+    from cdc_lake_testing.server import HOST, EmbeddedServer
+except ModuleNotFoundError as missing:
+    raise SystemExit(
+        f"{missing}: the demo's servers are in the package `cdc_lake_testing`; install it from a clone of cdc_lake: "
+        "pip install ./cdc_lake_testing"
+    ) from missing
 
 DEMO = Path(__file__).resolve().parent.parent / ".demo"
 GAUSSDB = DEMO / "gaussdb"

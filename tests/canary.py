@@ -1,4 +1,4 @@
-"""Canaries: texts that are to be nowhere, also not in what a command writes; `cdc_lake.testing.secrets` looks for them."""
+"""Canaries: texts that are to be nowhere, also not in what a command writes; `cdc_lake_testing.secrets` looks for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
-from cdc_lake.testing.secrets import leaks
+from cdc_lake_testing.secrets import leaks
 
 __all__ = ["CANARY", "Told", "leaks", "told"]
 

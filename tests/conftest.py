@@ -26,7 +26,7 @@ import pytest
 from psycopg import sql
 from xdist.scheduler import LoadScopeScheduling
 
-from cdc_lake.testing.server import HOST, EmbeddedServer
+from cdc_lake_testing.server import HOST, EmbeddedServer
 from tests.bronze_places import place  # noqa: F401 - a fixture
 from tests.browser import chromium  # noqa: F401 - a fixture
 from tests.canary import told  # noqa: F401 - a fixture

@@ -18,7 +18,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.tables.control_schema import CutRow
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_table import iceberg_catalog, iceberg_table
-from cdc_lake.testing.messages import raw_transaction, table
+from cdc_lake_testing.messages import raw_transaction, table
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 T = table("public.t", id="int4")

@@ -34,8 +34,8 @@ from cdc_lake.model.relation import Missing, TableName
 from cdc_lake.source.postgres.catalog import RowTables, SourceCatalog
 from cdc_lake.source.postgres.connection import connect
 from cdc_lake.source.postgres.plugins import LINE_OPTIONS, message_options
-from cdc_lake.testing.server import HOST, SUPERUSER
-from cdc_lake.testing.workload import Workload
+from cdc_lake_testing.server import HOST, SUPERUSER
+from cdc_lake_testing.workload import Workload
 from tests import type_cases
 from tests.decoding_postgres import start_decoding_server
 from tests.odd_names import odd_names, odd_text

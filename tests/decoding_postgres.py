@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.testing.server import EmbeddedServer
+from cdc_lake_testing.server import EmbeddedServer
 from tests.conftest import make_role
 from tests.maven_postgres import jar, unpacked
 

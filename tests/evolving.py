@@ -17,8 +17,8 @@ from typing import Any
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 from cdc_lake.tables.types import silver_names
-from cdc_lake.testing.histories import LINE_BREAKS
-from cdc_lake.testing.messages import TYPE_OIDS
+from cdc_lake_testing.histories import LINE_BREAKS
+from cdc_lake_testing.messages import TYPE_OIDS
 
 WIDER = {"int2": "int4", "int4": "int8", "float4": "float8", "date": "timestamp"}
 NAMES = ["n", "N", "a b", 'quo"ted', "say `hi`", "größe", "_file", "x.y"]

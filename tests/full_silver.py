@@ -27,7 +27,7 @@ from cdc_lake.runtime.apply.applier import watching
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.spark_session import RUNTIME_SETTINGS, start
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.conftest import INTERPRETED
 from tests.spark.conftest import make_project
 

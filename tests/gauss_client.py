@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from cdc_lake.testing.gaussdb.server import GaussServer
+from cdc_lake_testing.gaussdb.server import GaussServer
 
 REPLY = struct.Struct("<cQQQQQiiqB3xI")
 

@@ -22,8 +22,8 @@ from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.control_schema import PauseRow, StreamRow
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.testing.messages import boundaries, catalog_of, encode_transaction, insert, raw_transaction, relation
-from cdc_lake.testing.two_phase import begin_prepare, prepare, rollback_prepared
+from cdc_lake_testing.messages import boundaries, catalog_of, encode_transaction, insert, raw_transaction, relation
+from cdc_lake_testing.two_phase import begin_prepare, prepare, rollback_prepared
 from tests.golden_lake import ITEMS, ORDERS, STREAM, T0, YAML
 from tests.tarballs import unpack
 from tests.unit.test_held_retry import refusing

@@ -22,7 +22,7 @@ from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.control_schema import CutRow, PauseRow, RunRow, SnapshotRow, StreamRow
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 STREAM = "pg:7300000000000000001:shop:shop:0/3E8"

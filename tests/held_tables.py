@@ -15,7 +15,7 @@ from cdc_lake.model.quarantine import FIRST_ORDINAL, Decided
 from cdc_lake.model.relation import ReplicaIdentity
 from cdc_lake.silver.row_tracing import Event, HoldRelease, Key, TracedChange, Unit, trace
 from cdc_lake.tables.control_schema import schema_of
-from cdc_lake.testing.oracle import Oracle
+from cdc_lake_testing.oracle import Oracle
 
 Followed: TypeAlias = tuple[list[TracedChange], list[HoldRelease]]
 LIMIT = 69

@@ -19,7 +19,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.model.change import Change, Insert, Update
 from cdc_lake.model.relation import Relation
 from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.testing.messages import table
+from cdc_lake_testing.messages import table
 
 CURRENCIES = {"euro": ("d1", "d2"), "yen": ("d1", "i1"), "peso": ("i1", "i2")}
 """Each moves between two tables: of Delta, of both formats, of Iceberg."""

@@ -10,8 +10,8 @@ import struct
 
 import psycopg
 
-from cdc_lake.testing.relay import Connection, Relay
-from cdc_lake.testing.server import HOST, EmbeddedServer
+from cdc_lake_testing.relay import Connection, Relay
+from cdc_lake_testing.server import HOST, EmbeddedServer
 
 
 class CalledQhb(Relay):

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from cdc_lake.model.change import Change, Transaction, Truncate
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.testing.copies import CopiesHistory, CopiesOracle
-from cdc_lake.testing.expected import AppendRows, CopiesRows, CurrentRows, Expected, HistoryRows
-from cdc_lake.testing.histories import AT_LIMITS, LINE_BREAKS, History, with_column
-from cdc_lake.testing.messages import TYPE_OIDS, boundaries
-from cdc_lake.testing.oracle import Key, Oracle, Row, Versions
+from cdc_lake_testing.copies import CopiesHistory, CopiesOracle
+from cdc_lake_testing.expected import AppendRows, CopiesRows, CurrentRows, Expected, HistoryRows
+from cdc_lake_testing.histories import AT_LIMITS, LINE_BREAKS, History, with_column
+from cdc_lake_testing.messages import TYPE_OIDS, boundaries
+from cdc_lake_testing.oracle import Key, Oracle, Row, Versions
 
 Way = Literal["current", "soft", "history", "tracked", "append", "copies"]
 WAYS: tuple[Way, ...] = ("current", "current", "soft", "history", "tracked", "append", "copies")

@@ -32,7 +32,7 @@ from tests.promises import PROMISES, Found, Promise
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "reliability.json"
 PAGE = ROOT / "docs" / "reliability.md"
-TREES = ("cdc_lake", "tests")
+TREES = ("cdc_lake", "cdc_lake_testing", "tests")
 """What a row is about."""
 AT_A_TIME = 2
 """Files of tests, where they may run side by side."""
@@ -53,7 +53,7 @@ MET = """
 What is random is drawn from a chance: `CDC_LAKE_CHANCE` with that of a row, on its version, draws the same anywhere. What
 depends on time, as where a server under load is cut off, differs from run to run. The version is the name that the commit
 had where it ran; commits that were put together since have other names, and are that version where
-`git rev-parse COMMIT:cdc_lake COMMIT:tests` says what the row does.
+`git rev-parse COMMIT:cdc_lake COMMIT:tests` (and `COMMIT:cdc_lake_testing`) says what the row does.
 
 """
 

@@ -13,7 +13,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.model.change import UNCHANGED, Boundaries, Change, Delete, Insert, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.testing.oracle import Oracle
+from cdc_lake_testing.oracle import Oracle
 
 Tables: TypeAlias = dict[TableName, dict[Any, Any]]
 

@@ -1,6 +1,6 @@
 """A scripted server for the wire client: each connection runs a function that says what the server does.
 
-Small on purpose: what a test is about stands in the test. `cdc_lake.testing.gaussdb` is the whole server.
+Small on purpose: what a test is about stands in the test. `cdc_lake_testing.gaussdb` is the whole server.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from cdc_lake.config.model import ObjectAddress
 from cdc_lake.tables.catalog import CatalogAddress, open_catalog
 from cdc_lake.tables.delta_storage import ObjectStoreDeltaStorage
 from cdc_lake.tables.object_store import ObjectStore
-from cdc_lake.testing.object_store import LocalStore, storage_at
+from cdc_lake_testing.object_store import LocalStore, storage_at
 
 FORMATS = ("delta", "iceberg")
 BUCKET = "lake"

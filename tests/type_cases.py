@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import psycopg
 
-from cdc_lake.testing.histories import AT_LIMITS, LINE_BREAKS
+from cdc_lake_testing.histories import AT_LIMITS, LINE_BREAKS
 
 Values: TypeAlias = tuple[str, str, tuple[str, ...], tuple[str, ...]]
 """A column: its name in SQL, its type, values that fit, values that do not."""

@@ -81,7 +81,7 @@ def read_modules(root: Path = ROOT) -> list[Module]:
     modules = []
     for file in sorted((root / PACKAGE).rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
-        if parts[-1] == "__init__" or "templates" in parts or "testing" in parts:
+        if parts[-1] == "__init__" or "templates" in parts:
             continue
         text = file.read_text(encoding="utf-8")
         modules.append(Module(".".join(parts), file, text.count("\n"), ast.parse(text)))

@@ -26,7 +26,7 @@ from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, T
 from cdc_lake.observability.events import EVENTS, FIELDS, Event
 from cdc_lake.observability.metrics import METRICS
 from cdc_lake.tables.control_schema import TABLES
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 REFERENCE = Path(__file__).resolve().parent
 STREAM = "pg:7300000000000000001:library:library:0/3E8"

@@ -21,7 +21,7 @@ from cdc_lake.decode.transaction import MemoryFrames
 from cdc_lake.devtools.recording import RecordingHeader, RecordingReader, is_recording
 from cdc_lake.errors import CdcLakeError, MalformedMessage
 from cdc_lake.source.gaussdb.stream import data as data_message
-from cdc_lake.testing import messages
+from cdc_lake_testing import messages
 from tests.fuzz.target import Finding, Target, refused
 
 STATE = StreamCheckpoint("pg:1:d:s:0/0", 3, 100, 100, b"")

@@ -20,10 +20,10 @@ from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import CdcLakeError, DecodeError
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.testing import messages
-from cdc_lake.testing.messages import boundaries, catalog_of, encode_change, encode_stream, table
-from cdc_lake.testing.streaming import StreamingServer
-from cdc_lake.testing.two_phase import TwoPhaseLog
+from cdc_lake_testing import messages
+from cdc_lake_testing.messages import boundaries, catalog_of, encode_change, encode_stream, table
+from cdc_lake_testing.streaming import StreamingServer
+from cdc_lake_testing.two_phase import TwoPhaseLog
 from tests.columns import assert_same
 from tests.fuzz.parking import InMemory
 from tests.fuzz.target import REFUSED_ALONE, Finding, Judged, Target, of_records, records_of, refused, storable

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cdc_lake.testing.memory import peak_mib
+from cdc_lake_testing.memory import peak_mib
 from tests.fuzz.mutation import mutants
 from tests.fuzz.target import Finding, Form, Target
 from tests.fuzz.targets import FORMS, TARGETS, samples

@@ -19,7 +19,7 @@ from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.source.base import StreamIdentity
 from cdc_lake.source.copy_format import chunks_of, csv_chunks, fields_of, parse_line
 from cdc_lake.tables.canonical_values import elements_of
-from cdc_lake.testing.messages import boundaries, oid_of, table
+from cdc_lake_testing.messages import boundaries, oid_of, table
 from tests.fuzz.pgoutput import alike
 from tests.fuzz.target import Finding, Target, refused
 

@@ -1,6 +1,6 @@
 """Where receivers are killed: a source of each kind with something that writes, and the proof at the end.
 
-The proof is the checker of the invariants (`cdc_lake.testing.invariants`), which asks what ships, `inspect chain --against
+The proof is the checker of the invariants (`cdc_lake_testing.invariants`), which asks what ships, `inspect chain --against
 source`, and a ledger at the source, of which each row must be in bronze once, and none of a transaction that aborted.
 """
 
@@ -18,12 +18,12 @@ import pytest
 from cdc_lake.config.project import Project
 from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.observability import failpoints as at
-from cdc_lake.testing.gaussdb.faults import Faults
-from cdc_lake.testing.invariants import Known, invariants
-from cdc_lake.testing.kills import COPYING, RECEIVING, Receivers
-from cdc_lake.testing.ledger import Ledger
-from cdc_lake.testing.server import EmbeddedServer
-from cdc_lake.testing.workload import Workload
+from cdc_lake_testing.gaussdb.faults import Faults
+from cdc_lake_testing.invariants import Known, invariants
+from cdc_lake_testing.kills import COPYING, RECEIVING, Receivers
+from cdc_lake_testing.ledger import Ledger
+from cdc_lake_testing.server import EmbeddedServer
+from cdc_lake_testing.workload import Workload
 from tests.conftest import Database, drop_database, make_database, make_role
 from tests.decoding_postgres import start_decoding_server
 from tests.live import test_gaussdb_receive, test_receive_loop

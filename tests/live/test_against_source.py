@@ -13,7 +13,7 @@ from cdc_lake.bronze.contract import SCHEMA
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.comparison.bronze_vs_source import against_source
-from cdc_lake.testing.workload import Workload
+from cdc_lake_testing.workload import Workload
 from tests.conftest import Database
 from tests.live.test_receive_loop import once, project_of
 

@@ -21,8 +21,8 @@ from cdc_lake.errors import UnreadBinary
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.postgres.catalog import SourceCatalog
 from cdc_lake.source.postgres.connection import connect
-from cdc_lake.testing.histories import AT_LIMITS, LINE_BREAKS
-from cdc_lake.testing.workload import Workload
+from cdc_lake_testing.histories import AT_LIMITS, LINE_BREAKS
+from cdc_lake_testing.workload import Workload
 from tests import type_cases
 from tests.columns import assert_same
 from tests.conftest import Database

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from cdc_lake.config.loader import load_project
-from cdc_lake.testing.faults import Pipeline
-from cdc_lake.testing.invariants import Known, invariants
-from cdc_lake.testing.workload import Workload
-from cdc_lake.testing.wrong_clock import WrongClock, can_be_made
+from cdc_lake_testing.faults import Pipeline
+from cdc_lake_testing.invariants import Known, invariants
+from cdc_lake_testing.workload import Workload
+from cdc_lake_testing.wrong_clock import WrongClock, can_be_made
 from tests.conftest import Database
 from tests.replay import bronze_rows
 from tests.seeds import one_seed

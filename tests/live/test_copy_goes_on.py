@@ -28,8 +28,8 @@ from cdc_lake.source.postgres.slot import export_slot
 from cdc_lake.source.postgres.snapshot import import_snapshot
 from cdc_lake.source.postgres.snapshot_visibility import SnapshotPredicate
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.testing.beside import beside
-from cdc_lake.testing.kills import COPYING, KILLED
+from cdc_lake_testing.beside import beside
+from cdc_lake_testing.kills import COPYING, KILLED
 from tests.conftest import Database
 from tests.live.bank import BANKS, SPLIT, assert_sums_right, bank, transfers
 from tests.live.kill_grounds import receivers_of

@@ -16,7 +16,7 @@ from cdc_lake.source.postgres.catalog import relation_of
 from cdc_lake.source.postgres.connection import Session, connect
 from cdc_lake.source.postgres.snapshot import Range, ranges_of, read_chunks
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.testing.beside import beside
+from cdc_lake_testing.beside import beside
 from tests.conftest import Database
 from tests.live.bank import ACCOUNTS, BANKS, SPLIT, assert_sums_right, make_bank, transfers
 from tests.live.test_receive_loop import once, project_of, tables_at_source

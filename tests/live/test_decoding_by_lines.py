@@ -42,8 +42,8 @@ from cdc_lake.runtime.redecode import retry
 from cdc_lake.source.postgres.connection import connect
 from cdc_lake.source.postgres.plugins import LINE_OPTIONS
 from cdc_lake.source.postgres.slot import export_slot
-from cdc_lake.testing.kills import KILLED
-from cdc_lake.testing.workload import Workload
+from cdc_lake_testing.kills import KILLED
+from cdc_lake_testing.workload import Workload
 from tests import decoded_both
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture

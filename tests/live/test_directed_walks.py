@@ -16,7 +16,7 @@ import pytest
 from cdc_lake.connectors.table_sync import Member
 from cdc_lake.decode.historic_catalog import Attribute, Identified, Named
 from cdc_lake.decode.pgoutput.relations import RelationCache
-from cdc_lake.testing.altered import MADE
+from cdc_lake_testing.altered import MADE
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_random_walks import Round, printing

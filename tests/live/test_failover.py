@@ -25,9 +25,9 @@ from cdc_lake.ops.slots import inspect_slot
 from cdc_lake.runtime.receive.lag import inspect_parked
 from cdc_lake.source.postgres.server import FAILOVER_SLOTS, TWO_PHASE_ON_STANDBYS
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.testing.beside import until
-from cdc_lake.testing.server import EmbeddedServer
-from cdc_lake.testing.standby import promote, standby_of
+from cdc_lake_testing.beside import until
+from cdc_lake_testing.server import EmbeddedServer
+from cdc_lake_testing.standby import promote, standby_of
 from tests.conftest import CDC_PASSWORD, CDC_USER, Database, make_database, make_role, start_server
 from tests.live.test_receive_loop import once
 from tests.losses import lived_through

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.observability import failpoints as at
-from cdc_lake.testing.beside import beside
-from cdc_lake.testing.faults import Pipeline
-from cdc_lake.testing.workload import Workload
+from cdc_lake_testing.beside import beside
+from cdc_lake_testing.faults import Pipeline
+from cdc_lake_testing.workload import Workload
 from tests.conftest import Database
 from tests.seeds import one_seed
 

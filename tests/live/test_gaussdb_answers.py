@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing.gaussdb.answers import LiveAnswers
-from cdc_lake.testing.gaussdb.live import LivePostgres
-from cdc_lake.testing.gaussdb.sql import CopyOut, Done, Failed, ResultSet, SqlSession
-from cdc_lake.testing.gaussdb.state import ServerState
+from cdc_lake_testing.gaussdb.answers import LiveAnswers
+from cdc_lake_testing.gaussdb.live import LivePostgres
+from cdc_lake_testing.gaussdb.sql import CopyOut, Done, Failed, ResultSet, SqlSession
+from cdc_lake_testing.gaussdb.state import ServerState
 from tests.conftest import Database
 
 pytestmark = pytest.mark.live

@@ -15,7 +15,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.runtime.apply.snapshot_alignment import point
 from cdc_lake.source.gaussdb.slot import find_slot
 from cdc_lake.source.gaussdb.wire.session import connect
-from cdc_lake.testing.workload import Workload
+from cdc_lake_testing.workload import Workload
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once, tables_at_source

@@ -22,12 +22,12 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.quarantine import held_list
 from cdc_lake.runtime.redecode import retry
-from cdc_lake.testing.gaussdb.answers import LiveAnswers
-from cdc_lake.testing.gaussdb.answers_settings import SessionSettings
-from cdc_lake.testing.gaussdb.authentication import Credentials, Method
-from cdc_lake.testing.gaussdb.live import LivePostgres
-from cdc_lake.testing.gaussdb.server import GaussServer
-from cdc_lake.testing.gaussdb.state import ServerState
+from cdc_lake_testing.gaussdb.answers import LiveAnswers
+from cdc_lake_testing.gaussdb.answers_settings import SessionSettings
+from cdc_lake_testing.gaussdb.authentication import Credentials, Method
+from cdc_lake_testing.gaussdb.live import LivePostgres
+from cdc_lake_testing.gaussdb.server import GaussServer
+from cdc_lake_testing.gaussdb.state import ServerState
 from tests.conftest import Database
 from tests.live.test_receive_loop import once
 

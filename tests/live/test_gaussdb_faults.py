@@ -26,9 +26,9 @@ from cdc_lake.connectors.gaussdb.introspection import identify_server
 from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.errors import CsnMissing, SlotActive, SlotAhead
 from cdc_lake.source.gaussdb.slot import find_slot
-from cdc_lake.testing.gaussdb.faults import Faults
-from cdc_lake.testing.invariants import Known, invariants
-from cdc_lake.testing.workload import Workload
+from cdc_lake_testing.gaussdb.faults import Faults
+from cdc_lake_testing.invariants import Known, invariants
+from cdc_lake_testing.workload import Workload
 from tests.gauss_client import wait_until
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import PASSWORD, Kind, StandIn, stand_in

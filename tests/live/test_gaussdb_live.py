@@ -17,10 +17,10 @@ import pytest
 from cdc_lake.decode.gaussdb.records import Ddl, Field, Operation, Row, Truncated
 from cdc_lake.model.change import UNCHANGED
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing.gaussdb.ledger import LedgerTransaction
-from cdc_lake.testing.gaussdb.live import LivePostgres, SnapshotPoint
-from cdc_lake.testing.gaussdb.live_setup import current_snapshot
-from cdc_lake.testing.workload import SHAPES, Workload
+from cdc_lake_testing.gaussdb.ledger import LedgerTransaction
+from cdc_lake_testing.gaussdb.live import LivePostgres, SnapshotPoint
+from cdc_lake_testing.gaussdb.live_setup import current_snapshot
+from cdc_lake_testing.workload import SHAPES, Workload
 from tests.conftest import Database
 from tests.seeds import one_seed
 

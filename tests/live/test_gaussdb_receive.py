@@ -18,12 +18,12 @@ from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.ops.plan import plan
 from cdc_lake.runtime.receive import metrics as source_looks
 from cdc_lake.source.base import StreamIdentity
-from cdc_lake.testing.beside import streams, until
-from cdc_lake.testing.gaussdb.answers import LiveAnswers
-from cdc_lake.testing.gaussdb.live import LivePostgres
-from cdc_lake.testing.gaussdb.server import GaussServer
-from cdc_lake.testing.ports import free_port
-from cdc_lake.testing.workload import Workload
+from cdc_lake_testing.beside import streams, until
+from cdc_lake_testing.gaussdb.answers import LiveAnswers
+from cdc_lake_testing.gaussdb.live import LivePostgres
+from cdc_lake_testing.gaussdb.server import GaussServer
+from cdc_lake_testing.ports import free_port
+from cdc_lake_testing.workload import Workload
 from tests.conftest import Database
 from tests.live.test_gaussdb_workload import KINDS, PASSWORD, Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once, running, tables_at_source

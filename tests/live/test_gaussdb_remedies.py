@@ -17,12 +17,12 @@ import yaml
 
 from cdc_lake.decode.gaussdb.records import Field, Operation, Row
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing.gaussdb import replication
-from cdc_lake.testing.gaussdb.answers import LiveAnswers
-from cdc_lake.testing.gaussdb.authentication import Method
-from cdc_lake.testing.gaussdb.live import LivePostgres
-from cdc_lake.testing.gaussdb.server import GaussServer
-from cdc_lake.testing.server import EmbeddedServer
+from cdc_lake_testing.gaussdb import replication
+from cdc_lake_testing.gaussdb.answers import LiveAnswers
+from cdc_lake_testing.gaussdb.authentication import Method
+from cdc_lake_testing.gaussdb.live import LivePostgres
+from cdc_lake_testing.gaussdb.server import GaussServer
+from cdc_lake_testing.server import EmbeddedServer
 from tests.conftest import Database, drop_database, make_database
 from tests.live.test_gaussdb_workload import KNOWN, PASSWORD
 from tests.live.test_recipes import RECEIVE

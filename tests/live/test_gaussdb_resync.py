@@ -14,8 +14,8 @@ from cdc_lake.observability.events import silent
 from cdc_lake.ops.plan import plan
 from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.runtime.resync import resync
-from cdc_lake.testing.beside import beside, until
-from cdc_lake.testing.workload import Workload
+from cdc_lake_testing.beside import beside, until
+from cdc_lake_testing.workload import Workload
 from tests.live.bank import ACCOUNTS, make_bank, transfers
 from tests.live.test_gaussdb_receive import SEED, assert_equal_to_source, project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in

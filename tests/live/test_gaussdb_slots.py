@@ -26,8 +26,8 @@ from cdc_lake.source.gaussdb import slot
 from cdc_lake.source.gaussdb.server import target_of
 from cdc_lake.source.gaussdb.slot import find_slot
 from cdc_lake.source.gaussdb.wire.session import connect
-from cdc_lake.testing.beside import beside, streams, until
-from cdc_lake.testing.workload import Workload
+from cdc_lake_testing.beside import beside, streams, until
+from cdc_lake_testing.workload import Workload
 from tests.live.test_gaussdb_receive import SEED, assert_equal_to_source, project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once, running

@@ -18,8 +18,8 @@ from cdc_lake.source.gaussdb.slot import create_slot_by_function, find_slot
 from cdc_lake.source.gaussdb.stream import GaussDbStream
 from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
 from cdc_lake.source.gaussdb.wire.session import connect
-from cdc_lake.testing.gaussdb.live import LivePostgres
-from cdc_lake.testing.gaussdb.standin import Settings, StandIn
+from cdc_lake_testing.gaussdb.live import LivePostgres
+from cdc_lake_testing.gaussdb.standin import Settings, StandIn
 from tests.conftest import Database
 
 pytestmark = pytest.mark.live

@@ -9,7 +9,7 @@ import pytest
 from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.errors import CopyUnplaced
 from cdc_lake.observability.events import ProgressEvent
-from cdc_lake.testing.beside import streams, until
+from cdc_lake_testing.beside import streams, until
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once

@@ -29,11 +29,11 @@ from cdc_lake.source.base import StreamIdentity
 from cdc_lake.source.gaussdb.slot import create_slot_by_function, drop_slot
 from cdc_lake.source.gaussdb.wire.session import connect
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.testing.gaussdb.answers import LiveAnswers
-from cdc_lake.testing.gaussdb.authentication import Method
-from cdc_lake.testing.gaussdb.dialect import Product, Version
-from cdc_lake.testing.gaussdb.server import GaussServer
-from cdc_lake.testing.gaussdb.sql import Answer, Failed, SqlSession
+from cdc_lake_testing.gaussdb.answers import LiveAnswers
+from cdc_lake_testing.gaussdb.authentication import Method
+from cdc_lake_testing.gaussdb.dialect import Product, Version
+from cdc_lake_testing.gaussdb.server import GaussServer
+from cdc_lake_testing.gaussdb.sql import Answer, Failed, SqlSession
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import KNOWN, Kind, StandIn, stand_in, write
 from tests.live.test_receive_loop import once

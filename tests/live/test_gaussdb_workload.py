@@ -26,12 +26,12 @@ from cdc_lake.source.gaussdb.stream import GaussDbStream
 from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
 from cdc_lake.source.gaussdb.wire.session import connect
 from cdc_lake.source.postgres.catalog import relation_of
-from cdc_lake.testing.gaussdb.answers import LiveAnswers
-from cdc_lake.testing.gaussdb.authentication import Credentials, Method
-from cdc_lake.testing.gaussdb.live import LivePostgres
-from cdc_lake.testing.gaussdb.server import GaussServer
-from cdc_lake.testing.oracle import Oracle
-from cdc_lake.testing.workload import SHAPES, Workload
+from cdc_lake_testing.gaussdb.answers import LiveAnswers
+from cdc_lake_testing.gaussdb.authentication import Credentials, Method
+from cdc_lake_testing.gaussdb.live import LivePostgres
+from cdc_lake_testing.gaussdb.server import GaussServer
+from cdc_lake_testing.oracle import Oracle
+from cdc_lake_testing.workload import SHAPES, Workload
 from tests.conftest import Database
 from tests.live.test_gaussdb_live import fold, read
 from tests.seeds import one_seed

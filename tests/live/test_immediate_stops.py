@@ -18,10 +18,10 @@ import pytest
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.model.position import Lsn
 from cdc_lake.observability.events import ProgressEvent
-from cdc_lake.testing.beside import beside, streams, until
-from cdc_lake.testing.invariants import Known, invariants
-from cdc_lake.testing.ledger import at_source
-from cdc_lake.testing.watermarks import Watch
+from cdc_lake_testing.beside import beside, streams, until
+from cdc_lake_testing.invariants import Known, invariants
+from cdc_lake_testing.ledger import at_source
+from cdc_lake_testing.watermarks import Watch
 from tests.conftest import Database, make_database, make_role, start_server
 from tests.live.test_receive_loop import once, project_of, running
 from tests.live.test_source_faults import landed, make_table

@@ -29,7 +29,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.control.streams import is_complete
 from cdc_lake.deploy.databricks_bundle import variable
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.testing.object_store import LocalStore
+from cdc_lake_testing.object_store import LocalStore
 from tests.conftest import Database
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +102,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     into = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*into, *map(str, folder.glob("*.whl"))], check=True)
     packages = next((folder / "venv" / "lib").glob("python*/site-packages"))
+    assert not [file for file in (packages / "cdc_lake").rglob("*") if "testing" in file.parts]
+    assert not (packages / "cdc_lake_testing").exists()
     (packages / "beside.pth").write_text("\n".join(site.getsitepackages()))
     return python
 

@@ -14,9 +14,9 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import SpoolFull, SpoolNotWritten
 from cdc_lake.observability import failpoints as at
 from cdc_lake.observability.events import ProgressEvent
-from cdc_lake.testing.beside import streams, until
-from cdc_lake.testing.kills import KILLED
-from cdc_lake.testing.whole import assert_whole_transactions
+from cdc_lake_testing.beside import streams, until
+from cdc_lake_testing.kills import KILLED
+from cdc_lake_testing.whole import assert_whole_transactions
 from tests.conftest import Database
 from tests.live.kill_grounds import receivers_of
 from tests.live.test_receive_loop import assert_equal_to_source, bronze_rows, once, project_of, running

@@ -49,7 +49,7 @@ from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.receive.receiver import receive
-from cdc_lake.testing.memory import hashing_beside, peak_mib
+from cdc_lake_testing.memory import hashing_beside, peak_mib
 root = Path(sys.argv[1])
 project = Project(Pipeline.model_validate_json((root / "pipeline.json").read_text()), root / "p.yaml", root)
 with hashing_beside() as beside:

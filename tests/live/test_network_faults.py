@@ -36,12 +36,12 @@ from cdc_lake.runtime.receive.receiver import SOURCE_PAUSES, receive
 from cdc_lake.source.gaussdb.server import target_of
 from cdc_lake.source.gaussdb.wire import session as wire
 from cdc_lake.source.postgres.connection import connect, translate_errors
-from cdc_lake.testing.beside import beside, streams, until
-from cdc_lake.testing.faulty_relay import FaultyRelay
-from cdc_lake.testing.gaussdb.faults import Faults
-from cdc_lake.testing.invariants import Known, invariants
-from cdc_lake.testing.relay import Connection, Relay
-from cdc_lake.testing.server import HOST
+from cdc_lake_testing.beside import beside, streams, until
+from cdc_lake_testing.faulty_relay import FaultyRelay
+from cdc_lake_testing.gaussdb.faults import Faults
+from cdc_lake_testing.invariants import Known, invariants
+from cdc_lake_testing.relay import Connection, Relay
+from cdc_lake_testing.server import HOST
 from tests.conftest import Database, drop_database, make_database, make_role
 from tests.decoding_postgres import start_decoding_server
 from tests.live import test_gaussdb_receive, test_receive_loop

@@ -26,7 +26,7 @@ from cdc_lake.ops.status import status
 from cdc_lake.runtime.run import ReceiverProcess, run
 from cdc_lake.tables.control_schema import CutRow
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.testing.beside import until
+from cdc_lake_testing.beside import until
 from tests.conftest import Database
 from tests.mistakes import kept
 from tests.pipeline_file import pipeline_file, with_orders

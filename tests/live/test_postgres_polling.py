@@ -39,11 +39,11 @@ from cdc_lake.source.postgres.connection import connect
 from cdc_lake.source.postgres.plugins import message_options
 from cdc_lake.source.postgres.server import identify
 from cdc_lake.source.postgres.stream import PostgresSlotFunctions, PostgresStream
-from cdc_lake.testing.beside import beside, until
-from cdc_lake.testing.kills import receive_until_killed
-from cdc_lake.testing.memory import peak_mib
-from cdc_lake.testing.server import EmbeddedServer
-from cdc_lake.testing.workload import Workload
+from cdc_lake_testing.beside import beside, until
+from cdc_lake_testing.kills import receive_until_killed
+from cdc_lake_testing.memory import peak_mib
+from cdc_lake_testing.server import EmbeddedServer
+from cdc_lake_testing.workload import Workload
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_decoding_by_lines import streamed

@@ -18,8 +18,8 @@ import pytest
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.runtime.receive.lag import inspect_parked
-from cdc_lake.testing.server import EmbeddedServer
-from cdc_lake.testing.workload import Workload
+from cdc_lake_testing.server import EmbeddedServer
+from cdc_lake_testing.workload import Workload
 from tests.conftest import Database
 from tests.live.test_receive_loop import assert_equal_to_source, bronze_rows, once, project_of
 

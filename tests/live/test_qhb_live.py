@@ -10,7 +10,7 @@ import pytest
 from cdc_lake.errors import AuthenticationRefused, OptionRefused, ServerSettings
 from cdc_lake.ops.check.runner import check
 from cdc_lake.ops.plan import plan
-from cdc_lake.testing.workload import Workload
+from cdc_lake_testing.workload import Workload
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_receive_loop import assert_equal_to_source, once, project_of

@@ -37,7 +37,7 @@ from cdc_lake.source.postgres.connection import Session, connect
 from cdc_lake.source.postgres.plugins import message_options
 from cdc_lake.source.postgres.snapshot_visibility import read_blocks, visible
 from cdc_lake.source.postgres.stream import PostgresStream
-from cdc_lake.testing.gaussdb.standin import Settings, StandIn
+from cdc_lake_testing.gaussdb.standin import Settings, StandIn
 from tests.conftest import Database
 from tests.odd_names import odd_names, odd_text
 from tests.seeds import one_seed

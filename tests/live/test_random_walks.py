@@ -1,6 +1,6 @@
 """Random walks: DDL of every kind among changes, with the receiver running in between, ends equal to the source.
 
-Silver is folded from bronze without Spark (`cdc_lake.testing.folded`). A table that waits gets what its error prints:
+Silver is folded from bronze without Spark (`cdc_lake_testing.folded`). A table that waits gets what its error prints:
 `--allow` where that is offered, then rows must be the source's; `resync`, then they must be so too. Where the server's log
 leaves a value open the question says so, and the columns that it is not about are right all the same.
 """
@@ -38,8 +38,8 @@ from cdc_lake.model.relation import Column, TableName
 from cdc_lake.runtime.restart import restart
 from cdc_lake.runtime.resync import resync
 from cdc_lake.source.sql_text import PRINTING
-from cdc_lake.testing.altered import SETUP, Altered
-from cdc_lake.testing.folded import Folded, Row
+from cdc_lake_testing.altered import SETUP, Altered
+from cdc_lake_testing.folded import Folded, Row
 from tests.conftest import Database
 from tests.live.test_receive_loop import once, project_of
 from tests.seeds import seeds

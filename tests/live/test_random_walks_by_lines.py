@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.decode.gaussdb.records import Style
-from cdc_lake.testing.altered import MADE
+from cdc_lake_testing.altered import MADE
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_gaussdb_receive import project_of as family_project

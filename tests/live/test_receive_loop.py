@@ -41,8 +41,8 @@ from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.source.base import StreamIdentity
 from cdc_lake.source.sql_text import PRINTING
 from cdc_lake.tables.control_tables import ControlTables, lease
-from cdc_lake.testing.beside import beside, streams, until
-from cdc_lake.testing.workload import SHAPES, Workload
+from cdc_lake_testing.beside import beside, streams, until
+from cdc_lake_testing.workload import SHAPES, Workload
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
 from tests.mistakes import kept
 from tests.replay import bronze_rows, tables_from_bronze

@@ -24,12 +24,12 @@ from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.ops.status import status
 from cdc_lake.runtime.receive.metrics import ReceiverMetrics
 from cdc_lake.runtime.receive.receiver import receive
-from cdc_lake.testing.beside import beside, until
-from cdc_lake.testing.faults import Pipeline
-from cdc_lake.testing.faulty_store import Chance, Fault, FaultyStore, honest
-from cdc_lake.testing.object_store import LocalStore, storage_at
-from cdc_lake.testing.ports import free_port
-from cdc_lake.testing.workload import Workload
+from cdc_lake_testing.beside import beside, until
+from cdc_lake_testing.faults import Pipeline
+from cdc_lake_testing.faulty_store import Chance, Fault, FaultyStore, honest
+from cdc_lake_testing.object_store import LocalStore, storage_at
+from cdc_lake_testing.ports import free_port
+from cdc_lake_testing.workload import Workload
 from tests.conftest import Database
 from tests.live.test_receive_loop import assert_equal_to_source, once, project_of
 from tests.pipeline_file import pipeline_file

@@ -15,7 +15,7 @@ import pytest
 
 from cdc_lake.comparison.bronze_vs_source import against_source
 from cdc_lake.observability import failpoints as at
-from cdc_lake.testing.kills import (
+from cdc_lake_testing.kills import (
     KILLED,
     RECEIVING,
     Watching,
@@ -23,7 +23,7 @@ from cdc_lake.testing.kills import (
     receive_unanswered,
     receive_until_killed,
 )
-from cdc_lake.testing.ledger import Ledger
+from cdc_lake_testing.ledger import Ledger
 from tests.conftest import Database
 from tests.live import test_receive_loop
 from tests.live.kill_grounds import BRONZE, Ground, decoding_server, ground, receivers_of

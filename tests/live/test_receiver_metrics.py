@@ -24,8 +24,8 @@ from cdc_lake.observability.metrics import METRICS, Loop
 from cdc_lake.runtime.receive import metrics as health
 from cdc_lake.runtime.receive import metrics as source_looks
 from cdc_lake.runtime.run import ReceiverProcess, run
-from cdc_lake.testing.beside import beside, until
-from cdc_lake.testing.ports import free_port
+from cdc_lake_testing.beside import beside, until
+from cdc_lake_testing.ports import free_port
 from tests.conftest import CDC_PASSWORD, Database
 from tests.logged import logged
 from tests.pipeline_file import pipeline_file, with_orders

@@ -46,11 +46,11 @@ from cdc_lake.tables import control_tables as control
 from cdc_lake.tables.catalog import open_catalog
 from cdc_lake.tables.control_schema import CONTROL_PROPERTY
 from cdc_lake.tables.control_tables import control_tables, copy_lease, lease
-from cdc_lake.testing.beside import streams, until
-from cdc_lake.testing.relay import Connection, Relay
-from cdc_lake.testing.rest_catalog import RestCatalogServer
-from cdc_lake.testing.server import EmbeddedServer
-from cdc_lake.testing.standby import promote
+from cdc_lake_testing.beside import streams, until
+from cdc_lake_testing.relay import Connection, Relay
+from cdc_lake_testing.rest_catalog import RestCatalogServer
+from cdc_lake_testing.server import EmbeddedServer
+from cdc_lake_testing.standby import promote
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
 from tests.decoding_postgres import start_decoding_server
 from tests.live.test_receive_loop import once

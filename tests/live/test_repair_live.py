@@ -32,9 +32,9 @@ from cdc_lake.runtime.apply.snapshot_alignment import AlignmentPoint
 from cdc_lake.source.base import PublishedTable
 from cdc_lake.tables.control_tables import lease
 from cdc_lake.tables.silver_table import FIRST, app_id
-from cdc_lake.testing.broken_off import broken_off
-from cdc_lake.testing.invariants import Known, invariants
-from cdc_lake.testing.kills import KILLED, Receivers, repair_until_killed
+from cdc_lake_testing.broken_off import broken_off
+from cdc_lake_testing.invariants import Known, invariants
+from cdc_lake_testing.kills import KILLED, Receivers, repair_until_killed
 from tests.conftest import Database
 from tests.live.shop import ODD, Shop, T
 from tests.live.test_gaussdb_receive import project_of

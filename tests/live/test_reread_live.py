@@ -22,7 +22,7 @@ from cdc_lake.runtime.apply import row_refetch
 from cdc_lake.runtime.apply.row_refetch import RowRefetcher
 from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.silver.row_tracing import MISSING
-from cdc_lake.testing.beside import beside, until
+from cdc_lake_testing.beside import beside, until
 from tests.conftest import Database
 from tests.live.shop import ODD, Shop, T
 from tests.live.test_gaussdb_receive import project_of

@@ -32,8 +32,8 @@ from cdc_lake.runtime.resync import resync
 from cdc_lake.source.postgres.connection import connect
 from cdc_lake.source.postgres.publication import load_published_tables
 from cdc_lake.tables.control_tables import control_tables, copy_lease
-from cdc_lake.testing.beside import beside, until
-from cdc_lake.testing.kills import KILLED
+from cdc_lake_testing.beside import beside, until
+from cdc_lake_testing.kills import KILLED
 from tests.conftest import Database, drop_database, make_database
 from tests.decoding_postgres import server as decoding_server
 from tests.live.bank import ACCOUNTS, SPLIT, assert_sums_right, make_bank, transfers

@@ -21,11 +21,11 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import AnotherReceiver, BronzeBusy, SlotActive
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.receive.receiver import receive
-from cdc_lake.testing.beside import beside, until
-from cdc_lake.testing.invariants import Known, invariants
-from cdc_lake.testing.kills import Watching
-from cdc_lake.testing.ledger import at_source
-from cdc_lake.testing.watermarks import Watch
+from cdc_lake_testing.beside import beside, until
+from cdc_lake_testing.invariants import Known, invariants
+from cdc_lake_testing.kills import Watching
+from cdc_lake_testing.ledger import at_source
+from cdc_lake_testing.watermarks import Watch
 from tests.conftest import Database
 from tests.live.test_immediate_stops import write_until
 from tests.live.test_receive_loop import once, project_of

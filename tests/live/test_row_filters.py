@@ -16,7 +16,7 @@ from cdc_lake.errors import PublicationUnfit, RowFilterUnfit
 from cdc_lake.ops.check.runner import check, dba_sql
 from cdc_lake.ops.plan import plan
 from cdc_lake.runtime.resync import resync
-from cdc_lake.testing.server import EmbeddedServer
+from cdc_lake_testing.server import EmbeddedServer
 from tests.conftest import TESTED, Database, drop_database, make_database, make_role
 from tests.live.test_receive_loop import bronze_rows, once, project_of, tables_from_bronze
 from tests.maven_postgres import jar, unpacked

@@ -15,7 +15,7 @@ from cdc_lake.connectors.base import SlotDetails
 from cdc_lake.errors import SlotMissing
 from cdc_lake.ops.slots import inspect_slot
 from cdc_lake.source.base import format_stream_position
-from cdc_lake.testing.beside import streams, until
+from cdc_lake_testing.beside import streams, until
 from tests.conftest import Database, make_database, make_role, start_server
 from tests.live.test_receive_loop import once, running
 from tests.pipeline_file import with_orders

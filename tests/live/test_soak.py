@@ -25,13 +25,13 @@ import pytest
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.testing.beside import beside, until
-from cdc_lake.testing.faulty_relay import FaultyRelay
-from cdc_lake.testing.invariants import Bound, Known, invariants
-from cdc_lake.testing.ledger import at_source
-from cdc_lake.testing.server import HOST
-from cdc_lake.testing.supervised_receiver import Look, SupervisedReceiver, growth
-from cdc_lake.testing.watermarks import Watch
+from cdc_lake_testing.beside import beside, until
+from cdc_lake_testing.faulty_relay import FaultyRelay
+from cdc_lake_testing.invariants import Bound, Known, invariants
+from cdc_lake_testing.ledger import at_source
+from cdc_lake_testing.server import HOST
+from cdc_lake_testing.supervised_receiver import Look, SupervisedReceiver, growth
+from cdc_lake_testing.watermarks import Watch
 from tests.conftest import Database, make_database, make_role, start_server
 from tests.live.test_receive_loop import once, project_of
 from tests.seeds import one_seed

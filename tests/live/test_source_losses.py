@@ -13,10 +13,10 @@ from psycopg import sql
 from cdc_lake.errors import KeylessDelete, NoKey, RoleLacksReplication
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent
-from cdc_lake.testing.beside import streams, until
-from cdc_lake.testing.faulty_relay import FaultyRelay
-from cdc_lake.testing.folded import Folded
-from cdc_lake.testing.server import HOST
+from cdc_lake_testing.beside import streams, until
+from cdc_lake_testing.faulty_relay import FaultyRelay
+from cdc_lake_testing.folded import Folded
+from cdc_lake_testing.server import HOST
 from tests.conftest import CDC_PASSWORD, Database, make_database, make_role
 from tests.decoding_postgres import start_decoding_server
 from tests.live.test_receive_loop import assert_equal_to_source, bronze_rows, once, project_of, running

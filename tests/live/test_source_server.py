@@ -15,7 +15,7 @@ from cdc_lake.config.source import PostgresSource
 from cdc_lake.errors import ServerUnreachable
 from cdc_lake.source.postgres.connection import connect
 from cdc_lake.source.socket_io import ConnectionRegistry
-from cdc_lake.testing.server import EmbeddedServer
+from cdc_lake_testing.server import EmbeddedServer
 from tests.conftest import Database, start_server
 
 pytestmark = pytest.mark.live
@@ -52,7 +52,7 @@ def test_a_killed_server_starts_again_on_its_port_with_its_data() -> None:
 
 def test_the_command_starts_a_server_that_outlives_it() -> None:
     folder = Path(tempfile.mkdtemp(prefix="cdc_test_")) / "deep" / "server"
-    command = [sys.executable, "-m", "cdc_lake.testing.server"]
+    command = [sys.executable, "-m", "cdc_lake_testing.server"]
     try:
         said = subprocess.run([*command, "start", folder], capture_output=True, text=True, check=True).stdout
         assert "PGPORT=" in said

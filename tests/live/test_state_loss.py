@@ -18,9 +18,9 @@ import pytest
 
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.testing.invariants import Known, invariants
-from cdc_lake.testing.ledger import Ledger
-from cdc_lake.testing.watermarks import Watch
+from cdc_lake_testing.invariants import Known, invariants
+from cdc_lake_testing.ledger import Ledger
+from cdc_lake_testing.watermarks import Watch
 from tests.conftest import Database
 from tests.live.test_receive_loop import once, project_of
 from tests.seeds import one_seed

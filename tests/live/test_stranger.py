@@ -25,8 +25,8 @@ import psycopg
 import pytest
 
 from cdc_lake.cli.text import page
-from cdc_lake.testing.beside import beside
-from cdc_lake.testing.server import HOST, EmbeddedServer, wheel_binaries
+from cdc_lake_testing.beside import beside
+from cdc_lake_testing.server import HOST, EmbeddedServer, wheel_binaries
 from tests.maven_postgres import VERSIONS, artifact, jar, unpacked
 from tests.shell import CDC_LAKE, QuickShell, Shell
 

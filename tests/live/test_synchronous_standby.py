@@ -17,7 +17,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.ops.check.runner import check
 from cdc_lake.runtime.receive.loop import ADVANCE_EVERY
 from cdc_lake.source.postgres.server import names_standby
-from cdc_lake.testing.beside import until
+from cdc_lake_testing.beside import until
 from tests.conftest import Database, make_database, make_role, start_server
 from tests.live.test_receive_loop import assert_equal_to_source, once, project_of, running
 

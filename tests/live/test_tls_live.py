@@ -17,8 +17,8 @@ from cdc_lake.config.source import PostgresSource, PostgresTls
 from cdc_lake.errors import AuthenticationRefused, SourceError, TlsRefused
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.source.postgres.connection import connect
-from cdc_lake.testing.beside import streams, until
-from cdc_lake.testing.server import EmbeddedServer
+from cdc_lake_testing.beside import streams, until
+from cdc_lake_testing.server import EmbeddedServer
 from tests.certificates import make_authority
 from tests.conftest import CDC_PASSWORD, Database, make_database, make_role
 from tests.decoding_postgres import start_decoding_server

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdc_lake.testing.server import EmbeddedServer
+from cdc_lake_testing.server import EmbeddedServer
 from tests.conftest import make_role, start_server
 from tests.live.test_large_transactions import streaming
 from tests.live.test_two_phase_live import (

@@ -27,9 +27,9 @@ from cdc_lake.source.postgres.catalog import takes
 from cdc_lake.source.postgres.server import wal_position
 from cdc_lake.source.postgres.slot_peek import MissingPrepareProbe, by_lines
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.testing.beside import until
-from cdc_lake.testing.kills import KILLED
-from cdc_lake.testing.server import EmbeddedServer
+from cdc_lake_testing.beside import until
+from cdc_lake_testing.kills import KILLED
+from cdc_lake_testing.server import EmbeddedServer
 from tests.conftest import Database, make_role
 from tests.decoding_postgres import start_decoding_server
 from tests.live.kill_grounds import receivers_of

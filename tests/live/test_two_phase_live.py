@@ -41,10 +41,10 @@ from cdc_lake.source.base import FrameSource, PendingTransaction
 from cdc_lake.source.postgres.plugins import message_options
 from cdc_lake.source.postgres.server import wal_position
 from cdc_lake.source.postgres.slot_peek import MissingPrepareProbe, by_messages
-from cdc_lake.testing.beside import streams, until
-from cdc_lake.testing.kills import KILLED, receive_until_message
-from cdc_lake.testing.server import EmbeddedServer
-from cdc_lake.testing.whole import assert_whole_transactions
+from cdc_lake_testing.beside import streams, until
+from cdc_lake_testing.kills import KILLED, receive_until_message
+from cdc_lake_testing.server import EmbeddedServer
+from cdc_lake_testing.whole import assert_whole_transactions
 from tests.conftest import ROOT, TESTED, Database, make_database, make_role, start_server
 from tests.live.kill_grounds import receivers_of
 from tests.live.old_rows import layouts, words

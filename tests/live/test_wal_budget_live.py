@@ -26,7 +26,7 @@ from cdc_lake.runtime.receive import commit_pipeline, wal_budget_monitor
 from cdc_lake.runtime.receive import loop as receiving
 from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.runtime.restart import restart
-from cdc_lake.testing.beside import beside, streams, until
+from cdc_lake_testing.beside import beside, streams, until
 from tests.conftest import Database, drop_database, make_database
 from tests.live.test_receive_loop import assert_equal_to_source, once, project_of, running
 

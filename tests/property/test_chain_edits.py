@@ -23,8 +23,8 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.model.change import Change, Message, Transaction, Truncate
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.testing.histories import History
-from cdc_lake.testing.messages import raw_transaction, table, transaction_at
+from cdc_lake_testing.histories import History
+from cdc_lake_testing.messages import raw_transaction, table, transaction_at
 from tests.seeds import one_seed
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))

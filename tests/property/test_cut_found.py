@@ -13,7 +13,7 @@ from cdc_lake.errors import BeforeFirstCut, CutNotReached
 from cdc_lake.model.change import Boundaries, Insert, Transaction
 from cdc_lake.model.position import AsOf, Csn, Moment, Stored
 from cdc_lake.tables.control_schema import CutRow
-from cdc_lake.testing.messages import raw_transaction
+from cdc_lake_testing.messages import raw_transaction
 from tests.cut_lake import GAUSS_LSN, CutLake, T, at
 from tests.seeds import seeds
 

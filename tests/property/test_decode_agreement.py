@@ -16,7 +16,7 @@ from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import DecodeError
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.testing.messages import (
+from cdc_lake_testing.messages import (
     boundaries,
     catalog_of,
     encode_stream,

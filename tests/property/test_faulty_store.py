@@ -21,10 +21,10 @@ from cdc_lake.errors import AnotherReceiver, CdcLakeError, CommitUncertain, Retr
 from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.model.position import Span
 from cdc_lake.tables.delta_storage import ObjectStoreDeltaStorage
-from cdc_lake.testing.doubted import Doubts, torn_metadata
-from cdc_lake.testing.faulty_store import Chance, Fault, FaultyStore, Request, honest
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
-from cdc_lake.testing.object_store import LocalStore
+from cdc_lake_testing.doubted import Doubts, torn_metadata
+from cdc_lake_testing.faulty_store import Chance, Fault, FaultyStore, Request, honest
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.object_store import LocalStore
 from tests.seeds import one_seed
 from tests.store_places import FORMATS, Stored, store, stored
 from tests.tally import tally

@@ -17,8 +17,8 @@ from cdc_lake.config.project import effective_options
 from cdc_lake.config.source import FamilySource
 from cdc_lake.config.validation.gaussdb import judge
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing.gaussdb.dialect import dialect_of
-from cdc_lake.testing.gaussdb.options import Refused, StreamOptions, parse_options
+from cdc_lake_testing.gaussdb.dialect import dialect_of
+from cdc_lake_testing.gaussdb.options import Refused, StreamOptions, parse_options
 from tests.seeds import one_seed
 
 SEED = one_seed()

@@ -19,8 +19,8 @@ from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.devtools.replay import PLUGINS, PayloadReader, Reading, inspect_files, statements
 from cdc_lake.errors import DecodeError
 from cdc_lake.model.change import UNCHANGED, Insert, OldKind, Transaction, Update
-from cdc_lake.testing import messages
-from cdc_lake.testing.messages import boundaries, encode_transaction, table
+from cdc_lake_testing import messages
+from cdc_lake_testing.messages import boundaries, encode_transaction, table
 from tests.seeds import one_seed
 from tests.unit.samples.recorded import stream
 

@@ -41,7 +41,7 @@ from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.runtime.receive.commit_pipeline import BronzeCommitPipeline
 from cdc_lake.runtime.receive.loop import OpenBatch
-from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
+from cdc_lake_testing.gaussdb.encode import Ending, Framing, Print, encode_payload
 from tests.property.test_mppdb_agreement import CATALOG, NAMES, random_row
 from tests.seeds import seeds
 from tests.unit.test_large_landing import bronze, rows

@@ -23,7 +23,7 @@ from cdc_lake.errors import DecodeError
 from cdc_lake.model.change import Boundaries
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import ReplicaIdentity, TableName
-from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, binary_record, encode_payload
+from cdc_lake_testing.gaussdb.encode import Ending, Framing, Print, binary_record, encode_payload
 from tests.columns import assert_same
 from tests.damage import damaged
 from tests.seeds import one_seed

@@ -24,7 +24,7 @@ from cdc_lake.decode.gaussdb.relations import RelationResolver
 from cdc_lake.decode.gaussdb.text import NUMBER
 from cdc_lake.model.change import UNCHANGED, Boundaries
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing.gaussdb.encode import Print, statement
+from cdc_lake_testing.gaussdb.encode import Print, statement
 from tests.columns import assert_same_outcome, outcome
 from tests.fuzz.mutation import mutants
 from tests.seeds import one_seed

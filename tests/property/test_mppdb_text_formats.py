@@ -24,7 +24,7 @@ from cdc_lake.decode.gaussdb.records import (
 from cdc_lake.decode.gaussdb.serial import records
 from cdc_lake.model.change import UNCHANGED
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
+from cdc_lake_testing.gaussdb.encode import Ending, Framing, Print, encode_payload
 from tests.seeds import one_seed
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))

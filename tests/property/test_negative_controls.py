@@ -27,12 +27,12 @@ from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import BronzeNotWritten, LateTransaction, UnexpectedMessage
 from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.observability import failpoints as at
-from cdc_lake.testing import controls
-from cdc_lake.testing.invariants import Known, Verdict, invariants
-from cdc_lake.testing.memory_server import START, MemoryServer
-from cdc_lake.testing.messages import boundaries, encode_change, raw_transaction, table
-from cdc_lake.testing.power_loss import LyingDisk
-from cdc_lake.testing.verdict import Signature
+from cdc_lake_testing import controls
+from cdc_lake_testing.invariants import Known, Verdict, invariants
+from cdc_lake_testing.memory_server import START, MemoryServer
+from cdc_lake_testing.messages import boundaries, encode_change, raw_transaction, table
+from cdc_lake_testing.power_loss import LyingDisk
+from cdc_lake_testing.verdict import Signature
 from tests.seeds import one_seed
 from tests.tally import tally
 

@@ -25,9 +25,9 @@ from cdc_lake.decode.test_decoding import LineAssembler
 from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import PreparedUnknown
 from cdc_lake.observability import failpoints as at
-from cdc_lake.testing.messages import catalog_of, raw_transaction
-from cdc_lake.testing.two_phase import RECORD, TwoPhaseLog
-from cdc_lake.testing.two_phase_lines import as_recorded, lines_of
+from cdc_lake_testing.messages import catalog_of, raw_transaction
+from cdc_lake_testing.two_phase import RECORD, TwoPhaseLog
+from cdc_lake_testing.two_phase_lines import as_recorded, lines_of
 from tests.property.test_streamed_transactions import LAYOUTS, a_change, joined
 from tests.seeds import seeds
 

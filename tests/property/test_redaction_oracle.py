@@ -32,7 +32,7 @@ from cdc_lake.model.change import (
     Update,
 )
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.columns import assert_same
 from tests.seeds import seeds
 

@@ -24,8 +24,8 @@ from cdc_lake.decode.pgoutput import columnar as pgoutput_plain
 from cdc_lake.decode.pgoutput.parser import change_of
 from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.model.change import Boundaries, Insert, Message, Truncate, Update
-from cdc_lake.testing.gaussdb.encode import Print, statement
-from cdc_lake.testing.messages import encode_change
+from cdc_lake_testing.gaussdb.encode import Print, statement
+from cdc_lake_testing.messages import encode_change
 from tests.columns import assert_same
 from tests.fuzz.family import TABLES, facts, some_row
 from tests.fuzz.pgoutput import a_change

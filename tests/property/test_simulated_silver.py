@@ -22,9 +22,9 @@ from cdc_lake.errors import CdcLakeError
 from cdc_lake.runtime.apply import span_loop, table_planner
 from cdc_lake.runtime.apply.span_planning import next_span
 from cdc_lake.tables.silver_table import Marker
-from cdc_lake.testing.simulation.run import play, project
-from cdc_lake.testing.simulation.silver import Silver
-from cdc_lake.testing.simulation.walk import walk
+from cdc_lake_testing.simulation.run import play, project
+from cdc_lake_testing.simulation.silver import Silver
+from cdc_lake_testing.simulation.walk import walk
 from tests.seeds import one_seed, seeds
 from tests.tally import tally
 
@@ -117,7 +117,7 @@ PLANTED: dict[str, Callable[[], Any]] = {
     "what another program took is not missed": lambda: mock.patch.object(
         table_planner, "merge_was_lost", takes_its_word
     ),
-    "no rule stops": lambda: mock.patch("cdc_lake.testing.simulation.walk.Silver", Deaf),
+    "no rule stops": lambda: mock.patch("cdc_lake_testing.simulation.walk.Silver", Deaf),
 }
 
 

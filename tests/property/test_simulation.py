@@ -29,12 +29,12 @@ from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.change import Transaction, Undecoded
 from cdc_lake.runtime.apply.span_planning import next_span
 from cdc_lake.runtime.receive import loop
-from cdc_lake.testing.histories import History
-from cdc_lake.testing.oracle import Oracle
-from cdc_lake.testing.simulation import kinds, run, streamed, table
-from cdc_lake.testing.simulation.log import Log
-from cdc_lake.testing.simulation.run import play
-from cdc_lake.testing.simulation.walsender import Settings, Walsender
+from cdc_lake_testing.histories import History
+from cdc_lake_testing.oracle import Oracle
+from cdc_lake_testing.simulation import kinds, run, streamed, table
+from cdc_lake_testing.simulation.log import Log
+from cdc_lake_testing.simulation.run import play
+from cdc_lake_testing.simulation.walsender import Settings, Walsender
 from tests.seeds import one_seed, seeds
 from tests.tally import tally
 

@@ -16,8 +16,8 @@ from cdc_lake.decode.pgoutput.spooled import SpooledTransaction
 from cdc_lake.decode.transaction import BufferedTransaction, FrameStoreFactory
 from cdc_lake.model.change import Change, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import Relation
-from cdc_lake.testing.messages import boundaries, catalog_of, raw_transaction, table
-from cdc_lake.testing.streaming import StreamingServer
+from cdc_lake_testing.messages import boundaries, catalog_of, raw_transaction, table
+from cdc_lake_testing.streaming import StreamingServer
 from tests.seeds import seeds
 
 ROUNDS = 150 * int(os.environ.get("CDC_LAKE_BUDGET", "1"))

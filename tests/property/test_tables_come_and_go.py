@@ -43,9 +43,9 @@ from cdc_lake.runtime.apply.resync_swap import ResyncSwapper
 from cdc_lake.runtime.apply.span_planning import rebuild_plan
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
-from cdc_lake.testing.histories import History
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
-from cdc_lake.testing.oracle import Oracle
+from cdc_lake_testing.histories import History
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.oracle import Oracle
 from tests.replay import change_of
 from tests.seeds import seeds
 

@@ -29,8 +29,8 @@ from cdc_lake.decode.undecodable import Frame, PgoutputFormat, StoreUndecodable
 from cdc_lake.errors import MalformedMessage
 from cdc_lake.model.change import Boundaries, Delete, Insert, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing.gaussdb.encode import Print, binary_record, statement
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.gaussdb.encode import Print, binary_record, statement
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.columns import assert_same
 from tests.seeds import one_seed
 

@@ -19,12 +19,12 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.applier import apply
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.testing.broken_off import BrokenOff, Failed, broken_off
-from cdc_lake.testing.committed import Committed
-from cdc_lake.testing.histories import History, interleave
-from cdc_lake.testing.invariants import Known, invariants
-from cdc_lake.testing.messages import raw_transaction
-from cdc_lake.testing.watermarks import Watch
+from cdc_lake_testing.broken_off import BrokenOff, Failed, broken_off
+from cdc_lake_testing.committed import Committed
+from cdc_lake_testing.histories import History, interleave
+from cdc_lake_testing.invariants import Known, invariants
+from cdc_lake_testing.messages import raw_transaction
+from cdc_lake_testing.watermarks import Watch
 
 from .told import LOOKED_AT
 from .two_tables import PLAIN, WHOLE, breaks

@@ -24,9 +24,9 @@ from cdc_lake.runtime.apply.rebuild import rebuild
 from cdc_lake.runtime.maintain import maintain_silver
 from cdc_lake.tables.silver_table import read_marker
 from cdc_lake.tables.spark_session import derive
-from cdc_lake.testing.broken_off import broken_off
-from cdc_lake.testing.histories import with_column
-from cdc_lake.testing.messages import TYPE_OIDS
+from cdc_lake_testing.broken_off import broken_off
+from cdc_lake_testing.histories import with_column
+from cdc_lake_testing.messages import TYPE_OIDS
 from tests.seeds import seeds
 from tests.tally import tally
 

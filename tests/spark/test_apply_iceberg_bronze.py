@@ -21,7 +21,7 @@ from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.iceberg_log import KEEP
 from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.silver_table import read_marker
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 from .conftest import make_project
 

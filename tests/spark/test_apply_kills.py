@@ -22,11 +22,11 @@ from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
 from cdc_lake.model.change import Transaction
 from cdc_lake.observability import failpoints as at
-from cdc_lake.testing.committed import Committed
-from cdc_lake.testing.faults import KILLED, Pipeline
-from cdc_lake.testing.histories import History, interleave, with_column
-from cdc_lake.testing.invariants import Known, invariants
-from cdc_lake.testing.messages import TYPE_OIDS, raw_transaction
+from cdc_lake_testing.committed import Committed
+from cdc_lake_testing.faults import KILLED, Pipeline
+from cdc_lake_testing.histories import History, interleave, with_column
+from cdc_lake_testing.invariants import Known, invariants
+from cdc_lake_testing.messages import TYPE_OIDS, raw_transaction
 from tests.seeds import one_seed
 from tests.tally import tally
 

@@ -33,11 +33,11 @@ from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.silver.kind import IS_CURRENT, VALID_FROM, VALID_TO
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.types import silver_names
-from cdc_lake.testing.broken_off import broken_off
-from cdc_lake.testing.expected import LINEAGE, CurrentRows, Expected, HistoryRows
-from cdc_lake.testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
-from cdc_lake.testing.messages import raw_transaction
-from cdc_lake.testing.oracle import AGAIN
+from cdc_lake_testing.broken_off import broken_off
+from cdc_lake_testing.expected import LINEAGE, CurrentRows, Expected, HistoryRows
+from cdc_lake_testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
+from cdc_lake_testing.messages import raw_transaction
+from cdc_lake_testing.oracle import AGAIN
 from tests.random_tables import RandomTable, Reread, Traffic, random_tables
 from tests.seeds import seeds
 from tests.silver_rows import Texts, as_texts, silver_rows

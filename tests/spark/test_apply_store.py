@@ -23,8 +23,8 @@ from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.silver_table import read_marker
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
-from cdc_lake.testing.object_store import LocalStore, storage_at
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.object_store import LocalStore, storage_at
 
 from .conftest import make_project
 

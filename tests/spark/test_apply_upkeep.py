@@ -16,7 +16,7 @@ from cdc_lake.errors import SpanTrimmed
 from cdc_lake.observability.events import ProgressEvent, silent
 from cdc_lake.runtime.apply.applier import apply
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.testing.faults import assert_cuts_are_true
+from cdc_lake_testing.faults import assert_cuts_are_true
 from tests.tally import tally
 
 from .test_apply_cases import Lake, insert, row

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.errors import ClockBehind
-from cdc_lake.testing.faults import Pipeline
-from cdc_lake.testing.workload import Workload
-from cdc_lake.testing.wrong_clock import WrongClock
+from cdc_lake_testing.faults import Pipeline
+from cdc_lake_testing.workload import Workload
+from cdc_lake_testing.wrong_clock import WrongClock
 from tests.conftest import Database
 from tests.live.test_clock import DAY, clock, dice, pipeline_of
 from tests.live.test_clock import pytestmark as needs

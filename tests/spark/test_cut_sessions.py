@@ -21,7 +21,7 @@ from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.runtime.cut_retention import end_promise, promise_cut
 from cdc_lake.tables.silver_table import iceberg_table
 from cdc_lake.tables.spark_session import derive
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.seeds import one_seed
 
 from .conftest import BUDGET, make_project

@@ -22,8 +22,8 @@ from cdc_lake.runtime.apply import merge
 from cdc_lake.tables.catalog import catalog_settings
 from cdc_lake.tables.silver_table import iceberg_table
 from cdc_lake.tables.spark_session import RUNTIME_SETTINGS
-from cdc_lake.testing.doubted import Doubts, torn_metadata
-from cdc_lake.testing.rest_catalog import RestCatalogServer
+from cdc_lake_testing.doubted import Doubts, torn_metadata
+from cdc_lake_testing.rest_catalog import RestCatalogServer
 from tests.seeds import one_seed
 from tests.tally import tally
 

@@ -28,7 +28,7 @@ from cdc_lake.tables.schema_evolution import AddColumn, ChangeType, layout_colum
 from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.spark_session import derive
 from cdc_lake.tables.types import SilverColumn
-from cdc_lake.testing.messages import boundaries, raw_transaction
+from cdc_lake_testing.messages import boundaries, raw_transaction
 from tests.evolving import Evolving
 from tests.seeds import one_seed
 

@@ -18,7 +18,7 @@ from cdc_lake.control.verdicts import Verdict
 from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.testing.workload import Workload
+from cdc_lake_testing.workload import Workload
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import KINDS, Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once

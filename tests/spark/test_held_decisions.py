@@ -25,10 +25,10 @@ from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.rebuild import rebuild
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.runtime.quarantine import Choice, HeldDecision, decide, held_list
-from cdc_lake.testing.broken_off import broken_off
-from cdc_lake.testing.histories import History
-from cdc_lake.testing.messages import boundaries, raw_transaction, table, transaction_at
-from cdc_lake.testing.oracle import Oracle, Versions
+from cdc_lake_testing.broken_off import broken_off
+from cdc_lake_testing.histories import History
+from cdc_lake_testing.messages import boundaries, raw_transaction, table, transaction_at
+from cdc_lake_testing.oracle import Oracle, Versions
 from tests.seeds import seeds
 from tests.silver_rows import silver_rows
 

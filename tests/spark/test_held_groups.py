@@ -31,11 +31,11 @@ from cdc_lake.runtime.apply.rebuild import rebuild
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.runtime.quarantine import Choice, HeldChange, decide, held_list
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.testing.broken_off import broken_off
-from cdc_lake.testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
-from cdc_lake.testing.histories import History
-from cdc_lake.testing.messages import raw_transaction, table, transaction_at
-from cdc_lake.testing.oracle import Oracle, Versions
+from cdc_lake_testing.broken_off import broken_off
+from cdc_lake_testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
+from cdc_lake_testing.histories import History
+from cdc_lake_testing.messages import raw_transaction, table, transaction_at
+from cdc_lake_testing.oracle import Oracle, Versions
 from tests.seeds import seeds
 from tests.silver_rows import silver_rows
 

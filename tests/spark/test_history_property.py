@@ -26,9 +26,9 @@ from cdc_lake.runtime.apply.table_span import fold, shape_of
 from cdc_lake.silver.changes import OP, read_changes
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.row_tracing import QuarantineState
-from cdc_lake.testing.histories import History, interleave
-from cdc_lake.testing.messages import raw_transaction, table
-from cdc_lake.testing.oracle import Oracle, Version, Versions
+from cdc_lake_testing.histories import History, interleave
+from cdc_lake_testing.messages import raw_transaction, table
+from cdc_lake_testing.oracle import Oracle, Version, Versions
 from tests.seeds import one_seed
 
 pytestmark = pytest.mark.spark

@@ -16,7 +16,7 @@ from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.silver_table import Marker
 from cdc_lake.tables.spark_session import derive, static_settings
 from cdc_lake.tables.types import SilverColumn
-from cdc_lake.testing.rest_catalog import RestCatalogServer
+from cdc_lake_testing.rest_catalog import RestCatalogServer
 
 from .conftest import BUDGET, make_project
 

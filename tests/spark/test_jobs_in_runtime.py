@@ -16,7 +16,7 @@ from cdc_lake.deploy import databricks_jobs
 from cdc_lake.deploy.databricks_jobs import require_seen
 from cdc_lake.errors import LakeFolderUnfit
 from cdc_lake.model.change import Insert, Transaction
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 pytestmark = pytest.mark.spark
 ORDERS = table("public.orders", id="int4", amount="int4")

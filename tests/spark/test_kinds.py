@@ -23,7 +23,7 @@ from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
 from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 from .conftest import make_project
 from .formats import FORMATS, drawn, either

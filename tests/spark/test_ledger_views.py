@@ -22,7 +22,7 @@ from cdc_lake.model.relation import Column
 from cdc_lake.tables.canonical_values import read_texts
 from cdc_lake.tables.casts import cast_sql, fits_sql
 from cdc_lake.tables.types import column_type, literal, quote_identifier
-from cdc_lake.testing.messages import TYPE_OIDS, boundaries, raw_transaction, table
+from cdc_lake_testing.messages import TYPE_OIDS, boundaries, raw_transaction, table
 from tests.bronze_places import FORMATS, Place
 from tests.odd_names import PIECES, odd_name, odd_text
 from tests.seeds import seeds

@@ -18,7 +18,7 @@ from cdc_lake.tables import table_stats
 from cdc_lake.tables.open_silver_table import store
 from cdc_lake.tables.silver_reader import read_silver, silver_version
 from cdc_lake.tables.table_stats import silver_rows
-from cdc_lake.testing.messages import table
+from cdc_lake_testing.messages import table
 
 from .formats import FORMATS, drawn
 from .test_apply_cases import Lake, T, insert, row

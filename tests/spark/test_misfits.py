@@ -16,7 +16,7 @@ from cdc_lake.model.change import Insert
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.testing.messages import TYPE_OIDS
+from cdc_lake_testing.messages import TYPE_OIDS
 from tests.tally import tally
 
 from .formats import drawn

@@ -22,8 +22,8 @@ from cdc_lake.observability import failpoints as places
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.testing.faults import assert_cuts_are_true
-from cdc_lake.testing.messages import boundaries, raw_transaction
+from cdc_lake_testing.faults import assert_cuts_are_true
+from cdc_lake_testing.messages import boundaries, raw_transaction
 from tests.money import CURRENCIES, TABLES, TOTAL, Bank, Reader, total
 from tests.seeds import one_seed
 

@@ -22,9 +22,9 @@ from cdc_lake.errors import ApplyFailed, DestructiveChange, TableChangedMeanwhil
 from cdc_lake.model.change import Insert
 from cdc_lake.observability import failpoints as at
 from cdc_lake.runtime.apply.merge import merge
-from cdc_lake.testing import controls_of_silver as controls
-from cdc_lake.testing.broken_off import broken_off
-from cdc_lake.testing.verdict import Signature
+from cdc_lake_testing import controls_of_silver as controls
+from cdc_lake_testing.broken_off import broken_off
+from cdc_lake_testing.verdict import Signature
 from tests.seeds import one_seed
 from tests.tally import tally
 

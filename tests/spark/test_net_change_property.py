@@ -31,10 +31,10 @@ from cdc_lake.silver.changes import OP, read_changes
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.net_change import unknown
 from cdc_lake.silver.row_tracing import QuarantineState
-from cdc_lake.testing.copies import CopiesHistory, CopiesOracle
-from cdc_lake.testing.histories import History, interleave
-from cdc_lake.testing.messages import TYPE_OIDS, raw_transaction, table
-from cdc_lake.testing.oracle import Oracle
+from cdc_lake_testing.copies import CopiesHistory, CopiesOracle
+from cdc_lake_testing.histories import History, interleave
+from cdc_lake_testing.messages import TYPE_OIDS, raw_transaction, table
+from cdc_lake_testing.oracle import Oracle
 from tests.seeds import one_seed
 from tests.tally import tally
 

@@ -19,8 +19,8 @@ from cdc_lake.runtime.quarantine import Choice, decide
 from cdc_lake.tables.commit_audit import read_commit_metrics
 from cdc_lake.tables.silver_reader import read_silver, silver_version
 from cdc_lake.tables.spark_session import derive
-from cdc_lake.testing.histories import AT_LIMITS, LINE_BREAKS, with_column
-from cdc_lake.testing.messages import TYPE_OIDS, table
+from cdc_lake_testing.histories import AT_LIMITS, LINE_BREAKS, with_column
+from cdc_lake_testing.messages import TYPE_OIDS, table
 
 from .conftest import BUDGET
 from .formats import FORMATS, drawn

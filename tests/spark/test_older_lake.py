@@ -16,7 +16,7 @@ from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.model.change import Transaction, Update
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.tarballs import unpack
 
 from .conftest import make_project

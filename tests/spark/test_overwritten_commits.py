@@ -18,8 +18,8 @@ from cdc_lake.errors import SilverPutBack
 from cdc_lake.observability.events import ProgressEvent, silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.tables.delta_silver import DeltaSilver
-from cdc_lake.testing.committed import Committed
-from cdc_lake.testing.invariants import Known, invariants
+from cdc_lake_testing.committed import Committed
+from cdc_lake_testing.invariants import Known, invariants
 from tests.seeds import one_seed
 from tests.tally import tally
 

@@ -23,7 +23,7 @@ from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.open_silver_table import store
 from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.silver_table import PIPELINE, STREAM, Owner, read_owner
-from cdc_lake.testing.messages import table
+from cdc_lake_testing.messages import table
 
 from .conftest import make_project
 from .formats import FORMATS, drawn

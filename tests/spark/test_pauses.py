@@ -21,7 +21,7 @@ from cdc_lake.runtime.quarantine import Choice, decide, held_list
 from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_reader import read_silver, silver_exists
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 from .conftest import make_project
 

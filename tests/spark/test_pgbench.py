@@ -16,7 +16,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.applier import apply
 from cdc_lake.runtime.run import run
-from cdc_lake.testing.beside import beside, until
+from cdc_lake_testing.beside import beside, until
 from tests.conftest import Database
 
 from .conftest import BUDGET, make_project

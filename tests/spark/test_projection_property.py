@@ -32,11 +32,11 @@ from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.layout_mapping import make_shape
 from cdc_lake.silver.net_change import unknown
 from cdc_lake.silver.row_tracing import NOTHING_WAITS, QuarantineState
-from cdc_lake.testing import histories
-from cdc_lake.testing.histories import History, interleave
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
-from cdc_lake.testing.oracle import Oracle, Row
-from cdc_lake.testing.partly_told import NOT_SENT, WAITS, PartlyTold
+from cdc_lake_testing import histories
+from cdc_lake_testing.histories import History, interleave
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.oracle import Oracle, Row
+from cdc_lake_testing.partly_told import NOT_SENT, WAITS, PartlyTold
 from tests.seeds import one_seed
 from tests.spark.conftest import make_project
 

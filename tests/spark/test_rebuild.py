@@ -35,9 +35,9 @@ from cdc_lake.tables import table_stats
 from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.testing.broken_off import broken_off
-from cdc_lake.testing.faults import assert_cuts_are_true
-from cdc_lake.testing.messages import table
+from cdc_lake_testing.broken_off import broken_off
+from cdc_lake_testing.faults import assert_cuts_are_true
+from cdc_lake_testing.messages import table
 
 from .formats import FORMATS, either
 from .test_apply_cases import Lake, T, insert, row

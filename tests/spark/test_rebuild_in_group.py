@@ -18,8 +18,8 @@ from cdc_lake.runtime.apply.rebuild import rebuild
 from cdc_lake.runtime.quarantine import held_list
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.open_silver_table import store
-from cdc_lake.testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
-from cdc_lake.testing.messages import raw_transaction, transaction_at
+from cdc_lake_testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
+from cdc_lake_testing.messages import raw_transaction, transaction_at
 from tests.silver_rows import silver_rows
 
 from .test_held_groups import ALONE, LIMIT, LINES, ORDERS, advance, project_of

@@ -16,9 +16,9 @@ from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.rebuild import rebuild
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.testing.histories import History, interleave
-from cdc_lake.testing.messages import raw_transaction
-from cdc_lake.testing.oracle import Oracle
+from cdc_lake_testing.histories import History, interleave
+from cdc_lake_testing.messages import raw_transaction
+from cdc_lake_testing.oracle import Oracle
 from tests.seeds import one_seed
 
 from .conftest import make_project

@@ -28,14 +28,14 @@ from cdc_lake.runtime.apply import resync_swap
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
-from cdc_lake.testing.beside import until
-from cdc_lake.testing.broken_off import broken_off
-from cdc_lake.testing.expected import CurrentRows, Expected, HistoryRows, of_table
-from cdc_lake.testing.faults import assert_cuts_are_true
-from cdc_lake.testing.histories import History
-from cdc_lake.testing.messages import raw_transaction, transaction_at
-from cdc_lake.testing.messages import table as layout_of
-from cdc_lake.testing.oracle import Oracle, Versions
+from cdc_lake_testing.beside import until
+from cdc_lake_testing.broken_off import broken_off
+from cdc_lake_testing.expected import CurrentRows, Expected, HistoryRows, of_table
+from cdc_lake_testing.faults import assert_cuts_are_true
+from cdc_lake_testing.histories import History
+from cdc_lake_testing.messages import raw_transaction, transaction_at
+from cdc_lake_testing.messages import table as layout_of
+from cdc_lake_testing.oracle import Oracle, Versions
 from tests.seeds import seeds
 from tests.silver_rows import silver_rows
 

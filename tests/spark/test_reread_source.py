@@ -21,8 +21,8 @@ from cdc_lake.runtime.apply.rebuild import rebuild
 from cdc_lake.runtime.run import run
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.testing.broken_off import Failed, broken_off
-from cdc_lake.testing.invariants import Known, invariants
+from cdc_lake_testing.broken_off import Failed, broken_off
+from cdc_lake_testing.invariants import Known, invariants
 from tests.conftest import Database
 
 from .conftest import make_project

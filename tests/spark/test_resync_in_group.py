@@ -24,8 +24,8 @@ from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.runtime.quarantine import held_list
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
-from cdc_lake.testing.faults import assert_cuts_are_true
-from cdc_lake.testing.messages import raw_transaction, transaction_at
+from cdc_lake_testing.faults import assert_cuts_are_true
+from cdc_lake_testing.messages import raw_transaction, transaction_at
 from tests.silver_rows import silver_rows
 
 from .conftest import make_project

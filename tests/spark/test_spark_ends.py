@@ -16,8 +16,8 @@ from cdc_lake.model.change import Change, Insert, Transaction
 from cdc_lake.model.relation import TableName
 from cdc_lake.runtime.apply.spark_sessions import SparkLives
 from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.testing.faults import Pipeline
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.faults import Pipeline
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200), pytest.mark.usefixtures("jars")]
 

@@ -20,7 +20,7 @@ from cdc_lake.silver.transforms import analyze_expression
 from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.silver_table import actual_layout, declared_layout, iceberg_table
 from cdc_lake.tables.types import SilverColumn
-from cdc_lake.testing.messages import table
+from cdc_lake_testing.messages import table
 
 from .conftest import make_project
 from .formats import FORMATS, drawn, either

@@ -26,10 +26,10 @@ from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.runtime.redecode import retry
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.testing.beside import beside, until
-from cdc_lake.testing.histories import History, interleave
-from cdc_lake.testing.messages import raw_transaction, table
-from cdc_lake.testing.oracle import Oracle
+from cdc_lake_testing.beside import beside, until
+from cdc_lake_testing.histories import History, interleave
+from cdc_lake_testing.messages import raw_transaction, table
+from cdc_lake_testing.oracle import Oracle
 
 from .conftest import make_project
 

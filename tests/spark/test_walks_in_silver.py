@@ -46,8 +46,8 @@ from cdc_lake.runtime.restart import restart
 from cdc_lake.runtime.resync import resync
 from cdc_lake.runtime.run import run
 from cdc_lake.tables.silver_reader import read_silver, silver_exists, silver_version
-from cdc_lake.testing.altered import SETUP, Altered
-from cdc_lake.testing.folded import Row
+from cdc_lake_testing.altered import SETUP, Altered
+from cdc_lake_testing.folded import Row
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_gaussdb_receive import project_of as family_project

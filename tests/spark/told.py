@@ -6,10 +6,10 @@ from typing import Any
 
 from cdc_lake.model.change import UNCHANGED, Change, Transaction, Update
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing.committed import Committed, Fails
-from cdc_lake.testing.invariants import Known, Verdict, invariants
-from cdc_lake.testing.messages import boundaries
-from cdc_lake.testing.oracle import Row
+from cdc_lake_testing.committed import Committed, Fails
+from cdc_lake_testing.invariants import Known, Verdict, invariants
+from cdc_lake_testing.messages import boundaries
+from cdc_lake_testing.oracle import Row
 
 from .test_apply_cases import Lake, T
 

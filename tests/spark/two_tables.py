@@ -7,8 +7,8 @@ from typing import Any
 
 from cdc_lake.config.project import Project
 from cdc_lake.model.relation import ReplicaIdentity, TableName
-from cdc_lake.testing.messages import table
-from cdc_lake.testing.oracle import Row
+from cdc_lake_testing.messages import table
+from cdc_lake_testing.oracle import Row
 
 from .conftest import make_project
 

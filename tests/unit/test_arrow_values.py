@@ -12,7 +12,7 @@ import pytest
 
 from cdc_lake.model.relation import Column
 from cdc_lake.tables.canonical_values import arrow_type, read_texts
-from cdc_lake.testing.messages import TYPE_OIDS
+from cdc_lake_testing.messages import TYPE_OIDS
 from tests.seeds import one_seed
 
 NUMERIC = ((10 << 16) | 2) + 4  # numeric(10,2)

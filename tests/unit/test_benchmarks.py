@@ -24,7 +24,7 @@ from cdc_lake.bronze.contract import SCHEMA
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.model.change import Delete, Insert, OldKind, Transaction, Update
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))

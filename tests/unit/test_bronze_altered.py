@@ -21,7 +21,7 @@ from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import BronzeAltered
 from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.tables.catalog import open_catalog
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
 
 ORDERS = table("public.orders", id="int8", note="text")

@@ -18,7 +18,7 @@ from cdc_lake.errors import BronzeDamaged
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
 
 ORDERS = table("public.orders", id="int8", note="text")

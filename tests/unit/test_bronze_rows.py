@@ -24,7 +24,7 @@ from cdc_lake.model.change import (
     Update,
 )
 from cdc_lake.model.relation import Relation
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 ORDERS = table("public.orders", id="int8", note="text")
 PRICES = table(r"odd's.with\.dot", id="int8")

@@ -16,7 +16,7 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.errors import LakeError
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.position import Span
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.seeds import one_seed
 
 TABLES = [table(f"public.t{n}", id="int8", note="text") for n in range(4)]

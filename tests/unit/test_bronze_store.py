@@ -21,8 +21,8 @@ from cdc_lake.model.position import Span
 from cdc_lake.tables import iceberg_log
 from cdc_lake.tables.object_store import sign_headers
 from cdc_lake.tables.orphan_files import OrphanFiles
-from cdc_lake.testing.faulty_store import Fault, FaultyStore, Request
-from cdc_lake.testing.object_store import LocalStore, storage_at
+from cdc_lake_testing.faulty_store import Fault, FaultyStore, Request
+from cdc_lake_testing.object_store import LocalStore, storage_at
 from tests.store_places import FORMATS, Stored, store, stored
 from tests.unit.test_bronze_chain import (
     landed,

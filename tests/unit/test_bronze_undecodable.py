@@ -20,7 +20,7 @@ from cdc_lake.decode.undecodable import READING, PgoutputFormat, StoreUndecodabl
 from cdc_lake.errors import InvalidText
 from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.model.position import Span
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 ORDERS = table("public.orders", id="int8", note="text")
 Rows = list[dict[str, Any]]

@@ -31,7 +31,7 @@ from cdc_lake.model.change import Delete, Insert, OldKind, Transaction, Update
 from cdc_lake.model.position import Span
 from cdc_lake.tables import orphan_files
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
 from tests.seeds import one_seed
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from cdc_lake.config.loader import load_project
 from cdc_lake.model.relation import TableName
 from cdc_lake.ops.check.runner import expectations, of_table
-from cdc_lake.testing.messages import table
+from cdc_lake_testing.messages import table
 
 T = table("public.t", id="int4", amount="numeric", body="text")
 HEAD = (

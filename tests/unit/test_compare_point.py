@@ -20,7 +20,7 @@ from cdc_lake.runtime.apply.snapshot_alignment import AlignmentPoint, SnapshotTr
 from cdc_lake.source.base import PendingTransaction
 from cdc_lake.source.postgres.slot_peek import transactions
 from cdc_lake.source.postgres.snapshot_visibility import SnapshotPredicate
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.seeds import one_seed
 
 A, B = TableName("public", "a"), TableName("public", "b")

@@ -18,9 +18,9 @@ from cdc_lake.decode.gaussdb.records import Operation, Row, Style
 from cdc_lake.errors import MalformedMessage, SlotUndecodable
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.source.base import PendingTransaction, domain_of
-from cdc_lake.testing.gaussdb.ledger import Ledger
-from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
-from cdc_lake.testing.gaussdb.server import GaussServer
+from cdc_lake_testing.gaussdb.ledger import Ledger
+from cdc_lake_testing.gaussdb.scripted import ScriptedAnswers
+from cdc_lake_testing.gaussdb.server import GaussServer
 from tests.unit.test_gaussdb_capture import NAME, TABLE, Way, fields, once, project_of, row
 
 POLLING, PARALLEL = Way(Style.SERIAL, polling=True), Way(Style.BINARY, 1)

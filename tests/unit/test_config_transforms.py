@@ -20,7 +20,7 @@ from cdc_lake.silver.layout_mapping import make_shape
 from cdc_lake.silver.transforms import SilverMapping, silver_shape
 from cdc_lake.tables.silver_table import declared_layout, partition_sql
 from cdc_lake.tables.types import SilverColumn
-from cdc_lake.testing.messages import table
+from cdc_lake_testing.messages import table
 
 HEAD = """\
 version: 1

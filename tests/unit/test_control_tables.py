@@ -25,8 +25,8 @@ from cdc_lake.tables.control_schema import TABLES, CutRow, RunRow, SnapshotRow, 
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_storage import ObjectStoreDeltaStorage
 from cdc_lake.tables.object_store import ObjectStore
-from cdc_lake.testing.faulty_store import Chance, FaultyStore
-from cdc_lake.testing.object_store import LocalStore, storage_at
+from cdc_lake_testing.faulty_store import Chance, FaultyStore
+from cdc_lake_testing.object_store import LocalStore, storage_at
 from tests.seeds import seeds
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

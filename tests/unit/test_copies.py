@@ -28,7 +28,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.runtime.apply.span_planning import rebuild_plan
 from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 A, B = TableName("public", "a"), TableName("Odd.", "b\\")
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cdc_lake.decode.encoding import Codec, Policy
 from cdc_lake.source.copy_format import chunks_of, fields_of, parse_line
-from cdc_lake.testing.messages import table
+from cdc_lake_testing.messages import table
 
 _WRITTEN = {"\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}
 _TEXT = st.text(st.one_of(st.sampled_from("\\\\Nbfnrtv\b\f\n\r\t\v"), st.characters(exclude_categories=["Cs"])))

@@ -8,8 +8,8 @@ from cdc_lake.decode.pgoutput.assembler import Assembler, TableFacts
 from cdc_lake.errors import MalformedMessage, OutOfSequence, TruncatedMessage, UnknownRelation, UnknownType
 from cdc_lake.model.change import Boundaries, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.testing import messages
-from cdc_lake.testing.messages import boundaries, catalog_of, encode_stream, encode_transaction, raw_transaction, table
+from cdc_lake_testing import messages
+from cdc_lake_testing.messages import boundaries, catalog_of, encode_stream, encode_transaction, raw_transaction, table
 
 ORDERS = table("public.orders", id="int8", note="text")
 WIDER = table("public.orders", id="int8", note="text", more="text")

@@ -15,7 +15,7 @@ from cdc_lake.decode.pgoutput.columnar import tabulate, tabulate_plain
 from cdc_lake.errors import BatchTooLarge, InvalidText
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
-from cdc_lake.testing.messages import boundaries, raw_transaction, table, truncate
+from cdc_lake_testing.messages import boundaries, raw_transaction, table, truncate
 
 ORDERS = table("public.orders", id="int8", note="text")
 ITEMS = table("public.items", a="text", b="text", c="text")

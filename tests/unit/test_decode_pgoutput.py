@@ -30,8 +30,8 @@ from cdc_lake.errors import (
 )
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.relation import ReplicaIdentity, TableName
-from cdc_lake.testing import messages
-from cdc_lake.testing.messages import boundaries, table
+from cdc_lake_testing import messages
+from cdc_lake_testing.messages import boundaries, table
 
 OID = b"\x00\x00\x40\x01"  # 16385
 ORDERS = table("public.orders", id="int8", note="text")

@@ -11,8 +11,8 @@ from cdc_lake.devtools.wire_dump import PgoutputDescriber, time_text
 from cdc_lake.errors import DecodeError
 from cdc_lake.model.change import UNCHANGED, Insert, OldKind, Transaction
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.testing import messages
-from cdc_lake.testing.messages import boundaries, encode_transaction, oid_of, table
+from cdc_lake_testing import messages
+from cdc_lake_testing.messages import boundaries, encode_transaction, oid_of, table
 
 ORDERS = table("public.orders", id="int8", note="text", big="text")
 OID = oid_of(ORDERS.table)

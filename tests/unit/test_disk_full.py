@@ -20,7 +20,7 @@ from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.errors import LakeError
-from cdc_lake.testing.full_disk import table_of, transaction
+from cdc_lake_testing.full_disk import table_of, transaction
 from tests.seeds import one_seed
 from tests.tally import tally
 
@@ -41,7 +41,7 @@ def test_a_full_disk_shows_nothing_wrong_and_is_recovered_from_by_itself(tmp_pat
     seed = one_seed()
     print(f"seed {seed}")
     first = seed % 8192
-    words = [sys.executable, "-m", "cdc_lake.testing.full_disk", str(tmp_path / "disk"), fmt]
+    words = [sys.executable, "-m", "cdc_lake_testing.full_disk", str(tmp_path / "disk"), fmt]
     given = [str(first), str(BUDGETS), str(most // BUDGETS)]
     done = subprocess.run([*OWN, *words, *given], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -25,7 +25,7 @@ from cdc_lake.config.loader import validate
 from cdc_lake.config.schema import SOURCE_TYPES
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.change import Insert, Transaction, Update
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

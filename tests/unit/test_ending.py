@@ -15,11 +15,11 @@ from cdc_lake.errors import ServerUnreachable
 from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
 from cdc_lake.source.gaussdb.wire.session import connect
 from cdc_lake.source.socket_io import ConnectionRegistry
-from cdc_lake.testing.beside import until
-from cdc_lake.testing.gaussdb.ledger import Ledger
-from cdc_lake.testing.gaussdb.scripted import Rule, ScriptedAnswers
-from cdc_lake.testing.gaussdb.server import GaussServer
-from cdc_lake.testing.gaussdb.sql import Answer, Done
+from cdc_lake_testing.beside import until
+from cdc_lake_testing.gaussdb.ledger import Ledger
+from cdc_lake_testing.gaussdb.scripted import Rule, ScriptedAnswers
+from cdc_lake_testing.gaussdb.server import GaussServer
+from cdc_lake_testing.gaussdb.sql import Answer, Done
 from tests.certificates import make_authority
 
 LONG = 300.0

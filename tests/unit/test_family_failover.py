@@ -36,11 +36,11 @@ from cdc_lake.source.gaussdb.server import target_of
 from cdc_lake.source.gaussdb.slot import GaussDbSlotFacts
 from cdc_lake.source.gaussdb.wire.session import connect
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.testing.gaussdb.dialect import Product
-from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
-from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
-from cdc_lake.testing.gaussdb.server import GaussServer
-from cdc_lake.testing.ports import free_port
+from cdc_lake_testing.gaussdb.dialect import Product
+from cdc_lake_testing.gaussdb.ledger import Ledger, LedgerTransaction
+from cdc_lake_testing.gaussdb.scripted import ScriptedAnswers
+from cdc_lake_testing.gaussdb.server import GaussServer
+from cdc_lake_testing.ports import free_port
 from tests.live.test_receive_loop import once as run_once
 from tests.replay import bronze_rows
 from tests.unit.test_gaussdb_capture import BUDGET, NAME, TABLE, Way, fields, once, project_of, row

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from cdc_lake.testing.beside import until
-from cdc_lake.testing.faulty_relay import FaultyRelay
-from cdc_lake.testing.server import HOST
+from cdc_lake_testing.beside import until
+from cdc_lake_testing.faulty_relay import FaultyRelay
+from cdc_lake_testing.server import HOST
 
 
 def test_a_connection_that_was_over_before_is_cut_as_any_other() -> None:

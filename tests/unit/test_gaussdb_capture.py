@@ -22,12 +22,12 @@ from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.receive.loop import ReceiveSummary
 from cdc_lake.runtime.receive.receiver import receive
-from cdc_lake.testing.gaussdb.declared import DeclaredTable
-from cdc_lake.testing.gaussdb.dialect import Product, Version
-from cdc_lake.testing.gaussdb.faults import Faults
-from cdc_lake.testing.gaussdb.ledger import Ledger
-from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
-from cdc_lake.testing.gaussdb.server import GaussServer
+from cdc_lake_testing.gaussdb.declared import DeclaredTable
+from cdc_lake_testing.gaussdb.dialect import Product, Version
+from cdc_lake_testing.gaussdb.faults import Faults
+from cdc_lake_testing.gaussdb.ledger import Ledger
+from cdc_lake_testing.gaussdb.scripted import ScriptedAnswers
+from cdc_lake_testing.gaussdb.server import GaussServer
 from tests.replay import tables_from_bronze
 from tests.seeds import one_seed
 

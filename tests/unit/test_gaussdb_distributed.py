@@ -16,11 +16,11 @@ from cdc_lake.decode.gaussdb.records import Operation, Row, Style
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.position import Span
 from cdc_lake.source.base import StreamIdentity
-from cdc_lake.testing.gaussdb.ledger import Ledger
-from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
-from cdc_lake.testing.gaussdb.server import GaussServer
-from cdc_lake.testing.gaussdb.slots import SlotOrder
-from cdc_lake.testing.gaussdb.state import Node
+from cdc_lake_testing.gaussdb.ledger import Ledger
+from cdc_lake_testing.gaussdb.scripted import ScriptedAnswers
+from cdc_lake_testing.gaussdb.server import GaussServer
+from cdc_lake_testing.gaussdb.slots import SlotOrder
+from cdc_lake_testing.gaussdb.state import Node
 from tests.replay import bronze_rows
 from tests.unit.test_gaussdb_capture import (
     BUDGET,

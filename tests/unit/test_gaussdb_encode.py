@@ -17,9 +17,9 @@ from cdc_lake.decode.encoding import Codec
 from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Heartbeat, Operation, Record, Row, Style, Truncated
 from cdc_lake.decode.gaussdb.serial import records
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
-from cdc_lake.testing.gaussdb.recorded import messages, payloads
-from cdc_lake.testing.gaussdb.shape import timestamp_text
+from cdc_lake_testing.gaussdb.encode import Ending, Framing, Print, encode_payload
+from cdc_lake_testing.gaussdb.recorded import messages, payloads
+from cdc_lake_testing.gaussdb.shape import timestamp_text
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "opengauss"
 VERSIONS = ("6.0.2", "5.0.3", "3.0.0")

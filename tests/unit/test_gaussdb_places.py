@@ -9,10 +9,10 @@ import pytest
 from cdc_lake.decode.gaussdb.assembler import CommitPositionPolicy
 from cdc_lake.decode.gaussdb.records import Begin, Commit, Style
 from cdc_lake.model.position import OrderDomain
-from cdc_lake.testing.gaussdb.backlog import Backlog
-from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
-from cdc_lake.testing.gaussdb.live_order import EMPTY, Places
-from cdc_lake.testing.gaussdb.slots import SlotOrder
+from cdc_lake_testing.gaussdb.backlog import Backlog
+from cdc_lake_testing.gaussdb.ledger import Ledger, LedgerTransaction
+from cdc_lake_testing.gaussdb.live_order import EMPTY, Places
+from cdc_lake_testing.gaussdb.slots import SlotOrder
 from tests.seeds import one_seed
 
 BORDER = 0x89A3890

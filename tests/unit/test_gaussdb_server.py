@@ -33,7 +33,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.source.gaussdb.stream import GaussDbStream
 from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
 from cdc_lake.source.gaussdb.wire.session import WireSession, connect
-from cdc_lake.testing.gaussdb.authentication import (
+from cdc_lake_testing.gaussdb.authentication import (
     Credentials,
     Method,
     Stored,
@@ -43,11 +43,11 @@ from cdc_lake.testing.gaussdb.authentication import (
     server_signature,
     sha256_answer,
 )
-from cdc_lake.testing.gaussdb.ledger import Ledger
-from cdc_lake.testing.gaussdb.scripted import Rule, ScriptedAnswers
-from cdc_lake.testing.gaussdb.server import GaussServer
-from cdc_lake.testing.gaussdb.slots import SlotOrder
-from cdc_lake.testing.gaussdb.sql import CopyOut, Done, Exported, ResultColumn, ResultSet
+from cdc_lake_testing.gaussdb.ledger import Ledger
+from cdc_lake_testing.gaussdb.scripted import Rule, ScriptedAnswers
+from cdc_lake_testing.gaussdb.server import GaussServer
+from cdc_lake_testing.gaussdb.slots import SlotOrder
+from cdc_lake_testing.gaussdb.sql import CopyOut, Done, Exported, ResultColumn, ResultSet
 from tests.gauss_client import Raw, fields
 from tests.mistakes import kept
 from tests.seeds import one_seed

@@ -28,12 +28,12 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.source.gaussdb.stream import GaussDbStream
 from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
 from cdc_lake.source.gaussdb.wire.session import connect
-from cdc_lake.testing.gaussdb.faults import Faults, HeartbeatForm
-from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
-from cdc_lake.testing.gaussdb.recorded import ledger_of, messages, payloads
-from cdc_lake.testing.gaussdb.server import GaussServer
-from cdc_lake.testing.gaussdb.slots import SlotOrder
-from cdc_lake.testing.gaussdb.sql import Exported
+from cdc_lake_testing.gaussdb.faults import Faults, HeartbeatForm
+from cdc_lake_testing.gaussdb.ledger import Ledger, LedgerTransaction
+from cdc_lake_testing.gaussdb.recorded import ledger_of, messages, payloads
+from cdc_lake_testing.gaussdb.server import GaussServer
+from cdc_lake_testing.gaussdb.slots import SlotOrder
+from cdc_lake_testing.gaussdb.sql import Exported
 from tests.gauss_client import Raw, fields, wait_until
 from tests.unit.test_gaussdb_encode import HEADS, streams
 

@@ -31,8 +31,8 @@ from cdc_lake.decode.pgoutput.columnar import tabulate_plain as tabulate_message
 from cdc_lake.errors import DecodeError, HashingDied, Retry
 from cdc_lake.model.change import Delete, Insert, Message, OldKind, Transaction, Update
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing.gaussdb.encode import binary_record
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.gaussdb.encode import binary_record
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.columns import assert_same
 
 PREFIX = b"I the beginning of every row"

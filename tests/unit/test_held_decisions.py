@@ -24,9 +24,9 @@ from cdc_lake.silver.row_tracing import (
     trace,
     trace_content,
 )
-from cdc_lake.testing.histories import History
-from cdc_lake.testing.messages import table
-from cdc_lake.testing.oracle import Oracle
+from cdc_lake_testing.histories import History
+from cdc_lake_testing.messages import table
+from cdc_lake_testing.oracle import Oracle
 from tests.held_tables import AT, Table, breaks, event_of
 from tests.seeds import seeds
 

@@ -18,9 +18,9 @@ from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.runtime.apply.transaction_groups import ahead, units_of
 from cdc_lake.runtime.quarantine import group_across_tables
 from cdc_lake.silver.row_tracing import Event, QuarantineState, TableEvents, Unit, held_whole, trace
-from cdc_lake.testing.histories import History
-from cdc_lake.testing.messages import table
-from cdc_lake.testing.oracle import Oracle, TruncateIsHeld
+from cdc_lake_testing.histories import History
+from cdc_lake_testing.messages import table
+from cdc_lake_testing.oracle import Oracle, TruncateIsHeld
 from tests.held_tables import AT, LIMIT, Table, breaks, event_of
 from tests.seeds import seeds
 

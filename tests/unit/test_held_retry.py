@@ -48,8 +48,8 @@ from cdc_lake.runtime.quarantine import held_list
 from cdc_lake.runtime.redecode import retry
 from cdc_lake.tables.control_schema import CutRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.testing.gaussdb.encode import Print, binary_record, statement
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.gaussdb.encode import Print, binary_record, statement
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 ORDERS = table("public.orders", id="int8", note="text")
 ALL = Span(1, -1, 1 << 62)

@@ -21,8 +21,8 @@ from cdc_lake.observability import failpoints as at
 from cdc_lake.runtime.quarantine import Choice, decide, held_list
 from cdc_lake.tables.control_schema import CutRow, utc_now
 from cdc_lake.tables.control_tables import control_tables, lease
-from cdc_lake.testing.broken_off import broken_off
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.broken_off import broken_off
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 SHOP = """\
 version: 1

@@ -33,8 +33,8 @@ from cdc_lake.tables import iceberg_log, rest_catalog
 from cdc_lake.tables import iceberg_log as iceberg_manifests
 from cdc_lake.tables.catalog import CatalogAddress, open_catalog
 from cdc_lake.tables.orphan_files import OrphanFiles
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
-from cdc_lake.testing.rest_catalog import Loss, RestCatalogServer
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.rest_catalog import Loss, RestCatalogServer
 from tests.bronze_places import Place
 from tests.conftest import Database
 

@@ -16,7 +16,7 @@ from cdc_lake.errors import TableChangedMeanwhile
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.iceberg_silver import StagedTable
 from cdc_lake.tables.silver_table import iceberg_catalog
-from cdc_lake.testing.rest_catalog import RestCatalogServer
+from cdc_lake_testing.rest_catalog import RestCatalogServer
 
 
 class Place:

@@ -17,7 +17,7 @@ from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Transactio
 from cdc_lake.model.relation import ReplicaIdentity
 from cdc_lake.tables.control_schema import GapRow, StreamRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 ORDERS = table("public.orders", id="int8", note="text")
 PRICES = table("shop.prices", id="int4", price="numeric")

@@ -14,8 +14,8 @@ from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
 from cdc_lake.devtools.recording import RecordingHeader, RecordingWriter
 from cdc_lake.model.change import Insert, Transaction
-from cdc_lake.testing import messages
-from cdc_lake.testing.messages import boundaries, encode_transaction, table
+from cdc_lake_testing import messages
+from cdc_lake_testing.messages import boundaries, encode_transaction, table
 
 TIME = "2024-02-06 07:17:19.45874+08"
 

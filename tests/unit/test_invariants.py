@@ -26,12 +26,12 @@ from cdc_lake.model.change import Change, Insert, Transaction, Update
 from cdc_lake.observability.events import silent
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_table import FIRST, app_id
-from cdc_lake.testing.committed import Committed
-from cdc_lake.testing.invariants import Bound, Known, Standing, invariants
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
-from cdc_lake.testing.verdict import INVARIANTS
-from cdc_lake.testing.watermarks import Watch
-from cdc_lake.testing.whole import assert_whole_transactions
+from cdc_lake_testing.committed import Committed
+from cdc_lake_testing.invariants import Bound, Known, Standing, invariants
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.verdict import INVARIANTS
+from cdc_lake_testing.watermarks import Watch
+from cdc_lake_testing.whole import assert_whole_transactions
 
 ORDERS = table("public.orders", id="int8", note="text")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cdc_lake.tables.delta_log import changed_by, json_lines, mend, note_in
-from cdc_lake.testing.histories import LINE_BREAKS
+from cdc_lake_testing.histories import LINE_BREAKS
 
 PACKAGE = Path(__file__).parents[2] / "cdc_lake"
 TEXTS = "".join(LINE_BREAKS)
@@ -22,7 +22,6 @@ OF_LINES = frozenset({
     ("quality/great_expectations.py", "strip"),
     ("silver/transforms.py", "strip"),
     ("source/refusals.py", "strip"),
-    ("testing/memory.py", "status"),
 })  # fmt: skip
 """Where a text is cut at every line break: what a person reads, in the first line of a message or line by line, a file
 of YAML, whose lines are such, and a bytes payload, which is cut at line feed and carriage return.

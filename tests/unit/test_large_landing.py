@@ -24,7 +24,7 @@ from cdc_lake.errors import InvalidText
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
 from cdc_lake.runtime.receive.commit_pipeline import BronzeCommitPipeline
 from cdc_lake.runtime.receive.loop import OpenBatch
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
 
 A = table("public.a", id="int8", note="text")

@@ -26,9 +26,9 @@ from cdc_lake.decode.test_decoding import LineAssembler
 from cdc_lake.model.change import Insert
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing import messages
-from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
-from cdc_lake.testing.memory import peak_mib
+from cdc_lake_testing import messages
+from cdc_lake_testing.gaussdb.encode import Ending, Framing, Print, encode_payload
+from cdc_lake_testing.memory import peak_mib
 from tests.unit.test_large_landing import bronze
 
 ROW = 40 << 20

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cdc_lake.testing.secrets import leaks
+from cdc_lake_testing.secrets import leaks
 
 SECRET = "correct horse"
 

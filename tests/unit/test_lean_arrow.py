@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_lake.testing.ports import free_port
+from cdc_lake_testing.ports import free_port
 
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="arenas and thresholds are glibc's")
 BEST = "jemalloc" if "jemalloc" in pa.supported_memory_backends() else "system"

@@ -30,9 +30,9 @@ from cdc_lake.errors import (
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.redecode import retry
-from cdc_lake.testing.counted import CountedReader
-from cdc_lake.testing.histories import History
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.counted import CountedReader
+from cdc_lake_testing.histories import History
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
 from tests.seeds import one_seed
 

@@ -9,8 +9,8 @@ import pytest
 
 from cdc_lake.bronze.change_reader import ChangeReader
 from cdc_lake.model.change import Insert, Transaction
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
-from cdc_lake.testing.object_store import LocalStore
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.object_store import LocalStore
 from tests.store_places import FORMATS, store, stored
 
 __all__ = ["store"]

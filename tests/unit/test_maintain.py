@@ -21,7 +21,7 @@ from cdc_lake.runtime.maintain import maintain
 from cdc_lake.runtime.receive.wal_budget_monitor import BronzeMaintenance
 from cdc_lake.tables.control_schema import CutRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.shell import QuickShell
 
 ORDERS = table("public.orders", id="int8")

@@ -23,7 +23,7 @@ from cdc_lake.silver.layout_mapping import make_shape
 from cdc_lake.tables.commit_audit import CommitMetrics, read_commit_metrics
 from cdc_lake.tables.silver_table import Marker, iceberg_catalog
 from cdc_lake.tables.table_stats import TableStatistics, all_below, weight
-from cdc_lake.testing.messages import table
+from cdc_lake_testing.messages import table
 from tests.seeds import one_seed
 
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])

@@ -24,7 +24,7 @@ from cdc_lake.observability.exposition import Exposition, Sample, Tally
 from cdc_lake.observability.http_endpoint import Endpoint
 from cdc_lake.observability.metrics import BATCH_ROWS, CHANGES_TOTAL, METRICS, TRANSACTIONS_TOTAL, Kind
 from cdc_lake.runtime.receive.metrics import STALLED_AFTER, health_of
-from cdc_lake.testing.ports import free_port
+from cdc_lake_testing.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 LABELS = {"level", "table", "op", "rule", "code", "kind", "loop", "state"}

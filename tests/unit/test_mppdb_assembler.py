@@ -11,7 +11,7 @@ from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Heartbeat, Ope
 from cdc_lake.errors import DecodeError, MalformedMessage, NoOrderNumber, OutOfSequence, StyleMismatch
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
+from cdc_lake_testing.gaussdb.encode import Ending, Framing, Print, encode_payload
 
 T = TableName("public", "t")
 TIME = "2026-11-21 15:00:00.5+01"

@@ -24,7 +24,7 @@ from cdc_lake.errors import DecodeError
 from cdc_lake.model.change import Boundaries
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.testing.gaussdb.encode import Print, binary_record, statement
+from cdc_lake_testing.gaussdb.encode import Print, binary_record, statement
 from tests.columns import assert_same
 
 DATA = Path(__file__).parents[1] / "data" / "opengauss"

@@ -24,7 +24,7 @@ from cdc_lake.decode.gaussdb.text_columnar import text_groups
 from cdc_lake.model.change import Boundaries
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing.gaussdb.encode import Print, statement
+from cdc_lake_testing.gaussdb.encode import Print, statement
 from tests.columns import assert_same_outcome, outcome
 
 DATA = Path(__file__).parents[1] / "data" / "opengauss"

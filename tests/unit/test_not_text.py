@@ -19,8 +19,8 @@ from cdc_lake.errors import InvalidText, TextNotInEncoding
 from cdc_lake.model.change import Boundaries, Delete, Insert, OldKind, Transaction, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.source.copy_format import chunks_of, csv_chunks, table_of
-from cdc_lake.testing.gaussdb.encode import Print, binary_record, statement
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.gaussdb.encode import Print, binary_record, statement
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.columns import assert_same
 
 NOTES = table("public.notes", id="int8", body="text", memo="text")

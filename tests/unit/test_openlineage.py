@@ -43,7 +43,7 @@ from cdc_lake.runtime.openlineage import (
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.layout_mapping import RelationMapping
 from cdc_lake.silver.transforms import Expression, Projection, plain, silver_shape
-from cdc_lake.testing.messages import table
+from cdc_lake_testing.messages import table
 from tests.canary import CANARY
 from tests.cut_lake import CutLake
 from tests.lineage_events import read

@@ -17,8 +17,8 @@ from cdc_lake.devtools import anonymize
 from cdc_lake.devtools.anonymize import Filler, overwritten_record
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Transaction, Update
 from cdc_lake.model.relation import ReplicaIdentity, TableName
-from cdc_lake.testing.gaussdb.encode import Framing, Print, encode_payload
-from cdc_lake.testing.messages import boundaries, encode_stream, table
+from cdc_lake_testing.gaussdb.encode import Framing, Print, encode_payload
+from cdc_lake_testing.messages import boundaries, encode_stream, table
 from tests.unit.test_mppdb_recordings import VERSIONS, archive, how, payloads
 
 FILLER = Filler(b"secret")

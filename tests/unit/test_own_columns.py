@@ -11,7 +11,7 @@ from cdc_lake.config.project import Target
 from cdc_lake.errors import KindChanged
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.silver.kinds import check_kind, own_names, source_rows
-from cdc_lake.testing.messages import table
+from cdc_lake_testing.messages import table
 
 T = table("public.t", id="int4")
 KINDS: list[dict[str, Any]] = [{}, {"deletes": "soft"}, {"kind": "history"}, {"kind": "append"}]

@@ -18,9 +18,9 @@ from cdc_lake.connectors.prepared_transactions import (
 from cdc_lake.connectors.spool import Spool
 from cdc_lake.decode.pgoutput.assembler import Assembler
 from cdc_lake.tables.object_store import ObjectStore
-from cdc_lake.testing.messages import catalog_of, insert, relation, table
-from cdc_lake.testing.object_store import LocalStore, storage_at
-from cdc_lake.testing.two_phase import begin_prepare, commit_prepared, prepare
+from cdc_lake_testing.messages import catalog_of, insert, relation, table
+from cdc_lake_testing.object_store import LocalStore, storage_at
+from cdc_lake_testing.two_phase import begin_prepare, commit_prepared, prepare
 from tests.store_places import BUCKET, store
 
 __all__ = ["store"]

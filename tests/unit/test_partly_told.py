@@ -10,11 +10,11 @@ import os
 import pytest
 
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Transaction, Update
-from cdc_lake.testing import histories
-from cdc_lake.testing.histories import History
-from cdc_lake.testing.messages import boundaries, table
-from cdc_lake.testing.oracle import Oracle, Row
-from cdc_lake.testing.partly_told import NOT_SENT, WAITS, PartlyTold
+from cdc_lake_testing import histories
+from cdc_lake_testing.histories import History
+from cdc_lake_testing.messages import boundaries, table
+from cdc_lake_testing.oracle import Oracle, Row
+from cdc_lake_testing.partly_told import NOT_SENT, WAITS, PartlyTold
 from tests.seeds import one_seed
 
 T = table("public.t", id="int4", amount="int4", body="text")

@@ -30,7 +30,7 @@ from cdc_lake.runtime.cut_retention import list_cuts
 from cdc_lake.runtime.maintain import maintain
 from cdc_lake.tables.control_schema import PauseRow, SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.cut_lake import CutLake, at, ids
 from tests.spark.conftest import make_project
 

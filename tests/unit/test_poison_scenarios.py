@@ -20,9 +20,9 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import DecodeError
 from cdc_lake.model.change import Change, Delete, Insert, OldKind, Update
 from cdc_lake.model.relation import Relation, ReplicaIdentity
-from cdc_lake.testing.invariants import Known, invariants
-from cdc_lake.testing.memory_server import MemoryServer
-from cdc_lake.testing.messages import encode_change, relation, table
+from cdc_lake_testing.invariants import Known, invariants
+from cdc_lake_testing.memory_server import MemoryServer
+from cdc_lake_testing.messages import encode_change, relation, table
 from tests.replay import bronze_rows
 from tests.tally import tally
 

@@ -23,8 +23,8 @@ from cdc_lake.tables.control_schema import RunRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_log import mend
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
-from cdc_lake.testing.power_loss import LyingDisk
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.power_loss import LyingDisk
 from tests.seeds import one_seed
 from tests.tally import tally
 

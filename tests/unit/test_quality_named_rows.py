@@ -20,7 +20,7 @@ from cdc_lake.model.relation import Relation, ReplicaIdentity
 from cdc_lake.ops.html_pages import ReportFiles, report
 from cdc_lake.tables.control_schema import CutRow, StreamRow
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 NOW = dt.datetime(2026, 1, 31, 18, 5, tzinfo=dt.UTC)
 ORDERS = table("public.orders", key=["region", "id"], id="int8", region="text", mail="text", customer="int8")

@@ -29,7 +29,7 @@ from cdc_lake.runtime.apply.span_planning import Part, RebuildPlan, rebuild_plan
 from cdc_lake.runtime.apply.transaction_groups import AheadTable, passed_by, renewed_to, together_at
 from cdc_lake.tables.control_schema import schema_of
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.testing.messages import raw_transaction, table, transaction_at
+from cdc_lake_testing.messages import raw_transaction, table, transaction_at
 from tests.seeds import seeds
 
 ORDERS, LINES, ALONE = (TableName("public", name) for name in ("orders", "lines", "alone"))

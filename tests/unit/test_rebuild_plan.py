@@ -28,7 +28,7 @@ from cdc_lake.silver.kinds import Columns, Difference
 from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables, control_tables
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 T = table("public.t", id="int4", amount="int4")
 WIDE = table("public.t", id="int4", amount="int4", note="text")

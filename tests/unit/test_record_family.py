@@ -20,9 +20,9 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.source.gaussdb.slot import create_slot
 from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
 from cdc_lake.source.gaussdb.wire.session import connect
-from cdc_lake.testing.gaussdb.ledger import Ledger
-from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
-from cdc_lake.testing.gaussdb.server import GaussServer
+from cdc_lake_testing.gaussdb.ledger import Ledger
+from cdc_lake_testing.gaussdb.scripted import ScriptedAnswers
+from cdc_lake_testing.gaussdb.server import GaussServer
 from tests.unit.test_wire_against_server import catalog
 
 PIPELINE = """\

@@ -15,7 +15,7 @@ from cdc_lake.errors import DestructiveChange
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.control_schema import ConfigurationRow
-from cdc_lake.testing.messages import table
+from cdc_lake_testing.messages import table
 
 USERS = table("public.users", id="int8", email="text", ssn="text")
 ORDERS = table("public.orders", id="int8", email="text")

@@ -28,7 +28,7 @@ from cdc_lake.model.change import Insert, Message, Transaction
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_planning import rebuild_plan
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.canary import leaks
 
 CANARY = "kanari3n"

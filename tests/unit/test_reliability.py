@@ -106,14 +106,14 @@ def test_a_run_at_full_budget_keeps_its_row_and_the_page_has_the_others_as_never
     (row,) = json.loads(rows.read_text()).values()
     assert row["counts"] == {"kills": 5, "changes": 1000}
     assert (row["version"], row["chance"], row["faults"]) == ("0.3.0-7-gabc1234", "a chance", ["cut", "stalled"])
-    assert row["trees"] == {"cdc_lake": "hash of HEAD:cdc_lake", "tests": "hash of HEAD:tests"}
+    assert row["trees"] == {folder: f"hash of HEAD:{folder}" for folder in reliability.TREES}
     page = shown.read_text()
     seconds = f"{row['seconds']:,}"
     assert lines(page, "R1")[0] == (
         f"| R1 | nothing is lost | green | 5 kills, 1,000 changes | {seconds} | 0.3.0-7-gabc1234 | {row['day']} |"
     )
     assert lines(page, "R1")[1].startswith("| R1 | cut; stalled | `")
-    assert lines(page, "R1")[1].endswith("| `a chance` | `hash of HEAD` `hash of HEAD` |")
+    assert lines(page, "R1")[1].endswith("| `a chance` | `hash of HEAD` `hash of HEAD` `hash of HEAD` |")
     assert lines(page, "R2")[0] == "| R2 | nothing is there twice | **never run** |  |  |  |  |"
     assert "1 of 2 promises are green; 1 was never run at full budget." in page
     assert "R1: green; 5 kills, 1,000 changes; cut, stalled;" in capsys.readouterr().out

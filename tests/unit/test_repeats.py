@@ -19,7 +19,7 @@ from cdc_lake.errors import DecodeError, RepeatDiffers
 from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.runtime.receive.stream_setup import DuplicateVerifier
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 USERS = table("public.users", id="int8", email="text")
 STREAM = "postgres:7:db:slot:0/32"

@@ -23,7 +23,7 @@ from cdc_lake.runtime.apply.row_refetch import reread_tables, rereads_of, wanted
 from cdc_lake.silver.row_tracing import MISSING, Event, QuarantineState, trace
 from cdc_lake.tables.control_schema import SnapshotRow, schema_of
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
 from tests.seeds import one_seed
 

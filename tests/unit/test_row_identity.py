@@ -18,7 +18,7 @@ from cdc_lake.runtime.apply.table_span import check_named, shape_of
 from cdc_lake.silver.kind import TablePart, same_key
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.layout_mapping import RelationMapping
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 FULL = ReplicaIdentity.FULL
 BARE = table("public.t", key=[], identity=FULL, id="int4", body="text")

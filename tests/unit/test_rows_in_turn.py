@@ -15,8 +15,8 @@ from cdc_lake.comparison.pending_changes import HeldChange, fold_changes, is_exp
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, Transaction, Truncate, Tuple, Update
 from cdc_lake.model.quarantine import Key, RowsByKey
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.testing.histories import History
-from cdc_lake.testing.messages import raw_transaction, table
+from cdc_lake_testing.histories import History
+from cdc_lake_testing.messages import raw_transaction, table
 from tests.seeds import seeds
 
 T = table("public.t", identity=ReplicaIdentity.FULL, id="int4", amount="int4", body="text")

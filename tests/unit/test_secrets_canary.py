@@ -14,9 +14,9 @@ from typing import Final
 
 import pytest
 
-from cdc_lake.testing.gaussdb.authentication import Credentials, Method
-from cdc_lake.testing.gaussdb.ledger import Ledger
-from cdc_lake.testing.gaussdb.server import GaussServer
+from cdc_lake_testing.gaussdb.authentication import Credentials, Method
+from cdc_lake_testing.gaussdb.ledger import Ledger
+from cdc_lake_testing.gaussdb.server import GaussServer
 from tests.canary import CANARY, Told, leaks
 from tests.tally import tally
 

@@ -24,7 +24,7 @@ from cdc_lake.runtime.apply.schema_changes import next_layout
 from cdc_lake.runtime.apply.table_span import check_key
 from cdc_lake.silver.layout_mapping import RelationMapping, key_moved, make_shape
 from cdc_lake.silver.row_tracing import NOTHING_WAITS, QuarantineState
-from cdc_lake.testing.messages import boundaries, raw_transaction
+from cdc_lake_testing.messages import boundaries, raw_transaction
 
 T = TableName("public", "t")
 ID = Column("id", "int4", 23, key=True, number=1)

@@ -14,7 +14,7 @@ from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.model.position import Span
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 T = table("public.t", id="int8", body="text")
 

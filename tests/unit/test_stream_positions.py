@@ -34,7 +34,7 @@ from cdc_lake.ops.status import status
 from cdc_lake.source.base import Kind, StreamIdentity, domain_of, format_stream_position
 from cdc_lake.tables.control_schema import CutRow, GapRow, SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 ORDERS = table("public.orders", id="int8", note="text")
 CSN_STREAM = "gauss:715:shop:s:csn:2013@0/3E8"

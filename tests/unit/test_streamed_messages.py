@@ -9,9 +9,9 @@ from cdc_lake.decode.pgoutput.spooled import Subtransactions
 from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import DecodeError, MalformedMessage, OutOfSequence, TruncatedMessage, UnknownRelation, UnknownType
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing import messages
-from cdc_lake.testing.messages import catalog_of, table
-from cdc_lake.testing.streaming import inside, stream_abort, stream_commit, stream_start, stream_stop
+from cdc_lake_testing import messages
+from cdc_lake_testing.messages import catalog_of, table
+from cdc_lake_testing.streaming import inside, stream_abort, stream_commit, stream_start, stream_stop
 
 NARROW = table("public.a", id="int8", note="text")
 WIDE = table("public.a", id="int8", note="text", more="text")

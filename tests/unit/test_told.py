@@ -13,8 +13,8 @@ from cdc_lake.decode.pgoutput.messages import RelationMessage
 from cdc_lake.decode.pgoutput.parser import parse
 from cdc_lake.decode.pgoutput.relations import ColumnFacts, DdlMessages, RelationCache, TableFacts
 from cdc_lake.model.relation import Missing, Relation
-from cdc_lake.testing import messages
-from cdc_lake.testing.messages import oid_of, table
+from cdc_lake_testing import messages
+from cdc_lake_testing.messages import oid_of, table
 
 BEFORE = table("public.t", id="int8", a="text", b="text")
 OID = oid_of(BEFORE.table)

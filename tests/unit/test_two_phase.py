@@ -34,10 +34,10 @@ from cdc_lake.errors import (
     UnknownRelation,
 )
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing import messages
-from cdc_lake.testing.messages import catalog_of, table
-from cdc_lake.testing.streaming import inside, stream_start
-from cdc_lake.testing.two_phase import (
+from cdc_lake_testing import messages
+from cdc_lake_testing.messages import catalog_of, table
+from cdc_lake_testing.streaming import inside, stream_start
+from cdc_lake_testing.two_phase import (
     RECORD,
     begin_prepare,
     commit_prepared,

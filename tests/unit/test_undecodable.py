@@ -15,8 +15,8 @@ from cdc_lake.decode.undecodable import READING, Frame, PgoutputFormat, StopAtUn
 from cdc_lake.errors import DecodeError, InvalidText, MalformedMessage, OutOfSequence, UnknownRelation
 from cdc_lake.model.change import Boundaries, Insert, Transaction, Truncate
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
-from cdc_lake.testing import messages
-from cdc_lake.testing.messages import boundaries, catalog_of, encode_transaction, raw_transaction, table
+from cdc_lake_testing import messages
+from cdc_lake_testing.messages import boundaries, catalog_of, encode_transaction, raw_transaction, table
 
 ORDERS = table("public.orders", id="int8", note="text")
 ITEMS = table("public.items", id="int8", note="text")

@@ -14,7 +14,7 @@ from cdc_lake.decode.undecodable import StoreUndecodable
 from cdc_lake.errors import DecodeError, OutOfSequence
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing.gaussdb.encode import Print, binary_record, statement
+from cdc_lake_testing.gaussdb.encode import Print, binary_record, statement
 
 T = TableName("public", "t")
 ROW = Row(Operation.INSERT, T, (Field("id", "1", "text", 25),), lsn=70)

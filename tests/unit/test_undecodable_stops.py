@@ -21,9 +21,9 @@ from cdc_lake.decode.gaussdb.undecodable import GaussDbFormat
 from cdc_lake.errors import MalformedMessage
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.source.base import domain_of
-from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
-from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
-from cdc_lake.testing.gaussdb.server import GaussServer
+from cdc_lake_testing.gaussdb.ledger import Ledger, LedgerTransaction
+from cdc_lake_testing.gaussdb.scripted import ScriptedAnswers
+from cdc_lake_testing.gaussdb.server import GaussServer
 from tests.replay import bronze_rows
 from tests.tally import tally
 from tests.unit.test_gaussdb_capture import NAME, TABLE, Way, fields, once, project_of, row

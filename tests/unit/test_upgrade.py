@@ -29,7 +29,7 @@ from cdc_lake.runtime.maintain import upgrade
 from cdc_lake.runtime.quarantine import held_list
 from cdc_lake.tables.control_schema import CONTROL_PROPERTY, CONTROL_VERSION, StreamRow, schema_of, utc_now, version_of
 from cdc_lake.tables.control_tables import ControlTables, lease
-from cdc_lake.testing.broken_off import broken_off
+from cdc_lake_testing.broken_off import broken_off
 from tests.data import make_lake
 from tests.data.make_lake import ARCHIVE, ROOT
 from tests.tarballs import unpack

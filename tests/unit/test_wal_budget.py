@@ -43,7 +43,7 @@ from cdc_lake.ops.html_pages import findings
 from cdc_lake.ops.status import status
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.runtime.receive.wal_budget_monitor import WalBudgetMonitor, budget_exceeded_error
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.golden_lake import YAML
 from tests.mistakes import kept
 from tests.seeds import seeds

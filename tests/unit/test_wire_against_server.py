@@ -38,15 +38,15 @@ from cdc_lake.source.gaussdb.server import current_lsn, identify, snapshot_and_c
 from cdc_lake.source.gaussdb.stream import GaussDbStream
 from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
 from cdc_lake.source.gaussdb.wire.session import WireSession, connect
-from cdc_lake.testing.beside import until
-from cdc_lake.testing.gaussdb.authentication import Credentials, Method, Stored
-from cdc_lake.testing.gaussdb.dialect import Product, Version
-from cdc_lake.testing.gaussdb.faults import Faults
-from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
-from cdc_lake.testing.gaussdb.recorded import messages, payloads
-from cdc_lake.testing.gaussdb.scripted import Rule, ScriptedAnswers
-from cdc_lake.testing.gaussdb.server import GaussServer
-from cdc_lake.testing.gaussdb.sql import ResultColumn, ResultSet
+from cdc_lake_testing.beside import until
+from cdc_lake_testing.gaussdb.authentication import Credentials, Method, Stored
+from cdc_lake_testing.gaussdb.dialect import Product, Version
+from cdc_lake_testing.gaussdb.faults import Faults
+from cdc_lake_testing.gaussdb.ledger import Ledger, LedgerTransaction
+from cdc_lake_testing.gaussdb.recorded import messages, payloads
+from cdc_lake_testing.gaussdb.scripted import Rule, ScriptedAnswers
+from cdc_lake_testing.gaussdb.server import GaussServer
+from cdc_lake_testing.gaussdb.sql import ResultColumn, ResultSet
 from tests.mistakes import kept
 
 DATA = Path(__file__).parents[1] / "data/opengauss"

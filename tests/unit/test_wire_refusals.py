@@ -41,9 +41,9 @@ from cdc_lake.source.gaussdb.wire.auth import server_error, startup_error
 from cdc_lake.source.gaussdb.wire.protocol import ServerMessage
 from cdc_lake.source.postgres.connection import connect
 from cdc_lake.source.refusals import statement_error
-from cdc_lake.testing.gaussdb.authentication import Method
-from cdc_lake.testing.gaussdb.ledger import Ledger
-from cdc_lake.testing.gaussdb.server import GaussServer
+from cdc_lake_testing.gaussdb.authentication import Method
+from cdc_lake_testing.gaussdb.ledger import Ledger
+from cdc_lake_testing.gaussdb.server import GaussServer
 from tests.mistakes import kept
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data/opengauss/refusals.json").read_text())

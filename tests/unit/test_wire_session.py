@@ -33,7 +33,7 @@ from cdc_lake.source.gaussdb.wire import auth, protocol
 from cdc_lake.source.gaussdb.wire.auth import Md5, Md5OverSha256, Sha256, Sha256OverMd5
 from cdc_lake.source.gaussdb.wire.protocol import WireTls, copy_data, message
 from cdc_lake.source.gaussdb.wire.session import Result, connect
-from cdc_lake.testing.ports import free_port
+from cdc_lake_testing.ports import free_port
 from tests.certificates import make_authority
 from tests.scripted import (
     ACCEPTED,

@@ -29,7 +29,7 @@ from cdc_lake.source.gaussdb.stream import GaussDbStream, read_keepalive, reply
 from cdc_lake.source.gaussdb.wire.protocol import copy_data, message
 from cdc_lake.source.gaussdb.wire.session import connect
 from cdc_lake.source.sql_text import start_command
-from cdc_lake.testing.beside import until
+from cdc_lake_testing.beside import until
 from tests.scripted import READY, Peer, Scripted, error, frame, keepalive, status
 from tests.seeds import one_seed
 

@@ -27,10 +27,10 @@ from cdc_lake.source.gaussdb.slot import drop_slot
 from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
 from cdc_lake.source.gaussdb.wire.session import WireSession, connect
 from cdc_lake.source.sql_text import identifier, literal
-from cdc_lake.testing.gaussdb.answers import LiveAnswers
-from cdc_lake.testing.gaussdb.authentication import Method
-from cdc_lake.testing.gaussdb.live import LivePostgres
-from cdc_lake.testing.gaussdb.server import GaussServer
+from cdc_lake_testing.gaussdb.answers import LiveAnswers
+from cdc_lake_testing.gaussdb.authentication import Method
+from cdc_lake_testing.gaussdb.live import LivePostgres
+from cdc_lake_testing.gaussdb.server import GaussServer
 from tests.conftest import Database
 
 VARIABLE: Final = "CDC_LAKE_OPENGAUSS"

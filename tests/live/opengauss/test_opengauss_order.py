@@ -12,7 +12,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.source.gaussdb.server import snapshot_and_csn
 from cdc_lake.source.gaussdb.wire.session import WireSession
 from cdc_lake.source.sql_text import literal
-from cdc_lake.testing.oracle import Oracle
+from cdc_lake_testing.oracle import Oracle
 from tests.live.opengauss.receiving import KINDS, Kind, Place, decoded, read_until
 
 pytestmark = pytest.mark.live

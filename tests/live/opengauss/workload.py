@@ -10,7 +10,7 @@ from typing import Any, Final
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.gaussdb.wire.session import WireSession
 from cdc_lake.source.sql_text import identifier, literal
-from cdc_lake.testing.workload import WIDE, Shape
+from cdc_lake_testing.workload import WIDE, Shape
 
 SHAPES: Final = (
     Shape("items", {"id": "int"}, {"name": "text", "price": "numeric(12,3)", "at": "timestamptz", "big": "wide"}),

@@ -9,7 +9,7 @@ from functools import cache
 
 from cdc_lake.decode.gaussdb.records import Begin, Record
 from cdc_lake.model.relation import TableName
-from cdc_lake.testing.oracle import Oracle
+from cdc_lake_testing.oracle import Oracle
 from tests.unit.samples.recorded import State, Stream, final, stream, transactions
 from tests.unit.samples.withheld import unfollowed, withheld
 

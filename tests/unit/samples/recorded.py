@@ -25,7 +25,7 @@ from cdc_lake.decode.gaussdb.text import table_name
 from cdc_lake.devtools.recording import Data, RecordingReader
 from cdc_lake.model.change import Boundaries, Change, Delete, Insert, OldKind, Transaction, Truncate, Tuple
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.testing.oracle import Oracle
+from cdc_lake_testing.oracle import Oracle
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "opengauss"
 CODEC = Codec()
