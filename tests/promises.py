@@ -25,20 +25,21 @@ class Promise:
 PROMISES = (
     Promise(
         "R1",
-        "the receiver killed at every crash point of its own, with twenty seeds",
+        "the receiver survives kill -9 at each of its crash points, with twenty seeds",
         ("tests/live/test_receiver_kills.py",),
         {"kills": 260},
     ),
     Promise(
         "R2",
-        "the receiver killed at any moment under load, on three kinds of source, into either format",
+        "the receiver survives kill -9 at any moment under load, for three kinds of source and both formats",
         ("tests/live/test_random_kills.py",),
         {"kills": 300, "changes": 2_000_000},
         kinds=6,
     ),
     Promise(
         "R3",
-        "silver: broken off at every step of apply, of upkeep, of a new layout and of a rebuild, its JVM killed, it alone, both",
+        "silver survives an interruption of every step of apply, maintenance, a layout change and a rebuild, and the death of the "
+        "JVM, of Python, or of both",
         ("tests/spark/test_apply_crashes.py", "tests/spark/test_apply_kills.py"),
         {"breaks": 200, "kills with the JVM": 18, "kills of Python alone": 14},
         kinds=29,  # each step of apply, upkeep, layouts and rebuilds, each crash point, either way: "at any moment" may find nobody there
@@ -46,9 +47,9 @@ PROMISES = (
     ),
     Promise(
         "R4",
-        "streams repeated, cut, rewound and out of order, transactions streamed, prepared and rolled back in part, storage "
-        "that lies, clocks that jump, receivers and applies that die: every transaction once, in order; every cut names silver "
-        "as it was committed; net changes of any spans amount to what was committed",
+        "repeated, disconnected, rewound and out-of-order streams, streamed, prepared and partly rolled-back transactions, faulty "
+        "storage, clock jumps, and receivers and apply processes that die: every transaction lands once and in order, every cut "
+        "refers to silver as it was committed, and the net changes of any spans add up to what was committed",
         (
             "tests/property/test_simulation.py",
             "tests/property/test_simulated_silver.py",
@@ -66,20 +67,20 @@ PROMISES = (
     ),
     Promise(
         "R5",
-        "the server stopped at once under load, its slot back behind what bronze holds",
+        "no change is lost if the server is stopped immediately under load and its slot falls back behind bronze",
         ("tests/live/test_immediate_stops.py",),
         {"stops": 20, "slots behind bronze": 5},
     ),
     Promise(
         "R6",
-        "bytes that nobody should send, two to ten million frames of each of six formats: taken alike by both decoders, or refused "
-        "in words; none takes a second, memory is bounded",
+        "for arbitrary bytes, two to ten million frames in each of six formats, both decoders agree or refuse with an error; "
+        "no frame takes a second, and memory stays bounded",
         ("tests/property/test_fuzz.py",),
         {"frames": 24_000_000, "inputs": 400_000},
     ),
     Promise(
         "R7",
-        "the fast decoder of every format equals the plain one, and what servers sent amounts to their final tables",
+        "the vectorized decoder of every format agrees with the row decoder, and recorded streams yield the servers' final tables",
         (
             "tests/property/test_mppdb_agreement.py",
             "tests/property/test_rows_agree.py",
@@ -92,21 +93,21 @@ PROMISES = (
     ),
     Promise(
         "R8",
-        "bugs that are planted are found, in histories that pass without them",
+        "the tests find bugs that are planted, in histories that pass without these bugs",
         ("tests/property/test_negative_controls.py", "tests/spark/test_negative_controls_of_silver.py"),
         {"controls": 10, "found within 60 seconds": 10},
     ),
     Promise(
         "R9",
-        "the disk is full after any number of bytes, or puts nothing down any more",
+        "bronze and silver stay intact if the disk is full after any number of bytes, or can no longer store anything",
         ("tests/unit/test_disk_full.py", "tests/spark/test_silver_disk_full.py"),
         {"budgets of bytes": 150, "failed syncs": 100},
     ),
     Promise(
         "R10",
-        "a store fails, lies about it, tears what it writes, or forgets; a commit to bronze or to silver fails before it is "
-        "made, in its middle, or made all the same, on both formats, or another program takes its place, and no file of a version "
-        "that is there goes; power is lost",
+        "bronze and silver stay intact if a store fails, returns wrong answers, tears its writes or loses them; if a commit fails "
+        "before, in the middle of or after its write, on both formats; if another program overwrites a commit; if power "
+        "fails; no file of an existing version is ever removed",
         (
             "tests/property/test_faulty_store.py",
             "tests/unit/test_power_loss.py",
@@ -125,14 +126,14 @@ PROMISES = (
     ),
     Promise(
         "R11",
-        "the network cuts anywhere, resets, stalls, breaks into single bytes, falls silent, is away: who is back is tried within "
-        "a second and a quarter by the first attempt, and was read within two",
+        "the receiver survives a network that disconnects anywhere, resets, stalls, delivers single bytes, falls silent or is "
+        "down; the first attempt to reconnect follows within 1.25 seconds, and reading resumes within two seconds",
         ("tests/live/test_network_faults.py",),
         {"cuts": 2000, "silences": 9, "outages": 9, "read again in time": 9},
     ),
     Promise(
         "R12",
-        "the source is lost: the error that names it, or recovery, and nothing behind what was lost",
+        "if the source is lost, the receiver recovers or names the loss in an error, and lands nothing after the gap",
         (
             "tests/live/test_source_faults.py",
             "tests/live/test_source_losses.py",
@@ -144,7 +145,8 @@ PROMISES = (
     ),
     Promise(
         "R13",
-        "state is lost: checkpoints, control tables, bronze, silver; or there are two of a pipeline",
+        "if state is lost (checkpoints, control tables, bronze, silver) or a pipeline is deployed twice, the pipeline recovers or "
+        "names the fault in an error",
         (
             "tests/live/test_state_loss.py",
             "tests/spark/test_state_loss_of_silver.py",
@@ -155,45 +157,45 @@ PROMISES = (
     ),
     Promise(
         "R14",
-        "a transaction of any size takes the memory of a small one, on three kinds of source, into either format",
+        "a transaction of any size needs no more memory than a small one, for three kinds of source and both formats",
         ("tests/live/test_memory.py",),
         {"transactions": 26, "megabytes": 7870},
         kinds=11,
     ),
     Promise(
         "R15",
-        "what no type can hold is kept back with its place, what cannot be decoded stops before it is confirmed or lands as "
-        "its bytes, a table altered in mid-transaction lands under the layout of each change",
+        "a value that no type can hold is quarantined with its location; what cannot be decoded stops the receiver before the "
+        "acknowledgement or lands as bytes; a table that is altered within a transaction lands with the layout of each change",
         ("tests/spark/test_misfits.py", "tests/unit/test_undecodable_stops.py", "tests/unit/test_poison_scenarios.py"),
         {"casts": 40, "stops": 20, "scenarios": 15},
     ),
     Promise(
         "R16",
-        "two receivers, two appliers, upkeep beside them: the second is refused or fenced",
+        "of two receivers or two apply processes, with maintenance running as well, the second is refused or fenced",
         ("tests/live/test_rivals.py", "tests/spark/test_apply_rivals.py"),
         {"rounds": 100, "compacted": 40, "removed": 20},
     ),
     Promise(
         "R17",
-        "a receiver under half of the load that it can take, with a fault every five seconds: memory, files and lag stay bounded",
+        "at half of its maximum load and with a fault every five seconds, the receiver's memory, files and lag stay bounded",
         ("tests/live/test_soak.py",),
         {"strikes": 120, "seconds": 600, "commits": 17_000, "percent of the peak": 45},
     ),
     Promise(
         "R18",
-        "the clock is wrong or jumps: the same rows in bronze, cuts that are true",
+        "with a wrong or jumping clock, bronze has the same rows and cuts stay correct",
         ("tests/live/test_clock.py", "tests/spark/test_clock_silver.py"),
         {"shifts": 100},
     ),
     Promise(
         "R19",
-        "exactly the planted differences are told, among rows of every type and in a table of five million",
+        "compare reports exactly the planted differences, among rows of every type and in a table of five million rows",
         ("tests/live/test_compare_property.py",),
         {"comparisons": 52, "rows compared": 10_000_000},
     ),
     Promise(
         "R20",
-        "no secret in what is said or written where something fails",
+        "no message or file contains a secret, whatever fails",
         ("tests/unit/test_secrets_canary.py", "tests/live/test_secrets_live.py", "tests/live/test_source_losses.py"),
         {"paths": 250},
         kinds=16,

@@ -39,22 +39,67 @@ AT_A_TIME = 2
 HEAD = """\
 <!-- Made from reliability.json by `python -m tests.reliability`; do not edit. -->
 
-# What the faults found
+# Reliability: guarantees and fault tests
 
-Every promise, and the last run of its fault tests at full budget (`python -m tests.reliability R3`), which takes from half
-a minute to hours: what it counted, on which version, when. A row is green where every test passed, which means nothing lost and
-nothing twice where changes flow, and where at least as much was counted as the promise asks for. It speaks of the version that it names;
-for every change behind it `make test` runs what is quick of the same tests, at a small budget.
+This page lists each guarantee of cdc_lake with the latest run of its fault tests at full budget. Such a run
+(`python -m tests.reliability R3`) takes from half a minute to several hours. A row is green if every test passed, so that no
+change was lost or applied twice, and if the run counted at least as many faults as the guarantee requires. The result applies to
+the version in its row. `make test` runs the quick part of the same tests, at a small budget, for every later change.
 
 """
 MET = """
-## The faults, and how to have them again
+## Faults injected, and how to repeat a run
 
-What is random is drawn from a chance: `CDC_LAKE_CHANCE` with that of a row, on its version, draws the same anywhere. What
-depends on time, as where a server under load is cut off, differs from run to run. The version is the name that the commit
-had where it ran; commits that were put together since have other names, and are that version where
-`git rev-parse COMMIT:cdc_lake COMMIT:tests` (and `COMMIT:cdc_lake_testing`) says what the row does.
+Random choices are drawn from a seed: on the version of a row, `CDC_LAKE_CHANCE` with the seed of that row draws the same
+choices on any machine. Whatever depends on timing, such as the moment at which a loaded server is disconnected, differs from run
+to run. The version is the name of the commit in the repository where the tests ran. Commits that have been squashed since have
+other names; a commit is the same version if `git rev-parse COMMIT:cdc_lake COMMIT:tests` (and `COMMIT:cdc_lake_testing`) prints
+the hashes in the row.
 
+"""
+MORE = """
+## More guarantees
+
+Each of these guarantees has tests that every run of the suite includes.
+
+| guarantee | tests |
+| --- | --- |
+| A first run that follows only the README, on a PostgreSQL 16 that the demo did not start, ends with silver equal to the source; errors provoked on purpose are fixed by following the printed hints | [test_stranger.py](../tests/live/test_stranger.py) |
+| The demo and the notebooks run as they are published; the [recipes](guides/recipes.md) work on a server that has the problem | [test_notebooks.py](../tests/spark/test_notebooks.py), [test_recipes.py](../tests/live/test_recipes.py) |
+| Silver and quarantine have the same content however the stream is divided into spans and whatever crashes or is replayed, for every kind of table, on Delta and Iceberg | [test_apply_property.py](../tests/spark/test_apply_property.py), [test_net_change_property.py](../tests/spark/test_net_change_property.py) |
+| A silver table rebuilt from bronze at any position equals the source table at that position and replaces the old table in one commit; a silver table that somebody restored or wrote to stops until you decide | [test_rebuild.py](../tests/spark/test_rebuild.py), [test_rebuild_positions.py](../tests/spark/test_rebuild_positions.py), [test_apply_rivals.py](../tests/spark/test_apply_rivals.py) |
+| After kill -9 at any crash point between two durable steps, of the receiver alone or of both loops, the lake ends equal to the source (each run of the tests kills both loops at some of these points, chosen at random; `make test-long` at all of them) | [test_receiver_kills.py](../tests/live/test_receiver_kills.py), [test_faults.py](../tests/live/test_faults.py) |
+| If two processes write the same silver table, the later one is refused and changes nothing | [test_apply_rivals.py](../tests/spark/test_apply_rivals.py) |
+| If another program's commit overwrites the version of a merge, which is possible for a Delta table in a local folder, apply detects the loss and repeats the merge | [test_overwritten_commits.py](../tests/spark/test_overwritten_commits.py) |
+| A receiver that is killed at random moments loses no change and repeats none | [test_random_kills.py](../tests/live/test_random_kills.py), [test_bronze_writer.py](../tests/unit/test_bronze_writer.py) |
+| The receiver acknowledges only what is durable in bronze, however long a merge takes | [test_receive_loop.py](../tests/live/test_receive_loop.py), [test_bronze_writer.py](../tests/unit/test_bronze_writer.py) |
+| The initial snapshot and the stream meet without a gap or an overlap | [test_source_stream.py](../tests/live/test_source_stream.py) |
+| A large transaction is spooled to disk and committed to bronze at once, with the same rows as from memory; a receiver that is killed while the transaction is streamed receives it again from its start | [test_large_transactions.py](../tests/live/test_large_transactions.py), [test_streamed_transactions.py](../tests/property/test_streamed_transactions.py), [test_large_records.py](../tests/property/test_large_records.py) |
+| A prepared transaction survives a restart of the receiver and lands at the position of its COMMIT PREPARED, like any other transaction; if its file is lost, the loss of its changes never goes unnoticed | [test_two_phase_live.py](../tests/live/test_two_phase_live.py), [through test_decoding](../tests/live/test_two_phase_by_lines.py), [test_prepared_transactions.py](../tests/property/test_prepared_transactions.py) |
+| The receiver detects changes that others make to the publication, and copies the table again; it never takes a new table for the old one of the same name; you can specify which rows are captured | [test_publication_altered.py](../tests/live/test_publication_altered.py), [test_copy_swapped.py](../tests/live/test_copy_swapped.py), [test_inheritance_live.py](../tests/live/test_inheritance_live.py), [test_row_filters.py](../tests/live/test_row_filters.py) |
+| Tables that are copied in parts, added, removed and added again, or copied again while the other tables continue, end equal to the source | [test_resync_live.py](../tests/live/test_resync_live.py), [test_renewing.py](../tests/spark/test_renewing.py), [test_pgbench.py](../tests/spark/test_pgbench.py) |
+| Primary-key updates and swaps, TRUNCATE and unchanged TOAST columns leave silver with exactly the rows of the source | [test_apply_cases.py](../tests/spark/test_apply_cases.py) |
+| NULL, the empty string and *unchanged* remain three different values | [test_bronze_rows.py](../tests/unit/test_bronze_rows.py) |
+| Readers at a cut never see a half-applied transfer between two tables, even while apply processes are killed at every step | [test_money_moves.py](../tests/spark/test_money_moves.py), [test_cut_found.py](../tests/property/test_cut_found.py) |
+| A value that its silver type cannot represent exactly is quarantined with its text, never truncated or replaced by NULL | [test_types_copy_and_stream.py](../tests/spark/test_types_copy_and_stream.py), [the table of types](reference/types.md) |
+| Verification of bronze finds the first row or transaction that was edited, removed, moved or repeated | [test_chain_edits.py](../tests/property/test_chain_edits.py), [test_bronze_chain.py](../tests/unit/test_bronze_chain.py) |
+| Bronze gives the same guarantees as Delta and as Iceberg, on disk and in an object store whose requests fail or return wrong answers | [test_bronze_writer.py](../tests/unit/test_bronze_writer.py), [test_faulty_store.py](../tests/property/test_faulty_store.py) |
+| Redacted values appear in no file and no message: stream, snapshot, keys, large values, recordings | [test_redaction_canary.py](../tests/spark/test_redaction_canary.py), [test_redaction_live.py](../tests/live/test_redaction_live.py) |
+| No output contains a secret: next to a mistake in the pipeline file, in the refusal of a server, in a traceback | [test_secrets_canary.py](../tests/unit/test_secrets_canary.py), [test_secrets_live.py](../tests/live/test_secrets_live.py) |
+| Names with any characters are quoted in every statement, including the statements printed for a superuser | [test_quoting_live.py](../tests/live/test_quoting_live.py), [test_quoting.py](../tests/property/test_quoting.py) |
+| A transaction that cannot be decoded is stored as bytes at its position; after it is decoded later, silver is the same as if it had been decoded at once | [test_undecodable_applied.py](../tests/spark/test_undecodable_applied.py) |
+| Compacted bronze has the same rows and the same hashes, while receive and apply continue | [test_bronze_upkeep.py](../tests/unit/test_bronze_upkeep.py), [test_apply_upkeep.py](../tests/spark/test_apply_upkeep.py) |
+| A power failure loses nothing that was acknowledged; a full disk corrupts nothing | [test_power_loss.py](../tests/unit/test_power_loss.py), [test_disk_full.py](../tests/unit/test_disk_full.py) |
+| If a promoted server lacks transactions that bronze holds, the receiver detects this and names them | [test_failover.py](../tests/live/test_failover.py), [test_family_failover.py](../tests/unit/test_family_failover.py) |
+| `cdc-lake compare` finds every planted difference, accounts for quarantined changes, and reports when it cannot decide | [test_compare_tables.py](../tests/live/test_compare_tables.py) |
+| `/healthz` reports success only while the receiver commits to bronze and acknowledges; dashboard and alerts use only metrics that exist | [test_receiver_metrics.py](../tests/live/test_receiver_metrics.py), [test_alerts_and_dashboard.py](../tests/unit/test_alerts_and_dashboard.py) |
+| A rule counts the same rows in the pipeline and in Great Expectations | [test_quality_counts.py](../tests/spark/test_quality_counts.py) |
+| Recorded openGauss streams in every decoding style produce, row by row, the tables on the servers that sent them, except for values that the servers do not send | [test_samples_602.py](../tests/unit/samples/test_samples_602.py), [test_samples_older.py](../tests/unit/samples/test_samples_older.py) |
+| In CSN order, bronze at each of 16 CSNs equals the snapshot that a server with 14 concurrent writers returned for that CSN | [test_receive_csn.py](../tests/unit/test_receive_csn.py), [test_apply_csn.py](../tests/spark/test_apply_csn.py) |
+| Every decoding style, framing and slot order of the GaussDB family delivers all changes of a live database to bronze | [test_gaussdb_receive.py](../tests/live/test_gaussdb_receive.py) |
+| Over the GaussDB protocol, dropped connections, crashes, repeated data and kill -9 lose and repeat no change, and a missing CSN is named | [test_gaussdb_faults.py](../tests/live/test_gaussdb_faults.py), [test_receiver_kills.py](../tests/live/test_receiver_kills.py), [test_random_kills.py](../tests/live/test_random_kills.py) |
+| A damaged payload raises an error that gives its position, in every format; both decoders of style b report the same error | [test_mppdb_agreement.py](../tests/property/test_mppdb_agreement.py) |
+| Every mistake ends with an error code, a location, a remedy and the documented exit code, never with a traceback | [test_stranger.py](../tests/live/test_stranger.py), [test_config_broken.py](../tests/unit/test_config_broken.py) |
 """
 
 
@@ -154,9 +199,9 @@ def page(rows: Mapping[str, Row]) -> str:
     green = sum(row.verdict == "green" for row in ran)
     never = len(PROMISES) - len(ran)
     were = "was" if never == 1 else "were"
-    summary = f"{green} of {len(PROMISES)} promises are green; {never} {were} never run at full budget.\n\n"
-    first = [["", "promise", "verdict", "counted", "seconds", "version", "day"]]
-    second = [["", "faults", "tests", "chance", "cdc_lake and tests"]]
+    summary = f"{green} of {len(PROMISES)} guarantees are green; {never} {were} never run at full budget.\n\n"
+    first = [["", "guarantee", "verdict", "counted", "seconds", "version", "day"]]
+    second = [["", "faults", "tests", "seed", "cdc_lake and tests"]]
     for promise in PROMISES:
         tests = ", ".join(f"`{test.removeprefix('tests/')}`" for test in promise.tests)
         if (row := rows.get(promise.number)) is None:
@@ -168,7 +213,7 @@ def page(rows: Mapping[str, Row]) -> str:
         first.append([promise.number, promise.says, verdict, *said])
         trees = " ".join(f"`{row.trees[folder][:12]}`" for folder in TREES if folder in row.trees)
         second.append([promise.number, "; ".join(row.found.faults), tests, f"`{row.chance}`", trees])
-    return HEAD + summary + table(first) + MET + table(second)
+    return HEAD + summary + table(first) + MORE + MET + table(second)
 
 
 def counted(found: Found) -> str:

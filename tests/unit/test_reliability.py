@@ -115,7 +115,7 @@ def test_a_run_at_full_budget_keeps_its_row_and_the_page_has_the_others_as_never
     assert lines(page, "R1")[1].startswith("| R1 | cut; stalled | `")
     assert lines(page, "R1")[1].endswith("| `a chance` | `hash of HEAD` `hash of HEAD` `hash of HEAD` |")
     assert lines(page, "R2")[0] == "| R2 | nothing is there twice | **never run** |  |  |  |  |"
-    assert "1 of 2 promises are green; 1 was never run at full budget." in page
+    assert "1 of 2 guarantees are green; 1 was never run at full budget." in page
     assert "R1: green; 5 kills, 1,000 changes; cut, stalled;" in capsys.readouterr().out
 
 
