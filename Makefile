@@ -64,10 +64,7 @@ peers: $(VENV)/.uv ## tools of other makes to measure beside, in an environment 
 	@$(BIN)/python benchmarks/peers/environment.py $(if $(SOURCE),--source $(SOURCE))
 
 docs: $(VENV)/.dev ## regenerate the reference pages
-	@$(BIN)/python -m cdc_lake.cli.docs_generator
-	@$(BIN)/python -m cdc_lake.cli.docs_generator docs/reference/types.md
-	@$(BIN)/python docs/reference/generate.py
-	@$(BIN)/python docs/reference/licences.py
+	@$(BIN)/python -m tools.docs
 	@$(BIN)/python -m tests.reliability --page
 
 matrix: $(VENV)/.dev ## what each version of PostgreSQL can do, shown on each of them, as a page

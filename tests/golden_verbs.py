@@ -23,9 +23,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from cdc_lake.cli.app import app
-from cdc_lake.cli.docs_generator import output_schema
 from cdc_lake.cli.process import run_command
 from cdc_lake.observability.events import ProgressEvent, silent
+from tools.docs.json_output import output_schema
 
 GOLDEN = Path(__file__).parent / "golden"
 SCRUBBED = (

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import tomllib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
@@ -14,19 +12,10 @@ from packaging.utils import canonicalize_name
 
 from cdc_lake.tables.catalog import POSTGRES_DRIVER
 from cdc_lake.tables.spark_session import PACKAGES
+from tools.docs import licences
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-
-@pytest.fixture(scope="module")
-def licences() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("licences", ROOT / "docs/reference/licences.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +33,11 @@ def test_every_direct_dependency_is_listed(listed: dict[str, str]) -> None:
     assert names <= set(listed)
 
 
-def test_the_page_is_what_the_installed_distributions_state(licences: ModuleType) -> None:
+def test_the_page_is_what_the_installed_distributions_state() -> None:
     """Line by line: another Python or another system may bring a few more or less than the one it was made with."""
     lines = (ROOT / "docs/reference/licences.md").read_text(encoding="utf-8").splitlines()
     missing = [row for entry in licences.entries() if (row := licences.row(entry)) not in lines]
-    assert not missing, "run `python docs/reference/licences.py`"
+    assert not missing, "run `make docs`"
 
 
 def test_what_is_listed_is_pinned(listed: dict[str, str]) -> None:
@@ -58,12 +47,12 @@ def test_what_is_listed_is_pinned(listed: dict[str, str]) -> None:
     assert set(listed) - {"distribution"} <= pinned
 
 
-def test_no_licence_forbids_the_use(licences: ModuleType, listed: dict[str, str]) -> None:
+def test_no_licence_forbids_the_use(listed: dict[str, str]) -> None:
     looked_at = licences.PERMISSIVE | licences.OF_THE_LIBRARY
     stated = {**{n: x for n, x in listed.items() if n != "distribution"}, **licences.JARS}
     strange = {name: text for name, text in stated.items() if licences.short_names(text) - looked_at}
     assert not strange, "look at these licences before they come in"
 
 
-def test_the_jars_that_spark_is_told_of_are_listed(licences: ModuleType) -> None:
+def test_the_jars_that_spark_is_told_of_are_listed() -> None:
     assert {jar.rpartition(":")[0] for jar in (*PACKAGES, POSTGRES_DRIVER)} <= set(licences.JARS)

@@ -9,12 +9,12 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from cdc_lake.cli.docs_generator import CATALOGUE, Kind
 from cdc_lake.config.rules import ROW_RULES, TABLE_RULES, Expectation, Rule
 from cdc_lake.quality.great_expectations import expectation
 from cdc_lake.quality.table_rules import Referenced, instants
 from cdc_lake.quality.table_suite import TableView, evaluate_with_engine
 from tests.unit.test_quality_tables import NOW
+from tools.docs.rules import CATALOGUE, Kind
 
 TYPES = {"between": "decimal(10,2)"}
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.cli.docs_generator import options_page
 from cdc_lake.config.loader import validate
 from cdc_lake.config.source import FamilySource
 from cdc_lake.errors import OptionRefused, OptionUnknown
@@ -15,6 +14,7 @@ from cdc_lake.ops.check.gaussdb import memory_lines
 from cdc_lake.source.gaussdb.wire.auth import server_error
 from cdc_lake.source.gaussdb.wire.protocol import ServerMessage
 from tests.unit.test_mppdb_assembler import assembler
+from tools.docs.decoding_options import options_page
 
 HEAD = (
     "version: 1\npipeline: p\nsource: {{type: gaussdb, host: h, port: 8000, database: d, user: u, tables: [a.b]{0}}}\n"

@@ -1,9 +1,7 @@
 """The page of licences, from what the installed distributions state of themselves.
 
-    python docs/reference/licences.py
-
-What is installed follows from the extras of `pyproject.toml`, walked to the end. A test compares.
-"""  # noqa: INP001 - a script
+What is installed follows from the extras of `pyproject.toml`, with all that they require in turn.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +14,9 @@ from typing import NamedTuple
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tools.docs import GENERATED
+
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "reference" / "licences.md"
 EXTRAS = (
     "receive",
     "iceberg",
@@ -60,8 +59,7 @@ JARS = {
     "org.checkerframework:checker-qual": "MIT",
 }
 
-_TEXT = """<!-- made by `python docs/reference/licences.py`; do not edit -->
-# Licences of what is installed
+_TEXT = """# Licences of what is installed
 
 cdc_lake itself is under the Apache License 2.0 ([LICENSE](../../LICENSE)). It ships no code of others: what it needs is
 installed beside it, from the Python Package Index and, for Spark, from Maven Central. Nothing below forbids a use,
@@ -130,8 +128,8 @@ def licence(name: str) -> str:
     """The licence in short names: the stated expression, or what the classifiers say."""
     stated = distribution(name).metadata
     for field in ("License-Expression", "License"):
-        if _EXPRESSION.fullmatch(stated.get(field) or ""):
-            return str(stated[field])
+        if field in stated and _EXPRESSION.fullmatch(stated[field]):
+            return stated[field]
     given = [c.removeprefix("License :: OSI Approved :: ") for c in stated.get_all("Classifier") or ()]
     return ", ".join(_CLASSIFIERS[c] for c in given if c in _CLASSIFIERS) or "not stated"
 
@@ -150,17 +148,13 @@ def row(entry: Entry) -> str:
     return f"| {entry.name} | {entry.licence} | {', '.join(entry.comes_with)} |"
 
 
-def page() -> str:
+def licences_page() -> str:
     """The whole page."""
     found = entries()
-    return _TEXT.format(
+    return GENERATED + _TEXT.format(
         count=len(found),
         distributions="\n".join(map(row, found)),
         lgpl=_under("LGPL-3.0-only", found),
         mpl=_under("MPL-2.0", found),
         jars="\n".join(f"| `{artifact}` | {licence} |" for artifact, licence in JARS.items()),
     )
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -1,38 +1,32 @@
-"""The pages of bronze, of the control tables, of metrics, of events and of rules, from their own definitions.
+"""The pages of bronze and of the control tables, from their definitions.
 
-    python docs/reference/generate.py
-
-The example on the page of bronze is read from a bronze table that is made for it. A test compares.
-"""  # noqa: INP001 - a script
+The example on the page of bronze is read from a bronze table that is made for it.
+"""
 
 from __future__ import annotations
 
 import json
 import tempfile
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pyarrow as pa
 
 from cdc_lake.bronze.contract import COLUMNS, CONTRACT_VERSION
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.cli.docs_generator import CATALOGUE, Kind
-from cdc_lake.config.rules import EXPECTATIONS
 from cdc_lake.decode import hashing
 from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.undecodable import PgoutputFormat, StoreUndecodable
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
-from cdc_lake.observability.events import EVENTS, FIELDS, Event
-from cdc_lake.observability.metrics import METRICS
 from cdc_lake.tables.control_schema import TABLES
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from tools.docs import GENERATED
 
-REFERENCE = Path(__file__).resolve().parent
 STREAM = "pg:7300000000000000001:library:library:0/3E8"
-_MADE = "<!-- made by `python docs/reference/generate.py`; do not edit -->\n"
 _INGESTED = 1_767_225_601_000_000  # 2026-01-01 00:00:01 UTC
 _BOOKS = table("public.books", id="int4", title="text", blurb="text")
+
 
 _BRONZE = """# Bronze
 
@@ -213,50 +207,6 @@ bronze and silver. Read them with `cdc_lake.history` or anything that reads Delt
 
 {tables}"""
 
-_METRICS = """# Metrics
-
-What monitoring is shown where `observe` asks for it: the receiver serves it, apply writes it into a file
-([how](../guides/monitoring.md)). Every series has the label `pipeline` besides those named here. Counters and
-histograms count since the start of their process. What is not known at the moment is left out.
-
-| name | type | of | labels | meaning |
-|---|---|---|---|---|
-{metrics}
-
-A histogram has `_bucket` (label `le`), `_sum` and `_count` behind its name. Labels hold names of tables, rules,
-operations and codes; never a row value.
-"""
-
-_EVENTS = """# Events
-
-What commands log where `observe.log: json` asks for it, and jobs on Databricks always
-([how](../guides/monitoring.md#logs)): one JSON object a line. Every event has
-
-| field | meaning |
-|---|---|
-| `timestamp` | when it was written, ISO 8601 in UTC |
-| `level` | debug, info, warning or error; what carries a `code` is a warning at least |
-| `event` | its name, as below |
-| `pipeline`, `verb` | of which pipeline, by which command |
-| `run` | {run}; left out where the command has no row there |
-| `text` | the same for people; its wording may change |
-
-Of events marked *repeats*, one of each kind and table is written in ten seconds, with `-v` all of them. Names of events
-and fields stay; more may come.
-
-| event | level | | meaning | fields |
-|---|---|---|---|---|
-{events}
-
-## Fields
-
-| field | meaning |
-|---|---|
-{fields}
-
-Fields hold names, codes, positions and numbers; never a row value. What is no field of its event is left out when it is
-written, and `refused` names it: that is a bug. Secrets that the pipeline holds are masked in every field.
-"""
 
 _ABOUT = {
     "streams": "One row a stream: which slot of which server bronze is fed from, and where the stream starts.",
@@ -281,7 +231,6 @@ _ABOUT = {
     "verified": "What comparisons with the source found of silver tables: one row a table and comparison.",
     "runs": "One row a run.",
 }
-_OF_EVERY_RULE = ("rule", "name", "thresholds", "on_fail")
 _WORDS = {
     "B": "begin",
     "R": "layout",
@@ -296,109 +245,13 @@ _WORDS = {
 }
 
 
-_RULES = """# Rules
-
-What a silver table has to satisfy, written under `silver.tables[].rules` of a [pipeline file](pipeline.md).
-
-```yaml
-rules:
-{examples}
-```
-
-**Rules of rows** judge the row after each change, before it is merged, in the pass that reads the changes anyway.
-`on_fail` says what becomes of a change that fails: `warn` (default) counts it, `quarantine`
-[holds](../concepts/holds.md) it and later changes of its key, `stop` ends the run before it. They name the source's
-columns. A report judges the rows of silver by them again, with Great Expectations: a test asserts that both count the
-same.
-
-**Rules of tables** judge a table as it stands [when silver is judged](../guides/quality.md#when-silver-is-judged), over
-the rows that hold: not deleted ones of `deletes: soft`, not former versions of `kind: history`. They name silver's
-columns. They can hold or stop nothing ([CFG171](../errors/CFG171.md)).
-
-| rule | judges | a NULL | Great Expectations |
-|---|---|---|---|
-{overview}
-
-Every rule may have a `name` (letters, digits, `_`; `<rule>_<column>` by default) and `thresholds`.
-
-## Thresholds
-
-Without thresholds every failure is of concern. With them a rule is good while the share of failures is below the
-lowest, and its level is the highest it has reached: `warn` (amber), `error` or `critical` (red). Shares are above 0 and
-up to 1; at least one is given. Of changes it is the share among those of the runs shown, of silver that among its rows;
-the worse counts. Thresholds hold nothing back: that is what `on_fail` is for.
-
-```yaml
-rules:
-  - {{rule: not_null, column: email, thresholds: {{warn: 0.001, error: 0.01, critical: 0.1}}}}
-```
-
-{kinds}
-## Expectations that can be named
-
-{expectations}
-
-Not those that need a database's query language, or a second table.
-"""
-
-
-def pages() -> dict[str, str]:
-    """Every generated page by file name."""
-    return {
-        "bronze.md": bronze_page(),
-        "control.md": control_page(),
-        "events.md": events_page(),
-        "metrics.md": metrics_page(),
-        "rules.md": rules_page(),
-    }
-
-
-def rules_page() -> str:
-    """Every kind of rule."""
-    return _MADE + _RULES.format(
-        examples="\n".join(f"  - {kind.example}" for kind in CATALOGUE),
-        overview="\n".join(
-            f"| [`{_rule(kind)}`](#{_rule(kind)}) | {kind.judges} | {kind.null} | {_expected(kind)} |"
-            for kind in CATALOGUE
-        ),
-        kinds="\n".join(map(_kind, CATALOGUE)),
-        expectations=", ".join(f"`{name}`" for name in EXPECTATIONS),
-    )
-
-
-def _rule(kind: Kind) -> str:
-    return str(get_args(kind.rule.model_fields["rule"].annotation)[0])
-
-
-def _expected(kind: Kind) -> str:
-    if not kind.expectation:
-        return "none"
-    return f"`{kind.expectation}`" if kind.expectation.startswith("expect_") else kind.expectation
-
-
-def _kind(kind: Kind) -> str:
-    """A kind's section: what it says, an example, its options, and what is counted."""
-    own = {name: field for name, field in kind.rule.model_fields.items() if name not in _OF_EVERY_RULE}
-    options = "\n".join(
-        f"| `{name}` | {'required' if field.is_required() else 'optional'} | {field.description} |"
-        for name, field in own.items()
-    )
-    parts = [
-        f"## {_rule(kind)}\n\n{(kind.rule.__doc__ or '').strip()}\n\n```yaml\nrules:\n  - {kind.example}\n```\n",
-        f"| option | | |\n|---|---|---|\n{options}\n" if options else "",
-        f"Counted is:\n\n```sql\n{kind.counts}\n```\n" if kind.counts else "",
-        f"{kind.notes}\n" if kind.notes else "",
-    ]
-    return "\n".join(filter(None, parts))
-
-
 def bronze_page() -> str:
     """Columns, and an example that the code itself made."""
     rows = example()
     by_op: dict[str, dict[str, Any]] = {}
     for row in rows:
         by_op.setdefault(row["op"], row)
-    return _MADE + _BRONZE.format(
+    return GENERATED + _BRONZE.format(
         version=CONTRACT_VERSION,
         columns=_columns(COLUMNS),
         layout=", ".join(f"`{name}`" for name in _BOOKS.names),
@@ -436,28 +289,7 @@ def control_page() -> str:
         f"## `{name}`\n\n{_ABOUT[name]}\n\n| column | type | meaning |\n|---|---|---|\n{_columns(columns)}\n"
         for name, columns in TABLES.items()
     ]
-    return _MADE + _CONTROL.format(tables="\n".join(parts))
-
-
-def metrics_page() -> str:
-    """Every metric."""
-    rows = [
-        f"| `{one.name}` | {one.kind} | {', '.join(one.loops)} | {', '.join(f'`{name}`' for name in one.labels)} "
-        f"| {one.help} |"
-        for one in METRICS
-    ]
-    return _MADE + _METRICS.format(metrics="\n".join(rows))
-
-
-def events_page() -> str:
-    """Every event of the log."""
-    fields = "\n".join(f"| `{name}` | {meaning} |" for name, meaning in FIELDS.items() if name != "run")
-    return _MADE + _EVENTS.format(run=FIELDS["run"], events="\n".join(map(_event, EVENTS)), fields=fields)
-
-
-def _event(event: Event) -> str:
-    fields, repeats = ", ".join(f"`{name}`" for name in event.fields), "*repeats*" if event.repeats else ""
-    return f"| `{event.name}` | {event.level.name.lower()} | {repeats} | {event.help} | {fields} |"
+    return GENERATED + _CONTROL.format(tables="\n".join(parts))
 
 
 def _columns(columns: tuple[tuple[str, pa.DataType, str], ...]) -> str:
@@ -497,8 +329,3 @@ def _cell(value: object) -> str:
     if isinstance(value, list):
         return "`" + json.dumps(value).replace("null", "NULL") + "`"
     return str(value)
-
-
-if __name__ == "__main__":
-    for name, text in pages().items():
-        (REFERENCE / name).write_text(text, encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Tools of the repository; no part of the wheel."""

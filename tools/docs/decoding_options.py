@@ -1,0 +1,219 @@
+"""The page of decoding options of the GaussDB family, from the table of options and the rules."""
+
+from __future__ import annotations
+
+from cdc_lake.config.gaussdb_options import GAUSSDB, OPTIONS, Form, Mode, Option
+from cdc_lake.config.validation.gaussdb import Rule
+from tools.docs import GENERATED
+
+_PAGE = """
+# Decoding options
+
+Options of logical decoding that GaussDB, openGauss and MogDB know. They go into `source.decoding` under these names;
+[the guide](../guides/gaussdb.md) says which to look at. *SQL* is `mode: polling`, *serial* a stream with
+`parallel-decode-num: 1`, *parallel* one with 2 or more. Left out, an option is sent as under *ours*, or not at all.
+
+| option | value | server's default | ours | products | SQL | serial | parallel | |
+|---|---|---|---|---|---|---|---|---|
+{options}
+
+Booleans are `on` or `off`, `true` or `false`, `yes` or `no`, 1 or 0. `white-table-list` is made from `tables`: names
+with a wildcard inside become `*`, and the receiver filters again.
+
+## Where cdc_lake differs from the vendors' documents
+
+| option | the documents say | cdc_lake | why |
+|---|---|---|---|
+{vendor}
+
+## Rules
+
+`cdc-lake validate` checks them without a connection; rules of releases where `source.version` says the release.
+
+| rule | code | |
+|---|---|---|
+{rules}
+"""
+
+
+_VENDOR = (
+    (
+        "`parallel-decode-num`",
+        "1 by default, and without it no other option of parallel decoding may be given",
+        "sends 4; an explicit 1 is serial decoding and refuses those options",
+        "parallel decoding alone shows every CSN, and is faster",
+    ),
+    (
+        "`parallel-decode-num`, `output-order`, `logical-receiver-num`",
+        "SQL functions check their range and ignore them",
+        "refused with `mode: polling`, except `parallel-decode-num: 1`",
+        "an option without effect is a mistake somebody has to find",
+    ),
+    (
+        "`sending-batch`",
+        "0 by default",
+        "sends 1",
+        "one message carries many rows",
+    ),
+    (
+        "`include-timestamp`",
+        "off by default",
+        "sends `on`",
+        "lag and `as of` need the time of a commit; with `off`, `commit_ts` is NULL",
+    ),
+    (
+        "`force-binary`",
+        "0 is allowed in all modes",
+        "refused in parallel decoding",
+        "the parsers of the open-source servers do not know it there",
+    ),
+    (
+        "`max-txn-in-memory`, `max-reorderbuffer-in-memory`",
+        "0 to 100; newer GaussDB, in parallel decoding: 0 to a quarter (MB), to a half (GB) of `max_process_memory`",
+        (
+            "0 to 100; with `type: gaussdb` without `version`, or from 505 on, in parallel decoding more is "
+            "accepted, and `check` compares it with the server's memory"
+        ),
+        "only the server knows its memory",
+    ),
+    (
+        "`sender-timeout`",
+        "0 to 2147483647 ms",
+        "1 to 999 ms is refused",
+        "the server would end the stream before a reply can arrive",
+    ),
+    (
+        "`standby-connection`",
+        "with one host, a standby",
+        "needs two `hosts`, or is refused; refused through a coordinator",
+        "a standby decodes, but the slot is made and tables are copied on the primary",
+    ),
+    (
+        "`standby-connection`",
+        "one parallel decoding connection for each standby is advised",
+        "not enforced; `check` says it",
+        "a standby has 20 decoder threads for all streams together",
+    ),
+    (
+        "`exclude-userids`, `skip-generated-columns`",
+        '"only with SQL functions, not when a decoding task is started" (one document), an option of streams (another)',
+        "sent in every mode; a server that refuses it ends with [SRC246](../errors/SRC246.md)",
+        "the documents contradict each other",
+    ),
+    (
+        "`skip-generated-columns`",
+        "new rows come without generated columns, old rows always with them",
+        "generated columns are none of the table: not copied, not compared, left out of old rows",
+        "otherwise a table would have two layouts in turn",
+    ),
+    (
+        "`dynamic-resolution`",
+        "`false`: a user in `exclude-users` that does not exist ends decoding",
+        "sent as given; the error names the option and the way out",
+        "",
+    ),
+    (
+        "`auto-advance`",
+        "the server moves the slot by itself",
+        "only `off`",
+        "the slot would move past what bronze holds",
+    ),
+    (
+        "`start-position`",
+        "a CSN and an LSN, at data nodes only",
+        "refused",
+        "it hides the BEGIN of its CSN; a stream goes on from what bronze holds",
+    ),
+    (
+        "start LSN of the client",
+        "a client may say where a stream starts (`withStartPosition`)",
+        "always what bronze holds, or the new slot's point",
+        "any other would leave transactions out, or repeat them",
+    ),
+    (
+        "`enable-heartbeat`",
+        "reports the log read, the CSN sent and the time of the newest log decoded",
+        "shown by `inspect payload`, and as the metric `cdc_lake_source_decoding_lag_seconds`",
+        "never a position to confirm: it promises nothing about order",
+    ),
+    (
+        "`batch-sending`",
+        "the name in one text of a document",
+        "unknown; `sending-batch` is suggested",
+        "servers know `sending-batch`",
+    ),
+    (
+        "styles t and j without batches",
+        "the default of MogDB 3.0",
+        "refused before 5.0",
+        "no position is safe to confirm",
+    ),
+    (
+        "slot name",
+        "capital letters are folded to small ones",
+        "refused, and the folded name is suggested",
+        "two pipelines could mean one slot",
+    ),
+    (
+        "SQL functions through a coordinator",
+        "possible on a distributed GaussDB",
+        "refused: `mode: polling` reads a data node or a single node",
+        "they need slots in LSN order, which a coordinator does not have",
+    ),
+    (
+        "`include-xids`, `include-timestamp` and `skip-empty-xacts` of `test_decoding`",
+        "may be switched on and off",
+        "always on (`skip-empty-xacts` off with `two_phase`); no other option of the plugin can be given",
+        "a transaction without its number or time could not be compared or dated",
+    ),
+    (
+        "`only-local` of `test_decoding`, `filter_by_origin`",
+        "leave out changes that carry a replication origin",
+        "not for `test_decoding`; for pgoutput `decoding: {origin: none}`, from PostgreSQL 16 and QHB 1.5.3",
+        "its lines name no origin, so nobody could tell what was left out",
+    ),
+    (
+        "`stream-changes` of `test_decoding`",
+        "prints large transactions before they commit",
+        "never asked for; such a line ends the stream with DEC319",
+        "the lines carry no values",
+    ),
+    (
+        "logical messages",
+        "each plugin gives prefix, content, position, and whether they are transactional",
+        "rows `M` with `decoding: {messages: true}` of pgoutput, unread by silver; left out with `test_decoding`",
+        "`test_decoding` prints all messages of the database, whether asked for or not; `inspect payload` shows them",
+    ),
+    (
+        "other output plugins",
+        "can be written, and used by any client",
+        "refused: `slot.plugin` is `pgoutput` or `test_decoding` (CFG107)",
+        "what an unknown plugin leaves out, nobody can prove",
+    ),
+)
+"""Per row: what it is about, what the documents say of it, what is done here, and why."""
+
+
+def options_page() -> str:
+    """Every option of logical decoding, and every rule."""
+    options = "\n".join(map(_option_row, OPTIONS.values()))
+    rules = "\n".join(
+        f"| `{rule.label}` | [{rule.problem}](../errors/{rule.problem}.md) | {rule.sentence} |" for rule in Rule
+    )
+    vendor = "\n".join(f"| {' | '.join(row)} |" for row in _VENDOR)
+    return GENERATED + _PAGE.format(options=options, rules=rules, vendor=vendor)
+
+
+def _option_row(option: Option) -> str:
+    products = (
+        "GaussDB"
+        if option.products == GAUSSDB
+        else "openGauss, MogDB"
+        if GAUSSDB.isdisjoint(option.products)
+        else "all"
+    )
+    since = f" from {'.'.join(map(str, option.since))}" if option.since else ""
+    value = f"{option.low} to {option.high}" if option.form is Form.NUMBER else option.form.value
+    marks = ["yes" if mode in option.modes else "" for mode in Mode]
+    cells = [f"`{option.name}`", value, option.default, option.sent_default, products + since, *marks, option.about]
+    return "| " + " | ".join(cells) + " |"
