@@ -170,7 +170,7 @@ def _table(
         section["keys"] = list(keys)
     missing = way != "append" and dice.random() < 0.3
     if missing:
-        section["missing_row"] = "hold" if lineage else "reread"
+        section["missing_row"] = "hold"
     nullable = frozenset({"maybe"})
     rows = [
         History(

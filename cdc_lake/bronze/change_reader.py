@@ -36,7 +36,7 @@ from cdc_lake.bronze.typed_changes import (
     typed_changes,
 )
 from cdc_lake.errors import BronzeDamaged, NotInBronze, TransactionUndecoded
-from cdc_lake.model.position import Span, parse_position
+from cdc_lake.model.position import END, Span, parse_position
 from cdc_lake.model.relation import Relation, TableName
 
 if TYPE_CHECKING:
@@ -106,7 +106,6 @@ def _transaction(row: dict[str, Any], begin: str | None) -> dict[str, Any]:
         raise BronzeDamaged(f"the BEGIN or COMMIT row at position {row['position']} cannot be read") from cause
 
 
-_END = (1 << 63) - 1
 _CHANGES = (INSERT, UPDATE, DELETE, TRUNCATE)
 
 
@@ -129,7 +128,7 @@ class ChangeReader:
         state = self._reader.state()
         if state is None:
             raise NotInBronze("bronze holds no stream", where=self._reader.place)
-        end = state.upto if epoch in (None, state.epoch) else _END
+        end = state.upto if epoch in (None, state.epoch) else END
         return Span(epoch or state.epoch, _number(after, -1), _number(upto, end))
 
     def tables(self) -> tuple[TableName, ...]:
@@ -277,7 +276,7 @@ class ChangeReader:
         """Raise TransactionUndecoded where a transaction is there as bytes only."""
         state = self._reader.state()
         epochs = range(1, state.epoch + 1) if state is not None else ()
-        for searched_span in [span] if span is not None else [Span(epoch, -1, _END) for epoch in epochs]:
+        for searched_span in [span] if span is not None else [Span(epoch, -1, END) for epoch in epochs]:
             for commit in self._reader.undecodable(searched_span):
                 what = f"the transaction at position {commit.position} of epoch {commit.epoch} is not decoded"
                 raise TransactionUndecoded(what, where=self._reader.place)

@@ -41,11 +41,10 @@ from cdc_lake.bronze.reader import BronzeReader, relation_of, span_filter
 from cdc_lake.decode.hashing import GENESIS
 from cdc_lake.errors import BronzeBusy, BronzeDamaged
 from cdc_lake.model.diagnostic import pluralize
-from cdc_lake.model.position import Span
+from cdc_lake.model.position import END, Span
 from cdc_lake.model.relation import Relation
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
 
-_END = (1 << 63) - 1
 _LOST_TAIL = "the table's last transactions are missing: its head is the hash of another one"
 
 
@@ -273,7 +272,7 @@ class ChainVerification:
         """The end of an epoch, as far as it is known and the span reaches it."""
         current = self._current
         reached = self.span is None or self.span.upto >= (
-            self.state.upto if current.number == self.state.epoch else _END
+            self.state.upto if current.number == self.state.epoch else END
         )
         head = self.state.head if current.number == self.state.epoch else current.facts.head
         if not reached or head is None:

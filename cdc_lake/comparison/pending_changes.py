@@ -29,10 +29,10 @@ from cdc_lake.bronze.contract import DELETE, INSERT, SNAPSHOT, TRUNCATE
 from cdc_lake.comparison.columns import CompareTask, Layout, SilverRows, rows_among
 from cdc_lake.comparison.columns import Key as RowKey
 from cdc_lake.control.quarantine import hold_log, open_holds
-from cdc_lake.model.position import Span
+from cdc_lake.control.snapshots import refetched_rows
+from cdc_lake.model.position import END, Span
 from cdc_lake.model.quarantine import Key, RowsByKey
 from cdc_lake.model.relation import Relation, predecessors
-from cdc_lake.runtime.apply.row_refetch import FAR, rereads_of
 from cdc_lake.runtime.apply.snapshot_alignment import CATCH_UP, Gap
 
 Row: TypeAlias = Mapping[str, str | None]
@@ -307,7 +307,7 @@ def forward(job: CompareTask, layout: Layout, positions: Sequence[int], changes:
         return Gap(f"{backlog}, and expressions make silver's rows of the source's", CATCH_UP)
     if changes > CHANGES_AT_MOST:
         return Gap(f"{backlog}, with {changes:,} changes", CATCH_UP)
-    if rereads_of(job.control.snapshots(), state.stream, str(table), Span(state.epoch, after, FAR)):
+    if refetched_rows(job.control.snapshots(), state.stream, str(table), Span(state.epoch, after, END)):
         return Gap(f"{backlog}, and rows that were read again", CATCH_UP)
     gone = job.bronze.last_trimmed().get(state.epoch)
     if gone is not None and gone[0] > after:

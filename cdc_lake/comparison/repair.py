@@ -1,7 +1,7 @@
 """Repair: keys that a comparison found to differ, landed in bronze as rows read again, for the next run to merge.
 
 Silver is never written here. What the source has of these keys in the snapshot that was compared lands beside the
-stream as it is right behind silver's watermark (`runtime.apply.row_refetch`), so that every batching and every rebuild
+stream as it is right behind silver's watermark (`land_refetched`), so that every batching and every rebuild
 gives the same. A key is repaired only where the snapshot and silver know the same transactions of it; the caller holds
 apply's lease, so silver stays where it is. Held keys are not among what differs: their hold explains them.
 """
@@ -9,37 +9,42 @@ apply's lease, so silver stays where it is. Held keys are not among what differs
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from typing import Final
 
 import pyarrow as pa
 
+from cdc_lake.bronze.contract import TRUNCATE, StreamCheckpoint
+from cdc_lake.bronze.open import bronze_writer
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.span_index import KeysOf
 from cdc_lake.comparison.columns import CompareTask, next_step
+from cdc_lake.comparison.row_sets import canonical_texts
 from cdc_lake.config.project import Project
+from cdc_lake.connectors.base import ComparisonSource
 from cdc_lake.connectors.redaction import rules_of
 from cdc_lake.control.cuts import IN, TableState, last_cut
+from cdc_lake.control.snapshots import REFETCHED, refetched_rows
 from cdc_lake.control.verdicts import Comparison, Repair
-from cdc_lake.model.position import Span
+from cdc_lake.errors import AnotherReceiver
+from cdc_lake.model.position import END, Span
 from cdc_lake.model.relation import Relation
-from cdc_lake.runtime.apply.row_refetch import (
-    FAR,
-    KEYS_AT_MOST,
-    REPAIR,
-    canonical,
-    changed_keys,
-    land_reread,
-    rereads_of,
-    rows_of_keys,
-    same_columns,
-)
-from cdc_lake.runtime.apply.snapshot_alignment import AlignmentPoint
+from cdc_lake.observability.failpoints import REREAD_LANDED, failpoint
+from cdc_lake.runtime.apply.snapshot_alignment import AlignmentPoint, SnapshotTransaction
 from cdc_lake.silver.row_tracing import Key
-from cdc_lake.source.base import format_stream_position
-from cdc_lake.tables.control_schema import RunRow, new_run
-from cdc_lake.tables.control_tables import control_tables, lease
+from cdc_lake.source.base import PublishedTable, format_stream_position
+from cdc_lake.source.sql_text import identifier, literal
+from cdc_lake.tables.control_schema import RunRow, SnapshotRow, new_run
+from cdc_lake.tables.control_tables import ControlTables, control_tables, lease
 
+KEYS_AT_MOST: Final = 5_000
+"""Keys of a table that are read at a time: a statement names them."""
+REPAIR: Final = "compare --repair"
+"""What the control tables say of a repair."""
+_TRIES: Final = 10
 REPAIRED_AT_MOST = 100_000
 """Keys of a table: their rows are in memory, and the span that takes them follows keys one by one where some move."""
 
@@ -135,9 +140,7 @@ def _land_rows(
 ) -> Repair:
     every, position = len(differing.keys), here.table.position + 1
     lands = job.asked.lands and bool(rows)
-    if lands and not land_reread(
-        job.project, job.control, job.state, here.layout, differing.names, rows, position, by=REPAIR
-    ):
+    if lands and not land_refetched(job.project, job.control, job.state, here.layout, differing.names, rows, position):
         return Repair(left=every, reason="bronze is busy: try again")
     because = ""
     if moving:
@@ -187,10 +190,124 @@ def _standing(job: CompareTask) -> _Here | str:
         return "no cut says where it stands: `cdc-lake run --once`"
     if marker.position is not None and marker.position > table.position:
         return "the last run was broken off: `cdc-lake run --once`"
-    ahead = Span(job.state.epoch, table.position, FAR)
-    if rereads_of(job.control.snapshots(), stream, str(target.source), ahead):
+    ahead = Span(job.state.epoch, table.position, END)
+    if refetched_rows(job.control.snapshots(), stream, str(target.source), ahead):
         return "rows that were read again are not merged yet: `cdc-lake run --once`"
     layout = job.bronze.layouts([target.source])[table.layout]
     if not same_columns(layout, job.source.relation_of(job.pinned.published)):
         return f"silver has another layout than the source: {next_step(job)}"
     return _Here(table, layout)
+
+
+def canonical(names: Sequence[str], types: Mapping[str, pa.DataType]) -> KeysOf:
+    """Keys in canonical form (`tables.canonical_values`) beside silver's columns of these types."""
+    texts_of = canonical_texts(names, types)
+    return lambda columns: list(zip(*(column.to_pylist() for column in texts_of(columns).columns), strict=True))
+
+
+def same_columns(relation: Relation, other: Relation) -> bool:
+    """Whether rows of one layout may be landed under another."""
+    return [(c.name, c.type_oid) for c in relation.columns] == [(c.name, c.type_oid) for c in other.columns]
+
+
+def rows_of_keys(
+    source: ComparisonSource,
+    published: PublishedTable,
+    layout: Relation,
+    names: Sequence[str],
+    keys: frozenset[Key],
+    keys_of: KeysOf,
+) -> dict[Key, list[str | None]]:
+    """The rows that keys have in the source's snapshot, by position in the layout; keys without a row are left out."""
+    rows = source.rows(source.relation_of(published), replace(published, row_filter=key_filter(published, names, keys)))
+    values = rows.select(list(layout.names)).to_pylist()
+    pairs = zip(keys_of(rows.select(list(names))), values, strict=True)
+    return {key: list(row.values()) for key, row in pairs if key in keys}
+
+
+def changed_keys(
+    bronze: BronzeReader,
+    epoch: int,
+    touches: Iterable[SnapshotTransaction],
+    layout: Relation,
+    names: Sequence[str],
+    keys: frozenset[Key],
+    keys_of: KeysOf,
+) -> frozenset[Key]:
+    """The keys that some of the landed transactions change; all of them where nobody can tell."""
+    changed: set[Key] = set()
+    for touch in touches:
+        if touch.undecoded:
+            return keys
+        if layout.table in touch.tables:
+            touched = _touched_keys(bronze, Span(epoch, touch.position - 1, touch.position), layout, names, keys_of)
+            if touched is None:
+                return keys
+            changed |= touched
+    return keys & changed
+
+
+def _touched_keys(
+    bronze: BronzeReader, span: Span, layout: Relation, names: Sequence[str], keys_of: KeysOf
+) -> set[Key] | None:
+    """The keys before and after each change of a transaction, as far as they are told; None: all of the table."""
+    layouts, key_rows = bronze.layouts([layout.table]), []
+    for row in bronze.changes(layout.table, span).to_pylist():
+        if row["op"] == TRUNCATE:
+            return None
+        for values in (row["new"], row["old"]):
+            if values is not None:
+                by_name = dict(zip(layouts[row["layout"]].names, values, strict=True))
+                key_rows.append([by_name.get(name) for name in names])
+    parts = list(zip(*key_rows, strict=True)) or [()] * len(names)
+    columns = {name: pa.array(part, pa.large_string()) for name, part in zip(names, parts, strict=True)}
+    return set(keys_of(pa.table(columns)))
+
+
+def key_filter(published: PublishedTable, names: Sequence[str], keys: frozenset[Key]) -> str:
+    """The condition that only rows of these keys meet, beside the one that the stream has."""
+    complete_keys = sorted((key for key in keys if None not in key), key=repr)
+    columns = ", ".join(identifier(name) for name in names)
+    terms = [f"({columns}) IN ({', '.join(_row(key) for key in complete_keys)})"] if complete_keys else []
+    for key in sorted(keys - {*complete_keys}, key=repr):
+        pairs = zip((identifier(name) for name in names), key, strict=True)
+        terms.append("(" + " AND ".join(f"{c} IS NULL" if v is None else f"{c} = {literal(v)}" for c, v in pairs) + ")")
+    others = "" if published.row_filter is None else f"({published.row_filter}) AND "
+    return f"{others}({' OR '.join(terms)})"
+
+
+def _row(key: Key) -> str:
+    return f"({', '.join(literal(text) for text in key if text is not None)})"
+
+
+def land_refetched(
+    project: Project,
+    control: ControlTables,
+    state: StreamCheckpoint,
+    layout: Relation,
+    names: Sequence[str],
+    rows: Mapping[Key, Sequence[str | None] | None],
+    position: int,
+) -> bool:
+    """Land what keys, values of the columns `names`, have right before a position: a row, None for no row.
+
+    False where the receiver came first each time.
+    """
+    kind = pa.list_(pa.string())
+    keys = sorted(rows, key=repr)
+    present = pa.array([row for key in keys if (row := rows[key]) is not None], kind)
+    gone = [dict(zip(names, key, strict=True)) for key in keys if rows[key] is None]
+    absent = pa.array([[key.get(name) for name in layout.names] for key in gone], kind)
+    for _ in range(_TRIES):
+        try:
+            landed = bronze_writer(project).append_reread(layout, present, absent, position)
+            break
+        except AnotherReceiver:  # its commit came first: what is to be written is the same
+            continue
+    else:
+        return False
+    failpoint(REREAD_LANDED)
+    document = {"relation": str(layout.table), "first": landed.first, "rows": landed.rows, "by": REPAIR}
+    name, now = f"{REFETCHED}-{landed.first}", datetime.now(UTC)
+    control.record(SnapshotRow(name, state.stream, state.epoch, position, json.dumps(document), REFETCHED, now))
+    return True

@@ -24,15 +24,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_lake.bronze.span_index import KeyTouch, touching
+from cdc_lake.bronze.span_index import KeyTouch, TextsOf, touching
 from cdc_lake.comparison.columns import CompareTask, Differences, Key, Layout, SilverRows, rows_among
 from cdc_lake.comparison.pending_changes import Overlay
-from cdc_lake.control.snapshots import in_whole_copy, whole_copies
+from cdc_lake.control.snapshots import in_whole_copy, refetch_note, whole_copies
 from cdc_lake.control.verdicts import SAMPLE, DifferingKey, KeyChange
-from cdc_lake.runtime.apply.row_refetch import canonical_texts, read_again_note
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.source.row_hash_sql import HashSql, hash_sql
-from cdc_lake.tables.canonical_values import readable
+from cdc_lake.tables.canonical_values import from_source, readable
 from cdc_lake.tables.control_schema import SnapshotRow
 from cdc_lake.tables.row_hash import BUCKETS, BucketSums, HashStrategy, bucket_of
 from cdc_lake.tables.silver_reader import silver_blocks
@@ -246,6 +245,11 @@ def first(keys: Sequence[Key] | frozenset[Key], held: frozenset[Key]) -> list[Ke
     return sorted((key for key in keys if key not in held), key=repr)[:SAMPLE]
 
 
+def canonical_texts(names: Sequence[str], types: Mapping[str, pa.DataType]) -> TextsOf:
+    """Key columns in canonical form (`tables.canonical_values`) beside silver's columns of these types."""
+    return lambda columns: pa.table({name: from_source(columns[name], types[name]) for name in names})
+
+
 def differing_keys(
     job: CompareTask, layout: Layout, samples: Sequence[tuple[str, Sequence[Key]]], rows: KeyRows
 ) -> tuple[DifferingKey, ...]:
@@ -283,7 +287,7 @@ def _change(snapshots: Sequence[SnapshotRow], change: KeyTouch) -> KeyChange:
         committed=None if change.commit_ts is None else change.commit_ts.isoformat(timespec="milliseconds"),
         csn=change.csn,
         commit_lsn=change.commit_lsn,
-        note=read_again_note(snapshots, change.stream, change.position, change.ordinal, change.op),
+        note=refetch_note(snapshots, change.stream, change.position, change.ordinal, change.op),
     )
 
 

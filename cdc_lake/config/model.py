@@ -293,9 +293,9 @@ class TableDefaults(Section):
     a run is allowed to drop it."""
     old_values: bool = False
     """Whether rows of `kind: append` have the old row too, in `_old_<column>`, as far as the server logs it."""
-    missing_row: Literal["stop", "hold", "reread"] = "stop"
-    """What becomes of an update that did not send every value, of a row that silver does not have: the table stops, or
-    the change is held, as one that breaks a rule; `reread`: until the row was read again at the source."""
+    missing_row: Literal["stop", "hold"] = "stop"
+    """How to handle an update that leaves values unsent (unchanged TOAST columns) if silver has no matching row: `stop`
+    the table, or `hold` the change in quarantine, like one that breaks a rule."""
 
 
 class SilverTable(Section):
@@ -323,9 +323,9 @@ class SilverTable(Section):
     amends the version that holds."""
     old_values: bool | None = None
     """Whether rows of `kind: append` have the old row too, in `_old_<column>`, as far as the server logs it."""
-    missing_row: Literal["stop", "hold", "reread"] | None = None
-    """What becomes of an update that did not send every value, of a row that silver does not have: the table stops, or
-    the change is held, as one that breaks a rule; `reread`: until the row was read again at the source."""
+    missing_row: Literal["stop", "hold"] | None = None
+    """How to handle an update that leaves values unsent (unchanged TOAST columns) if silver has no matching row: `stop`
+    the table, or `hold` the change in quarantine, like one that breaks a rule."""
     keys: Annotated[list[Text], Field(min_length=1)] | None = None
     """Columns that identify a row; the source's primary key by default."""
     columns: Annotated[list[Text], Field(min_length=1)] | None = None

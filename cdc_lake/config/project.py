@@ -41,7 +41,7 @@ class Target:
     lineage: bool = False
     types: TypePolicy = UNDECLARED
     on_drop: Literal["keep", "drop"] = "keep"
-    missing_row: Literal["stop", "hold", "reread"] = "stop"
+    missing_row: Literal["stop", "hold"] = "stop"
     track: tuple[str, ...] | None = None
     old_values: bool = False
     transforms: Transforms = field(default_factory=Transforms)

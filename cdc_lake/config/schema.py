@@ -204,6 +204,11 @@ def _value(errors: list[ErrorDetails], node: Node) -> tuple[str, str]:  # noqa: 
         hint = "quote it to make it text" if "text" in wanted and isinstance(node, ScalarNode) else ""
         return f"expected {names}, found {_node_kind(node)}", hint
     match kind:
+        case "literal_error" if _scalar_text(node, "") == "reread":
+            return "`missing_row: reread` is gone", (
+                "write `missing_row: hold`: the change waits in quarantine, and `cdc-lake resync TABLE` copies the "
+                "table again, which ends that"
+            )
         case "literal_error" | "enum":
             return f"expected {context.get('expected', 'another word')}", _closest(
                 node, str(context.get("expected", ""))

@@ -27,11 +27,22 @@ from cdc_lake.config.project import Project
 from cdc_lake.control.cuts import WrittenCut, parse_cut, promises, standing
 from cdc_lake.errors import BeforeFirstCut, CutNotReached, CutUnknown
 from cdc_lake.model.diagnostic import pluralize
-from cdc_lake.model.position import AsOf, Csn, Latest, Lsn, Moment, Named, Number, OrderDomain, Position, Span, Stored
+from cdc_lake.model.position import (
+    END,
+    AsOf,
+    Csn,
+    Latest,
+    Lsn,
+    Moment,
+    Named,
+    Number,
+    OrderDomain,
+    Position,
+    Span,
+    Stored,
+)
 from cdc_lake.source.base import Kind, StreamIdentity, domain_of, format_stream_position
 from cdc_lake.tables.control_tables import ControlTables, control_tables
-
-_END = (1 << 63) - 1
 
 
 def find_cut(project: Project, asked: AsOf, epoch: int | None = None) -> WrittenCut:
@@ -111,7 +122,7 @@ class _Cuts:
         """
         times = self.places["commit_ts"].cast(pa.int64())
         has_time = np.asarray(pc.is_valid(times))
-        latest = np.maximum.accumulate(np.asarray(pc.fill_null(times, -_END)))
+        latest = np.maximum.accumulate(np.asarray(pc.fill_null(times, -END)))
         moment = pa.scalar(time, pa.timestamp("us", tz="UTC")).cast(pa.int64()).as_py()
         own = np.where(has_time, latest, np.asarray(self.places["recorded_at"].cast(pa.int64())))
         fits = np.flatnonzero((latest <= moment) & (own <= moment))
@@ -218,6 +229,6 @@ class _Stream:
         return int(commits.filter(pc.field(column) <= value).num_rows)
 
     def _commits(self, column: str, after: int = -1) -> pa.Table:
-        files, span = self.cuts.bronze.files(), Span(self.epoch, after, _END)
+        files, span = self.cuts.bronze.files(), Span(self.epoch, after, END)
         paths = files.select(epoch=self.epoch, after=after, op=COMMIT)
         return files.read(paths, ["position", column], span_filter(span) & (pc.field("op") == COMMIT))

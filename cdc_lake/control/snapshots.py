@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from cdc_lake.bronze.contract import SNAPSHOT, StreamCheckpoint
+from cdc_lake.model.position import Span
+from cdc_lake.model.quarantine import RefetchedRows, rereads_in
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
@@ -23,6 +25,8 @@ COMPLETE = "complete"
 STARTED = "started"
 LEFT = "left"
 """What `snapshots` says of tables that are not followed from a position on, until they are copied again."""
+REFETCHED = "reread"
+"""What `snapshots` says of rows that a repair read again at the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,3 +220,33 @@ def whole_copies(rows: Iterable[SnapshotRow], table: TableName) -> dict[int, fro
 def in_whole_copy(copies: Mapping[int, frozenset[int]], epoch: int, position: int, ordinal: int, op: str) -> bool:
     """False for a row of a copy that broke off; `copies`: as `whole_copies` of its table."""
     return op != SNAPSHOT or ordinal < 0 or epoch not in copies or position in copies[epoch]
+
+
+def refetched_rows(rows: Iterable[SnapshotRow], stream: str, relation: str, span: Span) -> tuple[RefetchedRows, ...]:
+    """Rows of a table that a repair read again and that take effect in `span`; `rows`: of `snapshots`."""
+    rereads = []
+    for row in rows:
+        if row.state == REFETCHED and (row.stream, row.epoch) == (stream, span.epoch):
+            document = json.loads(row.tables)
+            if document["relation"] == relation:
+                rereads.append(RefetchedRows(row.position, int(document["first"]), int(document["rows"])))
+    return rereads_in(rereads, span)
+
+
+def refetched_tables(rows: Iterable[SnapshotRow], stream: str, span: Span) -> frozenset[str]:
+    """The tables with rows that a repair read again and that take effect in `span`."""
+    own_rows = [row for row in rows if row.state == REFETCHED and (row.stream, row.epoch) == (stream, span.epoch)]
+    return frozenset(json.loads(row.tables)["relation"] for row in own_rows if row.position in span)
+
+
+def refetch_note(rows: Iterable[SnapshotRow], stream: str, position: int, ordinal: int, op: str) -> str:
+    """How a row of bronze got there if it was read again at the source; empty for every other row."""
+    if op != SNAPSHOT or ordinal >= 0:
+        return ""
+    for row in rows:
+        if row.state == REFETCHED and (row.stream, row.position) == (stream, position):
+            document = json.loads(row.tables)
+            if document["first"] <= ordinal < document["first"] + document["rows"]:
+                by = document.get("by")
+                return f"read again at the source by {by}" if by else "read again at the source"
+    return "read again at the source, and never in force: the process ended before it was recorded"

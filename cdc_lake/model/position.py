@@ -18,12 +18,15 @@ import enum
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from cdc_lake.errors import CutUnknown, MalformedPosition
 
 _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 _DIGITS = re.compile(r"[0-9]{1,19}")
+
+END: Final = (1 << 63) - 1
+"""Behind every position of a stream."""
 
 
 class OrderDomain(enum.StrEnum):

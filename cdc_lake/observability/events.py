@@ -140,7 +140,6 @@ EVENTS: Final = (
     ),
     Event("judge", Level.INFO, "Silver was judged by the rules of tables."),
     Event("promise", Level.INFO, "A cut stays readable, or does so no longer.", ("code", "table")),
-    Event("reread", Level.INFO, "Rows were read again at the source.", ("table", *_COUNTED)),
     Event(
         "maintain",
         Level.INFO,

@@ -28,14 +28,13 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.row_history import RowEvent, history, named_old, values_by_name
 from cdc_lake.config.project import Project
 from cdc_lake.control.cut_session import open_session
-from cdc_lake.control.snapshots import whole_copies
+from cdc_lake.control.snapshots import refetch_note, whole_copies
 from cdc_lake.errors import LakeError, NotInBronze, StateError
 from cdc_lake.model.change import Undecoded
 from cdc_lake.model.position import Latest, OrderDomain, Span
 from cdc_lake.model.quarantine import RowsByKey
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observability.events import ProgressReporter, silent
-from cdc_lake.runtime.apply.row_refetch import read_again_note
 from cdc_lake.runtime.apply.schema_changes import silver_names_of
 from cdc_lake.runtime.quarantine import HeldChange, held_list
 from cdc_lake.source.base import domain_of, format_stream_position
@@ -136,7 +135,7 @@ def inspect_row(
     """
     snapshot_rows = list(snapshots)
     events = (
-        dataclasses.replace(e, note=read_again_note(snapshot_rows, e.stream, e.position, e.ordinal, e.op))
+        dataclasses.replace(e, note=refetch_note(snapshot_rows, e.stream, e.position, e.ordinal, e.op))
         for e in history(reader, table, key, whole_copies(snapshot_rows, table))
     )
     return RowView(str(table), dict(key), tuple(events))

@@ -34,7 +34,7 @@ from cdc_lake.control.cuts import Cut, kept_versions, last_cut
 from cdc_lake.control.ownership import Ownership
 from cdc_lake.errors import CdcLakeError, LakeError, NoStream
 from cdc_lake.model.diagnostic import pluralize
-from cdc_lake.model.position import Span
+from cdc_lake.model.position import END, Span
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
 from cdc_lake.source.base import format_stream_position
@@ -135,7 +135,6 @@ def _steps(
         raise LakeError(f"{target.label} could not be kept up: {type(cause).__name__}", where=target.label) from cause
 
 
-_END = (1 << 63) - 1
 _TOGETHER = 2  # files in a row that the command puts together: it is not called often
 
 
@@ -276,7 +275,7 @@ def _floor(project: Project, reader: BronzeReader, state: StreamCheckpoint, *, f
     if cut is None:
         return _Floor(0, -1, "silver has not taken over the newest stream yet, so everything stays")
     if retention.rebuilds:
-        return _Floor(state.epoch - 1, _END, "the newest stream stays whole, so that silver can be built again from it")
+        return _Floor(state.epoch - 1, END, "the newest stream stays whole, so that silver can be built again from it")
     slowest = min(cut.tables.items(), key=lambda item: item[1].position, default=None)
     if slowest is None or slowest[1].position >= cut.position:
         return _Floor(

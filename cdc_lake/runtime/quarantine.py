@@ -32,7 +32,7 @@ from cdc_lake.control.streams import UndecodedTransaction, source_table, waiting
 from cdc_lake.control.table_pauses import stopped_tables
 from cdc_lake.errors import DecidedOtherwise, HoldStays, NotHeld
 from cdc_lake.model.diagnostic import pluralize
-from cdc_lake.model.position import Span
+from cdc_lake.model.position import END, Span
 from cdc_lake.model.quarantine import DISCARD, FIRST_ORDINAL, ON, Place, Verb, place_of
 from cdc_lake.model.relation import TableName
 from cdc_lake.silver.kind import Kind, RowIdentity
@@ -42,8 +42,6 @@ from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_schema import utc_now
 from cdc_lake.tables.control_tables import control_tables, lease
 from cdc_lake.tables.silver_table import read_marker
-
-_FAR = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ def held_of(project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: 
     listed_position = -1 if listed is None else listed.position
     watermark = max(listed_position, -1 if marker.position is None else marker.position)
     rows = open_holds(log, relation, state.epoch, marker.generation, watermark).rows.to_pylist()
-    ahead = log.decisions_on(relation, Span(state.epoch, watermark, _FAR)).rows
+    ahead = log.decisions_on(relation, Span(state.epoch, watermark, END)).rows
     pending = {place_of(row, ON): row["verb"] for row in ([] if ahead is None else ahead.to_pylist())}
     layout = None if listed is None else listed.layout
     if layout is None:  # also where the cut is of a version that did not say

@@ -35,7 +35,7 @@ from cdc_lake.decode.undecodable import READING_FIELD, Frame, raw_of
 from cdc_lake.errors import BronzeDamaged, DecodeError, NotInBronze
 from cdc_lake.model.change import Boundaries
 from cdc_lake.model.diagnostic import pluralize
-from cdc_lake.model.position import Span
+from cdc_lake.model.position import END, Span
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.source.base import chooses, format_stream_position
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from cdc_lake.source.postgres.connection import Session
 
 
-_END = (1 << 63) - 1
 _PGOUTPUT = "pgoutput"
 
 
@@ -81,7 +80,7 @@ def retry(project: Project, position: int | None, report: ProgressReporter) -> H
     state = reader.state()
     if state is None:
         raise NotInBronze("bronze holds no stream", where=reader.place)
-    span = Span(state.epoch, -1, _END) if position is None else Span(state.epoch, position - 1, position)
+    span = Span(state.epoch, -1, END) if position is None else Span(state.epoch, position - 1, position)
     commits = reader.undecodable(span)
     if position is not None and not commits:
         position_text = format_stream_position(state.stream, position)

@@ -16,7 +16,7 @@ from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.comparison import repair
 from cdc_lake.comparison.columns import CompareOptions, CompareTask, pin
 from cdc_lake.comparison.compare import compare
-from cdc_lake.comparison.repair import DifferingKeys
+from cdc_lake.comparison.repair import REPAIR, DifferingKeys
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.factory import compare_source
@@ -27,7 +27,6 @@ from cdc_lake.errors import AnotherApply
 from cdc_lake.model.position import parse_position
 from cdc_lake.observability.events import silent
 from cdc_lake.observability.failpoints import COMMIT_WRITTEN, REREAD_LANDED
-from cdc_lake.runtime.apply.row_refetch import REPAIR
 from cdc_lake.runtime.apply.snapshot_alignment import AlignmentPoint
 from cdc_lake.source.base import PublishedTable
 from cdc_lake.tables.control_tables import lease

@@ -23,12 +23,12 @@ import pytest
 
 import cdc_lake
 from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.comparison.repair import land_refetched
 from cdc_lake.config.project import Project
 from cdc_lake.model.change import Transaction
 from cdc_lake.observability import failpoints as at
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.applier import apply
-from cdc_lake.runtime.apply.row_refetch import RowRefetcher, land_reread
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.silver.kind import IS_CURRENT, VALID_FROM, VALID_TO
 from cdc_lake.tables.control_tables import ControlTables
@@ -145,7 +145,7 @@ class Lake:
         assert state is not None
         names = again.relation.names
         rows = {key: row and [row[name] for name in names] for key, row in again.rows.items()}
-        assert land_reread(self.project, self.control, state, again.relation, again.names, rows, again.position)
+        assert land_refetched(self.project, self.control, state, again.relation, again.names, rows, again.position)
 
     def advance(self) -> None:
         with SpanLoop(self.project, self.spark, silent) as advance:
@@ -240,10 +240,7 @@ def traffic(seed: int) -> tuple[list[RandomTable], list[Transaction], dict[int, 
 
 
 @pytest.mark.parametrize("seed", seeds(ROUNDS))
-def test_any_spans_crashes_and_replays_give_the_oracles_silver(
-    spark: Any, lake_root: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(RowRefetcher, "step", lambda *_: None)  # there is no source to ask
+def test_any_spans_crashes_and_replays_give_the_oracles_silver(spark: Any, lake_root: Path, seed: int) -> None:
     tables, transactions, rereads = traffic(seed)
     print(f"CDC_LAKE_SEED={seed}: {len(tables) * HISTORIES} histories through Delta and as many through Iceberg")
     lakes = [Lake(spark, lake_root, seed, nth, tables, rereads) for nth in range(2)]

@@ -206,9 +206,6 @@ def _unfit(own: Node | None, defaults: Node | None) -> Iterator[tuple[str, str]]
     """Why a group cannot hold transactions of a table, and the remedy."""
     if _effective_text(own, defaults, "kind") == "append":
         yield "a table of `kind: append` has no keys that could wait", "take it out, or write `kind: history`"
-    if _effective_text(own, defaults, "missing_row") == "reread":
-        why = "`missing_row: reread` ends the hold of one key, and the others of its transaction would wait on"
-        yield why, "take it out, or write `missing_row: hold`"
     if node_at(own, "where") is not None:
         yield "whether silver has a row that `where` decides on may depend on values that wait", "take it out"
 

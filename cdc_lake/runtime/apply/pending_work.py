@@ -17,14 +17,13 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cuts import IN, PAUSED, Cut, TableState, last_cut
 from cdc_lake.control.quarantine import hold_log
-from cdc_lake.control.snapshots import courses
+from cdc_lake.control.snapshots import courses, refetched_tables
 from cdc_lake.control.table_pauses import apply_pause_state, stopped_tables
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.runtime.apply.merge import ApplyTotals
-from cdc_lake.runtime.apply.row_refetch import reread_tables
 from cdc_lake.runtime.apply.table_integrity import damage, merge_may_be_lost, merge_was_lost, missing_quarantine_rows
 from cdc_lake.runtime.cut_retention import JudgingClock, Keeper
 from cdc_lake.source.base import format_stream_position
@@ -122,7 +121,7 @@ def _has_work(
         if course.renewal(position, None if listed is None else listed.copied) is not None and not _is_paused(listed):
             return True
     return (
-        reread_tables(snapshots, state.stream, ahead) != frozenset()
+        refetched_tables(snapshots, state.stream, ahead) != frozenset()
         or bool(held.decided_tables(ahead))
         or next(iter(bronze.commits_in_turn(ahead)), None) is not None
         or any(not _is_settled(project, state, control, target, table) for target, table in _targets(project, tables))
@@ -139,7 +138,7 @@ def _is_settled(
     """Whether a table stands where the last cut has it, and nobody else changed it since."""
     if table.state == PAUSED:
         return True
-    if table.state != IN or (table.held and target.missing_row == "reread"):
+    if table.state != IN:
         return False
     if table.version is None:
         return True

@@ -31,7 +31,7 @@ from cdc_lake.connectors.snapshot_copy import Stopped
 from cdc_lake.control.cuts import BROKEN, IN, Cut, TableState, last_cut, write_cut
 from cdc_lake.control.ownership import Ownership
 from cdc_lake.control.quarantine import forget, hold_log, open_holds, record
-from cdc_lake.control.snapshots import courses
+from cdc_lake.control.snapshots import courses, refetched_rows
 from cdc_lake.control.streams import source_table
 from cdc_lake.errors import (
     CdcLakeError,
@@ -46,7 +46,6 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
 from cdc_lake.observability.failpoints import REBUILT, REPLACED, failpoint
 from cdc_lake.runtime.apply.merge import merge
-from cdc_lake.runtime.apply.row_refetch import rereads_of
 from cdc_lake.runtime.apply.schema_changes import check_divided, check_divisible, projection_of, refused_names
 from cdc_lake.runtime.apply.span_planning import Part, rebuild_plan
 from cdc_lake.runtime.apply.spark_sessions import capture_errors
@@ -310,7 +309,7 @@ class Rebuilding:
         )
         if layout is not None:
             return job
-        rereads = rereads_of(self._control.snapshots(), self._state.stream, str(draft.source), span)
+        rereads = refetched_rows(self._control.snapshots(), self._state.stream, str(draft.source), span)
         return replace(job, rereads=rereads, decided=decided).with_summary()
 
     def _step(self, spark: SparkSession, job: TableTask, reached: _At) -> _At:

@@ -39,7 +39,7 @@ from cdc_lake.control.cuts import (
     write_cut,
 )
 from cdc_lake.control.quarantine import hold_log
-from cdc_lake.control.snapshots import beginning, initial_copies
+from cdc_lake.control.snapshots import beginning, initial_copies, refetched_tables
 from cdc_lake.control.streams import undecoded_error
 from cdc_lake.control.table_pauses import apply_pause_state, stopped_tables
 from cdc_lake.errors import SilverNotOwned, SnapshotIncomplete, TransactionUndecoded
@@ -49,7 +49,6 @@ from cdc_lake.observability.events import ProgressEvent, ProgressReporter, of_ru
 from cdc_lake.observability.failpoints import ALL_MERGED, CUT_WRITTEN, failpoint
 from cdc_lake.runtime.apply.merge import ApplyTotals
 from cdc_lake.runtime.apply.resync_swap import ResyncSwapper
-from cdc_lake.runtime.apply.row_refetch import RowRefetcher, reread_tables
 from cdc_lake.runtime.apply.span_planning import next_span, parts_of
 from cdc_lake.runtime.apply.spark_sessions import SparkLives
 from cdc_lake.runtime.apply.table_planner import Load, TablePlanner
@@ -142,9 +141,6 @@ class SpanLoop:
         self._control = control_tables(project)
         self._steps = TablePlanner(project, spark, report, allowed, lives)
         self._steps.totals.run = self._run
-        silver = project.pipeline.silver
-        rereads = "reread" in {silver.defaults.missing_row, *(table.missing_row for table in silver.tables)}
-        self._rereader = RowRefetcher(project, self._bronze, self._control, report) if rereads else None
         self._renewing = ResyncSwapper(project, self._control, spark, report)
         self._keeper = Keeper(project, self._control, self._steps.sql, report)
         self._clock = JudgingClock(project, self._control, report)
@@ -203,8 +199,6 @@ class SpanLoop:
         while not self._waits and self._renewing.outcome(stop):
             tables = self._take_renewed_tables(state, tables, position, stop)
         self.totals.broken.update(self._renewing.errors)
-        if self._rereader is not None and not stop.is_set():
-            self._rereader.step(state, tables)
         if not stop.is_set():
             self._clock.tick(state.stream)
 
@@ -242,7 +236,7 @@ class SpanLoop:
         """Whether a span without transactions has rows that were read again, or decisions on what is held, or ends
         where a table is copied or left.
         """
-        again = marked or reread_tables(self._control.snapshots(), state.stream, ahead)
+        again = marked or refetched_tables(self._control.snapshots(), state.stream, ahead)
         if not again and not hold_log(self._control).decided_tables(ahead):
             return False
         return next(iter(self._bronze.commits_in_turn(ahead)), None) is None

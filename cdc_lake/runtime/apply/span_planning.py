@@ -22,12 +22,19 @@ from cdc_lake.config.model import Apply
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cuts import content_before
 from cdc_lake.control.quarantine import hold_log
-from cdc_lake.control.snapshots import CaptureInterval, CopiedTable, TableTimeline, beginning, courses, initial_copies
+from cdc_lake.control.snapshots import (
+    CaptureInterval,
+    CopiedTable,
+    TableTimeline,
+    beginning,
+    courses,
+    initial_copies,
+    refetched_rows,
+)
 from cdc_lake.control.streams import undecoded_error
 from cdc_lake.errors import NothingToRebuild, PastTrimmed, PositionNotHeld, SnapshotIncomplete
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.runtime.apply.row_refetch import rereads_of
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_tables import ControlTables, control_tables
 
@@ -89,7 +96,7 @@ def rebuild_plan(
         own_parts = list(parts_of(touched, str(table), span, project.pipeline.apply))
         rest = Span(span.epoch, own_parts[-1].span.upto if own_parts else span.after, span.upto)
         decided = hold_log(control, for_new_content=True).decisions_on(str(table), rest)
-        if decided or rereads_of(rows, state.stream, str(table), rest):
+        if decided or refetched_rows(rows, state.stream, str(table), rest):
             own_parts.append(Part(rest, 0))
         parts += own_parts
     last = stretches[-1]

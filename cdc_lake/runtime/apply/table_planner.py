@@ -20,7 +20,7 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cuts import BROKEN, IN, PAUSED, STAYS, TableState, content_before, state_from_marker
 from cdc_lake.control.ownership import Ownership, adoption
 from cdc_lake.control.quarantine import QuarantineLog, hold_log, open_holds, record
-from cdc_lake.control.snapshots import initial_copies
+from cdc_lake.control.snapshots import initial_copies, refetched_rows, refetched_tables
 from cdc_lake.errors import (
     CdcLakeError,
     SilverNameShared,
@@ -33,7 +33,6 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.observability.failpoints import HELD_RECORDED, PREPARED, TABLE_MERGED, failpoint
 from cdc_lake.runtime.apply.merge import ApplyTotals, MergeResult, merge
-from cdc_lake.runtime.apply.row_refetch import reread_tables, rereads_of
 from cdc_lake.runtime.apply.schema_changes import refused_names
 from cdc_lake.runtime.apply.spark_sessions import Sessions, SparkLives, capture_errors
 from cdc_lake.runtime.apply.table_integrity import (
@@ -245,7 +244,7 @@ class TablePlanner:
         A table that no cut lists yet stands at the span's beginning.
         """
         files, held, rereads = self._bronze.applied_files(), hold_log(self._control), self._control.snapshots()
-        again = reread_tables(rereads, state.stream, span) | held.decided_tables(span)
+        again = refetched_tables(rereads, state.stream, span) | held.decided_tables(span)
         waiting = {relation for relation, table in tables.items() if table.state in STAYS}
         after, upto = span.after, span.upto
         names = sorted({*touched, *(name for name in again - waiting if name not in without)})
@@ -300,7 +299,7 @@ class TablePlanner:
                 self._job(state, target, own_span, files if part is None else part, marker, layout, held),
                 size=load.size if watermark >= after else None,
                 near=self._nearby.local_paths if part is None else as_they_are,
-                rereads=rereads_of(rereads, state.stream, relation, own_span),
+                rereads=refetched_rows(rereads, state.stream, relation, own_span),
                 adopts=adopts,
             )
             jobs.append(job.with_summary())

@@ -15,11 +15,11 @@ from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.span_index import outline, touching
 from cdc_lake.cli.commands.inspect import row_text
 from cdc_lake.control.quarantine import QuarantineLog, open_holds
+from cdc_lake.control.snapshots import refetched_rows, refetched_tables
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.position import Span
 from cdc_lake.model.quarantine import RefetchedRows
 from cdc_lake.ops.inspect import RowChange, RowEverywhere, inspect_row
-from cdc_lake.runtime.apply.row_refetch import reread_tables, rereads_of, wanted_keys
 from cdc_lake.silver.row_tracing import MISSING, Event, QuarantineState, trace
 from cdc_lake.tables.control_schema import SnapshotRow, schema_of
 from cdc_lake.tables.control_tables import ControlTables
@@ -107,23 +107,6 @@ def test_holds_end_key_by_key_and_begin_again():
     assert open_holds(log(after), "public.t", 1, 1, 70).keys == {TWO}, "a truncate ends all"
 
 
-def test_keys_are_read_again_where_nothing_else_holds_them_or_a_key_they_hang_together_with():
-    rows = [
-        {"reason": "failed", "rules": [MISSING], "key": ["1"], "from_key": ["1"]},
-        {"reason": "waiting", "rules": None, "key": ["2"], "from_key": ["1"]},
-        {"reason": "failed", "rules": [MISSING], "key": ["5"], "from_key": ["5"]},
-        {"reason": "failed", "rules": ["late"], "key": ["6"], "from_key": None},
-        {"reason": "waiting", "rules": None, "key": ["6"], "from_key": ["5"]},
-        {"reason": "failed", "rules": ["late"], "key": ["7"], "from_key": None},
-    ]
-    assert wanted_keys(rows) == {ONE, TWO}
-    rows.append({"reason": "waiting", "rules": None, "key": ["7"], "from_key": ["2"]})
-    assert wanted_keys(rows) == frozenset()
-    many = [{"reason": "failed", "rules": [MISSING], "key": [str(n)], "from_key": [str(n // 2)]} for n in range(3000)]
-    assert len(wanted_keys(many)) == 3000
-    assert wanted_keys([]) == frozenset()
-
-
 # ── in bronze ──
 
 
@@ -176,11 +159,11 @@ def test_what_was_read_again_is_known_by_its_stream_table_and_position(tmp_path:
     for stream, position, told in (("s1", 201, own), ("s1", 301, other), ("s0", 202, own)):
         control.record(SnapshotRow(f"reread{position}", stream, 1, position, told, "reread", now))
     rows = control.snapshots()
-    assert rereads_of(rows, "s1", "public.t", Span(1, 200, 300)) == (RefetchedRows(201, -9, 2),)
-    assert rereads_of(rows, "s1", "public.t", Span(1, 201, 300)) == ()
-    assert rereads_of(rows, "s1", "public.t", Span(2, 200, 300)) == ()
-    assert reread_tables(rows, "s1", Span(1, 200, 301)) == {"public.t", "public.u"}
-    assert reread_tables(rows, "s1", Span(1, 200, 300)) == {"public.t"}
+    assert refetched_rows(rows, "s1", "public.t", Span(1, 200, 300)) == (RefetchedRows(201, -9, 2),)
+    assert refetched_rows(rows, "s1", "public.t", Span(1, 201, 300)) == ()
+    assert refetched_rows(rows, "s1", "public.t", Span(2, 200, 300)) == ()
+    assert refetched_tables(rows, "s1", Span(1, 200, 301)) == {"public.t", "public.u"}
+    assert refetched_tables(rows, "s1", Span(1, 200, 300)) == {"public.t"}
 
 
 def test_the_history_of_a_row_goes_on_with_what_was_read_again_and_says_by_whom(place: Place, tmp_path: Path):
