@@ -1,4 +1,4 @@
-"""The pictures of docs/performance.md, drawn from the results and the history by the product's own charts."""
+"""The pictures of docs/performance.md, drawn from the results and the history by the charts of the notebooks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from figures import FIGURES, Figure, each, spread
 
-from cdc_lake.charts import Chart, bars, lines
+from notebooks.charts import Chart, bars, lines
 
 Documents = Mapping[str, Mapping[str, Any]]
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from cdc_lake.charts import Chart, bars, lines
+from notebooks.charts import Chart, bars, lines
 
 SVG = "{http://www.w3.org/2000/svg}"
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

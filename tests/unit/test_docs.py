@@ -232,7 +232,7 @@ def test_a_notebook_is_stored_without_outputs(notebook: Path) -> None:
 def test_a_notebook_uses_public_names_alone(notebook: Path) -> None:
     tree = ast.parse("\n".join("".join(cell["source"]) for cell in cells(notebook)))
     used = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {module for module in used if module.startswith("cdc_lake")} <= {"cdc_lake", "cdc_lake.charts"}
+    assert {module for module in used if module.startswith("cdc_lake")} <= {"cdc_lake"}
 
 
 def test_the_python_of_the_page_of_bronze_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
