@@ -1,1 +1,1 @@
-"""Deployment on Databricks: the bundle, its check, and what its jobs call."""
+"""Deployment on Databricks: the bundle, and what its jobs call."""

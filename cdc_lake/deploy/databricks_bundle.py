@@ -1,7 +1,5 @@
 """Whether a pipeline can run as jobs on Databricks, judged before anything is written.
 
-The entry points of the wheel, as its metadata declares them: what jobs may call, and with which parameters.
-
 How the value of `${secret:scope/key}` reaches a job: by an environment variable of its cluster.
 
 Databricks puts the secret into the variable when the cluster starts; the bundle names it, the job looks it up.
@@ -15,13 +13,11 @@ a variable of the bundle, and a secret of a scope where the value is a secret; n
 
 from __future__ import annotations
 
-import configparser
 import os
 import re
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from cdc_lake.config.effective import Deployed, Reference, Written
@@ -103,34 +99,20 @@ def _not_deployable(message: str, value: Written, hint: str) -> NotDeployable:
 
 
 PACKAGE = "cdc_lake"
-GROUP = "cdc_lake.jobs"
-"""Not `console_scripts`: nobody wants a command called `apply` on the path."""
-
 ENTRY_POINTS: Mapping[str, frozenset[str]] = {
     "receive": frozenset({"pipeline", "environment", "once"}),
     "apply": frozenset({"pipeline", "environment", "once"}),
     "report": frozenset({"pipeline", "environment"}),
     "maintain": frozenset({"pipeline", "environment"}),
 }
-"""Parameters by entry point; `pipeline` is asked for."""
-
+"""Parameters by entry point of the group `cdc_lake.jobs` (not `console_scripts`: nobody wants a command `apply`)."""
 NEEDED = "pipeline"
+"""The parameter that each of them requires."""
 
 
 def wheel_name(version: str) -> str:
     """The file name of the wheel of a version."""
     return f"{PACKAGE}-{version}-py3-none-any.whl"
-
-
-def in_wheel(file: Path) -> frozenset[str]:
-    """Names of the entry points of a wheel. Raises OSError, zipfile.BadZipFile."""
-    with zipfile.ZipFile(file) as wheel:
-        names = [n for n in wheel.namelist() if n.endswith(".dist-info/entry_points.txt")]
-        declared = configparser.RawConfigParser(delimiters=("=",))
-        declared.optionxform = str  # type: ignore[assignment,method-assign]  # names as they are written
-        for name in names:
-            declared.read_string(wheel.read(name).decode("utf-8"))
-    return frozenset(declared[GROUP]) if GROUP in declared else frozenset()
 
 
 PREFIX = "CDC_LAKE_SECRET_"

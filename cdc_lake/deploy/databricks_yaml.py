@@ -1,11 +1,9 @@
-"""The file `databricks.yml` of a pipeline: made, checked, written; or one that is there, checked."""
+"""The file `databricks.yml` of a pipeline. `databricks bundle validate` checks it, in the workspace it is meant for."""
 
 from __future__ import annotations
 
 import os
-import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,33 +12,33 @@ import yaml
 from cdc_lake.config.effective import Deployed, read_deployment
 from cdc_lake.config.loader import display, project_root
 from cdc_lake.deploy.databricks_bundle import (
-    ENTRY_POINTS,
     PACKAGE,
     TARGETS,
     BundleParts,
     Extras,
     build,
     driver_needed,
-    in_wheel,
     secrets,
     wheel_name,
 )
-from cdc_lake.deploy.databricks_checks import Known, Names, require_valid
 from cdc_lake.errors import BundleNotWritten, NotDeployable
 from cdc_lake.errors.base import install
-from cdc_lake.model.diagnostic import Diagnostic
 
 FILE = "databricks.yml"
-_HEAD = """\
-# Written by `cdc-lake bundle`; changes made here are kept until it is told `--force`, and judged by `--check`.
-"""
+_HEAD = "# Written by `cdc-lake bundle`, which keeps changes made here unless `--force` tells it to overwrite them.\n"
 
 
 @dataclass(frozen=True, slots=True)
 class BundleFile:
     """A bundle: its file, its jobs, what the workspace must have, and the wheel that it deploys.
 
-    `secrets`: `scope/key`, where `SCOPE` is the variable `secret_scope`; `wheel_there`: whether the wheel is in place.
+    Attributes:
+        file: The bundle, relative to the working directory.
+        written: Whether the file was written; False if it had the same content.
+        jobs: Names of the jobs.
+        secrets: Secrets that must exist, as `scope/key`; `SCOPE` is the value of the variable `secret_scope`.
+        wheel: Where the wheel must be.
+        wheel_there: Whether it is there.
     """
 
     file: str
@@ -49,69 +47,37 @@ class BundleFile:
     secrets: tuple[str, ...]
     wheel: str
     wheel_there: bool
-    warnings: tuple[Diagnostic, ...] = ()
 
 
 def write_bundle(pipeline: Path, folder: Path, *, schedule: str | None = None, force: bool = False) -> BundleFile:
-    """Write the bundle of a pipeline into a folder of its project; nothing is written unless all of it is right.
+    """Write the bundle of a pipeline into a folder of its project.
 
-    `schedule`: when apply runs, as a Quartz expression; without it, it runs on and on. Raises ConfigInvalid,
-    NotDeployable, BundleInvalid, BundleNotWritten.
+    The bundle names secrets and never contains a value of one; a pipeline with a secret in plain text is refused.
+
+    Args:
+        pipeline: The pipeline file.
+        folder: The folder, in the pipeline's project.
+        schedule: When apply runs, as a Quartz expression; without it, apply runs continuously.
+        force: Whether to overwrite a file with other content.
+
+    Raises:
+        ConfigInvalid: The pipeline is invalid.
+        NotDeployable: The pipeline cannot run as jobs on Databricks, or would upload a secret.
+        BundleNotWritten: The file has other content, or cannot be written.
     """
     read = {target: read_deployment(pipeline, target) for target in TARGETS}
     parts = BundleParts(version(PACKAGE), _extras(read["prod"]), _upward(pipeline, folder), schedule)
     bundle = build(read, parts)
     data = (_HEAD + yaml.safe_dump(bundle, sort_keys=False, allow_unicode=True, width=110)).encode()
-    file = folder / FILE
-    bundle_file = _judge(data, file, read)
-    _write(file, data, force=force)
-    return replace(bundle_file, written=True)
-
-
-def check_file(pipeline: Path, folder: Path) -> BundleFile:
-    """Check the bundle that is in a folder. Raises ConfigInvalid, NotDeployable, BundleInvalid, BundleNotWritten."""
-    read = {target: read_deployment(pipeline, target) for target in TARGETS}
-    build(read, BundleParts(version(PACKAGE), _extras(read["prod"]), _upward(pipeline, folder)))  # still deployable
-    file = folder / FILE
-    try:
-        data = file.read_bytes()
-    except OSError as cause:
-        hint = f"`cdc-lake bundle {display(pipeline)} --out {display(folder)}` writes it"
-        raise BundleNotWritten(f"there is no bundle here: {cause.strerror}", where=str(file), hint=hint) from cause
-    return _judge(data, file, read)
-
-
-def _judge(data: bytes, file: Path, read: Mapping[str, Deployed]) -> BundleFile:
-    wheel = file.parent / "dist" / wheel_name(version(PACKAGE))
-    wheel_exists = wheel.is_file()
-    known_names = Known(_entry_points(wheel) if wheel_exists else frozenset(ENTRY_POINTS), _names(read))
-    warnings = require_valid(data, display(file), known_names)
-    jobs = yaml.safe_load(data).get("resources", {}).get("jobs", {})
+    file, wheel = folder / FILE, folder / "dist" / wheel_name(version(PACKAGE))
     return BundleFile(
         file=display(file),
-        written=False,
-        jobs=tuple(jobs),
+        written=_write(file, data, force=force),
+        jobs=tuple(bundle["resources"]["jobs"]),
         secrets=secrets(read.values()),
         wheel=display(wheel),
-        wheel_there=wheel_exists,
-        warnings=tuple(warnings),
+        wheel_there=wheel.is_file(),
     )
-
-
-def _entry_points(wheel: Path) -> frozenset[str]:
-    try:
-        return in_wheel(wheel)
-    except (OSError, zipfile.BadZipFile) as cause:
-        hint = "build or download it again"
-        raise BundleNotWritten("the wheel cannot be read", where=str(wheel), hint=hint) from cause
-
-
-def _names(read: Mapping[str, Deployed]) -> Names:
-    """What the pipeline says of the environment variables that it reads."""
-    references = [r for pipeline in read.values() for r in pipeline.references if r.kind == "env"]
-    secret = frozenset(r.name for r in references if r.secret)
-    plain = frozenset(r.name for r in references) - secret
-    return Names(secret, plain | {name.lower() for name in plain})
 
 
 def _extras(pipeline: Deployed) -> Extras:
@@ -133,17 +99,22 @@ def _upward(pipeline: Path, folder: Path) -> str:
     return "../" * len(folder.resolve().relative_to(root).parts)
 
 
-def _write(file: Path, data: bytes, *, force: bool) -> None:
+def _write(file: Path, data: bytes, *, force: bool) -> bool:
+    """Write the file unless it has this content. Raises BundleNotWritten."""
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        if not force and file.exists() and file.read_bytes() != data:
-            hint = "compare the two, and add `--force` to write over it"
-            raise BundleNotWritten(
-                f"`{file.name}` is there already and says something else", where=str(file), hint=hint
-            )
+        if file.exists():
+            if file.read_bytes() == data:
+                return False
+            if not force:
+                hint = "compare the two, and add `--force` to write over it"
+                raise BundleNotWritten(
+                    f"`{file.name}` is there already and says something else", where=str(file), hint=hint
+                )
         file.parent.mkdir(parents=True, exist_ok=True)
         draft.write_bytes(data)
         draft.replace(file)
     except OSError as cause:
         hint = "make the folder writable and free space on its disk"
         raise BundleNotWritten(f"`{file.name}` could not be written", where=str(file.parent), hint=hint) from cause
+    return True

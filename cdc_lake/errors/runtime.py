@@ -381,45 +381,6 @@ class ServerlessCompute(DeployError):
     hint = "run it on a classic job cluster: `job_cluster_key`, as `cdc-lake bundle` writes it"
 
 
-class BundleFieldUnknown(DeployError):
-    """A bundle has a key that Databricks does not know."""
-
-    code = "DEP704"
-    exit_code = 3
-    hint = "correct or remove the key"
-
-
-class BundleKeyUndefined(DeployError):
-    """A bundle refers to something that it does not define."""
-
-    code = "DEP705"
-    exit_code = 3
-    hint = "define it, or correct the reference"
-
-
-class ComputeUnclear(DeployError):
-    """A task names more than one compute, or none."""
-
-    code = "DEP706"
-    exit_code = 3
-    hint = "keep one of `job_cluster_key`, `new_cluster`, `existing_cluster_id`"
-
-
-class SecretInPlain(DeployError):
-    """A secret's value stands in a bundle."""
-
-    code = "DEP707"
-    exit_code = 3
-    hint = "put the value into a secret scope and write `{{secrets/SCOPE/KEY}}`"
-
-
-class EntryPointMissing(DeployError):
-    """A task calls what the wheel does not have, or calls it with other parameters."""
-
-    code = "DEP708"
-    exit_code = 3
-
-
 class RuntimeUnfit(DeployError):
     """A cluster's Spark is not the one that this version runs on."""
 
@@ -460,13 +421,6 @@ class LakeFolderUnfit(DeployError):
         "put bronze and the control tables into an object store (`bronze.path`, `lake.control`), or `lake.path` on a "
         "file system with hard links and file locks; every job must have it under the same path"
     )
-
-
-class TriggerUnfit(DeployError):
-    """A job starts in a way that its pipeline cannot be run in."""
-
-    code = "DEP714"
-    exit_code = 3
 
 
 class BundleNotWritten(DeployError):

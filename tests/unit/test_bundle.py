@@ -1,44 +1,30 @@
-"""The bundle of a pipeline: what is written, what is refused, and that every mistake in it is found without a workspace.
+"""The bundle of a pipeline: what is written, and which pipelines are refused.
 
-Layers: a golden file, a round trip through Databricks' own classes, our own check with planted mistakes.
+A golden file, a round trip through Databricks' own classes, and every reference in the bundle resolved.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 import tomllib
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
 import yaml
-from databricks.bundles.jobs import (
-    ClusterSpec,
-    Continuous,
-    CronSchedule,
-    Job,
-    JobCluster,
-    Library,
-    PythonWheelTask,
-    Task,
-)
+from databricks.bundles.jobs import Job
 from pydantic import BaseModel, SecretStr
 
 from cdc_lake.cli.project_template import scaffold
 from cdc_lake.config.effective import read_deployment
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.secrets import CATALOG, PATHS, is_secret
-from cdc_lake.deploy import databricks_checks
-from cdc_lake.deploy.databricks_bundle import ENTRY_POINTS, GROUP, BundleParts, Extras, build, in_wheel
-from cdc_lake.deploy.databricks_checks import BundleInvalid, Known, Names, check_bundle, require_valid
-from cdc_lake.deploy.databricks_yaml import check_file, write_bundle
+from cdc_lake.deploy.databricks_bundle import ENTRY_POINTS, BundleParts, Extras, build
+from cdc_lake.deploy.databricks_yaml import write_bundle
 from cdc_lake.errors import BundleNotWritten, NotDeployable
-from cdc_lake.model.diagnostic import ConfigInvalid, Severity
+from cdc_lake.model.diagnostic import ConfigInvalid
 from tests.shell import QuickShell
 
 ROOT = Path(__file__).parents[2]
@@ -82,21 +68,20 @@ def test_every_job_goes_through_databricks_own_classes_unchanged(shop: Path, sch
         assert Job.from_dict(job).as_dict() == job
 
 
-@pytest.mark.parametrize(
-    ("known", "kind"),
-    [
-        (databricks_checks.JOB, Job),
-        (databricks_checks.TASK, Task),
-        (databricks_checks.CLUSTER, ClusterSpec),
-        (databricks_checks.LIBRARY, Library),
-        (databricks_checks.WHEEL_TASK, PythonWheelTask),
-        (databricks_checks.JOB_CLUSTER, JobCluster),
-        (databricks_checks.SCHEDULE, CronSchedule),
-        (databricks_checks.CONTINUOUS, Continuous),
-    ],
-)
-def test_the_keys_that_are_known_are_those_of_databricks(known: frozenset[str], kind: type) -> None:
-    assert known == {f.name for f in dataclasses.fields(kind)}
+@pytest.mark.parametrize("schedule", [None, "0 0/5 * * * ?"])
+def test_everything_that_the_bundle_refers_to_is_in_it(shop: Path, schedule: str | None) -> None:
+    bundle = built(shop, schedule=schedule)
+    referred = set(re.findall(r"\$\{var\.(\w+)\}", yaml.safe_dump(bundle)))
+    referred |= {name for target in bundle["targets"].values() for name in target.get("variables", ())}
+    assert referred <= set(bundle["variables"])
+    for job in bundle["resources"]["jobs"].values():
+        clusters = {cluster["job_cluster_key"] for cluster in job["job_clusters"]}
+        for task in job["tasks"]:
+            called = task["python_wheel_task"]
+            assert task["job_cluster_key"] in clusters
+            assert "pipeline" in called["named_parameters"]
+            assert set(called["named_parameters"]) <= ENTRY_POINTS[called["entry_point"]]
+            assert task["libraries"][0]["whl"] in {f["source"] for f in bundle["artifacts"]["cdc_lake"]["files"]}
 
 
 def test_receive_owns_the_slot_and_apply_runs_on_or_by_a_schedule(shop: Path) -> None:
@@ -206,171 +191,16 @@ def secret_fields(annotation: Any, path: str) -> Iterator[str]:
             yield from secret_fields(part, f"{path}.x" if get_origin(annotation) is dict else path)
 
 
-# ── planted mistakes ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def job(bundle: Plain, what: str = "apply") -> Plain:
-    return bundle["resources"]["jobs"][f"shop_{what}"]
-
-
-def task(bundle: Plain, what: str = "apply") -> Plain:
-    return job(bundle, what)["tasks"][0]
-
-
-def cluster(bundle: Plain, what: str = "apply") -> Plain:
-    return job(bundle, what)["job_clusters"][0]["new_cluster"]
-
-
-PLANTED: dict[str, tuple[Callable[[Plain], Any], str, str]] = {
-    # name: (the mistake, its code, words of the message)
-    "dangling key": (lambda b: task(b).update(job_cluster_key="singel"), "DEP705", "`singel` is not a job cluster"),
-    "dangling task": (lambda b: task(b).update(depends_on=[{"task_key": "gone"}]), "DEP705", "`gone` is not a task"),
-    "no such variable": (lambda b: cluster(b).update(node_type_id="${var.nod_type}"), "DEP705", "no variable `nod_t"),
-    "value of no variable": (
-        lambda b: b["targets"]["prod"]["variables"].update(sceret_scope="x"),
-        "DEP705",
-        "no variable `sceret_scope`",
-    ),
-    "two computes": (lambda b: task(b).update(existing_cluster_id="0123-a"), "DEP706", "more than one compute"),
-    "no compute": (lambda b: task(b).pop("job_cluster_key"), "DEP706", "no compute"),
-    "serverless": (
-        lambda b: (task(b).pop("job_cluster_key"), task(b).update(environment_key="default"),
-                   job(b).update(environments=[{"environment_key": "default", "spec": {}}])),
-        "DEP703",
-        "speaks Spark Connect only",
-    ),
-    "plain secret": (
-        lambda b: cluster(b)["spark_env_vars"].update(SOURCE_PASSWORD="hunter2"),
-        "DEP707",
-        "`SOURCE_PASSWORD` is the name of one",
-    ),
-    "secret with another name": (
-        lambda b: cluster(b)["spark_env_vars"].update(WHATEVER="postgresql://u:hunter2@h/d"),
-        "DEP707",
-        "has the form of one",
-    ),
-    "secret as a variable": (
-        lambda b: b["variables"].update(source_password={"default": "hunter2"}),
-        "DEP707",
-        "`source_password` is the name of one",
-    ),
-    "unknown field of a task": (lambda b: task(b).update(timeout=3), "DEP704", "a task has no key `timeout`"),
-    "unknown field of a cluster": (lambda b: cluster(b).update(workers=3), "DEP704", "a cluster has no key `workers`"),
-    "unknown field of a target's job": (
-        lambda b: b["targets"]["prod"].update(resources={"jobs": {"shop_apply": {"tags_": {}}}}),
-        "DEP704",
-        "a job has no key `tags_`",
-    ),
-    "unknown section": (lambda b: b.update(resourcs={}), "DEP704", "a bundle has no key `resourcs`"),
-    "no such entry point": (
-        lambda b: task(b)["python_wheel_task"].update(entry_point="aply"),
-        "DEP708",
-        "no entry point `aply`",
-    ),
-    "no such parameter": (
-        lambda b: task(b)["python_wheel_task"]["named_parameters"].update(onec="true"),
-        "DEP708",
-        "no parameter `onec`",
-    ),
-    "no pipeline": (
-        lambda b: task(b)["python_wheel_task"]["named_parameters"].pop("pipeline"),
-        "DEP708",
-        "is given no `pipeline`",
-    ),
-    "an older Spark": (lambda b: b["variables"]["spark_version"].update(default="17.3.x-scala2.13"), "DEP709", "17.3"),
-    "jars of another Spark": (
-        lambda b: cluster(b)["spark_conf"].update({"spark.jars.packages": "io.delta:delta-spark_4.1_2.13:4.4.0"}),
-        "DEP709",
-        "jars of another Spark",
-    ),
-    "two receivers": (lambda b: job(b, "receive").update(max_concurrent_runs=2), "DEP714", "more than once at a time"),
-    "a receiver that ends": (
-        lambda b: job(b, "receive").update(schedule=job(b, "receive").pop("continuous") and {}),
-        "DEP714",
-        "is not continuous",
-    ),
-    "two triggers": (
-        lambda b: job(b).update(trigger={"file_arrival": {"url": "/Volumes/a/b/c"}}),
-        "DEP714",
-        "starts in 2 ways",
-    ),
-}  # fmt: skip
-
-
-def data_of(bundle: Plain) -> bytes:
-    return yaml.safe_dump(bundle, sort_keys=False).encode()
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_mistake_is_found_with_its_place_and_remedy(shop: Path, name: str) -> None:
-    mistake, code, words = PLANTED[name]
-    known = Known(frozenset(ENTRY_POINTS), Names(frozenset({"SOURCE_PASSWORD"})))
-    bundle = built(shop)
-    assert check_bundle(data_of(bundle), "databricks.yml", known) == []
-    mistake(bundle)
-    bundle = yaml.safe_load(yaml.dump(bundle))
-    data = data_of(bundle)
-    with pytest.raises(BundleInvalid) as refused:
-        require_valid(data, "databricks.yml", known)
-    found = refused.value.diagnostics
-    assert {d.code for d in found} == {code}, found
-    assert words in found[0].summary
-    assert found[0].hint
-    assert all("hunter2" not in f"{d.summary}{d.hint}" for d in found)
-    assert found[0].location is not None
-    line = data.decode().splitlines()[found[0].location.line - 1]
-    assert line[found[0].location.column - 1] not in {" ", ""}, "a place in the file"
-
-
-def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(shop: Path) -> None:
-    bundle = built(shop)
-    for name in ("dangling key", "plain secret", "unknown field of a task"):
-        PLANTED[name][0](bundle)
-    found = check_bundle(data_of(bundle), "databricks.yml", Known(frozenset(ENTRY_POINTS)))
-    assert [d.code for d in found] == ["DEP705", "DEP704", "DEP707"]
-    lines = [d.location.line for d in found if d.location]
-    assert lines == sorted(lines)
-
-
-def test_a_trigger_by_updates_of_a_table_is_warned_about(shop: Path) -> None:
-    bundle = built(shop)
-    job(bundle).pop("continuous")
-    job(bundle)["trigger"] = {"table_update": {"table_names": ["main.bronze.shop"]}}
-    found = require_valid(data_of(bundle), "databricks.yml", Known(frozenset(ENTRY_POINTS)))
-    assert [(d.severity, d.code) for d in found] == [(Severity.WARNING, "DEP714")]
-
-
-def test_what_others_added_beside_our_jobs_is_left_alone(shop: Path) -> None:
-    bundle = built(shop)
-    bundle["resources"]["jobs"]["theirs"] = {
-        "tasks": [{"task_key": "a", "notebook_task": {"notebook_path": "a.py"}, "environment_key": "e"}],
-        "environments": [{"environment_key": "e", "spec": {"environment_version": "4"}}],
-        "email_notifications": {"on_failure": ["ops@example.com"]},
-    }
-    bundle["resources"]["schemas"] = {"silver": {"catalog_name": "main", "name": "silver"}}
-    bundle["include"] = ["more/*.yml"]
-    assert check_bundle(data_of(bundle), "databricks.yml", Known(frozenset(ENTRY_POINTS))) == []
-
-
-@pytest.mark.parametrize("data", [b"", b"- a\n", b"a: &x 1\n", b"jobs: {", b"\xff\xfe"])
-def test_what_is_no_bundle_is_refused(data: bytes) -> None:
-    found = check_bundle(data, "databricks.yml", Known(frozenset(ENTRY_POINTS)))
-    assert found
-    assert not any("pipeline" in d.hint for d in found)
-
-
 # ── the file and the verb ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_file_that_somebody_changed_is_not_written_over(shop: Path) -> None:
     folder = shop.parents[1] / "deploy"
-    write_bundle(shop, folder)
-    write_bundle(shop, folder)
-    assert check_file(shop, folder).jobs == ("shop_receive", "shop_apply", "shop_report", "shop_maintain")
+    assert write_bundle(shop, folder).written
+    assert not write_bundle(shop, folder).written
     replaced(folder / "databricks.yml", "num_workers: 0", "num_workers: 2")
     with pytest.raises(BundleNotWritten, match="already"):
         write_bundle(shop, folder)
-    assert check_file(shop, folder).written is False
     write_bundle(shop, folder, force=True)
     assert "num_workers: 2" not in (folder / "databricks.yml").read_text()
 
@@ -389,50 +219,36 @@ def test_a_value_that_the_pipeline_does_not_take_for_a_secret_is_none(shop: Path
     assert "TOKEN_TABLE: ${var.token_table}" in (shop.parents[1] / "deploy" / "databricks.yml").read_text()
 
 
-def test_the_wheel_that_is_there_is_looked_into(shop: Path) -> None:
-    folder = shop.parents[1] / "deploy"
-    found = write_bundle(shop, folder)
-    assert not found.wheel_there
-    wheel = folder / "dist" / Path(found.wheel).name
-    wheel.parent.mkdir()
-    with zipfile.ZipFile(wheel, "w") as made:
-        made.writestr("cdc_lake-0.dist-info/entry_points.txt", f"[{GROUP}]\nreceive = a:b\n")
-    with pytest.raises(BundleInvalid, match="no entry point `apply`"):
-        check_file(shop, folder)
-    wheel.write_bytes(b"no wheel")
-    with pytest.raises(BundleNotWritten, match="cannot be read"):
-        check_file(shop, folder)
+def test_a_secret_is_named_and_its_value_is_nowhere_in_the_bundle(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced(shop, "${env:SOURCE_PASSWORD}", "${env:SOURCE_PASSWORD:-hunter2}")
+    monkeypatch.setenv("SOURCE_PASSWORD", "hunter3")
+    write_bundle(shop, shop.parents[1] / "deploy")
+    text = (shop.parents[1] / "deploy" / "databricks.yml").read_text()
+    assert "SOURCE_PASSWORD: '{{secrets/${var.secret_scope}/SOURCE_PASSWORD}}'" in text
+    assert "hunter" not in text
 
 
-def test_the_verb_writes_checks_and_says_what_is_next(shop: Path) -> None:
+def test_the_verb_says_what_is_next(shop: Path) -> None:
     cdc_lake = QuickShell(shop.parents[1])
     done = cdc_lake("bundle", "pipelines/shop.yaml", "--out", "deploy")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("written  deploy/databricks.yml\njobs     shop_receive, shop_apply")
     assert "SCOPE/SOURCE_PASSWORD" in done.out
-    wanted = "job_cluster_key: {}\n        libraries"
-    replaced(shop.parents[1] / "deploy" / "databricks.yml", wanted.format("single"), wanted.format("singel"))
-    wrong = cdc_lake("bundle", "--check", "--json")
-    assert wrong.code == 3
-    assert {d["code"] for d in json.loads(wrong.out)["diagnostics"]} == {"DEP705"}
-    said = cdc_lake("bundle", "--check")
-    assert "error[DEP705]: `singel` is not a job cluster of this job\n  in deploy/databricks.yml:" in said.err
-    assert "hint: did you mean `single`?" in said.err
+    steps = done.out.partition("next:\n")[2].split("\n")
+    assert [step.split()[:3] for step in steps[1:4]] == [
+        ["cd", "deploy"], ["databricks", "bundle", "validate"], ["databricks", "bundle", "deploy"]
+    ]  # fmt: skip
+    again = cdc_lake("bundle", "pipelines/shop.yaml", "--out", "deploy")
+    assert again.out.startswith("unchanged deploy/databricks.yml\n")
 
 
 # ── entry points ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_wheel_declares_what_the_bundle_calls() -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["cdc_lake.jobs"]
     assert set(declared) == set(ENTRY_POINTS)
     for name, target in declared.items():
         module, _, function = target.partition(":")
         assert function == name
         assert callable(getattr(import_module(module), function))
-
-
-def test_entry_points_are_read_from_a_wheel(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
-        wheel.writestr("a.dist-info/entry_points.txt", f"[console_scripts]\nx = y:z\n\n[{GROUP}]\nApply = a:b\n")
-    assert in_wheel(tmp_path / "a.whl") == {"Apply"}

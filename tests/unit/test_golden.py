@@ -59,7 +59,6 @@ CASES: dict[str, tuple[list[str], int]] = {
     "maintain": (["maintain", "--only", "bronze", "--dry-run"], 0),
     "replay": (["replay", "shop.rec"], 0),
     "bundle": (["bundle", "jobs/pipelines/jobs.yaml"], 0),
-    "bundle-missing": (["bundle", "jobs/pipelines/jobs.yaml", "--check"], 1),
     "explain": (["explain", "STA677"], 0),
 }
 ELSEWHERE = {

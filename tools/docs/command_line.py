@@ -85,7 +85,7 @@ _ABOUT: Final = """\
 codes](exit-codes.md) are a promise, and so is *try again*: the same command, with nothing changed, may do.
 """
 
-_DEFINED_IN: Final = ("cdc_lake.errors", "cdc_lake.cli.project_template", "cdc_lake.deploy.databricks_checks")
+_DEFINED_IN: Final = ("cdc_lake.errors", "cdc_lake.cli.project_template")
 
 
 def errors_page() -> str:

@@ -106,9 +106,6 @@ def bundle(
         str | None,
         typer.Option("--schedule", metavar="CRON", help="When apply runs (Quartz, UTC); on and on by default."),
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check the databricks.yml that is there; write nothing.")
-    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Write over a databricks.yml that says something else.")
     ] = False,
@@ -116,29 +113,26 @@ def bundle(
     """Write the Databricks bundle of a pipeline, databricks.yml: jobs that receive, apply, report and maintain."""
     from cdc_lake.cli.command import choose
     from cdc_lake.config.loader import project_root
-    from cdc_lake.deploy.databricks_yaml import check_file, write_bundle
+    from cdc_lake.deploy.databricks_yaml import write_bundle
 
-    if check and (schedule or force):
-        raise typer.BadParameter("nothing is written with --check", param_hint="--schedule, --force")
     file = choose(pipeline, Path.cwd())
     folder = out or project_root(file) / "deploy"
-    result = check_file(file, folder) if check else write_bundle(file, folder, schedule=schedule, force=force)
-    if result.warnings and not call.view.options.json:
-        call.view.diagnostics(result.warnings)
+    result = write_bundle(file, folder, schedule=schedule, force=force)
     call.view.result(result, bundle_text(result))
 
 
 def bundle_text(result: BundleFile) -> str:
-    """What was written or checked, and what the workspace needs before it is deployed."""
-    lines = [f"{'written' if result.written else 'valid'}  {result.file}", f"jobs     {', '.join(result.jobs)}"]
+    """What was written, what the workspace must have, and the next steps."""
+    lines = [f"{'written ' if result.written else 'unchanged'} {result.file}", f"jobs     {', '.join(result.jobs)}"]
     if result.secrets:
         lines.append(f"secrets  {', '.join(result.secrets)}")
     wheel = Path(result.wheel)
-    steps = (
-        []
-        if result.wheel_there
-        else [f"uv build --wheel --out-dir {wheel.parent.resolve()}   # in the sources of cdc_lake"]
-    )
-    if result.written:
-        steps += [f"cd {wheel.parent.parent}", "databricks bundle deploy --target dev --var node_type_id=…"]
-    return "\n".join([*lines, *(["", "next:", *(f"  {step}" for step in steps)] if steps else [])])
+    build = f"uv build --wheel --out-dir {wheel.parent.resolve()}   # in the sources of cdc_lake"
+    target = "--target dev --var node_type_id=…"
+    steps = [
+        *([] if result.wheel_there else [build]),
+        f"cd {wheel.parent.parent}",
+        f"databricks bundle validate {target}",
+        f"databricks bundle deploy {target}",
+    ]
+    return "\n".join([*lines, "", "next:", *(f"  {step}" for step in steps)])
