@@ -22,7 +22,7 @@ from cdc_lake.config.schema import check
 from cdc_lake.config.secrets import is_secret
 from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.config.validation.source import cross_field
-from cdc_lake.config.yaml_tree import MappingNode, Mark, Node, ScalarNode, SequenceNode, join, node_at
+from cdc_lake.config.yaml_tree import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
 from cdc_lake.model.diagnostic import ConfigInvalid, Problem, Severity
 
 MASKED = "••••••"
@@ -186,7 +186,7 @@ def read_deployment(file: Path, environment: str) -> Deployed:
 
 def _name(tree: MappingNode) -> str:
     """Its name, empty where that is known elsewhere only."""
-    node = node_at(tree, "pipeline")
+    node = tree.entries.get("pipeline")
     return node.text if isinstance(node, ScalarNode) and not node.broken else ""
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -42,13 +43,17 @@ def check(root: MappingNode) -> tuple[Pipeline | None, list[Diagnostic]]:
         return None, _diagnostics(root, bad.errors(include_url=False, include_input=False))
 
 
-def plain(node: Node) -> Any:
-    """The tree as dictionaries, lists and values."""
+def plain(node: Node, unresolved: Mapping[int, str | None] = MappingProxyType({})) -> Any:
+    """The tree as dictionaries, lists and values.
+
+    `unresolved`: what stands for some scalars, by `id()`; None leaves them out.
+    """
     if isinstance(node, ScalarNode):
-        return node.value
+        return unresolved.get(id(node), node.value)
     if isinstance(node, SequenceNode):
-        return [plain(item) for item in node.items]
-    return {key: plain(value) for key, value in node.entries.items()}
+        return [plain(item, unresolved) for item in node.items]
+    entries = {key: value for key, value in node.entries.items() if unresolved.get(id(value), "") is not None}
+    return {key: plain(value, unresolved) for key, value in entries.items()}
 
 
 def _version(root: MappingNode) -> Diagnostic | None:
@@ -69,14 +74,14 @@ def _references_as_text(root: MappingNode, errors: list[ErrorDetails]) -> bool:
     """Where a reference was read as a number or a boolean but text is wanted, take its text. True where any was."""
     changed = False
     for error in errors:
-        node = _walk(root, error["loc"])[0]
+        node = walk(root, error["loc"])[0]
         if isinstance(node, ScalarNode) and node.references and not node.broken and node.value != node.text:
             node.value = node.text
             changed = True
     return changed
 
 
-def _walk(root: Node, loc: tuple[int | str, ...]) -> tuple[Node, str, tuple[int | str, ...]]:
+def walk(root: Node, loc: tuple[int | str, ...]) -> tuple[Node, str, tuple[int | str, ...]]:
     """Follow a location: the deepest node there is, its path, and what is left. Tags of unions are not nodes."""
     node, path = root, ""
     for i, part in enumerate(loc):
@@ -98,7 +103,7 @@ def _text_of(node: Node | None) -> object:
 def _diagnostics(root: MappingNode, errors: list[ErrorDetails]) -> list[Diagnostic]:
     grouped: dict[tuple[str, str], tuple[Node, str, list[ErrorDetails]]] = {}
     for error in errors:
-        node, path, rest = _walk(root, error["loc"])
+        node, path, rest = walk(root, error["loc"])
         key = (path, str(rest[-1]) if error["type"] == "missing" and rest else "")
         grouped.setdefault(key, (node, path, []))[2].append(error)
     return [d for node, path, same in grouped.values() if (d := _diagnose(root, node, path, same)) is not None]
@@ -146,7 +151,7 @@ def _source_type(node: Node, path: str) -> Diagnostic:
 
 
 def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
-    parent, parent_path, _ = _walk(root, loc[:-1])
+    parent, parent_path, _ = walk(root, loc[:-1])
     name = str(loc[-1])
     mark = parent.keys[name] if isinstance(parent, MappingNode) and name in parent.keys else parent.mark
     model = _model_at(loc[:-1])

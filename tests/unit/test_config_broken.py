@@ -328,9 +328,25 @@ def test_all_problems_are_told_at_once_in_reading_order(tmp_path):
     rule = "        - {rule: between, column: true, mn: 4}\n"
     file.write_text(RULES.replace("host: h", "hots: h") + rule + "lake: {path: 5}\n")
     found = validate([file])
-    assert [d.code for d in found] == ["CFG106", "CFG104", "CFG135", "CFG107", "CFG104", "CFG107"]
-    places = [(d.location.line, d.location.column) for d in found if d.location]
-    assert places == sorted(places)
+    assert [d.code for d in found] == ["CFG104", "CFG107", "CFG104", "CFG107"]
+
+
+def test_rules_across_fields_are_judged_in_sections_whose_own_fields_fit(tmp_path):
+    file = tmp_path / "p.yaml"
+    bounds = "        - {rule: between, column: a}\n"
+    file.write_text(RULES.replace("host: h, ", "") + bounds + "bronze: {format: parquet, durability: os}\n")
+    assert [d.code for d in validate([file])] == ["CFG106", "CFG135", "CFG107"]
+
+
+def test_a_reference_that_is_not_resolved_keeps_no_rule_of_its_section_back(tmp_path, monkeypatch):
+    monkeypatch.delenv("NOT_SET_X", raising=False)
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        HEAD.replace("host: h", "host: h, hosts: [a], port: '${env:NOT_SET_X}'").replace(
+            "user: u", "user: '${env:NOT_SET_X}'"
+        )
+    )
+    assert [d.code for d in validate([file])] == ["CFG129", "CFG120", "CFG120"]
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,6 @@ Which options of logical decoding go together: judged before any connection is o
 
 `judge` tells every broken rule of a source of the GaussDB family. Given the release that the server itself names, the
 same rules judge what a file could not know.
-
-The rules of a source of the GaussDB family, told at their places in the file.
-
-Fields that do not fit the model are told elsewhere (`schema.py`); the rest is judged without them, so that everything
-wrong is told together.
 """
 
 from __future__ import annotations
@@ -20,9 +15,6 @@ import enum
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
-
-from pydantic import ValidationError
 
 from cdc_lake.config.fields import (
     Release,
@@ -45,9 +37,9 @@ from cdc_lake.config.gaussdb_options import (
     as_sent,
 )
 from cdc_lake.config.source import FamilySource, host_and_port
-from cdc_lake.config.yaml_tree import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
-from cdc_lake.model.diagnostic import Diagnostic, Problem, Severity
-from cdc_lake.model.relation import TableName
+from cdc_lake.config.validation.checked_pipeline import CheckedPipeline, Finding
+from cdc_lake.config.yaml_tree import join
+from cdc_lake.model.diagnostic import Problem, Severity
 
 
 class Rule(enum.Enum):
@@ -196,7 +188,7 @@ def _hosts(source: FamilySource) -> Iterator[Refusal]:
         twice = source.host is not None
         summary = "`host` and `hosts` are both given" if twice else "no host is given"
         remedy = "keep one of them" if twice else "add `host: …`, or `hosts: […]` for several"
-        yield Refusal(Rule.ONE_HOST, ("hosts",) if twice else (), summary, remedy, key=True)
+        yield Refusal(Rule.ONE_HOST, ("hosts",) if twice else (), summary, remedy, key=twice)
     without = source.host if source.host is not None else None
     for i, text in enumerate(source.hosts or ()):
         try:
@@ -496,102 +488,28 @@ def _of_release(source: FamilySource, options: _Given, release: Release | None) 
         yield _refuse(Rule.UNBATCHED, "sending-batch", summary, "set `sending-batch: 1`, or `decode-style: b`")
 
 
-TYPES: tuple[str, ...] = get_args(FamilySource.model_fields["type"].annotation)
-_STANDS_FOR: dict[str, Any] = {"database": "-", "user": "-", "tables": ["*.*"]}
-"""Required keys, where they are missing."""
-
-
-def family_rules(source: Node | None) -> Iterator[Diagnostic]:
-    """Every broken rule of the section `source`, where it is of the family."""
-    if not isinstance(source, MappingNode) or _scalar(source, "type") not in TYPES:
-        return
-    section = _lenient(_values(source))
-    if section is None:
-        return
-    for refusal in judge(section):
-        mark, path = _place(source, refusal)
+def family_rules(pipeline: CheckedPipeline) -> Iterator[Finding]:
+    """Every broken rule of a source of the family, then what works, but not as people expect."""
+    source = pipeline.family
+    for refusal in judge(source):
+        path = ""
+        for part in ("source", *refusal.key_path):
+            path = join(path, int(part) if part.isdigit() else part)
         hint = f"{refusal.remedy} (rule {refusal.rule.label})"
-        yield Diagnostic(Severity.ERROR, refusal.rule.problem, refusal.summary, mark.location(path), hint)
-    yield from _warnings(source, section)
-
-
-def _scalar(node: MappingNode, key: str) -> object:
-    entry = node.entries.get(key)
-    return entry.value if isinstance(entry, ScalarNode) else None
-
-
-def _lenient(values: dict[str, Any]) -> FamilySource | None:
-    """The section without what does not fit."""
-    values = {**_STANDS_FOR, **values}
-    for _ in range(3):  # a value that is taken out may be a required one
-        try:
-            return FamilySource.model_validate(values)
-        except ValidationError as bad:
-            for error in bad.errors(include_url=False, include_input=False, include_context=False):
-                _take_out(values, error["loc"])
-    return None
-
-
-def _take_out(values: dict[str, Any], loc: tuple[int | str, ...]) -> None:
-    top, inner = loc[0], values.get(str(loc[0]))
-    if len(loc) > 1 and isinstance(inner, dict):
-        inner.pop(str(loc[1]), None)
-    else:
-        values.pop(str(top), None)
-    if top in _STANDS_FOR:
-        values.setdefault(str(top), _STANDS_FOR[str(top)])
-
-
-def _values(node: Node) -> Any:
-    """The tree as values, without tables that are none: those are told by `checks.py`."""
-    if isinstance(node, ScalarNode):
-        return node.value
-    if isinstance(node, SequenceNode):
-        return [_values(item) for item in node.items]
-    values = {key: _values(value) for key, value in node.entries.items()}
-    if isinstance(values.get("tables"), list):
-        values["tables"] = [t for t in values["tables"] if not isinstance(t, str) or _is_table(t.removeprefix("!"))]
-    return values
-
-
-def _is_table(text: str) -> bool:
-    try:
-        TableName.parse(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _place(source: MappingNode, refusal: Refusal) -> tuple[Mark, str]:
-    """Where the value stands that a rule is about, or its key; what is missing stands where its section does."""
-    node: Node = source
-    mark, path = source.mark, "source"
-    for part in refusal.key_path:
-        if isinstance(node, MappingNode) and part in node.entries:
-            mark, node = (node.keys[part] if refusal.key else node.entries[part].mark), node.entries[part]
-            path = join(path, part)
-        elif isinstance(node, SequenceNode):
-            node = node.items[int(part)]
-            mark, path = node.mark, join(path, int(part))
-    return mark, path
-
-
-def _warnings(source: MappingNode, section: FamilySource) -> Iterator[Diagnostic]:
-    """What works, but not as people expect."""
-    skips = as_boolean(section.decoding.get("skip-empty-xacts", False))
-    if skips and section.order == "auto" and section.slot_order == "lsn" and section.decoding_mode is Mode.PARALLEL:
-        decoding = source.entries["decoding"]
-        assert isinstance(decoding, MappingNode)
-        place = decoding.entries["skip-empty-xacts"].mark.location("source.decoding.skip-empty-xacts")
+        yield Finding(refusal.rule.problem, path, refusal.summary, hint, refusal.key)
+    skips = as_boolean(source.decoding.get("skip-empty-xacts", False))
+    if skips and source.order == "auto" and source.slot_order == "lsn" and source.decoding_mode is Mode.PARALLEL:
         summary = "with `skip-empty-xacts` the stream is in LSN order, and a quiet database keeps WAL back"
-        hint = "remove it for CSN order, or say `order: lsn`"
-        yield Diagnostic(Severity.WARNING, Problem.OPTION_COMBINATION, summary, place, hint)
-    if section.node == "data_node":
-        place = source.entries["node"].mark.location("source.node")
+        hint, path = "remove it for CSN order, or say `order: lsn`", "source.decoding.skip-empty-xacts"
+        yield Finding(Problem.OPTION_COMBINATION, path, summary, hint, severity=Severity.WARNING)
+    if source.node == "data_node":
         summary = "a data node's stream has the rows of its shard only, and a part of every transaction across shards"
-        hint = "read through a coordinator, `node: coordinator`; otherwise one pipeline a data node"
-        yield Diagnostic(Severity.WARNING, Problem.SOURCE_COMBINATION, summary, place, hint)
-        if section.slot_order == "csn" and "slice-id" not in section.decoding:
+        hint, path = (
+            "read through a coordinator, `node: coordinator`; otherwise one pipeline a data node",
+            "source.node",
+        )
+        yield Finding(Problem.SOURCE_COMBINATION, path, summary, hint, severity=Severity.WARNING)
+        if source.slot_order == "csn" and "slice-id" not in source.decoding:
             summary = "without `slice-id` a change of a replicated table ends the stream"
             hint = "add the number of this node's shard, from 0: `decoding: {slice-id: 0}`"
-            yield Diagnostic(Severity.WARNING, Problem.OPTION_COMBINATION, summary, place, hint)
+            yield Finding(Problem.OPTION_COMBINATION, path, summary, hint, severity=Severity.WARNING)

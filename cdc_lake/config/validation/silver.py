@@ -1,360 +1,274 @@
-"""What a silver table says of its rows that its kind does not have.
+"""Rules across fields of the section `silver`: tables, what they take of their source, groups and quality rules.
 
-The rules of what silver takes of its source, and of how its files are divided, at their places in the file.
-
-What needs the source's columns (whether one is there, what an expression is) is told before a table's first row.
-
-What groups of tables say that cannot be: tables that are not captured or in two groups, what no group can hold.
-
-Rules of silver tables, judged in the file: names, bounds, patterns, thresholds, and options that do not go together.
-
-What needs the source's columns (whether one is there, what an expression means) is told before a table's first row.
+What needs the source's columns (whether one is there, what an expression means) is checked before a table's first row.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Final
 
-from cdc_lake.config.rules import EXPECTATIONS, NotPortable, check_pattern
-from cdc_lake.config.silver_tables import Partition
-from cdc_lake.config.yaml_tree import (
-    MappingNode,
-    Mark,
-    Node,
-    ScalarNode,
-    SequenceNode,
-    check_captured,
-    fault,
-    items_of,
-    join,
-    node_at,
-    table_named,
-    text_of,
-    texts_of,
+from cdc_lake.config.model import SilverTable
+from cdc_lake.config.project import default_name
+from cdc_lake.config.rules import (
+    EXPECTATIONS,
+    Between,
+    Expectation,
+    ForeignKey,
+    Length,
+    NotPortable,
+    Regex,
+    RowCount,
+    RowRule,
+    TableRule,
+    Unique,
+    check_pattern,
+    rule_name,
 )
-from cdc_lake.model.diagnostic import Diagnostic, Problem, Severity
+from cdc_lake.config.silver_tables import Partition
+from cdc_lake.config.validation.checked_pipeline import CheckedPipeline, Finding, table_name
+from cdc_lake.config.yaml_tree import join
+from cdc_lake.model.diagnostic import Problem
 from cdc_lake.model.relation import TableName
 
 _OF_KIND = {"track": "history", "old_values": "append"}
+_RESERVED_PREFIX = "_cdc"
+"""Working columns begin so."""
 
 
-def kind_rules(root: MappingNode) -> Iterator[Diagnostic]:
-    """Every option of a table that belongs to another kind than the table's."""
-    silver = root.entries.get("silver")
-    if not isinstance(silver, MappingNode):
-        return
-    usual = _kind(silver.entries.get("defaults")) or "current"
-    tables = silver.entries.get("tables")
-    for i, table in enumerate(tables.items if isinstance(tables, SequenceNode) else ()):
-        if not isinstance(table, MappingNode):
+def _tables(pipeline: CheckedPipeline) -> Iterator[Finding]:
+    lines: dict[TableName, int] = {}
+    targets: dict[str, tuple[str, int]] = {}
+    for i, entry in enumerate(pipeline.silver.tables):
+        path, own = f"silver.tables[{i}]", table_name(entry.from_)
+        where = f"{path}.from"
+        yield from pipeline.check_table(entry.from_, where)
+        if own is not None and own in lines:
+            hint = f"put everything of the table into one entry; the first stands in line {lines[own]}"
+            yield Finding(Problem.TABLE_TWICE, where, f"table `{own}` stands twice in `silver.tables`", hint)
+        if own is not None:
+            lines.setdefault(own, pipeline.line(where))
+        if (name := entry.to or (default_name(own) if own is not None else None)) is None:
             continue
-        kind = _kind(table) or usual
-        for option, wanted in _OF_KIND.items():
-            node = table.entries.get(option)
-            off = node is None or (isinstance(node, ScalarNode) and not node.value)
-            if node is not None and not off and kind != wanted:
-                where = node.mark.location(join(f"silver.tables[{i}]", option))
-                summary = f"a table of `kind: {kind}` has no `{option}`"
-                hint = f"remove it, or write `kind: {wanted}`"
-                yield Diagnostic(Severity.ERROR, Problem.NOT_OF_KIND, summary, where, hint)
+        where = f"{path}.to" if entry.to else path
+        if name in targets and targets[name][0] != entry.from_:
+            hint = f"give one of them another name with `to:`; the first stands in line {targets[name][1]}"
+            yield Finding(Problem.TARGET_TWICE, where, f"two tables go to the silver table `{name}`", hint)
+        targets.setdefault(name, (entry.from_, pipeline.line(where)))
 
 
-def _kind(node: Node | None) -> str | None:
-    kind = node.entries.get("kind") if isinstance(node, MappingNode) else None
-    return kind.value if isinstance(kind, ScalarNode) and isinstance(kind.value, str) else None
+def _each_table(
+    check: Callable[[CheckedPipeline, SilverTable, str], Iterator[Finding]],
+) -> Callable[[CheckedPipeline], Iterator[Finding]]:
+    """A rule of the pipeline from one of an entry of `silver.tables` and its path."""
+
+    def check_all(pipeline: CheckedPipeline) -> Iterator[Finding]:
+        for i, entry in enumerate(pipeline.silver.tables):
+            yield from check(pipeline, entry, f"silver.tables[{i}]")
+
+    return check_all
 
 
-_OURS = "_cdc"  # working columns begin so
+def _kind(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[Finding]:
+    """Options that belong to another kind of table."""
+    kind = entry.kind or pipeline.silver.defaults.kind
+    for option, wanted in _OF_KIND.items():
+        if getattr(entry, option) and kind != wanted:
+            summary = f"a table of `kind: {kind}` has no `{option}`"
+            yield Finding(Problem.NOT_OF_KIND, join(path, option), summary, f"remove it, or write `kind: {wanted}`")
 
 
-def transform_rules(root: MappingNode) -> Iterator[Diagnostic]:
-    """Everything wrong with them, table by table."""
-    silver = root.entries.get("silver")
-    tables = silver.entries.get("tables") if isinstance(silver, MappingNode) else None
-    defaults = silver.entries.get("defaults") if isinstance(silver, MappingNode) else None
-    usual = text_of(defaults.entries.get("format")) if isinstance(defaults, MappingNode) else None
-    for i, item in enumerate(tables.items if isinstance(tables, SequenceNode) else ()):
-        if isinstance(item, MappingNode):
-            path = f"silver.tables[{i}]"
-            yield from _columns(item, path)
-            yield from _names(item, path)
-            yield from _layout(item, path, text_of(item.entries.get("format")) or usual or "delta")
-
-
-def _columns(item: MappingNode, path: str) -> Iterator[Diagnostic]:
+def _columns(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[Finding]:
     """What is taken and what is left out."""
-    columns, exclude = item.entries.get("columns"), item.entries.get("exclude")
-    if columns is not None and exclude is not None:
+    yield from _named_twice(entry.keys, f"{path}.keys", "column ")
+    if entry.columns is not None and pipeline.is_set(f"{path}.exclude"):
         hint = "keep one of them: what `columns` does not name is left out"
-        yield fault(Problem.TRANSFORM, "`columns` and `exclude` are both given", exclude.mark, f"{path}.exclude", hint)
+        yield Finding(Problem.TRANSFORM, f"{path}.exclude", "`columns` and `exclude` are both given", hint)
         return
-    for key in ("columns", "exclude"):
-        yield from _texts_named_twice(item, path, key)
-    for i, node, name in texts_of(item.entries.get("keys")):
-        if not _is_selected(item, name):
+    yield from _named_twice(entry.columns, f"{path}.columns")
+    yield from _named_twice(entry.exclude, f"{path}.exclude")
+
+    def is_selected(column: str) -> bool:
+        return column not in entry.exclude if entry.columns is None else column in entry.columns
+
+    for i, name in enumerate(entry.keys or ()):
+        if not is_selected(name):
             hint = "a key has to be in silver: take the column in, or remove it from `keys`"
-            where = f"{path}.keys[{i}]"
-            yield fault(Problem.TRANSFORM, f"column `{name}` is a key and is left out", node.mark, where, hint)
-    rename = item.entries.get("rename")
-    for name, mark in rename.keys.items() if isinstance(rename, MappingNode) else ():
-        if not _is_selected(item, name):
-            summary = f"column `{name}` gets another name and is left out"
-            yield fault(Problem.TRANSFORM, summary, mark, join(f"{path}.rename", name), "remove one of the two")
+            yield Finding(Problem.TRANSFORM, f"{path}.keys[{i}]", f"column `{name}` is a key and is left out", hint)
+    for name in entry.rename:
+        if not is_selected(name):
+            summary, where = f"column `{name}` gets another name and is left out", join(f"{path}.rename", name)
+            yield Finding(Problem.TRANSFORM, where, summary, "remove one of the two", key=True)
 
 
-def _names(item: MappingNode, path: str) -> Iterator[Diagnostic]:
+def _names(_: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[Finding]:
     """The names that silver's columns get: each one once, whatever the case."""
-    rename, compute = item.entries.get("rename"), item.entries.get("compute")
-    renamed = rename.entries if isinstance(rename, MappingNode) else {}
-    new_names: list[tuple[str, Mark, str]] = []
-    for source, node in renamed.items():
-        if (name := text_of(node)) is not None:
-            new_names.append((name, node.mark, join(f"{path}.rename", source)))
-    if isinstance(compute, MappingNode):
-        new_names += [(name, mark, join(f"{path}.compute", name)) for name, mark in compute.keys.items()]
-    used_names = {name.casefold() for _, _, name in texts_of(item.entries.get("columns")) if name not in renamed}
-    for name, mark, where in new_names:
+    used_names = {name.casefold() for name in entry.columns or () if name not in entry.rename}
+    new_names = [(name, join(f"{path}.rename", source), False) for source, name in entry.rename.items()]
+    new_names += [(name, join(f"{path}.compute", name), True) for name in entry.compute]
+    for name, where, is_key in new_names:
         if name.casefold() in used_names:
-            yield fault(Problem.TRANSFORM, f"two columns would be called `{name}`", mark, where, "choose another name")
-        if name.casefold().startswith(_OURS):
-            summary = f"names that begin with `{_OURS}` are cdc_lake's own"
-            yield fault(Problem.TRANSFORM, summary, mark, where, "choose another name")
+            summary = f"two columns would be called `{name}`"
+            yield Finding(Problem.TRANSFORM, where, summary, "choose another name", is_key)
+        if name.casefold().startswith(_RESERVED_PREFIX):
+            summary = f"names that begin with `{_RESERVED_PREFIX}` are cdc_lake's own"
+            yield Finding(Problem.TRANSFORM, where, summary, "choose another name", is_key)
         used_names.add(name.casefold())
 
 
-def _layout(item: MappingNode, path: str, format_: str) -> Iterator[Diagnostic]:
+def _layout(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[Finding]:
     """How files are divided and rows kept together."""
-    partition, cluster = item.entries.get("partition_by"), item.entries.get("cluster_by")
-    if format_ == "delta" and _has_items(partition) and cluster is not None and _has_items(cluster):
-        hint = "keep one of them; `cluster_by` can be changed later"
-        where = f"{path}.cluster_by"
-        yield fault(Problem.DIVISION, "a Delta table is partitioned or clustered, not both", cluster.mark, where, hint)
-    for key in ("partition_by", "cluster_by"):
-        yield from _texts_named_twice(item, path, key)
-    for i, node, text in texts_of(partition):
+    is_delta = (entry.format or pipeline.silver.defaults.format) == "delta"
+    if is_delta and entry.partition_by and entry.cluster_by:
+        summary, hint = "a Delta table is partitioned or clustered, not both", "`cluster_by` can be changed later"
+        yield Finding(Problem.DIVISION, f"{path}.cluster_by", summary, f"keep one of them; {hint}")
+    yield from _named_twice(entry.partition_by, f"{path}.partition_by")
+    yield from _named_twice(entry.cluster_by, f"{path}.cluster_by")
+    for i, text in enumerate(entry.partition_by):
         where = f"{path}.partition_by[{i}]"
         try:
             division = Partition.parse(text)
         except ValueError:
             hint = "write a column, days(column), bucket(16, column) or truncate(4, column)"
-            yield fault(Problem.DIVISION, f"`{text}` is no partition", node.mark, where, hint)
+            yield Finding(Problem.DIVISION, where, f"`{text}` is no partition", hint)
             continue
-        if division.transform and format_ == "delta":
-            hint = (
-                f'for Delta compute the column and name it: compute: {{part: "…"}}; or use '
-                f"`cluster_by: [{division.column}]`"
-            )
-            yield fault(Problem.DIVISION, f"Delta has no partition `{text}`", node.mark, where, hint)
+        if division.transform and is_delta:
+            hint = 'for Delta compute the column and name it: compute: {part: "…"}; or use '
+            hint += f"`cluster_by: [{division.column}]`"
+            yield Finding(Problem.DIVISION, where, f"Delta has no partition `{text}`", hint)
 
 
-def _texts_named_twice(item: MappingNode, path: str, key: str) -> Iterator[Diagnostic]:
-    texts: set[str] = set()
-    for i, node, text in texts_of(item.entries.get(key)):
-        if text in texts:
-            summary, where = f"`{text}` stands twice in `{key}`", f"{path}.{key}[{i}]"
-            yield fault(Problem.COLUMN_TWICE, summary, node.mark, where, "remove one")
-        texts.add(text)
+def _named_twice(texts: Sequence[str] | None, path: str, noun: str = "") -> Iterator[Finding]:
+    key = path.rpartition(".")[2]
+    for i, text in enumerate(texts or ()):
+        if text in (texts or ())[:i]:
+            summary = f"{noun}`{text}` stands twice in `{key}`"
+            yield Finding(Problem.COLUMN_TWICE, f"{path}[{i}]", summary, "remove one")
 
 
-def _is_selected(item: MappingNode, column: str) -> bool:
-    columns, exclude = item.entries.get("columns"), item.entries.get("exclude")
-    if isinstance(columns, SequenceNode):
-        return column in [text for _, _, text in texts_of(columns)]
-    return column not in [text for _, _, text in texts_of(exclude)]
-
-
-def _has_items(node: Node | None) -> bool:
-    return isinstance(node, SequenceNode) and bool(node.items)
-
-
-def group_rules(
-    root: MappingNode, patterns: Sequence[str] | None, entries: Mapping[TableName, MappingNode]
-) -> Iterator[Diagnostic]:
-    """Everything that is wrong with `silver.groups`; `entries`: what `silver.tables` says of tables."""
-    defaults = node_at(root, "silver", "defaults")
+def _groups(pipeline: CheckedPipeline) -> Iterator[Finding]:
+    """Tables that are not captured or in two groups, and tables that no group can hold."""
+    entries: dict[TableName, SilverTable] = {}
+    for entry in pipeline.silver.tables:
+        if (table := table_name(entry.from_)) is not None:
+            entries.setdefault(table, entry)
     names: dict[str, int] = {}
     first_lines: dict[TableName, int] = {}
-    for i, group in enumerate(items_of(node_at(root, "silver", "groups"))):
-        name, path = node_at(group, "name"), f"silver.groups[{i}]"
-        text = text_of(name)
-        if name is not None and text in names:
-            hint = f"choose another name; the first stands in line {names[text]}"
-            yield fault(Problem.GROUP, f"two groups are called `{text}`", name.mark, f"{path}.name", hint)
-        if name is not None and text is not None:
-            names.setdefault(text, name.mark.line)
-        for n, node, written in texts_of(node_at(group, "tables")):
-            where = f"{path}.tables[{n}]"
-            table = table_named(written, node.mark, where)
-            if isinstance(table, Diagnostic):
-                yield table
+    for i, group in enumerate(pipeline.silver.groups):
+        path = f"silver.groups[{i}].name"
+        if group.name in names:
+            hint = f"choose another name; the first stands in line {names[group.name]}"
+            yield Finding(Problem.GROUP, path, f"two groups are called `{group.name}`", hint)
+        names.setdefault(group.name, pipeline.line(path))
+        for n, text in enumerate(group.tables):
+            where = f"silver.groups[{i}].tables[{n}]"
+            yield from pipeline.check_table(text, where)
+            if (table := table_name(text)) is None:
                 continue
             if table in first_lines:
                 hint = f"remove one of them; the first stands in line {first_lines[table]}"
                 summary = f"`{table}` is in a group already, and one transaction cannot be held by two"
-                yield fault(Problem.GROUP, summary, node.mark, where, hint)
-            first_lines.setdefault(table, node.mark.line)
-            yield from check_captured(patterns, table, node.mark, where)
-            for why, hint in _unfit(entries.get(table), defaults):
-                yield fault(Problem.GROUP, f"`{table}` cannot be in a group: {why}", node.mark, where, hint)
+                yield Finding(Problem.GROUP, where, summary, hint)
+            first_lines.setdefault(table, pipeline.line(where))
+            kind = (entries[table].kind if table in entries else None) or pipeline.silver.defaults.kind
+            if kind == "append":
+                summary = f"`{table}` cannot be in a group: a table of `kind: append` has no keys that could wait"
+                yield Finding(Problem.GROUP, where, summary, "take it out, or write `kind: history`")
+            if table in entries and entries[table].where is not None:
+                why = "whether silver has a row that `where` decides on may depend on values that wait"
+                yield Finding(Problem.GROUP, where, f"`{table}` cannot be in a group: {why}", "take it out")
 
 
-def _unfit(own: Node | None, defaults: Node | None) -> Iterator[tuple[str, str]]:
-    """Why a group cannot hold transactions of a table, and the remedy."""
-    if _effective_text(own, defaults, "kind") == "append":
-        yield "a table of `kind: append` has no keys that could wait", "take it out, or write `kind: history`"
-    if node_at(own, "where") is not None:
-        yield "whether silver has a row that `where` decides on may depend on values that wait", "take it out"
+def _quality_rules(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[Finding]:
+    lines: dict[str, int] = {}
+    for i, rule in enumerate(entry.rules):
+        where, name = f"{path}.rules[{i}]", rule_name(rule)
+        if name in lines:
+            hint = f"give it a name of its own with `name:`; the first stands in line {lines[name]}"
+            yield Finding(Problem.RULE_TWICE, where, f"two rules of one table are called `{name}`", hint)
+        lines.setdefault(name, pipeline.line(where))
+        yield from _thresholds(rule, f"{where}.thresholds")
+        match rule:
+            case Between() | Length() | RowCount():
+                yield from _bounds(pipeline, rule, where)
+            case Regex():
+                yield from _regex(rule, f"{where}.pattern")
+            case Unique():
+                yield from _named_twice(rule.columns, f"{where}.columns", "column ")
+            case ForeignKey():
+                yield from _foreign_key(pipeline, rule, where)
+            case Expectation():
+                yield from _expectation(rule, f"{where}.expectation")
+            case _:
+                pass
 
 
-def _effective_text(own: Node | None, defaults: Node | None, key: str) -> str | None:
-    return text_of(node_at(own, key)) or text_of(node_at(defaults, key))
-
-
-_BOUNDED: Final = frozenset({"between", "length", "row_count"})
-_LEVELS: Final = ("warn", "error", "critical")
-
-
-def quality_rules(root: MappingNode, patterns: Sequence[str] | None) -> Iterator[Diagnostic]:
-    """Everything wrong with them, table by table. `patterns`: `source.tables`, None where these are wrong."""
-    silver = root.entries.get("silver")
-    tables = silver.entries.get("tables") if isinstance(silver, MappingNode) else None
-    for number, table in enumerate(items_of(tables)):
-        rules = table.entries.get("rules") if isinstance(table, MappingNode) else None
-        names: dict[str, Mark] = {}
-        for i, rule in enumerate(items_of(rules)):
-            if isinstance(rule, MappingNode):
-                path = f"silver.tables[{number}].rules[{i}]"
-                yield from _check_rule_name(rule, path, names)
-                yield from _options(rule, path, patterns)
-
-
-def _options(rule: MappingNode, path: str, patterns: Sequence[str] | None) -> Iterator[Diagnostic]:
-    kind = text_of(rule.entries.get("rule"))
-    yield from _thresholds(rule, path)
-    if kind in _BOUNDED:
-        yield from _bounds(rule, path, kind)
-    if kind == "regex":
-        yield from _regex(rule, path)
-    if kind in {"unique", "foreign_key"}:
-        yield from _columns_named_twice(rule, path)
-    if kind == "foreign_key":
-        yield from _reference(rule, path, patterns)
-    if kind == "expectation":
-        yield from _expectation(rule, path)
-
-
-def _check_rule_name(rule: MappingNode, path: str, marks: dict[str, Mark]) -> Iterator[Diagnostic]:
-    kind, column, columns = (rule.entries.get(key) for key in ("rule", "column", "columns"))
-    own = [text for text in (text_of(column), *(text_of(item) for item in items_of(columns))) if text]
-    name = text_of(rule.entries.get("name")) or ("_".join([text_of(kind) or "", *own]) if text_of(kind) else None)
-    if name is None:
+def _bounds(pipeline: CheckedPipeline, rule: Between | Length | RowCount, path: str) -> Iterator[Finding]:
+    low, high = rule.min, rule.max
+    if not pipeline.is_set(f"{path}.min") and not pipeline.is_set(f"{path}.max"):
+        yield Finding(Problem.BOUNDS, path, f"`{rule.rule}` without bounds", "give `min`, `max` or both")
+    if low is None or high is None:
         return
-    if name in marks:
-        hint = f"give it a name of its own with `name:`; the first stands in line {marks[name].line}"
-        yield fault(Problem.RULE_TWICE, f"two rules of one table are called `{name}`", rule.mark, path, hint)
-    marks.setdefault(name, rule.mark)
-
-
-def _bounds(rule: MappingNode, path: str, kind: str) -> Iterator[Diagnostic]:
-    low, high = rule.entries.get("min"), rule.entries.get("max")
-    limits = [n for n in (low, high) if isinstance(n, ScalarNode) and (n.value is not None or n.broken)]
-    if not limits and not any(isinstance(n, MappingNode | SequenceNode) for n in (low, high)):
-        yield fault(Problem.BOUNDS, f"`{kind}` without bounds", rule.mark, path, "give `min`, `max` or both")
-        return
-    if not (isinstance(low, ScalarNode) and isinstance(high, ScalarNode)):
-        return
-    a, b = low.value, high.value
-    hint = "swap `min` and `max`"
-    if a is None or b is None:
-        return
-    summary = "`min` is greater than `max`"
-    if isinstance(a, int | float) and isinstance(b, int | float):
-        wrong = a > b
-    elif isinstance(a, str) and isinstance(b, str):
-        wrong = _is_date(a) and _is_date(b) and a > b  # other texts are ordered by the column's type
-    else:
+    summary, hint = "`min` is greater than `max`", "swap `min` and `max`"
+    if isinstance(low, str) and isinstance(high, str):
+        wrong = _is_date(low) and _is_date(high) and low > high  # other texts are ordered by the column's type
+    elif isinstance(low, str) or isinstance(high, str):
         wrong, summary = True, "`min` and `max` are of different types"
         hint = "write both as numbers, or both as text"
+    else:
+        wrong = low > high
     if wrong:
-        yield fault(Problem.BOUNDS, summary, low.mark, join(path, "min"), hint)
+        yield Finding(Problem.BOUNDS, f"{path}.min", summary, hint)
 
 
 def _is_date(text: str) -> bool:
     return re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?", text) is not None
 
 
-def _regex(rule: MappingNode, path: str) -> Iterator[Diagnostic]:
-    node, text = rule.entries.get("pattern"), text_of(rule.entries.get("pattern"))
-    if node is None or text is None:
-        return
+def _regex(rule: Regex, path: str) -> Iterator[Finding]:
     try:
-        check_pattern(text)
+        check_pattern(rule.pattern)
     except NotPortable as bad:
         hint = r"single quotes keep backslashes: pattern: '^\d+$'"
-        yield fault(Problem.REGEX, f"the pattern cannot be used: {bad}", node.mark, join(path, "pattern"), hint)
+        yield Finding(Problem.REGEX, path, f"the pattern cannot be used: {bad}", hint)
 
 
-def _thresholds(rule: MappingNode, path: str) -> Iterator[Diagnostic]:
-    node = rule.entries.get("thresholds")
-    if not isinstance(node, MappingNode):
+def _thresholds(rule: RowRule | TableRule, path: str) -> Iterator[Finding]:
+    if rule.thresholds is None:
         return
-    where = join(path, "thresholds")
-    levels = [(name, node.entries[name]) for name in _LEVELS if name in node.entries]
+    levels = [(name, share) for name, share in rule.thresholds if share is not None]
     if not levels:
         hint = "name one: thresholds: {warn: 0.01, critical: 0.1}"
-        yield fault(Problem.RULE_OPTIONS, "`thresholds` names none", node.mark, where, hint)
+        yield Finding(Problem.RULE_OPTIONS, path, "`thresholds` names none", hint)
     for (lower, below), (upper, above) in pairwise(levels):
-        a, b = _number(below), _number(above)
-        if a is not None and b is not None and a > b:
+        if below > above:
             summary = f"the threshold of `{lower}` is above that of `{upper}`"
             hint = "`warn` is the lowest, `critical` the highest"
-            yield fault(Problem.RULE_OPTIONS, summary, below.mark, join(where, lower), hint)
+            yield Finding(Problem.RULE_OPTIONS, join(path, lower), summary, hint)
 
 
-def _columns_named_twice(rule: MappingNode, path: str) -> Iterator[Diagnostic]:
-    for key in ("columns", "referenced"):
-        names: set[str] = set()
-        for i, node in enumerate(items_of(rule.entries.get(key))):
-            text = text_of(node)
-            if text in names:
-                summary, where = f"column `{text}` stands twice in `{key}`", f"{path}.{key}[{i}]"
-                yield fault(Problem.COLUMN_TWICE, summary, node.mark, where, "remove one")
-            names.add(text or "")
+def _foreign_key(pipeline: CheckedPipeline, rule: ForeignKey, path: str) -> Iterator[Finding]:
+    yield from _named_twice(rule.columns, f"{path}.columns", "column ")
+    yield from _named_twice(rule.referenced, f"{path}.referenced", "column ")
+    if len(rule.columns) != len(rule.referenced):
+        summary = f"`columns` has {len(rule.columns)}, `referenced` {len(rule.referenced)}"
+        hint = "each column refers to one: name as many"
+        yield Finding(Problem.RULE_OPTIONS, f"{path}.referenced", summary, hint)
+    yield from pipeline.check_table(rule.references, f"{path}.references")
 
 
-def _reference(rule: MappingNode, path: str, patterns: Sequence[str] | None) -> Iterator[Diagnostic]:
-    columns, referenced = rule.entries.get("columns"), rule.entries.get("referenced")
-    if isinstance(columns, SequenceNode) and isinstance(referenced, SequenceNode):
-        here, referenced_count = len(columns.items), len(referenced.items)
-        if here != referenced_count:
-            summary = f"`columns` has {here}, `referenced` {referenced_count}"
-            hint = "each column refers to one: name as many"
-            yield fault(Problem.RULE_OPTIONS, summary, referenced.mark, join(path, "referenced"), hint)
-    node, text = rule.entries.get("references"), text_of(rule.entries.get("references"))
-    if node is None or text is None:
-        return
-    where = join(path, "references")
-    table = table_named(text, node.mark, where)
-    if isinstance(table, Diagnostic):
-        yield table
-    else:
-        yield from check_captured(patterns, table, node.mark, where)
+def _expectation(rule: Expectation, path: str) -> Iterator[Finding]:
+    name = rule.expectation
+    if name not in EXPECTATIONS:
+        close = difflib.get_close_matches(name, EXPECTATIONS, n=1, cutoff=0.6)
+        hint = f"did you mean `{close[0]}`?" if close else "docs/reference/rules.md lists them"
+        yield Finding(Problem.RULE_OPTIONS, path, f"there is no expectation `{name}` that a rule can name", hint)
 
 
-def _expectation(rule: MappingNode, path: str) -> Iterator[Diagnostic]:
-    node, text = rule.entries.get("expectation"), text_of(rule.entries.get("expectation"))
-    if node is None or text is None or text in EXPECTATIONS:
-        return
-    close = difflib.get_close_matches(text, EXPECTATIONS, n=1, cutoff=0.6)
-    hint = f"did you mean `{close[0]}`?" if close else "docs/reference/rules.md lists them"
-    summary = f"there is no expectation `{text}` that a rule can name"
-    yield fault(Problem.RULE_OPTIONS, summary, node.mark, join(path, "expectation"), hint)
-
-
-def _number(node: Node) -> float | None:
-    value = node.value if isinstance(node, ScalarNode) else None
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+SILVER_RULES = (
+    _tables,
+    _groups,
+    *(_each_table(check) for check in (_kind, _columns, _names, _layout, _quality_rules)),
+)
