@@ -28,11 +28,10 @@ from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.runtime.apply.applier import ChainedListener, watching
 from cdc_lake.runtime.apply.merge import ApplyTotals, TableApplied
 from cdc_lake.runtime.apply.metrics import ApplyMetrics
-from cdc_lake.runtime.lineage_listener import LineageWatch
+from cdc_lake.runtime.lineage_listener import LineageSender, LineageWatch
 from cdc_lake.runtime.openlineage import (
     ColumnFate,
     ColumnOrigin,
-    LineageSender,
     columns_from,
     event,
     rows_by,
