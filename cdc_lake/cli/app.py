@@ -1,6 +1,6 @@
-"""The command line: parse, call a function that returns a value, hand the value to the view.
+"""The command line `cdc-lake`: parse, call a function that returns a value, hand the value to the view.
 
-Whatever a verb needs is imported inside it, so `--help` starts no Spark, opens no table and is quick.
+What a command needs is imported inside it, so that `--help` starts no Spark and opens no table.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import typer
 from typer.core import TyperGroup
 
 from cdc_lake.cli.command import Call, Debug, Json, NoColor, Quiet, Verbose, set_options, verb
-from cdc_lake.cli.commands.compare import register as register_compare
+from cdc_lake.cli.commands.compare import compare_app
 from cdc_lake.cli.commands.cuts import cuts_app
 from cdc_lake.cli.commands.inspect import inspect_app
-from cdc_lake.cli.commands.maintenance import register_pause as register_pauses
-from cdc_lake.cli.commands.maintenance import register_rebuild, register_resync, register_upgrade
-from cdc_lake.cli.commands.project import register_bundle, register_offline
+from cdc_lake.cli.commands.maintenance import maintenance_app
+from cdc_lake.cli.commands.project import project_app
 from cdc_lake.cli.commands.quarantine import held_app
-from cdc_lake.cli.commands.recordings import register as register_payload_verbs
+from cdc_lake.cli.commands.recordings import recordings_app
 from cdc_lake.cli.commands.slots import slot_app
-from cdc_lake.cli.output import CommandOutput, OutputOptions, separate_narration, stderr
+from cdc_lake.cli.output import CommandOutput, OutputOptions, plain, separate_narration, stderr
 from cdc_lake.cli.process import EXIT_INTERRUPTED, EXIT_PENDING, run_command
 
 if TYPE_CHECKING:
@@ -59,14 +58,8 @@ app.add_typer(inspect_app, name="inspect")
 app.add_typer(held_app, name="held")
 app.add_typer(cuts_app, name="cuts")
 app.add_typer(slot_app, name="slot")
-register_offline(app)
-register_payload_verbs(app)
-register_rebuild(app)
-register_resync(app)
-register_pauses(app)
-register_upgrade(app)
-register_bundle(app)
-register_compare(app)
+for commands in (compare_app, maintenance_app, project_app, recordings_app):
+    app.add_typer(commands)
 
 
 def _version(on: bool) -> None:
@@ -213,7 +206,7 @@ def run(
             adopt=frozenset(adopt or ()),
         )
     if call.view.options.json:
-        call.view.event({"schema": "cdc-lake/run/1", "stage": "summary", **_fields(summary)})
+        call.view.event({"schema": "cdc-lake/run/1", "stage": "summary", **plain(summary)})
     else:
         call.view.result(summary, run_text(summary))
     # A run without an end ends by being asked to: SIGTERM is how a service manager asks.
@@ -300,13 +293,6 @@ def maintain(
         raise typer.BadParameter("expected `bronze` or `silver`", param_hint="--only")
     result = keep_up(call.project(), dry_run=dry_run, force=force, only=only, report=call.view.report)
     call.view.result(result, maintenance_text(result))
-
-
-def _fields(value: object) -> dict[str, Any]:
-    from cdc_lake.cli.output import plain
-
-    body = plain(value)
-    return body if isinstance(body, dict) else {"value": body}
 
 
 def main() -> None:

@@ -1,9 +1,8 @@
-"""A verb: a command with the options that every command has, before or behind its name.
+"""The decorator `verb`: a command with the options that every command has, before or after its name.
 
-The function of a verb takes a `Call` first and its own options after it. What is shared (`--json`, `-q`, `-v`,
-`--debug`, `--no-color`, and `--pipeline`, `--env` where a verb is about a pipeline) is declared here once.
-
-Which pipeline a command is about, when its file was not named.
+The function of a command takes a `Call` first and its own options after it. What is shared (`--json`, `-q`, `-v`,
+`--debug`, `--no-color`, and `--pipeline`, `--env` for commands on a pipeline) is declared here once, and so is the
+choice of the pipeline file if none is named.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The only module that prints: results, narration and errors of a command.
+"""The only module that prints: results, progress and errors of a command.
 
-Standard output is data: a result as text, or as one JSON document. Standard error is narration: progress, notes,
-errors. Colour and bars only where the stream is a terminal. Where its pipeline asks for a log, all that narration would
-say is written as JSON lines. Text of results comes from `cli.text` and the modules of the commands, which are pure.
-
-Tracebacks of `--debug` are without secrets: servers repeat what they were sent, and drivers what servers said.
+Standard output is data: a result as text, or as one JSON document. Standard error is progress, notes and errors, with
+colour and bars only on a terminal; if the pipeline sets `observe.log: json`, all of it is JSON lines instead.
+Tracebacks of `--debug` have secrets removed, because servers repeat what they were sent, and drivers what servers
+answered.
 """
 
 from __future__ import annotations

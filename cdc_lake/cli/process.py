@@ -1,10 +1,8 @@
-"""One command line as one process: what can end it, what is said then, and the exit code.
+"""One command line as one process: signals, errors and exit codes.
 
-The codes are a promise: `docs/reference/exit-codes.md`.
-
-Ctrl-C and SIGTERM: once asks for a clean stop, a second Ctrl-C stops now.
-
-Both are safe: bronze and silver move by whole commits, and nothing is confirmed to the server before it is durable.
+The codes are a promise: `docs/reference/exit-codes.md`. The first Ctrl-C or SIGTERM asks for a clean stop, a second
+Ctrl-C stops at once. Both are safe: bronze and silver change by whole commits, and nothing is acknowledged to the
+server before it is durable.
 """
 
 from __future__ import annotations

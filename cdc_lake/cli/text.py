@@ -1,10 +1,7 @@
-"""Results as text: pure functions from values to what people read.
+"""Results as text: pure functions from values to what people read. Numbers have units, positions can be pasted back.
 
-Numbers carry units, positions can be pasted back.
-
-Errors and diagnostics as text: what failed, where, then the hint. The same form everywhere.
-
-The pages of error codes: in the wheel beside the package, in a checkout in `docs/errors`.
+Errors and diagnostics have one form everywhere: what failed, where, then the hint. The pages of error codes are in the
+wheel beside the package, in a checkout in `docs/errors`.
 """
 
 from __future__ import annotations
@@ -31,7 +28,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-GREEN, RED, YELLOW, DIM, RESET = "\x1b[32m", "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
+GREEN, RED, YELLOW, _CYAN, _BOLD, RESET = (f"\x1b[{n}m" for n in (32, 31, 33, 36, 1, 0))
+_LONG = 60  # characters of a value
 
 
 def tint(text: str, colour: str, *, on: bool) -> str:
@@ -57,6 +55,24 @@ def wrap_line(head: str, text: str, width: int) -> list[str]:
     """A line of any length within the width, behind its head; words are not cut, so that they can be pasted."""
     fill = TextWrapper(width, subsequent_indent=" " * len(head), break_long_words=False, break_on_hyphens=False)
     return fill.wrap(head + printable(text))
+
+
+def format_count(value: int | None) -> str:
+    """A whole number, `-` where it is not known."""
+    return "-" if value is None else f"{value:,}"
+
+
+def format_value(value: str | None) -> str:
+    """A value as an SQL literal, short enough for a line."""
+    if value is None:
+        return "NULL"
+    text = value if len(value) <= _LONG else f"{value[: _LONG - 3]}… [{len(value):,} characters]"
+    return "'" + text.replace("'", "''").replace("\n", "\\n") + "'"
+
+
+def format_key(key: Sequence[str | None]) -> str:
+    """The values of a key in parentheses."""
+    return f"({', '.join('NULL' if part is None else part for part in key)})"
 
 
 def size(value: int | None) -> str:
@@ -220,9 +236,6 @@ def report_text(files: Any) -> str:
     return f"report  {files.html}\ndata    {files.json}"
 
 
-_BOLD, _RED, _YELLOW, _CYAN, _RESET = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[36m", "\x1b[0m"
-
-
 def error_text(error: CdcLakeError, *, colour: bool = False) -> str:
     """An error; one that carries diagnostics is shown as them."""
     diagnostics: tuple[Diagnostic, ...] = getattr(error, "diagnostics", ())
@@ -241,8 +254,8 @@ def _text(severity: str, code: str, summary: str, where: str, hint: str, *, colo
     head = f"{severity}[{code}]"
     label = "hint"
     if colour:
-        tint = _RED if severity == Severity.ERROR.value else _YELLOW
-        head, label = f"{_BOLD}{tint}{head}{_RESET}", f"{_CYAN}{label}{_RESET}"
+        head = tint(_BOLD + head, RED if severity == Severity.ERROR.value else YELLOW, on=True)
+        label = tint(label, _CYAN, on=True)
     lines = [f"{head}: {printable(summary)}"]
     if where:
         lines.append(f"  in {printable(where)}")

@@ -1,8 +1,7 @@
-"""The settings in force: every value of a pipeline, and where it came from. Secrets are never shown.
+"""The settings in force with the origin of each, secrets masked; and a pipeline as it will be read on another
+machine.
 
-A pipeline as it is read on another machine: what its files say, and what they leave to the place they are read at.
-
-Values behind `${env:NAME}` and `${secret:scope/key}` are not known here, and are not asked for: the same files give the
+In the latter, values of `${env:NAME}` and `${secret:scope/key}` are unknown and not looked up: the same files give the
 same answer whoever reads them.
 """
 

@@ -1,20 +1,12 @@
-r"""Typed quantities of a pipeline file: `32 MiB` and `200 ms`, parsed once, exact afterwards.
-
-What every section of a pipeline file is, and the small types that its fields share.
-
-Release numbers of servers, as far as rules compare them: `6.0.2`, `505.2`.
-
-Patterns of names: which tables a pipeline captures (`source.tables`), which columns a rule means.
+r"""Types that fields share: quantities with units (`32 MiB`, `200 ms`), releases (`6.0.2`), patterns of names.
 
 A pattern is `schema.table` or `schema.table.column`; `*` and `?` match within a part and never across the dot, `\`
-escapes as in a `TableName`. In `source.tables` a leading `!` takes tables out again, and patterns are read in order: a
-later one may take in what an earlier one took out.
+escapes as in a `TableName`. In `source.tables` a leading `!` excludes tables, and patterns are read in order: a later
+one may include again what an earlier one excluded.
 
-The white list of tables that a server of the GaussDB family filters by: `schema.table,…`.
-
-`*` stands for a whole schema name, table name or both, never for a part of one. Names are compared as they are in the
-catalog, without quotes; a comma or a dot in one cannot be written. TRUNCATE and DDL lines ignore the list, so whoever
-receives filters again by `tables`.
+The white list that servers of the GaussDB family filter by is `schema.table,…`: `*` stands for a whole schema name,
+table name or both, never for a part of one. Names are compared as they are in the catalog, without quotes; a comma or
+a dot in one cannot be written. TRUNCATE and DDL lines ignore the list, so the receiver filters again by `tables`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Names, forms, ranges and defaults are the server's. A mode is how a slot is read: by SQL functions, or by a stream that
 one thread decodes (serial) or several (parallel). In the open source the parsers say what exists; the rest is known
-from GaussDB's documents alone. Rules between options are in `gaussdb_rules.py`.
+from GaussDB's documents alone. Rules between options are in `validation/gaussdb.py`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""References inside values: `${env:NAME}`, `${env:NAME:-default}`, `${file:path}`, `${secret:scope/key}`.
+"""From pipeline files to a project: read, merge the environment, resolve references, validate, report all problems.
 
-One grammar for every value. `$${` writes a literal `${`. A value that is one reference as a whole stands as if its
-text had been written there; `:-` gives the default where the variable is unset or empty, as in a shell. File paths are
-relative to the project, and one trailing line end is not part of the value. What is no reference is not repeated in its
-problem: it may be a part of a password. This is the only place that reads the environment.
+`conf/<environment>.yaml` of the project is laid over the pipeline file key by key: what is present there, also null,
+replaces what is here; lists are replaced as a whole. A value keeps the place where it was written.
 
-From files to a project: read, lay over, resolve, check, and tell every problem at once.
-
-`conf/<environment>.yaml` of the project is laid over the pipeline file key by key: what is present there replaces what
-is here, also with null; lists are replaced whole. A value keeps the place where it was written.
+References inside values are `${env:NAME}`, `${env:NAME:-default}`, `${file:path}` and `${secret:scope/key}`; `$${`
+writes a literal `${`. A value that is nothing but one reference is read as if the text it resolves to had been written
+there; `:-` gives the default for a variable that is unset or empty, as in a shell. File paths are relative to the
+project, and one trailing line end is not part of the value. A malformed reference is not repeated in its problem: it
+may be part of a password. This is the only module that reads the environment.
 """
 
 from __future__ import annotations

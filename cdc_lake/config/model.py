@@ -1,10 +1,4 @@
-"""When silver is judged by its rules as it stands, and what that keeps back.
-
-The section `observe`: what monitoring is shown of a run. Nothing, unless it is asked for.
-
-The object store that tables can live in: where it is, who we are there, and the addresses of tables in it.
-
-The pipeline file as frozen values. Field descriptions are the editor's help and the reference page.
+"""The pipeline file as frozen values. Field descriptions are the editor's help and the reference page.
 
 A section is the constructor argument of what it configures; nothing below `config` reads a file or the environment.
 """

@@ -2,8 +2,6 @@
 
 Paths in a pipeline file are relative to the project: the folder above `pipelines/` if the file is in a folder of that
 name, otherwise the file's own folder. The working directory never matters.
-
-What is sent to a server of the GaussDB family: its options of logical decoding as text.
 """
 
 from __future__ import annotations

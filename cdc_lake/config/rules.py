@@ -1,16 +1,12 @@
-r"""The rules of silver tables as they are written: one section a kind, told apart by `rule`.
+r"""The quality rules of silver tables as they are written: one section a kind, told apart by `rule`.
 
-A row rule judges the row after each change, before it is merged. A table rule judges a silver table as it stands, when
-silver is judged: there is no change it could hold or stop.
+A row rule judges the row after each change, before it is merged. A table rule judges a silver table as a whole, when
+silver is judged; there is no change that it could quarantine or stop at. `EXPECTATIONS` lists what a rule
+`expectation` may name; those that need a database's query language or compare with another table are left out.
 
-The expectations of Great Expectations that a rule `expectation` may name; a test sets them beside what is installed.
-
-Left out are those that need a database's query language, and those that compare with another table.
-
-Regular expressions that mean the same in Java, where the gate runs, and in Python, where a report is made.
-
-What one of the two lacks or reads differently is refused with its name and place. Both are told to take `\n` alone for
-the end of a line and ASCII for `\w`, `\d`, `\s`; for that each gets flags of its own in front (`java`, `python`).
+Patterns of a rule `regex` must mean the same in Java, where the gate runs, and in Python, where a report is made: what
+one of the two lacks or reads differently is refused with its position. Both are given flags (`java`, `python`) to take
+only `\n` for the end of a line and ASCII for `\w`, `\d`, `\s`.
 """
 
 from __future__ import annotations
@@ -316,9 +312,6 @@ EXPECTATIONS: Final = (
     "expect_table_row_count_to_be_between",
     "expect_table_row_count_to_equal",
 )
-
-COLUMN_ARGUMENTS: Final = ("column", "column_A", "column_B", "column_list")
-"""Arguments that name columns."""
 
 
 _LEADING_FLAGS = re.compile(r"\(\?([is]+)\)")

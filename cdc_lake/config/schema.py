@@ -1,6 +1,6 @@
-"""The tree against the models: pydantic's findings in the user's words, at the place where each value stands.
+"""The tree against the models: pydantic's errors in the user's words, at the place of each value.
 
-The JSON Schema of pipeline files, made from the models: what editors complete and check with.
+The JSON Schema of pipeline files is made from the same models; editors complete and check with it.
 """
 
 from __future__ import annotations

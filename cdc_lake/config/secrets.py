@@ -1,9 +1,7 @@
-"""Secrets of a pipeline: which values are, which are written in a file, and which others on the machine can read.
+"""The secrets of a pipeline: which values are secret, which are written in plain text, which files others can read.
 
-Judged on the tree of nodes like the rules of `checks`. A file is readable by others where its mode says so and no
-folder above keeps them out; on systems without such modes nothing is said.
-
-The secrets that a loaded pipeline holds, for whoever must keep them out of what is shown.
+A file is readable by others if its mode says so and no folder above it keeps them out; on systems without such modes
+nothing is reported.
 """
 
 from __future__ import annotations

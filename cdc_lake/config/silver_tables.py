@@ -1,15 +1,8 @@
-"""What a silver table takes of its source table: which columns, under which names, what is computed, which rows.
+"""What a silver table takes of its source: columns, names, rows, types, partitions; and the section `bronze.redact`.
 
-Expressions are Spark SQL over the columns of one source row, under the names that silver gives them before `rename`.
-
-Type policy: the silver types that a pipeline declares, where the source's type leaves a choice.
-
-A declared type is a promise about every value: what it cannot hold is held or stops the run, and is never clipped,
-rounded or made NULL.
-
-Partitions of a silver table as its pipeline file writes them: `region`, `days(ordered_at)`, `bucket(16, id)`.
-
-The section `bronze.redact`: which columns' values never reach the lake, and what becomes of them instead.
+Expressions are Spark SQL over the columns of one source row, under the names that silver gives them before `rename`. A
+declared type is a promise about every value: a value it cannot hold is quarantined or stops the run, and is never
+clipped, rounded or made NULL.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
-"""The section `source.wal_budget`: how much log the server may keep for the slot, and what is done about it.
+"""The section `source`: a PostgreSQL, a QHB, or a server of the GaussDB family; and the protocol versions each
+speaks.
 
-The section `source`: a PostgreSQL, a QHB, or a server of the GaussDB family. `type` says which.
-
-A section is the constructor argument of what it configures. What cannot be right between its fields is in
-`checks.py` and `gaussdb_rules.py`, so that it is told at its place in the file.
-
-Versions of pgoutput's protocol, and the first PostgreSQL that speaks each.
-
-PostgreSQL's documentation, "Logical Streaming Replication Parameters": version 2 streams transactions that are under
-way, version 3 knows two-phase, version 4 tells where a stream was rolled back, for those who apply in parallel.
-
-Releases of QHB, which is built on PostgreSQL: what one speaks, and which PostgreSQL it is read as.
+Rules across its fields are in `validation`. Versions of pgoutput's protocol are from PostgreSQL's manual, "Logical
+Streaming Replication Parameters": version 2 streams in-progress transactions, version 3 adds two-phase commit, version
+4 parallel apply. QHB is built on PostgreSQL; the tables at the end say which protocol a release speaks.
 """
 
 from __future__ import annotations

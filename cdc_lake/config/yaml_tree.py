@@ -1,8 +1,9 @@
-"""YAML text as a tree of nodes that know where they stand.
+"""YAML text as a tree of nodes with the place of each.
 
-The tree is built from PyYAML's events, so nothing is ever constructed. Plain scalars are read by rules of our own:
-`true` and `false` are the only booleans, numbers are plain decimal ones, all else (`no`, `on`, `010`, dates) is text.
-Anchors, aliases, merge keys, tags, several documents and deep nesting are refused: a pipeline file is plain data.
+The tree is built from PyYAML's events; no object is ever constructed. Plain scalars are resolved by stricter rules
+than YAML's: `true` and `false` are the only booleans, numbers are plain decimal ones, everything else (`no`, `on`,
+`010`, dates) is text. Anchors, aliases, merge keys, tags, several documents and deep nesting are refused: a pipeline
+file is plain data.
 """
 
 from __future__ import annotations

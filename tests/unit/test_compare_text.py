@@ -108,7 +108,7 @@ def test_values_stand_column_by_column_where_they_were_asked_for():
     assert details(one) == [
         "  changed (8)",
         "    price: source '1.50', silver '2.50'",
-        f"    note: source NULL, silver 'it''s\\n{'x' * 55}…'",
+        f"    note: source NULL, silver 'it''s\\n{'x' * 52}… [104 characters]'",
         "    bronze has no change of it",
     ]
     assert details(replace(EXTRA, silver=row)) == [

@@ -147,5 +147,5 @@ def test_the_settings_in_force_are_as_their_schema_says(shell: Shell) -> None:
 def _commands(of: Any, before: str = "") -> list[str]:
     names = [f"{before}{command.name}" for command in of.registered_commands]
     for group in of.registered_groups:
-        names += _commands(group.typer_instance, f"{group.name} ")
+        names += _commands(group.typer_instance, f"{group.name} " if isinstance(group.name, str) else before)
     return names

@@ -1,7 +1,4 @@
-"""The verb `compare`.
-
-A comparison as text: one line a table with its verdict, differences below it, then the verdict over all.
-"""
+"""The command `compare`: one line a table with its verdict, differences below it, then the verdict over all."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc_lake.cli.command import Call, verb
-from cdc_lake.cli.text import table
+from cdc_lake.cli.text import format_count, format_key, format_value, table
 from cdc_lake.model.diagnostic import pluralize
 
 if TYPE_CHECKING:
@@ -18,11 +15,10 @@ if TYPE_CHECKING:
     from cdc_lake.control.verdicts import Comparison, DifferingKey, KeyChange, Repair, TableComparison
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    verb(app, "compare")(compare)
+compare_app = typer.Typer()
 
 
+@verb(compare_app, "compare")
 def compare(
     call: Call,
     tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="All by default.")] = None,
@@ -82,14 +78,15 @@ def _sample(text: str) -> Sample:
 
 
 _CHANGES = 3  # of a key, the last ones
-_LONG = 60  # characters of a value
 _KINDS = ("missing", "extra", "changed", "repeated", "unaccounted")
 
 
 def comparison_text(comparison: Comparison, width: int) -> str:
     """The verdicts."""
     head = ("table", "silver", "source", "silver rows", "verdict")
-    rows = [(t.table, t.silver, _number(t.source_rows), _number(t.silver_rows), t.text) for t in comparison.tables]
+    rows = [
+        (t.table, t.silver, format_count(t.source_rows), format_count(t.silver_rows), t.text) for t in comparison.tables
+    ]
     lines = table([head, *rows], right=frozenset({2, 3}), indent="")
     if max(map(len, lines)) > width:
         narrow = [(head[0], *head[3:]), *((row[0], *row[3:]) for row in rows)]
@@ -104,7 +101,7 @@ def comparison_text(comparison: Comparison, width: int) -> str:
 
 def _details(comparison: TableComparison) -> list[str]:
     lines = [f"  {pluralize(getattr(comparison, kind), 'key')} {kind}" for kind in _KINDS if getattr(comparison, kind)]
-    lines += [f"  {kind}: {', '.join(_key(key) for key in keys)}" for kind, keys in comparison.samples if keys]
+    lines += [f"  {kind}: {', '.join(format_key(key) for key in keys)}" for kind, keys in comparison.samples if keys]
     lines += [f"  column {name} differs in {pluralize(rows, 'row')}" for name, rows in comparison.columns]
     lines += [line for differing_key in comparison.differing for line in _differing(differing_key)]
     if comparison.repair is not None:
@@ -123,15 +120,15 @@ def _differing(differing_key: DifferingKey) -> list[str]:
         if differing_key.columns and not (differing_key.source and differing_key.silver)
         else ""
     )
-    lines = [f"  {differing_key.kind} {_key(differing_key.key)}{columns}"]
+    lines = [f"  {differing_key.kind} {format_key(differing_key.key)}{columns}"]
     if differing_key.source is not None and differing_key.silver is not None:
         lines += [
-            f"    {n}: source {_text(differing_key.source[n])}, silver {_text(differing_key.silver[n])}"
+            f"    {n}: source {format_value(differing_key.source[n])}, silver {format_value(differing_key.silver[n])}"
             for n in differing_key.columns
         ]
     else:
         for side, row in (("source", differing_key.source), ("silver", differing_key.silver)):
-            lines += [f"    {side}: {n} {_text(value)}" for n, value in (row or {}).items()]
+            lines += [f"    {side}: {n} {format_value(value)}" for n, value in (row or {}).items()]
     last = differing_key.changes[-_CHANGES:]
     if (more := differing_key.touched - len(last)) > 0:
         lines.append(f"    … {pluralize(more, 'earlier change')} in bronze (`cdc-lake inspect row`)")
@@ -145,13 +142,6 @@ def _change(change: KeyChange) -> str:
     return f"{change.position}  {change.op}  {when}{csn}"
 
 
-def _text(value: str | None) -> str:
-    if value is None:
-        return "NULL"
-    text = value if len(value) <= _LONG else f"{value[:_LONG]}…"
-    return "'" + text.replace("'", "''").replace("\n", "\\n") + "'"
-
-
 def _repair(repair: Repair) -> list[str]:
     lines = []
     if repair.landed:
@@ -161,11 +151,3 @@ def _repair(repair: Repair) -> list[str]:
     if repair.left:
         lines.append(f"  not repaired: {pluralize(repair.left, 'key')}: {repair.reason}")
     return lines
-
-
-def _key(key: tuple[str | None, ...]) -> str:
-    return "(" + ", ".join("NULL" if part is None else part for part in key) + ")"
-
-
-def _number(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"

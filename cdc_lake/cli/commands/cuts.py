@@ -1,7 +1,4 @@
-"""The verbs of `cuts`: which positions all silver tables can be read at, and which of them stay.
-
-Cuts as text.
-"""
+"""The commands of `cuts`: positions at which all silver tables can be read, and which of them are pinned."""
 
 from __future__ import annotations
 

@@ -1,25 +1,19 @@
-"""The verbs of `inspect`: a span, a transaction, a row, the chain, what is parked. They read the lake only, a row in
-silver too, unless asked to set bronze beside its source. And the failpoints, which are the program's own.
+"""The commands of `inspect`: what bronze holds, from one row to the whole chain; prepared transactions; failpoints.
 
-What `inspect` found, as text. These show row values, because that is what was asked for.
-
-The row of one key as text: a line an event with what it changed, then where the row stands.
-
-The places to break a pipeline at, as text: the crash points in their order, then the failpoints beyond them.
-
-Prepared transactions that are kept, as text: one a line.
+They print row values, because that is what was asked for. Only `row` also reads silver, and only `chain --against`
+connects to the source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cdc_lake.cli.command import Call, verb
-from cdc_lake.cli.text import size, table
+from cdc_lake.cli.text import format_value, size, table
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.observability.failpoints import FailpointList
 from cdc_lake.source.base import format_stream_position
@@ -157,21 +151,15 @@ def inspect_failpoints(call: Call) -> None:
 
 
 def _against(call: Call, project: Project, what: str, *, whole_chain: bool) -> None:
+    from cdc_lake.cli.output import plain
     from cdc_lake.comparison.bronze_vs_source import against_source
 
     if what != "source" or not whole_chain:
         raise typer.BadParameter("expected `source`, without a range", param_hint="--against")
     proof = against_source(project, call.view.report)
-    call.view.result({"holds": proof.holds, **_fields(proof)}, proof_text(proof))
+    call.view.result({"holds": proof.holds, **plain(proof)}, proof_text(proof))
     if not proof.holds:
         raise typer.Exit(1)
-
-
-def _fields(value: object) -> dict[str, Any]:
-    from cdc_lake.cli.output import plain
-
-    body = plain(value)
-    return body if isinstance(body, dict) else {"value": body}
 
 
 def _bronze(call: Call) -> BronzeReader:
@@ -308,16 +296,8 @@ def _tuples(
 
 
 def _values(values: Mapping[str, str | None], unchanged: Sequence[str]) -> str:
-    shown = [f"{n}=<unchanged>" if n in unchanged else f"{n}={value_text(v)}" for n, v in values.items()]
+    shown = [f"{n}=<unchanged>" if n in unchanged else f"{n}={format_value(v)}" for n, v in values.items()]
     return "(" + ", ".join(shown) + ")"
-
-
-def value_text(value: str | None) -> str:
-    """A value in quotes, short enough for a line."""
-    if value is None:
-        return "NULL"
-    text = value if len(value) <= 60 else f"{value[:57]}… [{len(value):,} characters]"
-    return "'" + text.replace("'", "''").replace("\n", "\\n") + "'"
 
 
 def time_text(value: datetime | None) -> str:
@@ -358,7 +338,9 @@ def _values_text(event: RowEvent, change: RowChange) -> str:
         moved = [f"from {_row_text(event.old)}"] if event.old is not None else []
         return ", ".join([_row_text(after), *moved, *unknown])
     changed = [
-        f"{name} {value_text(before[name])} → {value_text(value)}" if name in before else f"{name} {value_text(value)}"
+        f"{name} {format_value(before[name])} → {format_value(value)}"
+        if name in before
+        else f"{name} {format_value(value)}"
         for name, value in after.items()
         if name not in before or before[name] != value
     ]
@@ -368,7 +350,7 @@ def _values_text(event: RowEvent, change: RowChange) -> str:
 def _row_text(values: Mapping[str, str | None] | None) -> str:
     if values is None:
         return "no row"
-    return "(" + ", ".join(f"{name}={value_text(value)}" for name, value in values.items()) + ")"
+    return "(" + ", ".join(f"{name}={format_value(value)}" for name, value in values.items()) + ")"
 
 
 def _held_text(change: HeldChange) -> str:

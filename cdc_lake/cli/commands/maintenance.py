@@ -1,17 +1,4 @@
-"""The verb `rebuild`: a silver table again from bronze.
-
-The verbs that copy again from the source: `resync` some tables, `restart` all of them in a new stream.
-
-The verbs `pause` and `resume`: one table stopped while the others flow.
-
-The verb `upgrade`: a lake of an older version in the form of this one.
-
-What a rebuild made, and how it differs from what was there, as text.
-
-What a resync or a restart did, as text.
-
-What maintenance did, or would do, as text.
-"""
+"""The commands `rebuild`, `resync`, `restart`, `pause`, `resume` and `upgrade`, and what they and `maintain` print."""
 
 from __future__ import annotations
 
@@ -21,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc_lake.cli.command import Call, verb
+from cdc_lake.cli.text import format_key, table
 from cdc_lake.model.diagnostic import pluralize
 
 if TYPE_CHECKING:
@@ -32,14 +20,14 @@ if TYPE_CHECKING:
     from cdc_lake.silver.kinds import Difference
 
 
-def register_rebuild(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "rebuild")(rebuild)
+maintenance_app = typer.Typer()
+Table = Annotated[str, typer.Argument(help="The source table: schema.table, or a table of `public`.")]
 
 
+@verb(maintenance_app, "rebuild")
 def rebuild(
     call: Call,
-    table: Annotated[str, typer.Argument(help="The source table: schema.table, or a table of `public`.")],
+    table: Table,
     into: Annotated[
         str | None, typer.Option("--into", metavar="NAME", help="Into a new table; the one there is left as it is.")
     ] = None,
@@ -68,12 +56,7 @@ def rebuild(
     call.view.result(result, rebuilt_text(result))
 
 
-def register_resync(app: typer.Typer) -> None:
-    """Add the verbs."""
-    verb(app, "resync")(resync)
-    verb(app, "restart")(restart)
-
-
+@verb(maintenance_app, "resync")
 def resync(
     call: Call,
     tables: Annotated[list[str], typer.Argument(metavar="TABLE...", help="schema.table, or a table of `public`.")],
@@ -94,6 +77,7 @@ def resync(
     call.view.result(result, resynced_text(result))
 
 
+@verb(maintenance_app, "restart")
 def restart(
     call: Call,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without it only what it does is said.")] = False,
@@ -108,15 +92,7 @@ def restart(
     call.view.result(result, restarted_text(result))
 
 
-Table = Annotated[str, typer.Argument(help="The source table: schema.table, or a table of `public`.")]
-
-
-def register_pause(app: typer.Typer) -> None:
-    """Add the verbs."""
-    verb(app, "pause")(pause)
-    verb(app, "resume")(resume)
-
-
+@verb(maintenance_app, "pause")
 def pause(call: Call, table: Table) -> None:
     """Stop one silver table while the others flow: bronze keeps its changes until `resume`."""
     from cdc_lake.control.table_pauses import pause as stop
@@ -125,6 +101,7 @@ def pause(call: Call, table: Table) -> None:
     call.view.result(result, _pause_text(result))
 
 
+@verb(maintenance_app, "resume")
 def resume(call: Call, table: Table) -> None:
     """Let a paused table go on from where it stayed."""
     from cdc_lake.control.table_pauses import resume as go_on
@@ -143,11 +120,7 @@ def _pause_text(state: PauseState) -> str:
     return f"{state.table} goes on with the next span of a run" if state.changed else f"{state.table} is not paused"
 
 
-def register_upgrade(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "upgrade")(upgrade)
-
-
+@verb(maintenance_app, "upgrade")
 def upgrade(
     call: Call, yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what it takes.")] = False
 ) -> None:
@@ -159,9 +132,6 @@ def upgrade(
 
 
 def _upgrade_text(result: Upgrade) -> str:
-    from cdc_lake.cli.text import table
-    from cdc_lake.model.diagnostic import pluralize
-
     if not result.pending:
         return f"nothing to upgrade: {result.pipeline} is as this version writes it"
     rows = [
@@ -215,13 +185,12 @@ def _columns(difference: Difference) -> Iterator[str]:
 
 def _keys(difference: Difference) -> Iterator[str]:
     for what, keys in difference.keys.items():
-        shown = ", ".join("(" + ", ".join("NULL" if part is None else part for part in key) + ")" for key in keys)
-        yield f"{what}: {shown}"
+        yield f"{what}: {', '.join(map(format_key, keys))}"
 
 
 def resynced_text(result: Resynced) -> str:
     """A line for each table, then what comes next."""
-    lines = [_table(result, table) for table in result.tables]
+    lines = [_table(result, resynced) for resynced in result.tables]
     then = "nothing was changed" if result.position is None else "silver takes the copy with the next `cdc-lake run`"
     return "\n".join([*lines, then])
 
@@ -266,8 +235,8 @@ def maintenance_text(result: Maintenance) -> str:
     if result.kept and not result.lost:
         lines.append(f"retention: {result.kept}")
     lines += [f"{'lost' if result.done else 'would be lost'}: {lost}" for lost in result.lost]
-    for table in result.silver or ():
-        lines += [f"{table.table}: {step.text}" for step in table.steps] or [f"{table.table}: nothing to do"]
+    for silver in result.silver or ():
+        lines += [f"{silver.table}: {step.text}" for step in silver.steps] or [f"{silver.table}: nothing to do"]
     if not result.done:
         lines.append("nothing was changed")
     return "\n".join(lines)

@@ -1,9 +1,4 @@
-"""The verbs that need neither source nor lake: `init`, `validate`, `explain`, `schema`.
-
-The verb `bundle`: a pipeline as jobs on Databricks.
-
-The result of `bundle` as text.
-"""
+"""The commands that need neither source nor lake: `init`, `validate`, `explain`, `schema` and `bundle`."""
 
 from __future__ import annotations
 
@@ -19,14 +14,10 @@ if TYPE_CHECKING:
     from cdc_lake.deploy.databricks_yaml import BundleFile
 
 
-def register_offline(app: typer.Typer) -> None:
-    """Add the verbs."""
-    verb(app, "init", pipeline=False)(init)
-    verb(app, "validate")(validate)
-    verb(app, "explain", pipeline=False)(explain)
-    verb(app, "schema", pipeline=False)(schema)
+project_app = typer.Typer()
 
 
+@verb(project_app, "init", pipeline=False)
 def init(
     call: Call,
     template: Annotated[str, typer.Argument(help="demo, postgres, gaussdb, qhb, databricks or empty.")],
@@ -41,6 +32,7 @@ def init(
     call.view.result(project, new_project_text(project))
 
 
+@verb(project_app, "validate")
 def validate(
     call: Call, files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Pipeline files.")] = None
 ) -> None:
@@ -62,6 +54,7 @@ def validate(
         raise typer.Exit(EXIT_CONFIG)
 
 
+@verb(project_app, "explain", pipeline=False)
 def explain(
     call: Call,
     code: Annotated[str | None, typer.Argument(help="As in `error[CODE]`.")] = None,
@@ -81,6 +74,7 @@ def explain(
     call.view.result({"code": code.strip().upper(), "page": text}, text)
 
 
+@verb(project_app, "schema", pipeline=False)
 def schema(call: Call) -> None:
     """The JSON Schema of pipeline files, for editors."""
     from cdc_lake.cli.output import dumps
@@ -89,11 +83,7 @@ def schema(call: Call) -> None:
     call.view.raw(dumps(json_schema()))
 
 
-def register_bundle(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "bundle", pipeline=False)(bundle)
-
-
+@verb(project_app, "bundle", pipeline=False)
 def bundle(
     call: Call,
     pipeline: Annotated[

@@ -1,6 +1,6 @@
-"""The verbs of `held`: what waits and why, decisions on it, and transactions that could not be decoded tried again.
+"""The commands of `held`: what is in quarantine, decisions on it, and undecodable transactions decoded again.
 
-What is held, as text. Keys are shown, because that is what was asked for; no other values.
+Keys are printed, because that is what was asked for; no other values.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc_lake.cli.command import Call, verb
-from cdc_lake.cli.text import size, table
+from cdc_lake.cli.text import format_key, size, table
 from cdc_lake.model.diagnostic import pluralize
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def decided_text(decision: HeldDecision) -> str:
     past = {"release": "released", "discard": "discarded"}[decision.verb]
     lines = _changes(decision.changes)
     for group in decision.left:
-        keys = ", ".join(_key(key) for key in group.keys[:_KEYS]) + (", …" if len(group.keys) > _KEYS else "")
+        keys = ", ".join(format_key(key) for key in group.keys[:_KEYS]) + (", …" if len(group.keys) > _KEYS else "")
         lines.append(f"{keys} stays held: {group.why}")
     if decision.before:
         was = "was" if decision.before == 1 else "were"
@@ -166,10 +166,6 @@ def decided_text(decision: HeldDecision) -> str:
     return "\n".join([*lines, "", verdict])
 
 
-def _key(key: Sequence[str | None]) -> str:
-    return f"({', '.join('NULL' if part is None else part for part in key)})"
-
-
 def _change(change: HeldChange) -> tuple[str, ...]:
     from cdc_lake.model.quarantine import CEILING
 
@@ -180,7 +176,7 @@ def _change(change: HeldChange) -> tuple[str, ...]:
         change.table,
         f"{change.position} released" if change.ordinal < CEILING else f"{change.position}:{change.ordinal}",
         change.op,
-        _key(change.key),
+        format_key(change.key),
         why + decided[change.decided],
     )
 

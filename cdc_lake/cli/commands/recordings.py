@@ -1,7 +1,4 @@
-"""The verbs about bytes of a stream: `inspect payload`, `record`, `replay`. They need no bronze and no Spark.
-
-What a replay or a recording amounts to, as text.
-"""
+"""The commands about the bytes of a stream: `inspect payload`, `record`, `replay`. They need no bronze and no Spark."""
 
 from __future__ import annotations
 
@@ -21,6 +18,9 @@ from cdc_lake.model.diagnostic import pluralize
 
 if TYPE_CHECKING:
     from cdc_lake.devtools.replay import Reading, Recorded, Replayed
+
+
+recordings_app = typer.Typer()
 
 
 class PluginName(enum.StrEnum):
@@ -101,12 +101,7 @@ def inspect_payload(
     _print(call, inspect_files(files, reading, recording=recording))
 
 
-def register(app: typer.Typer) -> None:
-    """Add `record` and `replay`, beside the verbs of `inspect`."""
-    verb(app, "record", pipeline=False)(record_command)
-    verb(app, "replay", pipeline=False)(replay_command)
-
-
+@verb(recordings_app, "record", pipeline=False)
 def record_command(
     call: Call,
     pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE", help="Pipeline file: which source to record.")],
@@ -171,6 +166,7 @@ def _bytes(text: str) -> int:
         raise typer.BadParameter("expected a size such as 64 MiB", param_hint="--bytes") from bad
 
 
+@verb(recordings_app, "replay", pipeline=False)
 def replay_command(
     call: Call,
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Recordings.")],

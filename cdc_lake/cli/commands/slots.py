@@ -1,9 +1,4 @@
-"""The verbs of `slot`: what the server keeps log for, and the pipeline's own slot made, advanced and dropped.
-
-One slot as text: its facts, a line each, then what they threaten, each with its remedy.
-
-Slots as text: one a line, the pipeline's own marked, and what was done to it.
-"""
+"""The commands of `slot`: the server's replication slots; the pipeline's own created, advanced and dropped."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""A status as text: what it is about, the flow with its lags, the slot, the tables, what is held.
+"""The command `status` as text: source, slot, flow with its lags, tables, quarantine; and the type ledger of `check`.
 
-`status --watch`: a live view on a terminal, a line each time elsewhere, a document a line with `--json`.
-
-The ledger of types as text: a table a source table, a line a column.
+`status --watch` is a live view on a terminal, one line each time elsewhere, one document a line with `--json`.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cdc_lake.cli.output import CommandOutput, document, error_document
-from cdc_lake.cli.text import GREEN, RED, YELLOW, error_text, seconds, size, table, tint, wrap_line
+from cdc_lake.cli.text import GREEN, RED, YELLOW, error_text, format_count, seconds, size, table, tint, wrap_line
 from cdc_lake.errors import CdcLakeError, Retry
 from cdc_lake.model.diagnostic import pluralize, printable
 
@@ -128,7 +126,7 @@ def _flow(status: Status) -> list[str]:
     def row(name: str, position: str | None, lag: Lag) -> tuple[str, ...]:
         # What is not in bronze has no known commit time: it is no older than the last transaction that is.
         time = f"≤ {seconds(lag.seconds)}" if lag.seconds and name != "applied" else seconds(lag.seconds)
-        return name, position or "-", size(lag.bytes), time, _transactions(lag.transactions)
+        return name, position or "-", size(lag.bytes), time, format_count(lag.transactions)
 
     rows = [
         ("lag", "position", "bytes", "time", "transactions"),
@@ -137,10 +135,6 @@ def _flow(status: Status) -> list[str]:
         row("applied", status.silver_position, status.applied),
     ]
     return table(rows, right=frozenset({2, 3, 4}), indent="")
-
-
-def _transactions(number: int | None) -> str:
-    return "-" if number is None else f"{number:,}"
 
 
 def _tables(status: Status, width: int, *, colour: bool) -> list[str]:

@@ -1,11 +1,7 @@
-"""The rules of a source of the GaussDB family by name, and what is said where one is broken.
+"""The rules of a source of the GaussDB family: which fields and options of logical decoding go together.
 
-Which fields of a source of the GaussDB family go together, its options aside.
-
-Which options of logical decoding go together: judged before any connection is opened.
-
-`judge` tells every broken rule of a source of the GaussDB family. Given the release that the server itself names, the
-same rules judge what a file could not know.
+`judge` evaluates them before any connection is opened. Given the release that the server itself reports, the same rules
+judge what a file could not know.
 """
 
 from __future__ import annotations
