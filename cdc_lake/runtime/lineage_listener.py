@@ -22,7 +22,6 @@ from cdc_lake.errors.base import install
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.runtime.apply.merge import ApplyTotals
 
-
 _WAITING: Final = 100
 """Events that may wait: a run has one in ten minutes, so a server was away for a day."""
 
