@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
-from cdc_lake.cli.command import Call, Debug, Json, NoColor, Quiet, Verbose, set_options, verb
+from cdc_lake.cli.command import Call, Debug, DryRun, Json, NoColor, Quiet, Verbose, set_options, verb
 from cdc_lake.cli.commands.compare import compare_app
 from cdc_lake.cli.commands.cuts import cuts_app
 from cdc_lake.cli.commands.inspect import inspect_app
@@ -52,7 +53,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Changes of the PostgreSQL family into Delta Lake and Iceberg: whole transactions, in order, exactly once.",
+    help="Replicate PostgreSQL-family databases to Delta Lake and Iceberg: whole transactions, in order, exactly once.",
 )
 app.add_typer(inspect_app, name="inspect")
 app.add_typer(held_app, name="held")
@@ -78,10 +79,10 @@ def read_shared_options(
     debug: Debug = False,
     no_color: NoColor = False,
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_version, help="The version, and no more.")
+        bool, Option("--version", is_eager=True, callback=_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Read the options that stand before the verb."""
+    """Read the options that stand before the command."""
     del version
     set_options(OutputOptions(json=json, quiet=quiet, verbose=verbose, debug=debug, no_color=no_color))
 
@@ -89,15 +90,17 @@ def read_shared_options(
 @verb(app, "check")
 def check(
     call: Call,
-    sql: Annotated[bool, typer.Option("--sql", help="Only the SQL that a DBA must run; both with --ddl.")] = False,
+    sql: Annotated[bool, Option("--sql", help="Print only the SQL a DBA must run (combine with --ddl).")] = False,
     ddl: Annotated[
-        bool, typer.Option("--ddl", help="Only the SQL of the event trigger that tells altered tables (PostgreSQL).")
+        bool,
+        Option("--ddl", help="Print only the DDL of the event trigger that publishes schema changes (PostgreSQL)."),
     ] = False,
     only: Annotated[
-        str | None, typer.Option("--only", metavar="receive", help="Only what a host that receives needs: no Spark.")
+        str | None,
+        Option("--only", metavar="receive", help="Check only what a receive-only host needs, without Spark."),
     ] = None,
 ) -> None:
-    """Look at everything a run needs: Java, Spark, jars, server, role, slot, tables, lake; each with its fix."""
+    """Check everything a run needs: Java, Spark, JARs, server, role, slot, tables, lake; with fixes for problems."""
     from cdc_lake.cli.commands.status import ledger_text
     from cdc_lake.cli.text import check_text
     from cdc_lake.ops.check import runner
@@ -127,14 +130,18 @@ def check(
 def plan(
     call: Call,
     show_config: Annotated[
-        bool, typer.Option("--show-config", help="Every setting in force and where it comes from; no connection.")
+        bool,
+        Option(
+            "--show-config",
+            help="Print every setting in effect and where it comes from, without connecting to the source.",
+        ),
     ] = False,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 6 where changes are pending.")] = False,
+    exit_code: Annotated[bool, Option("--exit-code", help="Exit with status 6 if changes are pending.")] = False,
     adopt: Annotated[
-        list[str] | None, typer.Option("--adopt", metavar="TABLE", help="What `run --adopt TABLE` would do.")
+        list[str] | None, Option("--adopt", metavar="TABLE", help="Plan as if `run --adopt TABLE` were given.")
     ] = None,
 ) -> None:
-    """What `run` would do, without doing it."""
+    """Show what `run` would do, without doing it."""
     from cdc_lake.cli.commands.status import ledger_text
     from cdc_lake.cli.text import plan_text, settings_text
 
@@ -158,24 +165,26 @@ def plan(
 @verb(app, "run")
 def run(
     call: Call,
-    once: Annotated[bool, typer.Option("--once", help="Up to where the source is now, then end.")] = False,
-    only: Annotated[str | None, typer.Option("--only", metavar="receive|apply", help="One of the two loops.")] = None,
+    once: Annotated[
+        bool, Option("--once", help="Process everything up to the current position of the source, then exit.")
+    ] = False,
+    only: Annotated[str | None, Option("--only", metavar="receive|apply", help="Run only one of the loops.")] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option("--allow", metavar="OPERATION", help="Do this destructive operation, in the words of `plan`."),
+        Option("--allow", metavar="OPERATION", help="Allow this destructive operation, given as `plan` prints it."),
     ] = None,
     adopt: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--adopt",
             metavar="TABLE",
-            help="Replace what this silver table (namespace.table) holds, although it belongs to another pipeline or "
-            "was not written by cdc-lake.",
+            help="Replace the contents of this silver table (namespace.table), even if it belongs to another pipeline "
+            "or was not written by cdc-lake.",
         ),
     ] = None,
-    until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
+    until_input_ends: Annotated[bool, Option("--until-input-ends", hidden=True)] = False,
 ) -> None:
-    """Do the plan: receive changes into bronze, apply them to silver."""
+    """Carry out the plan: receive changes into bronze and apply them to silver."""
     from cdc_lake.cli.process import StopOnSignal, stop_when_input_ends
     from cdc_lake.cli.text import run_text
 
@@ -183,7 +192,9 @@ def run(
         raise typer.BadParameter("expected `receive` or `apply`", param_hint="--only")
     for option, words in (("--allow", allow), ("--adopt", adopt)):
         if words and only == "receive":
-            raise typer.BadParameter("receiving alone changes no silver table", param_hint=option)
+            raise typer.BadParameter(
+                "cannot be combined with --only receive, which changes no silver table", param_hint=option
+            )
     project = call.project()
     report_progress: ProgressReporter = call.view.report
     if only == "receive":
@@ -219,22 +230,25 @@ def status(
     call: Call,
     watch: Annotated[
         bool,
-        typer.Option("--watch", "-w", help="Again and again until Ctrl-C: a screen, without one a line each."),
+        Option(
+            "--watch", "-w", help="Refresh until Ctrl-C: the whole screen on a terminal, otherwise one line each time."
+        ),
     ] = False,
-    every: Annotated[float, typer.Option("--every", metavar="SECONDS", min=0.5, help="With --watch.")] = 2.0,
+    every: Annotated[float, Option("--every", metavar="SECONDS", min=0.5, help="Refresh interval of --watch.")] = 2.0,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write it as a page too; with --watch each time.")
+        Path | None,
+        Option("--html", metavar="FILE", help="Also write the status as an HTML page; with --watch, at every refresh."),
     ] = None,
     exit_code: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--exit-code",
-            help="Exit 1 if the source is not reachable, the slot is missing or lost, the receiver waits, or a table "
-            "or the stream cannot go on.",
+            help="Exit with status 1 if the source is unreachable, the slot is missing or lost, the receiver waits, "
+            "or a table or the stream cannot continue.",
         ),
     ] = False,
 ) -> None:
-    """Where the pipeline stands: tables, slot, lags, held rows, each with its reason."""
+    """Show the state of the pipeline: tables, slot, lags and held rows, each with its reason."""
     from cdc_lake.cli.commands.status import status_text, watch_status
     from cdc_lake.ops.status import status as look_up
 
@@ -249,7 +263,9 @@ def status(
         return current
 
     if watch and exit_code:
-        raise typer.BadParameter("with --watch there is no end to give a code at", param_hint="--exit-code")
+        raise typer.BadParameter(
+            "cannot be combined with --watch, which does not end by itself", param_hint="--exit-code"
+        )
     if watch:
         watch_status(call.view, load_status, every)
         return
@@ -261,9 +277,9 @@ def status(
 
 @verb(app, "report")
 def report(
-    call: Call, open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False
+    call: Call, open_it: Annotated[bool, Option("--open", help="Open the report in a browser.")] = False
 ) -> None:
-    """Write the data quality and run report: one HTML file and its JSON."""
+    """Write the data quality and run report, as an HTML file and a JSON file."""
     from cdc_lake.cli.text import report_text
     from cdc_lake.ops.html_pages import report as write
 
@@ -279,13 +295,16 @@ def report(
 @verb(app, "maintain")
 def maintain(
     call: Call,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    dry_run: DryRun = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Let what is old enough leave, whatever still needs it; says what is lost.")
+        bool,
+        Option("--force", help="Expire what is old enough even if something still needs it, and print what is lost."),
     ] = False,
-    only: Annotated[str | None, typer.Option("--only", metavar="bronze|silver", help="One of the two.")] = None,
+    only: Annotated[
+        str | None, Option("--only", metavar="bronze|silver", help="Maintain only bronze or only silver.")
+    ] = None,
 ) -> None:
-    """Keep tables up: let old transactions and versions leave, put small files together, remove what nobody needs."""
+    """Maintain bronze and silver: expire old transactions and versions, compact small files, delete orphan files."""
     from cdc_lake.cli.commands.maintenance import maintenance_text
     from cdc_lake.runtime.maintain import maintain as keep_up
 

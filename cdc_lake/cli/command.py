@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from cdc_lake.cli import output
 from cdc_lake.cli.output import CommandOutput, OutputOptions, keep_out, stderr
@@ -28,21 +29,28 @@ if TYPE_CHECKING:
 _OUTPUT = "Output"
 _PIPELINE = "Pipeline"
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.", rich_help_panel=_OUTPUT)]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No narration, only errors.", rich_help_panel=_OUTPUT)]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Every step, and logs.", rich_help_panel=_OUTPUT)]
-Debug = Annotated[bool, typer.Option("--debug", help="Debug logs; errors with traceback.", rich_help_panel=_OUTPUT)]
-NoColor = Annotated[bool, typer.Option("--no-color", help="No colour, as NO_COLOR=1.", rich_help_panel=_OUTPUT)]
+Json = Annotated[bool, Option("--json", help="Print one JSON document on standard output.", rich_help_panel=_OUTPUT)]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Suppress progress; print errors only.", rich_help_panel=_OUTPUT)]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Print every step, and logs.", rich_help_panel=_OUTPUT)]
+Debug = Annotated[bool, Option("--debug", help="Print debug logs, and tracebacks of errors.", rich_help_panel=_OUTPUT)]
+NoColor = Annotated[bool, Option("--no-color", help="Disable colors, as NO_COLOR=1 does.", rich_help_panel=_OUTPUT)]
 PipelineFile = Annotated[
     Path | None,
-    typer.Option(
-        "--pipeline", "-p", metavar="FILE", help="Pipeline file; the project's only one by default.",
+    Option(
+        "--pipeline", "-p", metavar="FILE", help="Pipeline file (default: the only one of the project).",
         rich_help_panel=_PIPELINE,
     ),
 ]  # fmt: skip
 Environment = Annotated[
     str | None,
-    typer.Option("--env", "-e", metavar="NAME", help="Lay conf/NAME.yaml over it.", rich_help_panel=_PIPELINE),
+    Option("--env", "-e", metavar="NAME", help="Override settings with conf/NAME.yaml.", rich_help_panel=_PIPELINE),
+]
+
+Table = Annotated[str, Argument(help="Source table: schema.table, or a table of the schema `public`.")]
+Epoch = Annotated[int | None, Option("--epoch", min=1, help="Epoch of the stream (default: the newest).")]
+DryRun = Annotated[bool, Option("--dry-run", help="Show what would be done, without doing it.")]
+Wait = Annotated[
+    float, Option("--wait", metavar="SECONDS", min=0, help="How long to wait for the current reader of the slot.")
 ]
 
 _SHARED = {"json": Json, "quiet": Quiet, "verbose": Verbose, "debug": Debug, "no_color": NoColor}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from cdc_lake.cli.command import Call, verb
 from cdc_lake.cli.text import format_count, format_key, format_value, table
@@ -21,26 +22,34 @@ compare_app = typer.Typer()
 @verb(compare_app, "compare")
 def compare(
     call: Call,
-    tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="All by default.")] = None,
+    tables: Annotated[list[str] | None, Argument(metavar="[TABLE]...", help="Source tables (default: all).")] = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Say which keys can be brought from the source into bronze; with --yes do.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --repair: do it; the next run merges what landed.")] = False,
-    show_values: Annotated[
         bool,
-        typer.Option("--show-values", help="Also the rows of the keys that are named; compare.json has them then."),
+        Option(
+            "--repair",
+            help="List the keys that can be repaired from the source; with --yes, copy their rows into bronze.",
+        ),
+    ] = False,
+    yes: Annotated[bool, Option("--yes", help="With --repair: copy the rows; the next run merges them.")] = False,
+    show_values: Annotated[
+        bool, Option("--show-values", help="Also show the rows of the listed keys, and write them into compare.json.")
     ] = False,
     at: Annotated[
         str | None,
-        typer.Option("--at", metavar="CUT", help="Silver as the cut at or below a position, time or promise has it."),
+        Option(
+            "--at",
+            metavar="CUT",
+            help="Compare silver as of the cut at or before a position or time, or as of a promised cut.",
+        ),
     ] = None,
     sample: Annotated[
-        str | None, typer.Option("--sample", metavar="N%|ROWS", help="Some rows only, other ones each time.")
+        str | None,
+        Option("--sample", metavar="N%|ROWS", help="Compare only some of the rows, different ones each time."),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option("--exclude", metavar="TABLE", help="Leave a table out; may be repeated.")
+        list[str] | None, Option("--exclude", metavar="TABLE", help="Exclude a table; can be given several times.")
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Match all rows, hash none of them first.")] = False,
+    full: Annotated[bool, Option("--full", help="Compare all rows one by one, without hashing them first.")] = False,
 ) -> None:
     """Prove that silver equals the source, row by row."""
     from cdc_lake.comparison.compare import compare as prove
@@ -48,9 +57,11 @@ def compare(
     from cdc_lake.model.position import as_of
 
     if yes and not repair:
-        raise typer.BadParameter("there is nothing to agree to without --repair", param_hint="--yes")
+        raise typer.BadParameter("requires --repair", param_hint="--yes")
     if repair and at is not None:
-        raise typer.BadParameter("what differs in an older version of silver is not repaired", param_hint="--at")
+        raise typer.BadParameter(
+            "cannot be combined with --repair: an older version of silver is not repaired", param_hint="--at"
+        )
     comparison = prove(
         call.project(),
         tables or (),

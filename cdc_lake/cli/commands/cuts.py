@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from cdc_lake.cli.command import Call, verb
+from cdc_lake.cli.command import Call, Epoch, verb
 from cdc_lake.cli.text import table
 from cdc_lake.model.diagnostic import pluralize
 
@@ -16,21 +17,20 @@ if TYPE_CHECKING:
     from cdc_lake.runtime.cut_retention import CutLine, CutList, CutTable, CutView, Promised, PromiseLine
 
 cuts_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Cuts: the positions at which all silver tables can be read."
+    no_args_is_help=True, rich_markup_mode=None, help="Cuts: positions at which all silver tables can be read together."
 )
 
-Epoch = Annotated[int | None, typer.Option("--epoch", min=1, help="Of which stream; by default of the newest.")]
 _LONGEST = timedelta(days=36_500)
-_AS_OF = "`latest`, a position as printed, a time with its zone, or the name of a promise."
+_AS_OF = "`latest`, a position as printed, a time with its time zone, or the name of a promise."
 
 
 @verb(cuts_app, "list", document="cuts-list")
 def cuts_list(
     call: Call,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many to list, from the newest on.")] = 20,
-    promised: Annotated[bool, typer.Option("--promised", help="Only those that stay readable.")] = False,
+    limit: Annotated[int, Option("--limit", min=1, help="Maximum number of cuts to list, newest first.")] = 20,
+    promised: Annotated[bool, Option("--promised", help="List only cuts that are promised to stay readable.")] = False,
 ) -> None:
-    """The cuts, the newest first: position, time, tables that are behind, and which stay readable until when."""
+    """List cuts, newest first: position, time, tables that lag behind, and how long each stays readable."""
     from cdc_lake.runtime.cut_retention import list_cuts
 
     cuts = list_cuts(call.project(), limit, promised=promised)
@@ -39,9 +39,9 @@ def cuts_list(
 
 @verb(cuts_app, "show", document="cuts-show")
 def cuts_show(
-    call: Call, as_of: Annotated[str, typer.Argument(metavar="[AS_OF]", help=_AS_OF)] = "latest", epoch: Epoch = None
+    call: Call, as_of: Annotated[str, Argument(metavar="[AS_OF]", help=_AS_OF)] = "latest", epoch: Epoch = None
 ) -> None:
-    """One cut: the version, position and state of each table, and whether the version is there."""
+    """Show one cut: the version, position and state of each table, and whether that version still exists."""
     from cdc_lake.model.position import as_of as parse
     from cdc_lake.runtime.cut_retention import show_cut
 
@@ -52,15 +52,20 @@ def cuts_show(
 @verb(cuts_app, "promise", document="cuts-promise")
 def cuts_promise(
     call: Call,
-    name: Annotated[str, typer.Argument(help="Name to read it by: letters, digits, underscores.")],
-    at: Annotated[str, typer.Option("--at", metavar="AS_OF", help=_AS_OF)] = "latest",
+    name: Annotated[str, Argument(help="Name to read the cut by: letters, digits, underscores.")],
+    at: Annotated[str, Option("--at", metavar="AS_OF", help=_AS_OF)] = "latest",
     epoch: Epoch = None,
     keep: Annotated[
-        str | None, typer.Option("--for", metavar="TIME", help="How long, as 90d or 12h; by default until it is ended.")
+        str | None,
+        Option(
+            "--for",
+            metavar="TIME",
+            help="How long to keep the cut, for example 90d or 12h (default: until the promise is ended).",
+        ),
     ] = None,
-    end: Annotated[bool, typer.Option("--end", help="End the promise of that name.")] = False,
+    end: Annotated[bool, Option("--end", help="End the promise of this name.")] = False,
 ) -> None:
-    """Keep a cut readable under a name, whatever upkeep removes; or end that."""
+    """Keep a cut readable under a name, whatever maintenance removes; or end such a promise."""
     from cdc_lake.model.position import as_of as parse
     from cdc_lake.runtime.cut_retention import end_promise, promise_cut
 
@@ -82,7 +87,7 @@ def _duration(text: str | None) -> timedelta | None:
     except ValueError as bad:
         raise typer.BadParameter("expected a time with a unit, as 90d or 12h", param_hint="--for") from bad
     if milliseconds > _LONGEST.total_seconds() * 1000:
-        raise typer.BadParameter("that is longer than a hundred years: leave it out", param_hint="--for")
+        raise typer.BadParameter("longer than a hundred years: leave the option out", param_hint="--for")
     return timedelta(milliseconds=milliseconds)
 
 

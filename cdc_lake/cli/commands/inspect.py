@@ -11,8 +11,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from cdc_lake.cli.command import Call, verb
+from cdc_lake.cli.command import Call, Epoch, verb
 from cdc_lake.cli.text import format_value, size, table
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.observability.failpoints import FailpointList
@@ -41,16 +42,17 @@ if TYPE_CHECKING:
 inspect_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look into bronze: a span, a transaction, a row, the chain, what is parked; or at what may kill a pipeline.",
+    help="Inspect bronze: a span, a transaction, a row, the hash chain, prepared transactions; list failpoints.",
 )
 
 From = Annotated[
-    str | None, typer.Option("--from", metavar="POSITION", help="Behind this position, by default from the start.")
+    str | None,
+    Option("--from", metavar="POSITION", help="Start after this position (default: at the start of the stream)."),
 ]
 To = Annotated[
-    str | None, typer.Option("--to", metavar="POSITION", help="Up to this position and with it, by default to the end.")
+    str | None,
+    Option("--to", metavar="POSITION", help="End with this position, inclusive (default: at the end of the stream)."),
 ]
-Epoch = Annotated[int | None, typer.Option("--epoch", min=1, help="Of which stream; by default of the newest.")]
 
 
 @verb(inspect_app, "span")
@@ -59,9 +61,11 @@ def inspect_span(
     after: From = None,
     upto: To = None,
     epoch: Epoch = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Transactions to list; totals are of all.")] = 100,
+    limit: Annotated[
+        int, Option("--limit", min=0, help="Maximum number of transactions to list; the totals cover all.")
+    ] = 100,
 ) -> None:
-    """The transactions of a range of positions, one a line, and their totals by table."""
+    """List the transactions in a range of positions, and their totals by table."""
     from cdc_lake.ops.inspect import asked_span
     from cdc_lake.ops.inspect import inspect_span as look_up
 
@@ -73,10 +77,10 @@ def inspect_span(
 @verb(inspect_app, "tx")
 def inspect_tx(
     call: Call,
-    position: Annotated[str, typer.Argument(help="As printed: 0/16B3748, or a number.")],
+    position: Annotated[str, Argument(help="Position, as printed: 0/16B3748, or a number.")],
     epoch: Epoch = None,
 ) -> None:
-    """The transaction that was committed at a position: its boundaries and its changes in order."""
+    """Show the transaction committed at a position: its boundaries, and its changes in order."""
     from cdc_lake.model.position import parse_position
     from cdc_lake.ops.inspect import inspect_transaction
 
@@ -87,10 +91,10 @@ def inspect_tx(
 @verb(inspect_app, "row")
 def inspect_row(
     call: Call,
-    table: Annotated[str, typer.Argument(help="Source table, schema.table.")],
-    key: Annotated[list[str], typer.Argument(help="The key: values in key order, or column=value.")],
+    table: Annotated[str, Argument(help="Source table, schema.table.")],
+    key: Annotated[list[str], Argument(help="Key: values in key order, or column=value.")],
 ) -> None:
-    """The row of one key: everything that happened to it, what that comes to, what is held of it, what silver has."""
+    """Show one row: all its changes, the resulting row, its held changes, and the row in silver."""
     from cdc_lake.bronze.open import bronze_reader
     from cdc_lake.control.streams import source_table
     from cdc_lake.ops.inspect import row_everywhere
@@ -109,10 +113,10 @@ def inspect_chain(
     epoch: Epoch = None,
     against: Annotated[
         str | None,
-        typer.Option("--against", metavar="source", help="Set bronze beside the source's rows and slot."),
+        Option("--against", metavar="source", help="Compare bronze with the rows and the slot of the source."),
     ] = None,
 ) -> None:
-    """Verify that no transaction of bronze is missing, repeated or changed: all of them, or those of a range."""
+    """Verify that no transaction in bronze is missing, duplicated or altered: all of them, or those in a range."""
     from cdc_lake.bronze.open import bronze_reader
     from cdc_lake.control.table_pauses import read_epoch_facts
     from cdc_lake.ops.inspect import asked_span, plain
@@ -134,7 +138,7 @@ def inspect_chain(
 
 @verb(inspect_app, "parked")
 def inspect_parked(call: Call) -> None:
-    """Prepared transactions that are kept until their COMMIT PREPARED, the oldest first."""
+    """List prepared transactions kept until their COMMIT PREPARED, oldest first."""
     from cdc_lake.runtime.receive.lag import inspect_parked as look_up
 
     prepared = look_up(call.project())
@@ -143,7 +147,7 @@ def inspect_parked(call: Call) -> None:
 
 @verb(inspect_app, "failpoints", pipeline=False)
 def inspect_failpoints(call: Call) -> None:
-    """The places where a pipeline can be killed on purpose, and how: the crash points and their failpoints."""
+    """List the points at which a pipeline can be killed on purpose, and how: crash points and their failpoints."""
     from cdc_lake.observability.failpoints import list_failpoints
 
     failpoints = list_failpoints()

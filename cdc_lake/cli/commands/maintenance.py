@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from cdc_lake.cli.command import Call, verb
+from cdc_lake.cli.command import Call, DryRun, Table, Wait, verb
 from cdc_lake.cli.text import format_key, table
 from cdc_lake.model.diagnostic import pluralize
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 
 maintenance_app = typer.Typer()
-Table = Annotated[str, typer.Argument(help="The source table: schema.table, or a table of `public`.")]
 
 
 @verb(maintenance_app, "rebuild")
@@ -29,23 +29,23 @@ def rebuild(
     call: Call,
     table: Table,
     into: Annotated[
-        str | None, typer.Option("--into", metavar="NAME", help="Into a new table; the one there is left as it is.")
+        str | None, Option("--into", metavar="NAME", help="Build a new table and leave the existing one unchanged.")
     ] = None,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="POSITION", help="As it was there: 0/16B3748, or a number. Only with --into."),
+        Option(
+            "--to", metavar="POSITION", help="Rebuild as of this position: 0/16B3748, or a number. Requires --into."
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Build it, say what would change, and change nothing.")
+        bool, Option("--dry-run", help="Build the table and show what would change, without changing anything.")
     ] = False,
     adopt: Annotated[
-        bool, typer.Option("--adopt", help="Also where the table belongs to another pipeline, or to nobody.")
+        bool, Option("--adopt", help="Rebuild even if the table belongs to another pipeline, or to none.")
     ] = False,
-    keys: Annotated[
-        int, typer.Option("--keys", metavar="N", min=0, help="Show the keys of so many rows that differ.")
-    ] = 0,
+    keys: Annotated[int, Option("--keys", metavar="N", min=0, help="Show the keys of at most N rows that differ.")] = 0,
 ) -> None:
-    """Make a silver table again from bronze, by the settings and rules of now, in one commit; old cuts stay."""
+    """Rebuild a silver table from bronze with the current settings and rules, in one commit; existing cuts stay."""
     from cdc_lake.model.position import parse_position
     from cdc_lake.runtime.apply.rebuild import rebuild as build
 
@@ -59,10 +59,12 @@ def rebuild(
 @verb(maintenance_app, "resync")
 def resync(
     call: Call,
-    tables: Annotated[list[str], typer.Argument(metavar="TABLE...", help="schema.table, or a table of `public`.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be copied, and change nothing.")] = False,
+    tables: Annotated[
+        list[str], Argument(metavar="TABLE...", help="Source tables: schema.table, or a table of the schema `public`.")
+    ],
+    dry_run: DryRun = False,
 ) -> None:
-    """Copy tables again from the source while everything flows; silver takes the copy with the next run."""
+    """Copy tables again from the source while the stream continues; the next run applies the copy to silver."""
     from cdc_lake.cli.command import Interrupted
     from cdc_lake.cli.process import StopOnSignal
     from cdc_lake.connectors.snapshot_copy import Stopped
@@ -80,12 +82,10 @@ def resync(
 @verb(maintenance_app, "restart")
 def restart(
     call: Call,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it only what it does is said.")] = False,
-    wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long who reads the slot is waited for.")
-    ] = 0.0,
+    yes: Annotated[bool, Option("--yes", help="Do it; without it, only show what would be done.")] = False,
+    wait: Wait = 0.0,
 ) -> None:
-    """Have the next run begin a new stream with new copies, where the old one cannot go on; silver and cuts stay."""
+    """Make the next run start a new stream with new copies if the old one cannot continue; silver and cuts stay."""
     from cdc_lake.runtime.restart import restart as start_over
 
     result = start_over(call.project(), yes=yes, wait=wait)
@@ -94,7 +94,7 @@ def restart(
 
 @verb(maintenance_app, "pause")
 def pause(call: Call, table: Table) -> None:
-    """Stop one silver table while the others flow: bronze keeps its changes until `resume`."""
+    """Pause one silver table while the others continue; bronze keeps its changes until `resume`."""
     from cdc_lake.control.table_pauses import pause as stop
 
     result = stop(call.project(), table)
@@ -103,7 +103,7 @@ def pause(call: Call, table: Table) -> None:
 
 @verb(maintenance_app, "resume")
 def resume(call: Call, table: Table) -> None:
-    """Let a paused table go on from where it stayed."""
+    """Resume a paused table from where it stopped."""
     from cdc_lake.control.table_pauses import resume as go_on
 
     result = go_on(call.project(), table)
@@ -122,9 +122,9 @@ def _pause_text(state: PauseState) -> str:
 
 @verb(maintenance_app, "upgrade")
 def upgrade(
-    call: Call, yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what it takes.")] = False
+    call: Call, yes: Annotated[bool, Option("--yes", help="Do it; without it, only show what would be done.")] = False
 ) -> None:
-    """Bring bronze and the control tables to this version's form: says what that takes, and does it with --yes."""
+    """Upgrade bronze and the control tables to the format of this version; without --yes, only show what that takes."""
     from cdc_lake.runtime.maintain import upgrade as bring
 
     result = bring(call.project(), yes=yes)

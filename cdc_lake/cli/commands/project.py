@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from cdc_lake.cli.command import Call, verb
 from cdc_lake.cli.process import EXIT_CONFIG
@@ -20,11 +21,11 @@ project_app = typer.Typer()
 @verb(project_app, "init", pipeline=False)
 def init(
     call: Call,
-    template: Annotated[str, typer.Argument(help="demo, postgres, gaussdb, qhb, databricks or empty.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the new project.")],
-    force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+    template: Annotated[str, Argument(help="Template: demo, postgres, gaussdb, qhb, databricks or empty.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="Directory of the new project.")],
+    force: Annotated[bool, Option("--force", help="Write into a directory that is not empty.")] = False,
 ) -> None:
-    """Write a project that runs."""
+    """Create a project that is ready to run."""
     from cdc_lake.cli.project_template import scaffold
     from cdc_lake.cli.text import new_project_text
 
@@ -34,9 +35,12 @@ def init(
 
 @verb(project_app, "validate")
 def validate(
-    call: Call, files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Pipeline files.")] = None
+    call: Call,
+    files: Annotated[
+        list[Path] | None, Argument(metavar="[FILE]...", help="Pipeline files (default: those of the project).")
+    ] = None,
 ) -> None:
-    """Check pipeline files without touching anything: all problems at once, with their places."""
+    """Validate pipeline files without connecting to anything; report all problems with their line and column."""
     from cdc_lake.cli.command import candidates
     from cdc_lake.cli.text import validation_text
     from cdc_lake.config.loader import display
@@ -57,10 +61,10 @@ def validate(
 @verb(project_app, "explain", pipeline=False)
 def explain(
     call: Call,
-    code: Annotated[str | None, typer.Argument(help="As in `error[CODE]`.")] = None,
-    every: Annotated[bool, typer.Option("--list", help="All codes with their titles.")] = False,
+    code: Annotated[str | None, Argument(help="Error code, as in `error[CODE]`.")] = None,
+    every: Annotated[bool, Option("--list", help="List all codes with their titles.")] = False,
 ) -> None:
-    """The page of an error code: what happened, why, what to do."""
+    """Explain an error code: what happened, why, and what to do."""
     from cdc_lake.cli.text import page, titles
 
     if every:
@@ -76,7 +80,7 @@ def explain(
 
 @verb(project_app, "schema", pipeline=False)
 def schema(call: Call) -> None:
-    """The JSON Schema of pipeline files, for editors."""
+    """Print the JSON Schema of pipeline files, for editors."""
     from cdc_lake.cli.output import dumps
     from cdc_lake.config.schema import json_schema
 
@@ -87,20 +91,22 @@ def schema(call: Call) -> None:
 def bundle(
     call: Call,
     pipeline: Annotated[
-        Path | None, typer.Argument(metavar="[PIPELINE]", help="Pipeline file; the project's only one by default.")
+        Path | None, Argument(metavar="[PIPELINE]", help="Pipeline file (default: the only one of the project).")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder in the project; its `deploy` by default.")
+        Path | None, Option("--out", metavar="DIR", help="Directory in the project (default: `deploy`).")
     ] = None,
     schedule: Annotated[
         str | None,
-        typer.Option("--schedule", metavar="CRON", help="When apply runs (Quartz, UTC); on and on by default."),
+        Option(
+            "--schedule",
+            metavar="CRON",
+            help="Schedule of the apply job (Quartz, UTC); by default it runs continuously.",
+        ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Write over a databricks.yml that says something else.")
-    ] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite a databricks.yml with different content.")] = False,
 ) -> None:
-    """Write the Databricks bundle of a pipeline, databricks.yml: jobs that receive, apply, report and maintain."""
+    """Write the Databricks bundle of a pipeline (databricks.yml): jobs that receive, apply, report and maintain."""
     from cdc_lake.cli.command import choose
     from cdc_lake.config.loader import project_root
     from cdc_lake.deploy.databricks_yaml import write_bundle

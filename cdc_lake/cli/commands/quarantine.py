@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from cdc_lake.cli.command import Call, verb
+from cdc_lake.cli.command import Call, Table, verb
 from cdc_lake.cli.text import format_key, size, table
 from cdc_lake.model.diagnostic import pluralize
 
@@ -22,26 +23,31 @@ if TYPE_CHECKING:
 
 
 held_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="What waits: held changes, and what could not be decoded."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Quarantine: changes held by rules, and transactions that could not be decoded.",
 )
 
 
-Table = Annotated[str, typer.Argument(help="The source table: schema.table, or a table of `public`.")]
 KeyParts = Annotated[
     list[str] | None,
-    typer.Option("--key", metavar="VALUE", help="Changes that keep this key: once a part, in key order."),
+    Option(
+        "--key",
+        metavar="VALUE",
+        help="Select the changes that hold this key: one option for each key column, in key order.",
+    ),
 ]
-All = Annotated[bool, typer.Option("--all", help="All held changes of the table.")]
+All = Annotated[bool, Option("--all", help="Select all held changes of the table.")]
 RuleName = Annotated[
-    str | None, typer.Option("--rule", metavar="NAME", help="With --all: only what this rule alone holds.")
+    str | None, Option("--rule", metavar="NAME", help="With --all: select only changes held by this rule alone.")
 ]
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the decision.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Decide; without it the changes are only listed.")]
+Reason = Annotated[str, Option("--reason", metavar="TEXT", help="Reason, stored with the decision.")]
+Yes = Annotated[bool, Option("--yes", help="Make the decision; without it, only list the changes.")]
 
 
 @verb(held_app, "list")
 def held_list(call: Call) -> None:
-    """Changes that rules hold, by key, and transactions that are in bronze as bytes, with the reason."""
+    """List changes held by rules, by key, and transactions stored undecoded, each with its reason."""
     from cdc_lake.runtime.quarantine import held_list as look_up
 
     listing = look_up(call.project())
@@ -52,10 +58,10 @@ def held_list(call: Call) -> None:
 def held_retry(
     call: Call,
     position: Annotated[
-        str | None, typer.Argument(help="One transaction, as printed: 0/16B3748, or a number; by default all.")
+        str | None, Argument(help="Position of one transaction, as printed: 0/16B3748, or a number (default: all).")
     ] = None,
 ) -> None:
-    """Decode again what is in bronze as bytes, with this version and the settings of now. Bronze stays as it is."""
+    """Retry decoding transactions stored undecoded, with this version and settings; bronze stays as it is."""
     from cdc_lake.model.position import parse_position
     from cdc_lake.runtime.redecode import retry
 
@@ -75,7 +81,7 @@ def held_release(
     rule: RuleName = None,
     yes: Yes = False,
 ) -> None:
-    """Let held changes through as they are, in their order: the next run makes them, whatever rule they break."""
+    """Release held changes as they are, in their order: the next run applies them, whatever rule they break."""
     _decide(call, "release", table, key, rule, reason, every=every, yes=yes)
 
 
@@ -89,7 +95,7 @@ def held_discard(
     rule: RuleName = None,
     yes: Yes = False,
 ) -> None:
-    """Give held changes up for good: silver keeps the rows as it has them, and the keys flow again."""
+    """Discard held changes for good: silver keeps its rows, and later changes of these keys are applied again."""
     _decide(call, "discard", table, key, rule, reason, every=every, yes=yes)
 
 
@@ -99,9 +105,9 @@ def _decide(
     from cdc_lake.runtime.quarantine import Choice, decide
 
     if every == bool(key):
-        raise typer.BadParameter("name one key, or say --all", param_hint="--key")
+        raise typer.BadParameter("give one key, or --all", param_hint="--key")
     if rule is not None and not every:
-        raise typer.BadParameter("it chooses among --all", param_hint="--rule")
+        raise typer.BadParameter("requires --all", param_hint="--rule")
     decision = decide(call.project(), verb, table, Choice(tuple(key) if key else None, rule), reason, yes=yes)
     call.view.result(decision, decided_text(decision))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from cdc_lake.cli.command import Call, Environment, verb
 from cdc_lake.cli.commands.inspect import inspect_app
@@ -56,20 +57,20 @@ class BadText(enum.StrEnum):
 
 PluginOption = Annotated[
     PluginName | None,
-    typer.Option("--plugin", help="The slot's output plugin. Default: what a recording says, else mppdb_decoding."),
+    Option("--plugin", help="Output plugin of the slot (default: as recorded, otherwise mppdb_decoding)."),
 ]
 StyleOption = Annotated[
-    StyleName | None,
-    typer.Option("--style", help="decode-style, or serial (parallel-decode-num 1). Read off the bytes by default."),
+    StyleName | None, Option("--style", help="decode-style, or serial for parallel-decode-num 1 (default: detected).")
 ]
 BatchOption = Annotated[
-    BatchFlag | None, typer.Option("--batch", help="sending-batch of styles t and j. Read off the bytes by default.")
+    BatchFlag | None, Option("--batch", help="sending-batch of styles t and j (default: detected).")
 ]
 EncodingOption = Annotated[
-    str, typer.Option("--encoding", metavar="NAME", help="The database's encoding, as the server names it.")
+    str, Option("--encoding", metavar="NAME", help="Encoding of the database, as the server names it.")
 ]
 BadTextOption = Annotated[
-    BadText, typer.Option("--encoding-errors", help="Text that is not valid in the encoding: stop, or as \\x… digits.")
+    BadText,
+    Option("--encoding-errors", help="How to handle text that is invalid in the encoding: stop, or print \\x… digits."),
 ]
 
 
@@ -78,7 +79,9 @@ def inspect_payload(
     call: Call,
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILE", help="Payloads (CopyData without its `w` header) or recordings; - is stdin."),
+        Argument(
+            metavar="FILE", help="Payloads (CopyData without its `w` header) or recordings; - for standard input."
+        ),
     ],
     plugin: PluginOption = None,
     style: StyleOption = None,
@@ -86,14 +89,13 @@ def inspect_payload(
     encoding: EncodingOption = "UTF8",
     encoding_errors: BadTextOption = BadText.STOP,
     recording: Annotated[
-        bool | None,
-        typer.Option("--recording/--payload", help="What the files hold. Read off the bytes by default."),
+        bool | None, Option("--recording/--payload", help="What the files contain (default: detected).")
     ] = None,
 ) -> None:
-    """Decode payloads of a replication stream: one JSON object a record, a line each.
+    """Decode payloads of a replication stream into JSON, one line for each record.
 
-    Files are read in their order: a relation that one announces names the columns in the next ones. What cannot be
-    decoded is an object of type `error`, and the exit code is then 1.
+    Files are read in the given order: a relation announced in one file names the columns in the following ones. A
+    record that cannot be decoded becomes an object of type `error`, and the exit status is 1.
     """
     from cdc_lake.devtools.replay import inspect_files
 
@@ -104,30 +106,31 @@ def inspect_payload(
 @verb(recordings_app, "record", pipeline=False)
 def record_command(
     call: Call,
-    pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE", help="Pipeline file: which source to record.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The recording; it must not be there yet.")],
-    seconds: Annotated[float | None, typer.Option("--seconds", min=0.1, help="End after so long.")] = None,
+    pipeline: Annotated[Path, Argument(metavar="PIPELINE", help="Pipeline file of the source to record.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="Recording to write; the file must not exist.")],
+    seconds: Annotated[float | None, Option("--seconds", min=0.1, help="Stop after this many seconds.")] = None,
     size: Annotated[
-        str | None, typer.Option("--bytes", metavar="SIZE", help="End after so much of the stream, such as 64MiB.")
+        str | None, Option("--bytes", metavar="SIZE", help="Stop after this much of the stream, for example 64MiB.")
     ] = None,
-    transactions: Annotated[int | None, typer.Option("--transactions", min=1, help="End after so many.")] = None,
+    transactions: Annotated[
+        int | None, Option("--transactions", min=1, help="Stop after this many transactions.")
+    ] = None,
     slot: Annotated[
         str | None,
-        typer.Option("--slot", help="Read this slot, from where it is confirmed. Default: a temporary one, from now."),
+        Option("--slot", help="Read this slot from its confirmed position (default: a temporary slot, from now on)."),
     ] = None,
     plugin: Annotated[
-        PluginName | None, typer.Option("--plugin", help="Output plugin of the slot. Default: the pipeline's.")
+        PluginName | None, Option("--plugin", help="Output plugin of the slot (default: the pipeline's).")
     ] = None,
     redact: Annotated[
-        bool | None,
-        typer.Option("--redact/--raw", help="Overwrite every value of every row; or not."),
+        bool | None, Option("--redact/--raw", help="Overwrite every value of every row, or keep the values.")
     ] = None,
     environment: Environment = None,
 ) -> None:
-    """Capture the live stream of a pipeline's source into a file: until a limit, or Ctrl-C.
+    """Record the live stream of a pipeline's source into a file, until a limit or Ctrl-C.
 
-    With `--redact` every value of every row is overwritten by one of the same length; names, types and positions stay.
-    Nothing is confirmed to the server and neither the pipeline's slot nor its lake is touched.
+    With `--redact`, every value of every row is overwritten by one of the same length; names, types and positions are
+    kept. Nothing is acknowledged to the server, and neither the pipeline's slot nor its lake is touched.
     """
     from cdc_lake.cli.process import StopOnSignal
     from cdc_lake.config.loader import load_project
@@ -169,15 +172,15 @@ def _bytes(text: str) -> int:
 @verb(recordings_app, "replay", pipeline=False)
 def replay_command(
     call: Call,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Recordings.")],
-    records: Annotated[bool, typer.Option("--records", help="Every record, as `inspect payload` prints it.")] = False,
+    files: Annotated[list[Path], Argument(metavar="FILE", help="Recordings to replay.")],
+    records: Annotated[bool, Option("--records", help="Print every record, as `inspect payload` does.")] = False,
     plugin: PluginOption = None,
     style: StyleOption = None,
     batch: BatchOption = None,
     encoding: EncodingOption = "UTF8",
     encoding_errors: BadTextOption = BadText.STOP,
 ) -> None:
-    """Run a recording: follow every transaction from BEGIN to COMMIT and count what it held."""
+    """Replay a recording: follow every transaction from BEGIN to COMMIT and count its changes."""
     from cdc_lake.devtools.replay import inspect_files
     from cdc_lake.devtools.replay import replay as run
 
@@ -220,7 +223,7 @@ def _reading_options(
         if style not in {None, StyleName.SERIAL} or batch is BatchFlag.ON:
             raise typer.BadParameter("pgoutput has one style and no batches", param_hint="--style, --batch")
         if codec.python != DEFAULT.codec.python:
-            raise typer.BadParameter("pgoutput sends UTF-8, as it was asked to", param_hint="--encoding")
+            raise typer.BadParameter("pgoutput always sends UTF-8", param_hint="--encoding")
     reading = Reading(
         plugin.value if plugin else DEFAULT.plugin,
         Style(style.value) if style else None,

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from cdc_lake.cli.command import Call, verb
+from cdc_lake.cli.command import Call, Wait, verb
 from cdc_lake.cli.text import size, table, wrap_line
 from cdc_lake.model.diagnostic import pluralize
 
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
     )
     from cdc_lake.source.base import SlotCounters
 
-slot_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Replication slots of the source.")
+slot_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Manage the replication slots of the source.")
 
 
 @verb(slot_app, "list", document="slot-list")
 def slot_list(call: Call) -> None:
-    """Every slot of the server: who reads it, how far it is, how much WAL is kept for it."""
+    """List every slot on the server: its reader, its position, and how much WAL the server keeps for it."""
     from cdc_lake.ops.slots import list_slots
 
     slots = list_slots(call.project())
@@ -37,10 +38,9 @@ def slot_list(call: Call) -> None:
 
 @verb(slot_app, "inspect", document="slot-inspect")
 def slot_inspect(
-    call: Call,
-    name: Annotated[str | None, typer.Argument(help="The slot; by default the pipeline's own.")] = None,
+    call: Call, name: Annotated[str | None, Argument(help="Name of the slot (default: the pipeline's own).")] = None
 ) -> None:
-    """Everything of one slot: who reads it, where it is, what is kept for it, and what that threatens."""
+    """Show one slot in detail: its reader, its positions, what the server keeps for it, and the risks."""
     from cdc_lake.ops.slots import inspect_slot
 
     details = inspect_slot(call.project(), name)
@@ -49,7 +49,7 @@ def slot_inspect(
 
 @verb(slot_app, "create", document="slot-create")
 def slot_create(call: Call) -> None:
-    """Begin the stream as a first run does: publication, slot, initial copy as of its point; receive nothing more."""
+    """Start the stream as a first run does (publication, slot, initial snapshot), without receiving changes."""
     from cdc_lake.ops.slots import create_slot
 
     created = create_slot(call.project(), report=call.view.report)
@@ -60,10 +60,10 @@ def slot_create(call: Call) -> None:
 def slot_advance(
     call: Call,
     position: Annotated[
-        str | None, typer.Argument(help="As printed: 0/16B3748, or a number; by default as far as bronze holds it.")
+        str | None, Argument(help="Position, as printed: 0/16B3748, or a number (default: the last that bronze holds).")
     ] = None,
 ) -> None:
-    """Let the server forget what bronze holds already; never more than that."""
+    """Let the server discard WAL that bronze already holds; never more than that."""
     from cdc_lake.model.position import parse_position
     from cdc_lake.ops.slots import advance_slot
 
@@ -74,13 +74,11 @@ def slot_advance(
 @verb(slot_app, "drop", document="slot-drop")
 def slot_drop(
     call: Call,
-    name: Annotated[str | None, typer.Argument(help="The slot; by default the pipeline's own.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Drop it; without it only what would be lost is said.")] = False,
-    wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long who reads it is waited for.")
-    ] = 0.0,
+    name: Annotated[str | None, Argument(help="Name of the slot (default: the pipeline's own).")] = None,
+    yes: Annotated[bool, Option("--yes", help="Drop the slot; without it, only show what would be lost.")] = False,
+    wait: Wait = 0.0,
 ) -> None:
-    """Drop a slot, so that the server keeps no more WAL for it. What it had not sent yet is lost."""
+    """Drop a slot, so that the server keeps no more WAL for it. Changes that it has not sent yet are lost."""
     from cdc_lake.ops.slots import drop_slot
 
     result = drop_slot(call.project(), name, yes=yes, wait=wait)
