@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import socket
+import struct
 import time
 
 from measured import show, table
 
 from cdc_lake.source import socket_io
-from cdc_lake.source.gaussdb.stream import GaussDbStream, data
+from cdc_lake.source.gaussdb.stream import GaussDbStream
 from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls, copy_data, message
 from cdc_lake.source.gaussdb.wire.session import connect
 
@@ -75,7 +76,7 @@ def send(listener: socket.socket, size: int, how: str, total: int) -> None:
     sock.sendall(ready)
     sock.recv(65536)
     sock.sendall(message(b"W", bytes(3)))
-    one = copy_data(data(1, bytes(size), 0))
+    one = copy_data(struct.pack(">cQQq", b"w", 1, 1, 0) + bytes(size))
     count = -(-total // (size + 30))
     try:
         if how != "free":

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cdc_lake.source.gaussdb.stream import data
 from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls, copy_data, message
 
 READY = message(b"Z", b"I")
@@ -195,8 +194,13 @@ def status(name: str, value: str) -> bytes:
     return message(b"S", f"{name}\0{value}\0".encode())
 
 
+def data(start: int, payload: bytes) -> bytes:
+    """A data message as the server sends it: letter, start, end, time."""
+    return struct.pack(">cQQq", b"w", start, start, 0) + payload
+
+
 def frame(start: int, payload: bytes) -> bytes:
-    return copy_data(data(start, payload, 1e9))
+    return copy_data(data(start, payload))
 
 
 def keepalive(end: int, *, wanted: bool = False, rubbish: bytes = b"\x33\0kU\xff\x7f") -> bytes:

@@ -122,12 +122,6 @@ def count_copies(table: pa.Table) -> pa.Table:
     return pa.table({**{name: rows[name] for name in names}, COPIES: rows["count_all"].cast(pa.large_string())})
 
 
-def copies_of(table: pa.Table) -> dict[Key, int]:
-    """How often each row of a counted table is there, by its values."""
-    values = zip(*(table[name].to_pylist() for name in table.column_names if name != COPIES), strict=True)
-    return dict(zip(values, map(int, table[COPIES].to_pylist()), strict=True))
-
-
 def keys_of(table: pa.Table, keys: Sequence[str], indexes: Any) -> tuple[Key, ...]:
     """The keys of the rows with the given numbers."""
     if len(indexes) == 0:

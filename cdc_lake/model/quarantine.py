@@ -63,11 +63,6 @@ class Decided:
         rows = self.rows.filter(pc.field("verb") == RELEASE)
         return rows if rows.num_rows else None
 
-    @property
-    def layouts(self) -> tuple[int, ...]:
-        """The layouts of what was let through, ascending."""
-        return () if (rows := self.released_rows) is None else tuple(sorted(set(rows["layout"].to_pylist())))
-
     def select_span(self, span: Span) -> Decided:
         """Those that come into force in a span."""
         return decided_in(self.rows, span)

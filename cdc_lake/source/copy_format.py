@@ -81,18 +81,15 @@ _BLOCK_BYTES = 16 << 20
 
 
 def csv_statement(query: str) -> str:
-    """The statement that copies a query's rows out as `table_of` reads them."""
+    """The statement that copies a query's rows out as `csv_tables` reads them."""
     return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *, NULL '')"
 
 
-def table_of(sent: Iterable[bytes], relation: Relation, codec: Codec) -> pa.Table:
-    """A table's rows as the server sends them, one a message, as large_string columns. Raises TextNotInEncoding."""
-    tables = list(csv_tables(sent, relation, codec))
-    return pa.concat_tables(tables) if tables else _schema(relation).empty_table()
-
-
 def csv_tables(sent: Iterable[bytes], relation: Relation, codec: Codec) -> Iterator[pa.Table]:
-    """The same a block of about 16 MB at a time. Raises TextNotInEncoding."""
+    """A table's rows as the server sends them, one a message, as large_string columns in blocks of about 16 MB.
+
+    Raises TextNotInEncoding.
+    """
     schema = _schema(relation)
     for block in _blocks(sent):
         yield _apply_text_policy(_parse_csv(block, schema), relation, codec)

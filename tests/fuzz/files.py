@@ -20,9 +20,9 @@ from cdc_lake.decode.pgoutput.two_phase import encode_prepared, read_back
 from cdc_lake.decode.transaction import MemoryFrames
 from cdc_lake.devtools.recording import RecordingHeader, RecordingReader, is_recording
 from cdc_lake.errors import CdcLakeError, MalformedMessage
-from cdc_lake.source.gaussdb.stream import data as data_message
 from cdc_lake_testing import messages
 from tests.fuzz.target import Finding, Target, refused
+from tests.scripted import data
 
 STATE = StreamCheckpoint("pg:1:d:s:0/0", 3, 100, 100, b"")
 
@@ -40,7 +40,7 @@ def some_recordings() -> list[bytes]:
     dice = random.Random(7)
     found = []
     for nth in range(20):
-        entries = [data_message(at, dice.randbytes(dice.randrange(30)), 0.0) for at in range(dice.randrange(5))]
+        entries = [data(at, dice.randbytes(dice.randrange(30))) for at in range(dice.randrange(5))]
         entries += [b"k" + bytes(17), b"k" + bytes(32)][: dice.randrange(3)]
         head = RecordingHeader("gaussdb", "mppdb_decoding", {"decode-style": "b"}, redacted=nth % 5 == 0).line()
         found.append((head if nth % 2 else b"") + b"".join(len(one).to_bytes(4, "big") + one for one in entries))

@@ -7,9 +7,9 @@ import pytest
 from cdc_lake.decode.pgoutput import columnar
 from cdc_lake.decode.pgoutput.assembler import Assembler, TableFacts
 from cdc_lake.decode.pgoutput.columnar import tabulate, tabulate_plain
-from cdc_lake.decode.pgoutput.parser import transaction
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.position import Lsn
+from cdc_lake_testing.decoded import of_messages as transaction
 from tests.conftest import Database
 
 pytestmark = pytest.mark.live

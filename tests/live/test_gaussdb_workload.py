@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
-from cdc_lake.decode.gaussdb.batches import RecordTransaction, transaction
+from cdc_lake.decode.gaussdb.batches import RecordTransaction
 from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
 from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.decode.gaussdb.relations import RelationResolver
@@ -26,6 +26,7 @@ from cdc_lake.source.gaussdb.stream import GaussDbStream
 from cdc_lake.source.gaussdb.wire.protocol import WireTarget, WireTls
 from cdc_lake.source.gaussdb.wire.session import connect
 from cdc_lake.source.postgres.catalog import relation_of
+from cdc_lake_testing.decoded import of_records as transaction
 from cdc_lake_testing.gaussdb.answers import LiveAnswers
 from cdc_lake_testing.gaussdb.authentication import Credentials, Method
 from cdc_lake_testing.gaussdb.live import LivePostgres

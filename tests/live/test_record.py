@@ -12,10 +12,10 @@ from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
 from cdc_lake.config.loader import load_project
 from cdc_lake.decode.pgoutput.assembler import Assembler
-from cdc_lake.devtools.recording import RecordingSource
 from cdc_lake.devtools.replay import Limits, record
 from cdc_lake.source.postgres.catalog import SourceCatalog
 from cdc_lake.source.postgres.connection import connect
+from cdc_lake_testing.recordings import RecordingSource
 from tests.conftest import Database
 from tests.pipeline_file import pipeline_file
 

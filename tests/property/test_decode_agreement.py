@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_lake.decode.pgoutput import columnar, parser
+from cdc_lake.decode.pgoutput import columnar
 from cdc_lake.decode.pgoutput.assembler import Assembler
 from cdc_lake.decode.pgoutput.columnar import tabulate, tabulate_plain
 from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import DecodeError
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+from cdc_lake_testing.decoded import of_messages
 from cdc_lake_testing.messages import (
     boundaries,
     catalog_of,
@@ -96,7 +97,7 @@ def assemble(transactions):
 @EXAMPLES
 def test_a_stream_decodes_to_the_transactions_it_was_made_of(transactions):
     raws = assemble(transactions)
-    assert [parser.transaction(raw) for raw in raws] == transactions
+    assert [of_messages(raw) for raw in raws] == transactions
     assert raws == [raw_transaction(one) for one in transactions]
 
 

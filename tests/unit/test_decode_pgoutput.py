@@ -17,7 +17,7 @@ from cdc_lake.decode.pgoutput.messages import (
     TypeMessage,
     UpdateMessage,
 )
-from cdc_lake.decode.pgoutput.parser import change_of, changes, parse, transaction
+from cdc_lake.decode.pgoutput.parser import change_of, changes, parse
 from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import (
     DecodeError,
@@ -31,6 +31,7 @@ from cdc_lake.errors import (
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake_testing import messages
+from cdc_lake_testing.decoded import of_messages as transaction
 from cdc_lake_testing.messages import boundaries, table
 
 OID = b"\x00\x00\x40\x01"  # 16385

@@ -18,7 +18,7 @@ from cdc_lake.decode.pgoutput.columnar import tabulate_plain as plain_pgoutput
 from cdc_lake.errors import InvalidText, TextNotInEncoding
 from cdc_lake.model.change import Boundaries, Delete, Insert, OldKind, Transaction, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.source.copy_format import chunks_of, csv_chunks, table_of
+from cdc_lake.source.copy_format import chunks_of, csv_chunks, csv_tables
 from cdc_lake_testing.gaussdb.encode import Print, binary_record, statement
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.columns import assert_same
@@ -185,7 +185,7 @@ def test_the_copy_names_the_table_where_it_stops():
 
 def test_a_comparison_reads_the_same():
     sent = [b'"1","\xff","x"\n', b'"2",,""\n', b'"3","not-text:00","\xc3\xa9"\n']
-    found = table_of(sent, RELATION, Codec("SQL_ASCII", Policy.HEX, only_body))
+    (found,) = csv_tables(sent, RELATION, Codec("SQL_ASCII", Policy.HEX, only_body))
     assert found["body"].to_pylist() == [f"{PREFIX}ff", None, f"{PREFIX}{b'not-text:00'.hex()}"]
     assert found["memo"].to_pylist() == ["x", "", "é"]
     assert found.schema.field("body").type == pa.large_string()

@@ -6,11 +6,11 @@ import pytest
 
 from cdc_lake.decode.pgoutput.assembler import Assembler
 from cdc_lake.decode.pgoutput.columnar import tabulate
-from cdc_lake.decode.pgoutput.parser import transaction
 from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import OutOfSequence
 from cdc_lake.model.change import OWN_MESSAGES, Boundaries, Message
 from cdc_lake_testing import messages
+from cdc_lake_testing.decoded import of_messages as transaction
 from cdc_lake_testing.streaming import inside, stream_commit, stream_start, stream_stop
 
 OUTSIDE = messages.message("p", b"\0c", 184, transactional=False)

@@ -35,7 +35,7 @@ from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMet
 from cdc_lake.decode.gaussdb.columnar import tabulate
 from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.decode.gaussdb.relations import RelationResolver
-from cdc_lake.devtools.recording import Data, RecordingReader, RecordingSource
+from cdc_lake.devtools.recording import Data, RecordingReader
 from cdc_lake.errors import CsnMissing, LateTransaction, ServerUnreachable
 from cdc_lake.model.position import Csn, Lsn, OrderDomain, Span
 from cdc_lake.observability.events import ProgressEvent, silent
@@ -44,6 +44,7 @@ from cdc_lake.runtime.receive.loop import ReceiveSummary
 from cdc_lake.runtime.receive.stream_setup import OpenStream
 from cdc_lake.source.base import Kind, StreamIdentity
 from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake_testing.recordings import RecordingSource
 
 TRANSFERS = Path(__file__).resolve().parents[1] / "data" / "opengauss" / "6.0.2" / "transfers"
 FIRST, LAST = 2681328, 2708050  # CSNs of the stream

@@ -13,7 +13,6 @@ from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
 from cdc_lake.config.loader import load_project
 from cdc_lake.decode.gaussdb.records import Field, Operation, Row
-from cdc_lake.devtools.recording import RecordingSource
 from cdc_lake.devtools.replay import Limits, record
 from cdc_lake.errors import ServerSettings, SlotMissing
 from cdc_lake.model.relation import TableName
@@ -23,6 +22,7 @@ from cdc_lake.source.gaussdb.wire.session import connect
 from cdc_lake_testing.gaussdb.ledger import Ledger
 from cdc_lake_testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake_testing.gaussdb.server import GaussServer
+from cdc_lake_testing.recordings import RecordingSource
 from tests.unit.test_wire_against_server import catalog
 
 PIPELINE = """\

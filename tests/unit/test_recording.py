@@ -12,12 +12,12 @@ from cdc_lake.devtools.recording import (
     Data,
     RecordingHeader,
     RecordingReader,
-    RecordingSource,
     RecordingWriter,
     copy_data,
     is_recording,
 )
 from cdc_lake.errors import RecordingNotWritten, RecordingUnreadable
+from cdc_lake_testing.recordings import RecordingSource
 
 HEADER = RecordingHeader(
     "postgres", "pgoutput", {"proto_version": "1"}, "UTF8", "0/16B3748", "2026-01-01T00:00:00+00:00"

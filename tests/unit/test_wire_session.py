@@ -588,25 +588,6 @@ def test_a_copy_that_wants_data_is_refused_without_hanging() -> None:
         session.close()
 
 
-def test_a_message_of_a_copy_is_read_and_answered_one_at_a_time() -> None:
-    got: list[tuple[bytes, bytes]] = []
-
-    def script(peer: Peer) -> None:
-        peer.stream(after=copy_data(b"one") + error("0", "n", "NOTICE", b"N") + copy_data(b"two"))
-        got.append(peer.read())
-        peer.send(message(b"c"))
-        peer.hang()
-
-    with Scripted(script, piece=2) as server:
-        session = connect(server.target(), replication=True)
-        session.start_copy_both("START_REPLICATION", doing="starting")
-        assert [session.read_message(), session.read_message()] == [b"one", b"two"]
-        session.send_copy_data(b"three")
-        assert session.read_message() is None
-        session.close()
-    assert got == [(b"d", b"three")]
-
-
 def test_closing_says_goodbye_and_closing_again_is_no_harm() -> None:
     last: list[bytes] = []
 

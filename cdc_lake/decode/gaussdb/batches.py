@@ -52,7 +52,7 @@ from cdc_lake.decode.gaussdb.text import heads
 from cdc_lake.decode.pgoutput.columnar import columns_of, refuse_oversize
 from cdc_lake.decode.transaction import FrameStore
 from cdc_lake.errors import DecodeError, OutOfSequence, UnmatchedDelete
-from cdc_lake.model.change import Boundaries, Change, Delete, Insert, Transaction, Truncate
+from cdc_lake.model.change import Boundaries, Change, Delete, Insert, Truncate
 from cdc_lake.model.relation import Relation, TableName
 
 
@@ -111,12 +111,6 @@ def tabulate_plain(batch: Sequence[RecordTransaction], layouts: RelationResolver
     return columns_of(
         [(nth, raw.lsns[index], change) for nth, raw in enumerate(batch) for index, change in changes(raw, layouts)]
     )
-
-
-def transaction(raw: RecordTransaction, layouts: RelationResolver) -> Transaction:
-    """The model's value of a raw transaction. Raises DecodeError."""
-    decoded = changes(raw, layouts)
-    return Transaction(raw.bounds, tuple(c for _, c in decoded), tuple(raw.lsns[index] for index, _ in decoded))
 
 
 def changes(raw: RecordTransaction, layouts: RelationResolver) -> list[tuple[int, Change]]:

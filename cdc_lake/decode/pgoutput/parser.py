@@ -62,7 +62,6 @@ from cdc_lake.model.change import (
     Insert,
     Message,
     OldKind,
-    Transaction,
     Truncate,
     Tuple,
     Update,
@@ -116,12 +115,6 @@ def changes(raw: BufferedTransaction, in_hex: InHex | None = None) -> Iterator[t
             raise
         for change in decoded:
             yield index, change
-
-
-def transaction(raw: BufferedTransaction) -> Transaction:
-    """The model's value of a raw transaction. Raises DecodeError."""
-    decoded = list(changes(raw))
-    return Transaction(raw.bounds, tuple(c for _, c in decoded), tuple(raw.lsns[index] for index, _ in decoded))
 
 
 def change_of(

@@ -37,8 +37,6 @@ DATA_HEADER = 25
 
 KEEPALIVE_SIZE = 33
 
-_HEADER_REST = struct.Struct(">Qq")
-_START = struct.Struct(">Q")
 _KEEPALIVE = struct.Struct("<QiiqBB")  # end, role, state, time, reply wanted, catching up; then 6 bytes of anything
 _REPLY = struct.Struct("<cQQQQQiiqB3xI")  # receive, write, flush, apply, applyRead, role, state, time, wanted, flags
 _EPOCH_2000 = 946_684_800  # seconds from 1970 to PostgreSQL's own epoch
@@ -73,11 +71,6 @@ def reply(received: int, confirmed: int, seconds: float, *, wanted: bool = False
     """
     clock = int((seconds - _EPOCH_2000) * 1_000_000)
     return _REPLY.pack(b"r", received, received, confirmed, confirmed, confirmed, 0, 0, clock, wanted, 0)
-
-
-def data(start: int, payload: bytes, seconds: float) -> bytes:
-    """A data message as the server sends it."""
-    return b"w" + _START.pack(start) + _HEADER_REST.pack(start, int((seconds - _EPOCH_2000) * 1_000_000)) + payload
 
 
 _FRAME = struct.Struct(">BIBQ")  # CopyData, its length, the letter inside, the start in a data header

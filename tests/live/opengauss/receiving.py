@@ -14,7 +14,7 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
-from cdc_lake.decode.gaussdb.batches import RecordTransaction, transaction
+from cdc_lake.decode.gaussdb.batches import RecordTransaction
 from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.decode.gaussdb.relations import RelationResolver
 from cdc_lake.model.change import Transaction
@@ -27,6 +27,7 @@ from cdc_lake.source.gaussdb.catalog import GaussDbCatalog
 from cdc_lake.source.gaussdb.slot import CreatedSlot, create_slot
 from cdc_lake.source.gaussdb.stream import GaussDbStream
 from cdc_lake.source.sql_text import identifier
+from cdc_lake_testing.decoded import of_records as transaction
 from tests.live.opengauss.site import Site
 from tests.live.opengauss.workload import Workload, tables_at_source
 from tests.replay import tables_from_bronze

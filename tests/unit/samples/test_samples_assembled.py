@@ -8,14 +8,15 @@ from __future__ import annotations
 import pytest
 
 from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
-from cdc_lake.decode.gaussdb.batches import RecordTransaction, transaction
+from cdc_lake.decode.gaussdb.batches import RecordTransaction
 from cdc_lake.decode.gaussdb.catalog_facts import GaussDbTableMetadata, Storage
 from cdc_lake.decode.gaussdb.records import Begin, Field, Operation, Row, Truncated
 from cdc_lake.decode.gaussdb.relations import RelationResolver
-from cdc_lake.devtools.recording import RecordingSource
 from cdc_lake.model.change import Change, Delete, Insert, OldKind, Truncate, Tuple, Update
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
+from cdc_lake_testing.decoded import of_records as transaction
+from cdc_lake_testing.recordings import RecordingSource
 from tests.unit.samples.recorded import CODEC, HEADS, KEYLESS, KEYS, State, Stream, stream, streams_of
 
 OWN_TYPES = dict.fromkeys(range(1, 70_000), "public.own")

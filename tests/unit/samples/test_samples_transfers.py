@@ -16,7 +16,7 @@ from itertools import pairwise
 from cdc_lake.connectors.gaussdb.csn_order import CsnOrdering
 from cdc_lake.connectors.open_stream import OrderedTransaction
 from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
-from cdc_lake.decode.gaussdb.batches import RecordTransaction, transaction
+from cdc_lake.decode.gaussdb.batches import RecordTransaction
 from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata
 from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.decode.gaussdb.relations import RelationResolver
@@ -24,6 +24,7 @@ from cdc_lake.devtools.recording import Data, RecordingReader
 from cdc_lake.model.change import Delete, Insert, Update
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import ReplicaIdentity
+from cdc_lake_testing.decoded import of_records as transaction
 from tests.unit.samples.recorded import DATA
 
 FOLDER = DATA / "6.0.2" / "transfers"

@@ -114,24 +114,11 @@ class WireSession:
                 self.close()
 
     def start_copy_both(self, command: str, *, doing: str) -> None:
-        """Begin a stream, for `read_message` and `send_copy_data`. Where it fails the session is used up."""
+        """Begin a stream, which then goes through `channel`. Where it fails the session is used up."""
         self._ask(command)
         letter, body = self._next_answer(doing)
         if letter != protocol.COPY_BOTH:
             raise self._unexpected_message(letter, body, doing)
-
-    def read_message(self, doing: str = "reading the stream") -> bytes | None:
-        """The next CopyData's content, waiting for it; None where the server ended the copy."""
-        letter, body = self._next_answer(doing)
-        if letter == protocol.COPY_DATA:
-            return body
-        if letter in {protocol.COPY_DONE, protocol.COMMAND_COMPLETE, protocol.READY}:
-            return None
-        raise self._unexpected_message(letter, body, doing)
-
-    def send_copy_data(self, payload: bytes) -> None:
-        """Send data inside the copy."""
-        self.channel.send(protocol.copy_data(payload))
 
     def close(self) -> None:
         """Say goodbye and close the socket; again is no harm."""
