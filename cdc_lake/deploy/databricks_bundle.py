@@ -1,14 +1,12 @@
-"""Whether a pipeline can run as jobs on Databricks, judged before anything is written.
+"""The bundle of a pipeline: the `databricks.yml` of a Declarative Automation Bundle, which Databricks' own tool checks.
 
-How the value of `${secret:scope/key}` reaches a job: by an environment variable of its cluster.
+Four jobs, each on a classic cluster of one node of its own: `receive` owns the slot and never ends, `apply` runs
+continuously or by a schedule, `report` and `maintain` by one. What the pipeline leaves to its environment
+(`${env:NAME}`) becomes a variable of the bundle, and a secret of a scope where the value is a secret; nothing else
+differs between targets. The value of `${secret:scope/key}` reaches a job by an environment variable of its cluster:
+Databricks puts it there when the cluster starts, the bundle names it, the job looks it up.
 
-Databricks puts the secret into the variable when the cluster starts; the bundle names it, the job looks it up.
-
-The bundle of a pipeline: one plain value, the `databricks.yml` of a Declarative Automation Bundle.
-
-Four jobs, each on a classic cluster of one node of its own: `receive` owns the slot and never ends, `apply` runs on and
-on or by a schedule, `report` and `maintain` by one. What the pipeline leaves to its environment (`${env:NAME}`) becomes
-a variable of the bundle, and a secret of a scope where the value is a secret; nothing else differs between targets.
+A pipeline that cannot run as jobs on Databricks is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -17,14 +15,18 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from cdc_lake.config.effective import Deployed, Reference, Written
-from cdc_lake.config.loader import CONF, PIPELINES, bodies
+import yaml
+
+from cdc_lake.config.effective import Deployed, Reference, Written, read_deployment
+from cdc_lake.config.loader import CONF, PIPELINES, bodies, display, project_root
 from cdc_lake.config.secrets import CATALOG, has_password, is_secret
 from cdc_lake.config.source import POSTGRES_TYPES
-from cdc_lake.errors import JobParametersWrong, NotDeployable
+from cdc_lake.errors import BundleNotWritten, JobParametersWrong, NotDeployable
+from cdc_lake.errors.base import install
 
 VOLUMES = "/Volumes/"
 _VOLUME_PARTS = 3  # catalog, schema, volume
@@ -336,3 +338,99 @@ def _cluster(references: Sequence[Reference]) -> Plain:
         **({"spark_env_vars": environment} if environment else {}),
         "custom_tags": {"ResourceClass": "SingleNode"},
     }
+
+
+FILE = "databricks.yml"
+_HEAD = "# Written by `cdc-lake bundle`, which keeps changes made here unless `--force` tells it to overwrite them.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFile:
+    """A bundle: its file, its jobs, what the workspace must have, and the wheel that it deploys.
+
+    Attributes:
+        file: The bundle, relative to the working directory.
+        written: Whether the file was written; False if it had the same content.
+        jobs: Names of the jobs.
+        secrets: Secrets that must exist, as `scope/key`; `SCOPE` is the value of the variable `secret_scope`.
+        wheel: Where the wheel must be.
+        wheel_there: Whether it is there.
+    """
+
+    file: str
+    written: bool
+    jobs: tuple[str, ...]
+    secrets: tuple[str, ...]
+    wheel: str
+    wheel_there: bool
+
+
+def write_bundle(pipeline: Path, folder: Path, *, schedule: str | None = None, force: bool = False) -> BundleFile:
+    """Write the bundle of a pipeline into a folder of its project.
+
+    The bundle names secrets and never contains a value of one; a pipeline with a secret in plain text is refused.
+
+    Args:
+        pipeline: The pipeline file.
+        folder: The folder, in the pipeline's project.
+        schedule: When apply runs, as a Quartz expression; without it, apply runs continuously.
+        force: Whether to overwrite a file with other content.
+
+    Raises:
+        ConfigInvalid: The pipeline is invalid.
+        NotDeployable: The pipeline cannot run as jobs on Databricks, or would upload a secret.
+        BundleNotWritten: The file has other content, or cannot be written.
+    """
+    read = {target: read_deployment(pipeline, target) for target in TARGETS}
+    parts = BundleParts(version(PACKAGE), _extras(read["prod"]), _upward(pipeline, folder), schedule)
+    bundle = build(read, parts)
+    data = (_HEAD + yaml.safe_dump(bundle, sort_keys=False, allow_unicode=True, width=110)).encode()
+    file, wheel = folder / FILE, folder / "dist" / wheel_name(version(PACKAGE))
+    return BundleFile(
+        file=display(file),
+        written=_write(file, data, force=force),
+        jobs=tuple(bundle["resources"]["jobs"]),
+        secrets=secrets(read.values()),
+        wheel=display(wheel),
+        wheel_there=wheel.is_file(),
+    )
+
+
+def _extras(pipeline: Deployed) -> Extras:
+    """The versions that are installed here: what was tried here is what runs there."""
+    packages = ["great-expectations", "pandas", *(["psycopg"] if driver_needed(pipeline) else [])]
+    try:
+        return Extras({package: version(package) for package in packages})
+    except PackageNotFoundError as missing:
+        hint = f"`{install('databricks')}`: the jobs get the versions that are installed here"
+        raise NotDeployable(f"`{missing.name}` is not installed here", where="this machine", hint=hint) from missing
+
+
+def _upward(pipeline: Path, folder: Path) -> str:
+    """The way from the bundle's folder to the project's, as the bundle writes it: `../`, or nothing."""
+    root = project_root(pipeline)
+    if not folder.resolve().is_relative_to(root):
+        hint = f"name a folder in {display(root)}"
+        raise NotDeployable("the bundle is not in the pipeline's project", where=str(folder), hint=hint)
+    return "../" * len(folder.resolve().relative_to(root).parts)
+
+
+def _write(file: Path, data: bytes, *, force: bool) -> bool:
+    """Write the file unless it has this content. Raises BundleNotWritten."""
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        if file.exists():
+            if file.read_bytes() == data:
+                return False
+            if not force:
+                hint = "compare the two, and add `--force` to write over it"
+                raise BundleNotWritten(
+                    f"`{file.name}` is there already and says something else", where=str(file), hint=hint
+                )
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_bytes(data)
+        draft.replace(file)
+    except OSError as cause:
+        hint = "make the folder writable and free space on its disk"
+        raise BundleNotWritten(f"`{file.name}` could not be written", where=str(file.parent), hint=hint) from cause
+    return True

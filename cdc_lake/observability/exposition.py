@@ -1,28 +1,36 @@
-"""Exposition: values under the names of `observability.metrics`, as Prometheus reads them.
+"""Metrics and health of a process, as Prometheus and probes read them.
 
-The library writes the format; values come from where they are known anyway, at the moment they are asked for.
+The library writes the format; values come from where they are known, at the moment they are asked for. The endpoint
+answers `/metrics` and `/healthz` and nothing else, asks nobody who they are, and a slow caller keeps nobody waiting.
 
-Failures and warnings with a code, counted as a loop tells them.
-
-A counter that begins with its first increment hides it: what asks for an increase sees none between no value and 1. So
-the codes that a loop may show are there from the start, with 0: of the receiver those that it waits out, as its other
-failures end it, and its numbers with it; of apply every one that it can end with, since its file of metrics stays.
+A counter that begins with its first increment hides that increment from queries of increase. So the codes that a loop
+may show are there from the start with 0: of the receiver those that it waits out, since its other failures end it and
+its numbers with it; of apply every one that it can end with, since its file of metrics stays.
 """
 
 from __future__ import annotations
 
 import bisect
+import json
+import socket
+import socketserver
+import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
 from itertools import accumulate
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 
-from cdc_lake.errors import CdcLakeError, Retry, kinds
+from cdc_lake.config.source import host_and_port
+from cdc_lake.errors import CdcLakeError, MetricsNotServed, Retry, kinds
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.observability.metrics import ERRORS_TOTAL, METRICS, Kind, Loop, Metric
 
@@ -128,3 +136,90 @@ class ErrorCounts:
     def add(self, code: str, by: int = 1) -> None:
         """Count a failure."""
         self._tally.add(ERRORS_TOTAL, self._loop, code, by=by)
+
+
+_PATIENCE: Final = 10.0  # seconds for a caller to say what it wants and to take the answer
+
+
+class Endpoint:
+    """Answers while it is entered. `health`: whether all is well, and a JSON document that says more."""
+
+    def __init__(
+        self, address: str, exposition: Exposition, health: Callable[[], tuple[bool, Mapping[str, object]]]
+    ) -> None:
+        self._address = address
+        self._exposition = exposition
+        self._health = health
+
+    def __enter__(self) -> Self:
+        """Raises MetricsNotServed where the address cannot be had."""
+        host, port = host_and_port(self._address)
+        exposition, health = self._exposition, self._health
+
+        class Handler(_Handler):
+            def answer(self) -> tuple[HTTPStatus, str, bytes]:
+                match self.path.partition("?")[0]:
+                    case "/metrics":
+                        encode, kind = choose_encoder(self.headers.get("Accept", ""))
+                        return HTTPStatus.OK, kind, encode(exposition)
+                    case "/healthz":
+                        well, said = health()
+                        status = HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE
+                        return status, "application/json", json.dumps(said).encode() + b"\n"
+                    case _:
+                        return HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"/metrics, /healthz\n"
+
+        try:
+            family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            self._server = _server(family, place, Handler)
+        except OSError as failure:
+            text = f"nothing can be served at `{self._address}`: {failure.strerror or type(failure).__name__}"
+            raise MetricsNotServed(text, where="observe.metrics") from failure
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="cdc-lake-endpoint", daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _server(family: int, place: object, handler: type[BaseHTTPRequestHandler]) -> socketserver.TCPServer:
+    class Server(socketserver.ThreadingTCPServer):
+        address_family = family
+        allow_reuse_address = True  # of a process that just ended; one that listens keeps it
+        daemon_threads = True
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            if not isinstance(sys.exception(), OSError):  # a caller that went away is no matter of ours
+                super().handle_error(request, client_address)  # type: ignore[arg-type]  # as they came
+
+    return Server(place, handler)  # type: ignore[arg-type]  # as getaddrinfo gives it
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """GET alone; says neither which Python this is nor anything on standard error."""
+
+    timeout = _PATIENCE
+    server_version, sys_version = "cdc_lake", ""
+
+    def answer(self) -> tuple[HTTPStatus, str, bytes]:
+        """What is asked for: status, content type, body."""
+        raise NotImplementedError
+
+    def do_GET(self) -> None:
+        """See the module."""
+        status, kind, body = self.answer()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
+        """Nothing: a scrape every few seconds is no news."""

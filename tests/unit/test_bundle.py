@@ -21,8 +21,7 @@ from cdc_lake.cli.project_template import scaffold
 from cdc_lake.config.effective import read_deployment
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.secrets import CATALOG, PATHS, is_secret
-from cdc_lake.deploy.databricks_bundle import ENTRY_POINTS, BundleParts, Extras, build
-from cdc_lake.deploy.databricks_yaml import write_bundle
+from cdc_lake.deploy.databricks_bundle import ENTRY_POINTS, BundleParts, Extras, build, write_bundle
 from cdc_lake.errors import BundleNotWritten, NotDeployable
 from cdc_lake.model.diagnostic import ConfigInvalid
 from tests.shell import QuickShell

@@ -20,8 +20,7 @@ from cdc_lake.config.loader import load_project, validate
 from cdc_lake.connectors.open_stream import ReceiverHealth
 from cdc_lake.errors import MetricsNotServed
 from cdc_lake.observability.events import ProgressEvent
-from cdc_lake.observability.exposition import Exposition, Sample, Tally
-from cdc_lake.observability.http_endpoint import Endpoint
+from cdc_lake.observability.exposition import Endpoint, Exposition, Sample, Tally
 from cdc_lake.observability.metrics import BATCH_ROWS, CHANGES_TOTAL, METRICS, TRANSACTIONS_TOTAL, Kind
 from cdc_lake.runtime.receive.metrics import STALLED_AFTER, health_of
 from cdc_lake_testing.ports import free_port

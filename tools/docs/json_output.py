@@ -23,7 +23,7 @@ from cdc_lake.config.effective import Setting
 from cdc_lake.connectors.base import SlotAdvanced, SlotDetails, SlotDropped, SlotList, SlotMade
 from cdc_lake.control.table_pauses import PauseState
 from cdc_lake.control.verdicts import TableComparison, Verdict
-from cdc_lake.deploy.databricks_yaml import BundleFile
+from cdc_lake.deploy.databricks_bundle import BundleFile
 from cdc_lake.devtools.replay import Recorded, Replayed
 from cdc_lake.model.diagnostic import Diagnostic
 from cdc_lake.observability.events import ProgressEvent

@@ -12,7 +12,7 @@ from cdc_lake.cli.command import Call, verb
 from cdc_lake.cli.process import EXIT_CONFIG
 
 if TYPE_CHECKING:
-    from cdc_lake.deploy.databricks_yaml import BundleFile
+    from cdc_lake.deploy.databricks_bundle import BundleFile
 
 
 project_app = typer.Typer()
@@ -109,7 +109,7 @@ def bundle(
     """Write the Databricks bundle of a pipeline (databricks.yml): jobs that receive, apply, report and maintain."""
     from cdc_lake.cli.command import choose
     from cdc_lake.config.loader import project_root
-    from cdc_lake.deploy.databricks_yaml import write_bundle
+    from cdc_lake.deploy.databricks_bundle import write_bundle
 
     file = choose(pipeline, Path.cwd())
     folder = out or project_root(file) / "deploy"

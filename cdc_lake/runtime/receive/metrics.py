@@ -30,8 +30,7 @@ from cdc_lake.connectors.snapshot_copy import PeriodicTask
 from cdc_lake.connectors.wal_budget import WalNote
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
-from cdc_lake.observability.exposition import ErrorCounts, Exposition, Sample, Tally
-from cdc_lake.observability.http_endpoint import Endpoint
+from cdc_lake.observability.exposition import Endpoint, ErrorCounts, Exposition, Sample, Tally
 from cdc_lake.observability.metrics import (
     BATCH_ROWS,
     CHANGES_TOTAL,
