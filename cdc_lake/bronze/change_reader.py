@@ -1,9 +1,8 @@
-"""Transactions as rows: one a transaction, from its BEGIN and COMMIT rows.
+"""Reads bronze as rows: the changes of a table with typed columns, or one row for each transaction.
 
-The ledger: bronze as people and programs read it, typed and by transaction, without Spark or with it.
-
-Only the files and row groups whose bounds meet the span are read, and large spans come a part at a time. The schema of
-a table's changes follows from the layouts that the span's own changes use; where it has none, from the newest one.
+Works without Spark and with it. Only the files and row groups whose bounds meet the span are read, and large spans
+come in parts. The columns of a table's changes follow from the layouts that the changes of the span use; if it has
+none, from the newest layout.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""Compaction, planned: which small files that follow one another become one.
+"""Maintenance of a bronze table: small files become large ones, old ones leave, unneeded files are removed.
 
-A file stays as it is once it is full. Smaller ones are in tiers by size, and so many of one tier and below that follow
-one another become one file of a higher tier: a row is written again at most once a tier and a few times in the lowest,
-and the number of files is bounded by the tiers, however many commits there were.
-
-Upkeep of a bronze table: small files become large ones, old ones leave, and what nobody needs is removed.
+A full file stays as it is. Smaller files are in tiers by size, and enough neighbouring files of one tier and below
+become one file of a higher tier: a row is rewritten at most once a tier and a few times in the lowest, and the number
+of files is bounded by the tiers, however many commits there were.
 
 Each step is a commit of its own that leaves the state as it was (`bronze.data_files`), made only on top of the version
-that was looked at. So a receiver may commit at any time: whoever comes second looks again, the receiver goes on above a
-version that left its state alone, and upkeep drops what was replaced by somebody else. Rows keep their order; readers
-of a stream see that nothing was added.
+it was planned on. So a receiver may commit at any time: the loser of a race plans again, the receiver continues on a
+version that left its state alone. Rows keep their order, and readers of a stream see that nothing was added.
 """
 
 from __future__ import annotations

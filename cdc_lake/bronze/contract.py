@@ -1,9 +1,7 @@
-"""The bronze contract: what every row of a bronze table means. Version 1.
+"""The bronze contract, version 1: what every row of a bronze table means, and what the receive loop needs of a table.
 
-One append-only table a pipeline. Rows of one commit stand in `(position, ordinal)` order in one data file, layout rows
-(`R`, no ordinal) first. A transaction is `B`, its changes, `C`, in one commit, or it is not there at all.
-
-The bronze port: what the receive loop needs of a bronze table, whatever its format.
+One append-only table for each pipeline. The rows of a commit stand in `(position, ordinal)` order in one data file,
+layout rows (`R`, no ordinal) first. A transaction is `B`, its changes, `C`, in one commit, or it is not there at all.
 """
 
 from __future__ import annotations

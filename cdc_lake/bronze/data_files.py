@@ -1,14 +1,10 @@
-"""Files: the data files of one version of bronze, with the bounds that say which rows each can hold.
+"""What writer and reader need of a bronze table of any format: its data files, its state, and commits.
 
-Every file of ours carries its bounds in the table's metadata; a file without them (rewritten by something else) can
-hold anything and is read.
-
-State: what a bronze table says of its newest stream, as each commit notes it, and at last as the rows show it.
-
-The port below writer and reader: one bronze table of one format at one place.
+Data files carry bounds in the table's metadata that say which rows each can hold; a file without them (rewritten by
+somebody else) can hold anything and is read. The state describes the newest stream, as each commit notes it.
 
 A table is looked at, then read or committed to as it was then. A commit carries rows and the whole state, or neither,
-and lands only on top of the version that was looked at: whoever comes second is refused, not interleaved.
+and lands only on top of the version that was looked at: the second of two writers is refused, not interleaved.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
-"""A link of the chain: one transaction, checked row by row against what its COMMIT row says.
+"""One link of the hash chain: a transaction's rows, checked against what its COMMIT row says.
 
-Memory does not grow with the transaction. What its hash covers is computed again from the values; what repeats on each
-row (stream, LSNs, CSN, xid, time) is only held against the other rows: it is not part of the hash.
+There are two checks of the same definition (`decode.hashing`). `RowColumns` looks at a part of a file by columns and
+finds complete transactions and runs of changes that are right beyond doubt: it is fast, and says nothing of the
+others. `Link` goes row by row through the rest (truncates, messages, undecodable bytes, whatever does not fit), in
+memory that does not grow with the transaction, and alone says what is wrong.
 
-What the chain is held against beside bronze, and what came out.
-
-Rows of bronze looked at by columns: which of them are as they should be, and the digests of their changes.
-
-A part of a file falls into whole transactions, runs of changes of one that is larger, and odd rows. The first two are
-only what is right beyond doubt as far as rows tell; whatever is not is odd, and left to who looks at row by row
-(`bronze.hash_chain`), which alone says what is wrong. Tables are cut, logical messages and undecodable bytes odd too:
-they are few.
+The hash covers the values. What repeats on each row (stream, LSNs, CSN, xid, time) is only compared between the rows.
 """
 
 from __future__ import annotations
@@ -302,7 +297,7 @@ class UnverifiedRows:
 
 @dataclass
 class RowColumns:
-    """Rows of `chain_link.ROW`, in the order of the file. `layouts`: what bronze describes, by number."""
+    """Rows of the columns `ROW`, in the order of the file. `layouts`: what bronze describes, by number."""
 
     rows: pa.RecordBatch
     layouts: Mapping[int, Relation]

@@ -1,15 +1,12 @@
-"""The walk over all rows of bronze, from transaction to transaction and from epoch to epoch.
-
-The chain, verified: are the transactions in bronze the ones that were landed, all of them, once and unedited?
+"""Verifies the hash chain: bronze holds exactly the transactions that were landed, once and unedited.
 
 Digests are computed again from the values in the rows by the definition in `decode.hashing`, without the wire and
-without the code that landed them; then contents, counts and hashes are compared with what each COMMIT row says, from
-transaction to transaction, and the last hash with the head that the table's newest commit of ours names. Where a stream
-shows every CSN, the numbers between two transactions are accounted for too: by transactions without rows, which the
-later one counts, and by recorded gaps.
+without the code that landed them. Contents, counts and hashes are compared with each COMMIT row, from transaction to
+transaction and from epoch to epoch, and the last hash with the head that the table's newest commit of ours names. If a
+stream shows every CSN, the numbers between two transactions are accounted for too: by transactions without rows, which
+the later one counts, and by recorded gaps.
 
-File by file, in memory that grows neither with bronze nor with a transaction. What is right is seen by columns
-(`bronze.hash_chain`), what is not is looked at row by row (`bronze.hash_chain`).
+It goes file by file, in memory that grows neither with bronze nor with a transaction.
 """
 
 from __future__ import annotations

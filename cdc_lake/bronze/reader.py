@@ -1,13 +1,11 @@
-"""Decoded later: what undecodable transactions turned out to be, kept beside bronze, which is never rewritten.
-
-A file a transaction, with its layouts and changes as bronze would have them, in a folder beside the control tables; a
-row of the control table `decoded` says which transaction it stands for, by the digest of its bytes. The file is on disk
-before the row is: a row without its file counts for nothing, and the transaction is decoded again.
-
-The bronze reader: commits, changes, layouts and whole transactions of a bronze table, without Spark.
+"""Reads commits, changes, layouts and whole transactions of a bronze table, without Spark.
 
 Each call looks at the newest version. Only data files whose bounds overlap what is asked for are opened, and only the
-columns asked for are read. Positions of different epochs never meet: every call has one epoch.
+columns asked for are read. Every call has one epoch: positions of different epochs cannot be compared.
+
+Undecodable transactions that were decoded later are overlaid. Bronze is never rewritten: each has a file with its
+layouts and changes beside the control tables, and a row of the control table `decoded` that names the transaction by
+the digest of its bytes. The file is durable before the row; a row without its file counts for nothing.
 """
 
 from __future__ import annotations

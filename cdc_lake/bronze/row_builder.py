@@ -1,17 +1,11 @@
-"""Rows: a batch of transactions as the bronze table has them (`bronze/contract.py`).
+"""Builds the rows of a batch as the bronze table has them (`bronze.contract`), one file's worth at a time.
 
-Layout rows first, one a layout of the batch, then each transaction as B, its changes, C. Changes come and go as
-columns: their place is computed once and nothing is done per change in Python. Lists are not copied at all: a row
-without a tuple is a NULL of length zero between the others.
+Layout rows come first, one for each layout of the batch, then each transaction as B, its changes, C. Changes stay
+columns: nothing is done for each change in Python, and lists are not copied.
 
-A large transaction as rows of bronze, a part at a time: one commit of several files, memory for one part.
-
-The rows are those of any other transaction (`bronze.row_builder`): layouts first, B, its changes, C. Ordinals go on
-from part to part, a layout is described once, and the last part has C, which speaks of them all.
-
-The rows of a batch, a file's worth at a time: all of its ordinary transactions, the parts of each large one.
-
-While one file is written, by a thread of its own, the rows of the next one are made.
+A large transaction comes in parts, one commit of several files: ordinals continue from part to part, a layout is
+described once, and the last part has C, which describes them all. Memory holds one part. While a thread writes one
+file, the rows of the next one are made.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""The history of one row in bronze: every change of the row that had a key, also where the key was another one.
+"""Follows rows through bronze: the history of one key, and the state that all changes together leave.
 
-A row is followed from key to key. Two rows may have had one key in turn, and inside a transaction with a deferred
-constraint at once: then a change is of the row that its whole old tuple equals (`model.quarantine`).
+A row is followed from key to key. Two rows may have had one key in turn, and with a deferred constraint at once: then
+a change belongs to the row that its whole old tuple equals (`model.quarantine`).
 
-Bronze folded: the rows of source tables as the newest stream's copy and its transactions leave them.
-
-Change by change and in memory, by the texts the server sent: slow, and nothing in it is shared with what merges silver.
-Where two rows have one key for a moment (a deferred constraint), the one that the old tuple names leaves.
+Folding goes change by change, in memory, over the texts the server sent: slow, and it shares nothing with the code
+that merges silver.
 """
 
 from __future__ import annotations

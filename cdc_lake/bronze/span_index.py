@@ -1,24 +1,14 @@
-"""The outline of a span: what a table's changes are like, without their values and without Spark.
+"""Prepares a span of bronze for apply: what its changes are like, and local files that Spark can read.
 
-It decides how the span is applied: which layouts occur and which is the newest, whether there is a truncate, which
-columns have values that were not sent, whether a key can have moved. Reading it costs milliseconds: six narrow columns
-of the files whose statistics overlap the span.
+* The summary of a table's changes decides how the span is applied: layouts, truncates, columns with unsent values,
+  moved keys. It reads six narrow columns of the files whose statistics overlap the span, in milliseconds.
+* Data files hold the changes of all tables. A large span that touches several tables is split by table into scratch
+  files of some 64 MiB, so that the cost grows with the changes and not with tables times changes.
+* Files of an object store are copied into a scratch folder, whole and once for all tables of a span, because Spark has
+  no client of object stores. Up to `KEPT_BYTES` of earlier ones stay, the oldest leave first.
+* Changes that touched given keys are found file by file, without a whole history in memory.
 
-A span of bronze split by table: read once, and written to scratch files of which each table reads its own.
-
-Data files of bronze hold the changes of all tables. Where a span touches several tables and is large, each of them
-would read the others' rows in vain, and the cost would grow with tables times changes. Split, it does with changes.
-
-Files hold the columns that applying reads, some 64 MiB of rows at a time, so memory does not grow with the span. They
-are gone with the next span or with the run; what a killed run left goes with the next one.
-
-Data files of bronze near by: where Spark, which is given no client of object stores, can read them.
-
-Files on this machine are read where they are. Files of a store are copied whole into a scratch folder, once however
-many tables of a span read them, and stay while the span is applied; of what was needed earlier so much is kept as fits
-into `KEPT_BYTES`, oldest out first. The folder goes with the run, and what a killed run left goes with the next one.
-
-The changes in bronze that touched some keys of a table, found file by file: memory holds no whole history.
+Scratch files go with the span or the run; what a killed run left goes with the next one.
 """
 
 from __future__ import annotations

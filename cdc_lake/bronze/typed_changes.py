@@ -1,14 +1,12 @@
-"""Typed changes: bronze rows of one table as a table of its own columns, in the types that silver gives them.
+"""Bronze rows of one table as typed columns, as Arrow tables or as SQL views for Spark.
 
 Rows of several layouts share one set of columns: those of the newest layout, in its order, then those that only older
-layouts have, each in the type of the newest layout that has it. What is not there has a name: `_unchanged` lists the
-columns that the server did not send, `_absent` those that the row's layout does not have; both are NULL in the typed
-column, and so is SQL NULL, which is in neither list.
+layouts have, each in the type of the newest layout that has it. `_unchanged` lists the columns that the server did not
+send, `_absent` those that the row's layout does not have; both are NULL in the typed column, and so is SQL NULL, which
+is in neither list.
 
-Views of bronze for Spark: what `bronze.typed_changes` and `bronze.change_reader` give, as SQL over bronze's rows.
-
-Bronze's files are read as plain Parquet, chosen by their bounds (`docs/decisions/0002`), and each query filters the
-rows again. A view that stays in a database cannot name files, which come and go; it names the Delta table by its path.
+Views read bronze's files as plain Parquet, chosen by their bounds (`docs/decisions/0002`), and filter the rows again.
+A view that stays in a database cannot name files, which come and go; it names the Delta table by its path.
 """
 
 from __future__ import annotations

@@ -1,19 +1,11 @@
-"""Matching: two tables of canonical text, row by row by key.
+"""Which columns of a source table and its silver table are compared, in what form, and how rows are matched.
 
-Both tables have the same columns in the same order, each a large_string. Nothing is sorted: keys are joined to row
-numbers, and every other column is compared at once.
+Both sides become tables of canonical text with the same columns in the same order, each a large_string. Keys are
+joined to row numbers and every other column is compared at once; nothing is sorted. A sample takes some buckets, other
+ones each time.
 
-A sample of a table: some of its buckets, other ones each time.
-
-What comparing one table needs: its two sides pinned, and where they are read from.
-
-The source's rows as silver would have them: through the transforms of its table, for a comparison.
-
-Leaving out and renaming columns needs no Spark. Where something has to be evaluated, Spark does it over the texts that
-the source printed, typed as silver types them; what comes back are the numbers of the rows that match, and the computed
-values.
-
-How the columns of a source table stand beside those of its silver table: which are compared, and in what form.
+The source's rows are brought through the table's transforms first. Leaving out and renaming columns needs no Spark;
+expressions are evaluated by Spark over the texts that the source printed, typed as silver types them.
 """
 
 from __future__ import annotations

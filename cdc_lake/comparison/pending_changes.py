@@ -1,16 +1,11 @@
-"""Accounting: every open held key is explained by folding its held changes onto silver's row.
+"""Explains what silver does not hold yet: changes after its watermark, and held keys.
+
+What the source's snapshot shows beyond silver's watermark is in bronze. Exactly the changes of the transactions that
+the snapshot shows are folded in memory onto the rows of their keys. Leaving out a transaction in between is safe: one
+that changed a row after it saw it committed, and so does every snapshot that shows it.
 
 Silver shows a held key as it was before its first held change. If nothing but the hold separates it from the source,
-the held changes in order, applied to that row one by one, give the source's row.
-
-Held keys in a comparison, and those of which changes were given up: what both sides have of them is gathered while
-rows pass, and then explained.
-
-Forward: silver as of a snapshot of the source that shows more than silver holds.
-
-What the snapshot shows above silver's watermark is in bronze. Its changes are folded in memory onto the rows of the
-keys they touch, exactly those of the transactions that the snapshot shows. Leaving out one in between is safe: a
-transaction that changed a row after another saw that one committed, and so does every snapshot that shows it.
+its held changes, applied in order to that row, give the source's row.
 """
 
 from __future__ import annotations

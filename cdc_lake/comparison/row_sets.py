@@ -1,16 +1,11 @@
-"""The two sides of a table, read block by block: summed up by bucket, or the rows of some buckets.
+"""The two sides of a compared table, read block by block: sums by bucket, or the rows of some buckets.
 
-The source sums up its rows itself where it can (`source.row_hash_sql`); otherwise they are streamed and hashed here, as
-silver's are. Never is a whole table in memory.
+The source computes the sums itself if it can (`source.row_hash_sql`); otherwise its rows are streamed and hashed here,
+as silver's are. Rows of the buckets that differ are kept in memory while they are few, then on disk, so only a part of
+what differs is matched at a time; a whole table is never in memory.
 
-Shelf: rows of one side of a comparison by bucket, in memory while they are few, then on disk.
-
-So whatever differs, only a part of it is matched at a time. A file is one group of rows, a record batch a part.
-
-What is known of the keys that differ: both rows, which columns differ, and the changes in bronze that touched them.
-
-For the first keys of each kind only. Values leave this module where they were asked for; keys, columns and
-transactions always do.
+Of the first differing keys of each kind both rows, the columns that differ and the changes in bronze that touched them
+are looked up. Values leave this module only if they were asked for; keys, columns and transactions always do.
 """
 
 from __future__ import annotations

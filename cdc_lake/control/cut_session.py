@@ -1,10 +1,8 @@
-"""Reading silver at a cut: every table as of one moment of the source, with Spark or without it.
+"""Reads silver at a cut, every table as of one moment of the source, with Spark or without it; and control tables.
 
-A reader who opens the newest version of each table sees a transaction in one and not yet in the other. At a cut each
-table is read at the version that the cut names; what a table keeps by itself (`silver.kinds`) it can also say where
-that version is gone.
-
-History: the control tables as Arrow, for who asks what was. Without Spark, wherever the tables are.
+The newest versions of two tables may show a transaction in one and not yet in the other. At a cut each table is read
+at the version that the cut names; a table that keeps its history (`silver.kinds`) can be read there even if that
+version is gone.
 """
 
 from __future__ import annotations

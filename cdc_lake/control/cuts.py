@@ -1,14 +1,12 @@
-"""Cuts: one position across all silver tables, as rows of the control table `cuts`.
+"""Cuts, positions at which all silver tables can be read together; and pinned cuts, which stay readable.
 
-A cut says of each table which version holds it, how many keys of it wait, and whether it is `in`, `broken`, `paused` or
-`renewing`: a table that cannot or shall not go on, or whose content is made anew, stays behind at its own position and
-does not stop the cuts of the others.
+A row of the control table `cuts` says of each table which version holds it, how many keys of it wait, and whether it
+is `in`, `broken`, `paused` or `renewing`: a table that cannot or shall not go on, or is being made anew, stays at its
+own position and does not stop the cuts of the others.
 
-Promises: the cuts that stay readable, by a name that was given or by the schedule of `silver.cuts`.
-
-A promise is a row of the control table `promises`, with the versions it needs, so it stands from the moment it is
-written: upkeep asks `kept_versions` before it removes anything. What the table formats' own cleaning must be told is
-told by `runtime.cut_retention`.
+A row of the control table `promises` pins a cut, by a name or by the schedule of `silver.cuts`, with the versions it
+needs. Maintenance asks `kept_versions` before it removes anything; `runtime.cut_retention` tells the table formats'
+own cleaning.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""A note: a small file beside the log that one process writes and others read, as a hint.
+"""Small files by which one process tells another what cannot be read from the lake, as hints.
 
-In full size from the start, so that a disk that is full later still takes what it says.
-
-The receiver's note: why it waits, for who asks from another process while the lake itself cannot be asked.
-
-It is a hint, as the log is: the truth is what bronze holds.
+The receiver notes why it waits, for processes that ask while the lake cannot be reached. What bronze holds is the
+truth. A file has its full size from the start, so that it can be written on a full disk.
 """
 
 from __future__ import annotations

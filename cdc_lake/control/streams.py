@@ -1,15 +1,10 @@
-"""Streams of a pipeline: what bronze and the control tables say of how they were begun, whatever the server.
+"""What bronze and the control tables say of a pipeline's streams: how they began, and what stops silver.
 
-Intentions: that a pipeline sets out to make a slot which bronze can know of only once it is there.
+A slot that cannot be temporary first is announced in the control table `snapshots` before it is made: a slot of the
+pipeline's name that bronze does not know is then ours, left by a start that broke off.
 
-Where such a slot cannot be a temporary one first, the control table `snapshots` says so before it is made: one of the
-pipeline's name that bronze does not know is ours then, left by a start that broke off.
-
-A source table as people name it.
-
-Waiting: undecodable transactions that silver stops before, as errors and views name them.
-
-A cut is whole, so nothing passes one: not even a table that it certainly does not change.
+Silver stops before an undecodable transaction. A cut is whole, so nothing passes one, not even a table that it
+certainly does not change.
 """
 
 from __future__ import annotations

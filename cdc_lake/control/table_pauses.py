@@ -1,13 +1,11 @@
-"""Pauses: a table that stays where it is while the others go on, until somebody lets it go on.
+"""Paused tables, and what is known of each epoch beside bronze.
 
-A row of the control table `pauses` says so, and stands from the moment it is written; a run that applies sees it at its
-next span. Bronze goes on receiving the table's changes, and retention keeps them: the cuts list the table with the
+A row of the control table `pauses` pauses a table from the moment it is written; a run that applies sees it at its
+next span. Bronze continues to receive the table's changes, and retention keeps them: cuts list the table with the
 position it stayed at.
 
-Proof: what is known of each epoch beside bronze, which the chain is held against.
-
-It comes from the control tables and from the stream's own identity. The end of an epoch is known once the next one has
-begun: its hand-over row says where bronze was then.
+The facts of an epoch come from the control tables and the stream's own identity; the hash chain is compared with them.
+The end of an epoch is known once the next one has begun: its hand-over row says where bronze was then.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Comparison: what proving silver equal to the source found, as a value and as a file.
+"""What comparisons of silver with the source found: the result as a value and a file, and the control table
+`verified`.
 
-Keys of rows that differ are named, up to a few; other values only where they were asked for.
-
-Verified: how far each silver table was last proven equal to its source, and whether it was found to differ since.
-
-Every comparison that could judge a table leaves a row in the control table `verified`. A row counts for the stream and
-the generation of the content that it judged: after a rebuild, or in a new stream, nothing is verified yet.
+A file names the keys of rows that differ, up to a few; other values only if they were asked for. Every comparison that
+could judge a table leaves a row in `verified`, which counts for the stream and the generation of the content that it
+judged: after a rebuild, or in a new stream, nothing is verified yet.
 """
 
 from __future__ import annotations

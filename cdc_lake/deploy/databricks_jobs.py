@@ -1,15 +1,12 @@
-"""What a lake's folder must be able to do, tried before anything is made in it.
-
-Where bronze or the control tables are in it, their commits are files that are made under their names only where nothing
-has them; on a disk that is a hard link. A mounted object store often has none, or has one that overwrites, and then two
-jobs could both believe that they made the same version. It cannot be tried here whether two machines exclude each
-other; one that does not even exclude itself is refused. Silver is committed to by Spark, which has ways of its own.
-
-What jobs on Databricks call: `receive`, `apply`, `report`, `maintain`.
+"""What jobs on Databricks call: `receive`, `apply`, `report`, `maintain`.
 
 Plain functions that return when they are done and raise when they failed: a platform that calls an entry point takes
-`sys.exit`, also with 0, for a failure. Nothing hooks into how exceptions are shown. Parameters come as Databricks
-passes the `named_parameters` of a wheel task: `--name=value` on the command line. Spark is the runtime's own session.
+`sys.exit`, also with 0, for a failure. Parameters come as `--name=value` from the `named_parameters` of a wheel task.
+Spark is the runtime's own session.
+
+Each job first tries the lake's folder. Commits to bronze and control tables in it need names that only one file can
+take (hard links on a disk). A mounted object store often has none, or overwrites, and two jobs could both believe that
+they made the same version: such a folder is refused. Whether two machines exclude each other cannot be tried.
 """
 
 from __future__ import annotations

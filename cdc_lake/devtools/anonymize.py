@@ -1,18 +1,11 @@
-"""Filler: what values are overwritten with where a stream is to be shown to others without them.
+"""Overwrites every value of every row in messages of a stream, so that recordings can be shown to others.
 
-A filler has the length of its value, and keeps of it what decoding looks at: digits stay digits, letters letters of the
-same case, signs what they are; whatever is not ASCII becomes letters. Under one secret equal values have equal fillers,
-so that keys still meet; once it is thrown away, nobody can try out guessed values.
+A filler has the length of its value and keeps what decoding looks at: digits stay digits, letters letters of the same
+case, signs what they are; what is not ASCII becomes letters. Under one secret equal values have equal fillers, so keys
+still match; once the secret is thrown away, nobody can try out guessed values.
 
-Messages of pgoutput with every value of every row overwritten (`devtools.anonymize`), and nothing else changed.
-
-A message that cannot be read is overwritten as a whole: what it holds is not known. Version 1 of the protocol.
-
-Payloads of the GaussDB family with every value of every row overwritten (`devtools.anonymize`), and nothing else
-changed.
-
-Names, types, lengths, positions and boundaries of transactions stay. A record that cannot be read is overwritten as a
-whole, behind its length and LSN where it has them: what it holds is not known.
+Names, types, lengths, positions and boundaries of transactions stay. A message that cannot be read is overwritten as a
+whole (in the GaussDB family behind its length and LSN). Of pgoutput, version 1 of the protocol.
 """
 
 from __future__ import annotations

@@ -1,30 +1,18 @@
-"""Capturing a PostgreSQL stream raw: CopyData messages as they came, for `record`.
+"""Records a replication stream raw into a file, as it came over the wire, and reads such files.
 
-From a temporary slot of its own, which begins now and goes with the connection, or from a slot that is given. Nothing
-is ever confirmed: every status says that nothing was flushed, which the server takes for no news of the slot
-(PostgreSQL's documentation, "Streaming Replication Protocol", standby status update).
+From PostgreSQL through a temporary slot that begins now and goes with the connection, or through a given slot. The
+GaussDB family knows no temporary slots: the recorder makes one and drops it at the end; one whose recording was killed
+stays, visible in `pg_replication_slots`. Nothing is ever confirmed, so recording changes nothing at the source.
 
-Recordings: a stream as it came over the wire, in a file.
-
-A file is a sequence of entries, each `u32 big-endian length` and that many bytes: the body of one CopyData message as
-the server sent it, `w` (25 bytes of header, then the payload) or `k` (a keepalive: 18 bytes as PostgreSQL sends it, 33
-as the GaussDB family does). Before the entries may stand one line of JSON that says where they come from::
+A file is a sequence of entries, each `u32 big-endian length` and that many bytes: the body of one CopyData message,
+`w` (25 bytes of header, then the payload) or `k` (a keepalive: 18 bytes of PostgreSQL, 33 of the GaussDB family, not
+kept of the latter). Before the entries may stand one line of JSON that says where they come from::
 
     {"format": "cdc-lake/recording/1", "source": …, "plugin": …, "options": {…}, "encoding": "UTF8",
      "start": "0/16B3748", "started": "2026-01-01T00:00:00+00:00"}
 
-and `"redacted": true` where every value of every row was overwritten (`devtools.anonymize`).
-
-A file that was cut off in an entry is an error at that entry, never a shorter stream.
-
-Capturing a stream of the GaussDB family raw, for `record` (implements `source.capture.Capture`).
-
-From a slot that is given, or from one of its own, made now and dropped at the end: these servers know no temporary
-slots, so one whose recording was killed stays, and `SELECT * FROM pg_replication_slots` shows it by its name. Nothing
-is confirmed: every reply says 0, which the server ignores.
-
-Payloads are as they came. Of the header, start and end are the server's (it sends one number twice), the clock is
-ours; keepalives, which hold rubbish in part, are answered and not kept.
+and `"redacted": true` if every value of every row was overwritten (`devtools.anonymize`). A file that was cut off in
+an entry is an error at that entry, never a shorter stream.
 """
 
 from __future__ import annotations

@@ -1,21 +1,13 @@
-"""Payloads as people hand them over, as JSON objects: `inspect payload` and `replay` show them.
+"""The commands `record`, `replay` and `inspect payload`: streams recorded, decoded again, and shown as JSON objects.
 
-A file holds one payload (what follows the 25 bytes of a `w` header), one whole CopyData message, several lines of text
-decoding, or a recording. How it is written is said by the caller or read off the bytes. A payload that cannot be
-decoded gives one object of type `error`, and the next one is read: nothing ends early, nothing is left out.
+A recording changes nothing at the source: it uses a slot of its own unless one is named, and confirms nothing. With
+redaction every value is overwritten by one of the same length before it is written, so the file decodes as the raw one
+would. Replaying decodes every payload and follows every transaction from BEGIN to COMMIT, without a server or a lake:
+a recording that replays is one that the receiver could have taken.
 
-Recording a pipeline's stream into a file, raw or redacted, without touching the pipeline's own slot or lake.
-
-The slot is one of its own that begins now and goes at the end, unless one is named; nothing is confirmed, so a
-recording changes nothing at the source. The file is of the format of `source.recording_file`, and on the disk when the
-call returns. A redacted recording has every value of every row overwritten by one of the same length
-(`devtools.anonymize`) before it is written; names, types, lengths and positions stay, and it decodes as the raw one
-would.
-
-Replaying a recording: what a stream held, counted, and that it was one.
-
-Every payload is decoded and every transaction followed from BEGIN to COMMIT, so a recording that replays is one that
-the receiver could have taken. Works without the server and without a lake.
+`inspect payload` takes one payload (behind the 25 bytes of a `w` header), one whole CopyData message, lines of text
+decoding, or a recording; the format is given or guessed. A payload that cannot be decoded gives one object of type
+`error`, and the next one is read.
 """
 
 from __future__ import annotations

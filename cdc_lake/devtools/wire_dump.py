@@ -1,4 +1,4 @@
-"""Records of the GaussDB family as JSON objects: one object a record, pure, for `inspect payload` and `replay`.
+"""Messages of a stream as JSON objects, one for each record, for `inspect payload` and `replay`.
 
     type       begin commit insert update delete truncate ddl heartbeat abort prepare other
     lsn        of the record, `0/2816A28`; first_lsn: of BEGIN
@@ -7,22 +7,13 @@
     new, old   lists of {name, type | type_oid, value}: value null is SQL NULL; a value that was not sent has
                "unchanged": true and no value. A tuple that was not sent has no list
 
-A key that does not apply is absent, never null.
+A key that does not apply is absent, never null. pgoutput also has relation (relation_oid, replica_identity, columns),
+type, origin and message (prefix, content, transactional); commit has `end_lsn`, `old_kind` is key or full. A change of
+a relation that was not announced has its `relation_oid` instead of a name, and columns whose `name` is null.
 
-What versions 2 to 4 of pgoutput's protocol brought, as JSON objects.
-
-Specification: PostgreSQL's documentation, "Logical Replication Message Formats".
-
-Messages of pgoutput as JSON objects: the keys of `devtools.wire_dump`, columns named by the relations seen before.
-
-Also: relation (relation_oid, replica_identity, columns), type, origin, message (prefix, content, transactional); begin
-has `lsn` (of the commit record), commit `lsn` and `end_lsn`; `old_kind` is key or full. A change of a relation that
-was not announced has its `relation_oid` instead of a name, and columns whose `name` is null.
-
-Guessing how a payload is written, from its first bytes: for `inspect payload`, never for a stream asked for.
-
-Specification: section 11.1 of the family's formats (first bytes of a payload). A framed payload begins with the top
-byte of a length, which is no letter below a gigabyte; a bare line begins with a letter or a brace.
+The format of a payload of the GaussDB family is guessed from its first bytes, for `inspect payload` alone: a framed
+payload begins with the top byte of a length, which is no letter below a gigabyte, a bare line with a letter or a
+brace. Specification: PostgreSQL's documentation, "Logical Replication Message Formats".
 """
 
 from __future__ import annotations

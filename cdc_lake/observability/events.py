@@ -1,10 +1,8 @@
-"""The names of all events in the log, with their fields: what anybody may search for and count.
+"""The events of the log with their names and fields, and progress as the loops report it.
 
-An event is a stage of progress (`observability.events`), a note, or what ended a command. Every event has `timestamp`,
-`level`, `event`, `pipeline`, `verb` and `text` besides its own fields, and `run` where it is of a run that the control
-table `runs` has. Fields hold names, codes, positions and numbers; never a row value.
-
-Progress: what a loop tells while it works. A view turns it into a bar, a line every 10 s, or a JSON event.
+An event is a stage of progress, a note, or what ended a command. Every event has `timestamp`, `level`, `event`,
+`pipeline`, `verb` and `text` besides its own fields, and `run` if it belongs to a run of the control table `runs`.
+Fields hold names, codes, positions and numbers; never a row value.
 """
 
 from __future__ import annotations

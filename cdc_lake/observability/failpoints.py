@@ -1,14 +1,11 @@
-"""Failpoints: places where a test may kill the process, named once here.
+"""Failpoints: named places where a test may kill the process, and the list of places to break a pipeline at.
 
 `CDC_LAKE_FAILPOINT=name` or `name:n` kills the process (SIGKILL, nothing is cleaned up) at the n-th passage of that
 place. Without the variable a failpoint is one comparison. They stand between two durable steps: wherever the process
-dies, the next start must end at the same state. Which of the places to break a pipeline at they stand for is in
-`observability.failpoints`.
+dies, the next start must end at the same state.
 
-The catalogue of places to break a pipeline at, in the order in which a change meets them, and their failpoints.
-
-A number stands for what is true of the change, in whichever process and format; its failpoints are where the code can
-be killed then. Two have none: in a merge on Delta the JVM writes alone, and the last is any of the others, twice.
+The places are in the order in which a change meets them, whichever process and format; a failpoint names its place.
+Two have no failpoint: in a merge on Delta the JVM writes alone, and the last place is any of the others, twice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Numbers, times and sizes as a reader of a report takes them in at a glance. Exact values are in the JSON.
+"""What all HTML pages share: numbers, times and sizes as people read them, and the page around the content.
 
-HTML pages: what all of them share. Each is one file with its style in it, light and dark, on a desk and on a phone.
-
-Promises: nothing is fetched (no script, no address, a policy that forbids both), and every text is escaped.
+Each page is one file with its style in it, light and dark, for wide and narrow screens. Nothing is fetched (no script,
+no address, a policy that forbids both), and every text is escaped. Exact values are in the JSON.
 """
 
 from __future__ import annotations

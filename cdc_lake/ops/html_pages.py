@@ -1,8 +1,7 @@
-"""The status page: a status with what the control tables remember of cuts and runs, as one HTML file.
+"""Writes the HTML pages of a pipeline: its status with past cuts and runs, and its report.
 
-A view like the terminal's: it asks nothing that `status` does not, but history. It shows no row value.
-
-The report of a pipeline, written: one HTML page, its JSON, and Great Expectations' own results beside them.
+The status page asks nothing that `status` does not, but history, and shows no row value. The report comes with its
+JSON and Great Expectations' own results.
 """
 
 from __future__ import annotations

@@ -1,12 +1,6 @@
-"""Looking into bronze: one transaction, the history of one row, the chain. Values for `cdc-lake inspect`.
+"""What `cdc-lake inspect` shows: spans, transactions, the hash chain, and one row wherever it is.
 
-These show row values because that is what was asked for; nothing here is logged.
-
-A span of bronze, transaction by transaction, with its totals: values for `cdc-lake inspect span`.
-
-The row of one key, wherever it is: its changes in bronze, what they come to, what of them is held, and silver's row.
-
-Shows row values because that is what was asked for; nothing here is logged.
+Row values are shown because they were asked for; nothing here is logged.
 """
 
 from __future__ import annotations

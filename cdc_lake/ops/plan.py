@@ -1,10 +1,7 @@
-"""Replica identity: which old columns the server logs of a row, and what nobody can know because it logs no more.
+"""The plan: what `run` would do, as a value. Printing explains it, running does it; planning changes nothing.
 
-The ledger of types: of every captured column, as it is at the source now, what becomes of its values in silver.
-
-Made from the code that converts them (`tables.types`), for `check` and `plan`, before the first row is read.
-
-The plan: what `run` would do, as a value. Printing explains it; running does it; working it out changes nothing.
+It includes what becomes of every captured column's values in silver, from the code that converts them
+(`tables.types`), and what the replica identity of each table leaves unknown.
 """
 
 from __future__ import annotations

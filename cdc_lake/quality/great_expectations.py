@@ -1,19 +1,13 @@
-"""One validation run of Great Expectations, in a context that lives in memory; its JSON without a value of a row.
+"""Rules as Great Expectations runs them: one expectation for each rule, one suite for each table, on Spark or Arrow.
 
-Great Expectations (1.24) takes seconds to import, so it is imported when a run is made.
+Promises: the counts are those of `quality.rules.fails` (tested rule by rule); no row value leaves the run (no samples
+are asked for, and texts of exceptions are cut down to their kind); an expectation that raised is reported as a broken
+rule, never as bad data. An `expression` and `type_castable` mean what Spark makes of them: without a JVM they are not
+judged, and the result says so.
 
-Data as a suite judges it: only the judged columns, in types that Great Expectations compares as the gate does.
-
-Numbers become doubles with NaN above every number (as PostgreSQL and Spark order it), points in time without a zone
-become UTC, dates (for pandas, which finds no date in a list) midnight UTC, everything else stays as it is.
-NULL stays NULL.
-
-Rules as Great Expectations runs them: one expectation a rule, one suite a table, on Spark or on Arrow data.
-
-Promises: the counts are those of `cdc_lake.quality.rules.fails` (tested rule by rule); no row value leaves the run (no
-samples are asked for, and texts of exceptions are cut down to their kind); an expectation that raised is reported as a
-broken rule, never as bad data. Numbers are compared as doubles here: beyond 15 digits only the gate is exact.
-An `expression` and `type_castable` mean what Spark makes of them: without a JVM they are not judged, and that is said.
+Only the judged columns are given to it. Numbers become doubles, so beyond 15 digits only the gate is exact; NaN is
+above every number, as in PostgreSQL and Spark; points in time without a zone become UTC, dates (for pandas) midnight
+UTC. Great Expectations (1.24) takes seconds to import, so it is imported when a run is made.
 """
 
 from __future__ import annotations

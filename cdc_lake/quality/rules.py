@@ -1,22 +1,12 @@
-"""A rule's constants in the type of the column it judges: what both compilations of a rule start from.
-
-Promises: a bound is exact. It is never rounded into the column's type but moved inwards to the next value the type can
-hold (`x >= 0.005` on two decimals is `x >= 0.01`), and a bound beyond the type's range decides for every value.
-So the Spark predicate and the Great Expectations expectation compare the same numbers, whatever text the file had.
-
-Types are named as Spark's `simpleString()` names them. Neither Spark nor Great Expectations is imported here.
-
-Rules as the gate runs them: a name, a check against the column's type, and a Spark predicate.
+"""Rules of rows as the gate runs them: a name, a check against the column's type, and a Spark predicate.
 
 Promises: `fails` is total over the closed union of rules, its column is never NULL, NULL passes every rule except
-`not_null`, and a rule that passed `check_rule` cannot raise inside Spark, also with ANSI on; an `expression` may.
-NaN counts as larger than every number, as PostgreSQL and Spark order it.
-The other compilation of the same rules is `quality.great_expectations`; a test asserts that both count the same.
+`not_null`, and a rule that passed `check_rule` cannot raise inside Spark, also with ANSI on; an `expression` may. NaN
+is larger than every number, as PostgreSQL and Spark order it.
 
-The gate: what every change must satisfy before it is folded.
-
-A table's conditions are its rules and one more for each column whose text may have no silver value. Each is a predicate
-over one row after the change; what becomes of a failing change is decided by the condition's `on_fail`.
+A bound is exact: it is never rounded into the column's type but moved inwards to the next value that the type can hold
+(`x >= 0.005` on two decimals is `x >= 0.01`). The other compilation of the same rules is `quality.great_expectations`;
+a test asserts that both count the same. Neither Spark nor Great Expectations is imported here.
 """
 
 from __future__ import annotations

@@ -1,17 +1,8 @@
-"""What judging a table by a rule gives: of how many how many failed, and what was seen, without a value of a row.
+"""Rules that judge a table as a whole: what they need, what they count, and how much a failure matters.
 
-Rules of keys: rows that share their values (`unique`), rows whose values another table lacks (`foreign_key`).
-
-Both are judged exactly, in one aggregate. A row with a NULL among the values passes, as in SQL. Floating-point values
-are equal as PostgreSQL has it: NaN equals NaN, and -0 equals 0.
-
-The rule of order: a value that never goes down from one row to the next (`monotonic`).
-
-Rules that judge a table as a whole: how many rows it has (`row_count`), how old the newest is (`freshness`).
-
-What a rule of a table comes to, and which columns it needs. The rules of each family have a module of their own.
-
-How much a rule's failures are of concern: by the thresholds of the rule, or any at all where it has none.
+`row_count`, `freshness`, `monotonic`, and the rules of keys `unique` and `foreign_key`, which are judged exactly in
+one aggregate. A row with a NULL among the values passes, as in SQL; floating-point values are equal as in PostgreSQL:
+NaN equals NaN, -0 equals 0. No result holds a value of a row.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""One finding of the doctor.
+"""One finding of `check`, and what is checked alike for every kind of source.
 
-The doctor's look at the WAL budget: what is used of it now, and whether the server's own limit comes first.
-
-The captured tables that the doctor looks at for their settings, and the shape that silver would have of each.
-
-The doctor's look at tables that came to `source.tables` or went since the last start: what the next one does.
+The WAL budget (what is used now, and whether the server's own limit comes first), the captured tables with the shape
+that silver would have of each, and the tables that were added to `source.tables` or removed since the last start.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
-"""The doctor's look at the next failover of the GaussDB family: whether it would be noticed what was lost.
+"""What `check` looks at on a server of the GaussDB family.
 
-What a new primary has is shown by what the slot sends again (`connectors.gaussdb.failover`). Here it is said where that
-shows less.
-
-The doctor's look at the pipeline's slot on a server of the GaussDB family.
-
-The doctor's look at the tables of a server of the GaussDB family: which, readable, identified.
-
-The doctor's look at a server of the GaussDB family: server, ports, role, slot, options, traps, tables.
+Server, ports, role, slot, options, known limitations, tables, and the next failover: what a new primary has is shown
+by what the slot sends again (`connectors.gaussdb.failover`), and here is said in which cases that shows less.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""The doctor's look at failovers of a PostgreSQL: one that was, and whether the next would go well.
+"""What `check` looks at on a PostgreSQL or QHB.
 
-The doctor's look at a PostgreSQL's slot, beside what bronze holds.
-
-The doctor's look at a QHB: which release it is, and what of PostgreSQL it is taken to have.
-
-The doctor's look at `source.row_filters`: what the server makes of them, and whether the publication has them.
-
-The doctor's look at a PostgreSQL: server, role, slot, publication, tables.
+Server and release, role, slot and what bronze holds, publication, row filters, tables, and failovers: one that was,
+and whether the next would go well.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""The doctor's look at this machine: Java, Spark, jars, Python packages, the lake's folder. No network.
+"""`check`: everything a run needs, each looked at on its own, each with what to do if it is not right.
 
-The doctor's look at transforms: whether they name what is there, and what may be held because it was not sent.
-
-The doctor's look at rules: whether the columns they judge are there, and of types that they can judge.
-
-The doctor: everything a run needs, each looked at on its own, each with what to do where it is not right.
-
-Nothing is changed. What needs something that is missing itself (the tables of a server that does not answer) is left
-out, so the first ✗ is the one to fix first.
+Nothing is changed. It looks at this machine (Java, Spark, jars, Python packages, the lake's folder; no network), at
+the source, and at transforms and rules: whether their columns exist and have types that they can be applied to. What
+needs something that is missing itself (the tables of a server that does not answer) is left out, so the first ✗ is the
+one to fix first.
 """
 
 from __future__ import annotations
