@@ -1,16 +1,7 @@
-"""One step of a plan, and the steps that every kind of source has alike.
+"""What the rest of the package asks of a pipeline's source, whatever the server: protocols and the values they return.
 
-The source as `plan` and `status` see it, whatever the server. Nothing is made, locked or advanced.
-
-What the verbs of `slot` return: frozen values, from which text and JSON are made.
-
-One slot as `slot inspect` shows it: every fact of it, what bronze holds of it, and what the facts threaten.
-
-What the verbs of `slot` ask of a server, whatever its kind.
-
-The source's side of a comparison, whatever the server.
-
-What a server keeps for the pipeline's slot, as the watch over its budget needs it, whatever the server.
+The source as `plan` and `status` see it, its slots as the commands of `slot` return and show them, its side of a
+comparison, and what the server keeps for the pipeline's slot, for the WAL budget.
 """
 
 from __future__ import annotations

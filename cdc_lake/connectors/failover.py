@@ -1,10 +1,8 @@
-"""Failover: whether a server that took over has everything that bronze holds.
+"""Whether a stream that bronze holds can go on at a server, and whether a server that took over has all of it.
 
 The control table `timelines` keeps which timeline of the server a stream was last read on. At every start and
-reconnect it is held against the server's: where a standby was promoted meanwhile, what bronze holds must lie before
-the switch, or the new primary never had all of it.
-
-Whether a stream that bronze holds can go on at a server, as far as every kind of server is asked alike.
+reconnect it is compared with the server's: if a standby was promoted meanwhile, what bronze holds must lie before the
+switch, or the new primary never had all of it.
 """
 
 from __future__ import annotations

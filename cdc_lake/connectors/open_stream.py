@@ -1,22 +1,14 @@
-"""The order in which a connection's transactions go on to bronze.
+"""An open stream as the receive loop gets it from any server: frames, order, health, and policies.
 
-An order takes transactions as they arrive and closes them one by one: everything up to a closed one's position has
-arrived. Here is what all orders have in common, and the one that closes each transaction as it comes; transactions of
-an ordinary slot are put into CSN order by `connectors.gaussdb.csn_order`. Pure: the clock is handed in.
+An ordering takes transactions as they arrive and closes them one by one: everything up to a closed one's position has
+arrived. `CommitLsnOrdering` closes each as it comes; an ordinary slot's are put into CSN order by
+`connectors.gaussdb.csn_order`. Pure: the clock is handed in.
 
-Open streams: what the receive loop gets from whichever server, and patience with a slot that is still active.
-
-A slot ahead of what was read of bronze a moment ago: changes are missing, or another receiver landed them.
-
-The backlog: how much of the way to a known end is done.
-
-The pulse of the receiver: how its loop is doing, written by the loop and read by who watches it (`/healthz`).
-
-Only the newest values; each is set whole, so that a reader on another thread sees one that was true.
-
-The policy for what cannot be decoded, `bronze.undecodable`: stop, or land its bytes.
-
-Text that is not valid in the encoding of its database: what the pipeline wants of it, by column.
+Opening waits for a slot that is still active, and refuses a slot that is ahead of what was read of bronze a moment
+ago: changes are missing, or another receiver landed them. The health of the loop has only the newest values, each set
+whole, so that a reader on another thread (`/healthz`) sees one that was true. The policies say what to do with
+transactions that cannot be decoded (`bronze.undecodable`) and with text that is invalid in the encoding of its
+database.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
-"""Where prepared transactions are parked: beside the control tables, in a folder of this machine or of a store.
+"""Parks prepared transactions: durable, not landed, in a folder beside the control tables.
 
-Whoever goes on with a pipeline needs its control tables, on another machine too: what is beside them is there then. A
+Whoever continues a pipeline needs its control tables, on another machine too, so what is beside them is there then. A
 file is there whole or not at all, and stays once `put` returned. Writing one again says the same, so writers need no
 fence among themselves.
 
-Parked transactions of a stream: prepared, durable, and not landed (implements
-`decode.pgoutput.spooled.PreparedStorage`).
-
-A file is named after epoch, xid and gid, and a note beside it says where the transaction ended, once that was read;
-files of other names are nobody's business here. It goes when bronze holds a transaction at that end or behind it:
-before, a failover may yet take the end back. Files of a PREPARE that this connection is to send again count only once
-it did; what it does not send again never was.
+A file is named after epoch, xid and gid; a note beside it says where the transaction ended, once that was read. It
+goes when bronze holds a transaction at that end or behind it: before, a failover may yet take the end back. Files of a
+PREPARE that this connection is to send again count only once it did; what it does not send again never was.
 """
 
 from __future__ import annotations

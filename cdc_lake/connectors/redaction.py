@@ -1,14 +1,12 @@
-"""Redaction in a pipeline: its rules, and the places that values pass on their way to a file.
+"""Redaction in a pipeline: its rules, the places that values pass on their way to a file, and changed rules.
 
-Everything that is landed goes through `redacted` (transactions, also those that come too late) or `RedactedBronze`
-(the initial copy); what a comparison reads goes through `RedactedComparison`. Nothing behind these knows of redaction.
+Everything that is landed goes through `redacted` (transactions, also late ones) or `RedactedBronze` (the initial
+copy); what a comparison reads goes through `RedactedComparison`. Nothing behind these knows of redaction.
 
-Redaction that changed in the middle of a stream: a silver table cannot hold values of both kinds.
-
-Bronze goes on under the new rules. Silver would mix old and new without a word: a hash beside the value, or one row
-twice, under the hash of its key by the old key and by the new one. So when a configuration begins it is noted which
-columns that bronze holds are redacted otherwise from there on, and their tables wait there, like those whose columns
-change destructively. Columns and tables that come later are not of this.
+If the rules change in the middle of a stream, bronze goes on under the new ones. Silver would mix old and new without
+a word: a hash beside the value, or one row twice, under the hash of its key by the old key and by the new one. So when
+a configuration begins, it is noted which columns that bronze holds are redacted differently from there on, and their
+tables wait, like those whose columns change destructively. Columns and tables that come later are not affected.
 """
 
 from __future__ import annotations

@@ -1,20 +1,14 @@
-"""Pace: how quickly the initial copy may go, so that it leaves the source room for its own work.
+"""The initial copy into bronze: chunks of every table, read in one snapshot by one reader or several side by side.
 
-The initial copy into bronze: chunks of every table, read in one snapshot, by one reader or several side by side.
+A reader reads a table or a part of one at a time. All readers see one snapshot, so a table's chunks never come from
+two. The calling thread writes the chunks in the order they arrive; ordinals and chunk numbers count over all tables. A
+rate limit leaves the source room for its own work.
 
-What one reader reads at a time is a table, or a part of one. All readers see one snapshot, so a table's chunks never
-come from two. Chunks are written by the calling thread in the order they arrive; ordinals and chunk numbers count over
-all tables.
-
-Copies beside a stream that is being read: in a thread, and from connections of their own.
-
-What hinders them does not hinder the stream: it is told, and they are begun again after a while, and with the next
-connection. What is no hindrance but a mistake of this package ends the stream too, as one in the stream itself would.
-A server that answers them nothing does not hold up the end of the stream: their connections are ended then.
-
-Rounds: something done now and then beside a loop, on a thread of its own and with a connection of its own.
-
-What breaks is opened again a round later. What hangs keeps nobody waiting: the thread is left to itself.
+Copies beside a stream run in a thread with connections of their own. What hinders them is reported and they begin
+again after a while, and with the next connection; the stream is not hindered, but a mistake of this package ends it
+too. If the server does not answer them, their connections are ended at the end of the stream. `PeriodicTask` does
+something now and then beside a loop in the same way: what breaks is opened again a round later, what hangs is left to
+itself.
 """
 
 from __future__ import annotations

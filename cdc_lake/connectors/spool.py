@@ -1,10 +1,8 @@
-"""Spooled frames: those of one transaction, the last ones in memory and the others in a file without a name.
-
-The spool: frames of transactions that are not committed yet, or too large to be held, on this machine's disk.
+"""The spool: frames of transactions that are not committed yet, or too large for memory, on this machine's disk.
 
 Nothing in it has to survive: what was not committed is read again from its start. Its files have no names, so the
-system takes them back however the receiver ends. Little is held in memory over all transactions together: whichever
-has the most goes to disk.
+system takes them back however the receiver ends. Little is held in memory over all transactions together: the largest
+one goes to disk, except for its last frames.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-"""What `source.tables` says otherwise than a stream has it: tables that came, tables that went.
+"""How the tables of a stream differ from `source.tables` and from what the source's names stood for before.
 
-A set of names each, worked out from what is chosen, what the stream carries, what the database has, and how each table
-was followed until now. What a start does about them is of each kind of source.
+What was added and what was removed is computed from what is chosen, what the stream carries, what the database has,
+and how each table was followed until now. What a start does about it depends on the kind of source.
 
-Memberships: which table of the source each name of the stream was read from, kept to see what somebody else did.
+A table that was taken out of the publication and put back looks as before, but what was changed meanwhile is lost to
+the stream; so is what rows hold that are published otherwise from then on. PostgreSQL makes a new entry for the table
+each time, so one whose entry is not the one that the stream was last read by is copied again.
 
-A table that was taken out of the publication and put back looks as before, and what was changed meanwhile is lost to
-the stream. So is what rows hold that are published otherwise from then on. PostgreSQL makes a new entry for the table
-each time, so one whose entry is another than the stream was last read by has to be copied again.
-
-A name may also come to mean another table: it was dropped and made anew, or two tables swapped their names. Their OIDs
-tell. What was decoded from before a swap still comes under the old names, and is no reason to stop. Where rows come
-with the name of their table alone, those of one that had another name for a while are lost as well.
+A name may also come to mean another table: dropped and made anew, or two tables swapped. Their OIDs tell. What was
+decoded from before a swap still comes under the old names, and is no reason to stop. If rows come with the name of
+their table alone, those of one that had another name for a while are lost as well.
 """
 
 from __future__ import annotations

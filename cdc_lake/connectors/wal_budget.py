@@ -1,11 +1,10 @@
-"""The ladder of a WAL budget: which step fits what the server keeps for the slot now, and where that leads.
+"""The WAL budget: which step fits what the server keeps for the slot now, and where its growth leads.
 
     calm → smaller batches (½) → bronze only: apply pauses (¾) → exceeded: it is told → the slot is dropped
 
-A function of looks at the server, without a clock and without a connection. A step is taken early where the growth of
-the last minutes leads over the budget soon, and left again only well below where it began, so that it does not flap.
-
-The note of the WAL budget: what the receiver saw last, for apply, `status` and metrics, which run elsewhere.
+A function of samples of the server, without a clock and without a connection. A step is taken early if the growth of
+the last minutes leads over the budget soon, and left only well below where it began, so that it does not flap. The
+receiver writes what it saw last into a file for apply, `status` and metrics.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The source port: what the receive loop needs of a change stream, whatever the server.
+"""The source port: what the receive loop needs of a change stream, its tables and its snapshots, whatever the server.
 
 A stream's identity is one text, kept in bronze and compared with the server at every start, so that two histories are
 never joined by mistake::
@@ -8,14 +8,8 @@ never joined by mistake::
     gauss:<system id>:<database>:<slot>:lsn:<seen>@<consistent point>
     gauss:<system id>:<database>:<slot>:csn:<start>@<consistent point>
 
-`start` is the last CSN before the stream: the initial copy holds everything up to it. So is `seen`, in a stream that is
-ordered by LSN although its transactions have CSNs: what it sends at or below `seen` is in the copy already.
-
-Captured: what a stream carries of a table, a source snapshot as a predicate, and transactions not landed yet.
-
-Tables: which ones the patterns of `source.tables` choose.
-
-What a server counts of a slot's decoding: transactions it spilled to its own disk, or streamed before their end.
+`start` is the last CSN before the stream: the initial copy holds everything up to it. So is `seen`, in a stream that
+is ordered by LSN although its transactions have CSNs: what it sends at or below `seen` is in the copy already.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""Values of tables that are read as a whole, where they may be bytes that are no text (`decode.encoding`).
+"""COPY's text and CSV formats as Arrow columns (PostgreSQL docs, COPY: File Formats); the GaussDB family prints alike.
 
-COPY's CSV format as columns of text, for comparing tables; the GaussDB family prints it alike.
-
-On purpose not the reader of the initial copy: CSV parsed by Arrow, where that one takes COPY's text format apart
-itself. A mistake in either shows as a difference. In CSV with every value quoted, an unquoted empty field is NULL and
-`""` the empty string (PostgreSQL docs, COPY: CSV Format).
-
-COPY's text format (PostgreSQL docs, COPY: File Formats) as arrays of text; the GaussDB family prints it alike.
-
-A chunk is read as a whole, by its delimiters; what may hold bytes that are no text is read line by line.
+The initial copy reads the text format: a chunk as a whole, by its delimiters, or line by line if it may hold bytes
+that are no text (`decode.encoding`). Comparisons read CSV, parsed by Arrow, so that a mistake in either reader shows
+as a difference. In CSV with every value quoted, an unquoted empty field is NULL and `""` the empty string.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The primary, or a standby, among several hosts of one cluster, whatever the server and its driver.
-
-Timelines: which history of its log a server is on, and up to where two histories are one.
+"""Finds the primary, or a standby, among several hosts of one cluster, and compares their timelines.
 
 Each promotion of a standby begins a timeline: a log that shares everything before the switch with the one it branched
 off, and nothing behind it (PostgreSQL documentation, chapter "Timelines"). A position is a place in one history only.

@@ -1,7 +1,4 @@
-"""Whether a slot is one that a pipeline can read at all: its kind, its output plugin, its database.
-
-Dropping a slot by attempts, where the server cannot be asked to wait for who reads it.
-"""
+"""Whether a pipeline can read a slot (its kind, plugin, database), and dropping one that is still being read."""
 
 from __future__ import annotations
 

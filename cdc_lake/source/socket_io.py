@@ -1,17 +1,13 @@
-"""Silence: a peer that has gone without a word, as where a network between drops what both sides send.
+"""Reading a replication stream from a socket: few wake-ups, lost peers noticed, waits that another thread can end.
 
-TCP tells of it late or, where somebody between still acknowledges, never. So the server of a stream that has said
-nothing for half of a time is asked for a sign, and given up where none has come in the other half.
+Waking costs more than reading, and the server flushes every message. So everything that is there is taken, and then
+there is a short pause until about `_ENOUGH` bytes are, by the socket's low-water mark: TCP wakes us early once they
+are (SO_RCVLOWAT, tcp(7)).
 
-The answer to a statement may take any time and is no stream, so there only TCP is asked, after the same time: whether
-the machine on the other side is still there (`probes`).
-
-Gathering: reading a stream whose server flushes every message, without waking up for each.
-
-Waking costs more than reading. So everything that is there is taken, and then there is a short pause until about
-`_ENOUGH` bytes are, by the socket's low-water mark: TCP wakes us early once they are (SO_RCVLOWAT, tcp(7)).
-
-Connections of one thread that another one ends: who waits at one for an answer finds it broken, and goes on.
+TCP tells late of a peer that has gone without a word or, if somebody in between still acknowledges, never. So the
+server of a stream that has said nothing for half of a time is asked for a sign, and given up if none has come in the
+other half. The answer to a statement may take any time, so there only TCP is asked, after the same time: whether the
+machine on the other side is still there (`probes`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Quoting: names and texts inside SQL statements and replication commands, for every server of the family.
+"""SQL text for every server of the family: quoting, settings of a session, and the command that begins a stream.
 
-How a server prints values: the settings every session of ours asks for, so that copy and stream print alike.
-
-The command that begins a stream, for every server of the family.
+Every session of ours asks for the same settings, so that copy and stream print values alike.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The first start of a stream of the GaussDB family: slot, order domain, initial copy.
+"""Opens a stream of the GaussDB family for a pipeline: a new one, or the one that bronze was fed from, checked.
+
+The first start:
 
     intention recorded → slot → order domain decided → snapshot at a CSN → stream begun in bronze → tables copied
     → `snapshots` says complete
 
 Slots of the family are never temporary, so the intention to make one is recorded first: a slot of that name is then
-ours although bronze knows nothing of it yet. Whatever breaks off before the end is begun anew at the next start.
+ours although bronze knows nothing of it yet. What breaks off before the end begins anew at the next start.
 
 The copy holds exactly the transactions with a CSN below the snapshot's. In the csn domain the stream begins there; in
 the lsn domain what the slot sends of them again is left out by CSN (`connectors.open_stream.CommitLsnOrdering`).
-
-From a pipeline to an open stream of the GaussDB family: a new one, or the one that bronze was fed from, checked.
 """
 
 from __future__ import annotations

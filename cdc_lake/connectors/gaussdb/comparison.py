@@ -1,12 +1,8 @@
-"""The GaussDB family's side of a comparison (`connectors.base.ComparisonSource`).
+"""Snapshots of the GaussDB family that are exported with their CSN: for comparisons, and to copy tables again.
 
-The snapshot is exported with its CSN and shows exactly the transactions below it. What the slot still has is read from
-it as the receiver would, and nothing is confirmed, so that the next receiver gets it again.
-
-Tables of the GaussDB family copied again: in a snapshot that is exported with its CSN, and shows all below it.
-
-So a copy has its exact place in a stream that is ordered by CSN. In one that is ordered by LSN it has none: the
-transactions below a CSN are no beginning of it.
+A snapshot shows exactly the transactions below its CSN. A comparison reads what the slot still has as the receiver
+would, and confirms nothing, so that the next receiver gets it again. A table that is copied again has an exact place
+in a stream that is ordered by CSN, and none in one that is ordered by LSN.
 """
 
 from __future__ import annotations

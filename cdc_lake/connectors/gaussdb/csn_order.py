@@ -1,25 +1,19 @@
-"""CSN order from an ordinary slot: transactions that arrive by commit LSN leave by CSN, and none is missing.
+"""Puts transactions that arrive by commit LSN into CSN order, and misses none. Pure: the clock is handed in.
 
 CSNs count every commit of the server, so a parallel stream that sends empty transactions too has no hole in them; but
-now and then a CSN comes a few transactions late, because number and commit record are not made at one moment. A
-transaction is therefore closed once every CSN up to its own has arrived. Counting starts behind `start`, which the
-initial copy holds: transactions at or below it that still arrive are repeats. A hole that does not close in time is a
-lost transaction: the policy is to stop, or to record it and go on; then its transaction, should it ever come, is an
-error and never taken for a repeat.
+a CSN may come a few transactions late, because number and commit record are not made at one moment. A transaction is
+therefore closed once every CSN up to its own has arrived. Counting starts behind `start`, which the initial copy
+holds: transactions at or below it that still arrive are repeats.
 
-Pure: transactions in, closed transactions out, the clock handed in.
+A hole that does not close in time is a lost transaction: the policy is to stop, or to record a gap and go on; should
+its transaction come later, it is an error and never taken for a repeat. A gap is recorded before anything above it is
+landed. If the receiver died in between and the transactions came in time after all, bronze holds them, and they are no
+gap.
 
-Density: whether a stream of the GaussDB family shows every CSN, which decides what orders it.
-
-In parallel decoding with empty transactions the open source shows every CSN of the server, so that a missing one is a
-lost transaction. Serial decoding shows its own database's only, and GaussDB's kernels may leave numbers out. So where
-the pipeline says `order: auto`, what can be dense is read for a moment before the stream begins, and a hole that stays
-makes it a stream ordered by LSN. The answer is part of the stream's identity: it is never decided again.
-
-Gaps: CSNs that were passed over, kept where the next start finds them, and what came of them too late.
-
-A gap is recorded before anything above it is landed, so that none is forgotten; where the receiver died in between and
-its transactions came in time after all, bronze holds them, and they are no gap.
+Whether a stream shows every CSN decides what orders it. Parallel decoding with empty transactions does in the open
+source; serial decoding shows its own database's only, and GaussDB's kernels may leave numbers out. With `order: auto`
+the stream is read for a moment before it begins, and a hole that stays makes it one ordered by LSN. The answer is part
+of the stream's identity and never decided again.
 """
 
 from __future__ import annotations

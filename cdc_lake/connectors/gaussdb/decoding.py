@@ -1,17 +1,15 @@
-"""The frames of a slot of the GaussDB family, and what assembles them, as the pipeline's options say.
+"""What a server of the GaussDB family sends for a pipeline: catalogs, options, assembler, and the list of tables.
 
-What a server of the GaussDB family says of itself without being touched: for `check`, `plan` and `status`.
+`check`, `plan` and `status` read only catalogs that PostgreSQL 9.2 had, which the family comes from; of views that
+products have given other columns, whatever is there is read.
 
-Only catalogs that PostgreSQL 9.2 had, which the family comes from; of views that products have given other columns,
-whatever is there is read.
-
-Tables that came to `source.tables` of the GaussDB family, or went, since the stream began.
+Tables that were added to `source.tables` or removed since the stream began:
 
     recorded as left at what bronze holds → copied (`runtime.receive.stream_setup`) → the copy in force
 
-The servers know no publication: what is chosen is sent. A table that went is left and stays so. One that came is left
-too, so that silver waits for its copy, whatever the stream has of it before. A stream that is ordered by LSN has no
-place for such a copy: what came then begins with its changes, and one that comes back stays left.
+The servers know no publication: what is chosen is sent. A table that was removed is left and stays so. An added one is
+left too, so that silver waits for its copy, whatever the stream has of it before. A stream that is ordered by LSN has
+no place for such a copy: an added table begins with its changes, and one that comes back stays left.
 """
 
 from __future__ import annotations

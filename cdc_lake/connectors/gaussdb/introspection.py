@@ -1,15 +1,8 @@
-"""A server of the GaussDB family as `plan` and `status` see it (`connectors.base.SourceIntrospection`).
+"""A server of the GaussDB family as `plan`, `status` and the commands of `slot` see it (`connectors.base`).
 
-What a server of the GaussDB family keeps for the pipeline's slot (`connectors.base.RetainedWal`).
-
-The family has no limit of its own: nothing says how much may still be written before a slot is lost.
-
-One slot of the GaussDB family, seen from all sides (see `connectors.base`): its servers tell less.
-
-The slots of a server of the GaussDB family (`connectors.base.SlotAdmin`).
-
-Its slots are never temporary, and it does not show who reads them. One in CSN order moves by what its reader confirms
-alone: no function takes a CSN.
+The servers tell less than PostgreSQL: slots are never temporary, nothing shows who reads one, and no limit says how
+much may still be written before a slot is lost. A slot in CSN order moves only by what its reader confirms: no
+function takes a CSN.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""From a pipeline to an open stream of PostgreSQL: a new one, or the one that bronze was fed from, checked first.
+"""Opens a stream of PostgreSQL for a pipeline: a new one, or the one that bronze was fed from, checked first.
 
-The heartbeat: a small transactional message in the source's log, now and then, while a receiver runs without end.
-
-A server with nothing to send tells a reader how far its log is (keepalives), and that alone lets a slot move on. A
-heartbeat is a commit of this very database: it moves on also where something between swallows keepalives, and what is
-written is seen to arrive. It needs a connection of its own: a commit may wait for a standby, the stream must not.
-
-What a PostgreSQL keeps for the pipeline's slot (`connectors.base.RetainedWal`).
+While a receiver runs without end, a heartbeat writes a small transactional message now and then. Keepalives alone let
+a slot move on; a heartbeat is a commit of this very database, so the slot moves on also if something in between
+swallows keepalives, and what is written is seen to arrive. It has a connection of its own: a commit may wait for a
+standby, the stream must not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What a pipeline captures of a PostgreSQL: what its publication carries, or, of a plugin that takes none, what the
-patterns of `tables` choose.
+"""What a pipeline captures of a PostgreSQL, and how its stream is read: options and decoder by the slot's plugin.
 
-How the stream of a PostgreSQL is read, by the plugin of its slot: what it is asked for, and who decodes it.
+The publication chooses the tables, or the patterns of `tables` with a plugin that takes no publication.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""PostgreSQL as `plan` and `status` see it (`connectors.base.SourceIntrospection`).
+"""A PostgreSQL as `plan`, `status` and the commands of `slot` see it (`connectors.base`).
 
-One slot of a PostgreSQL, seen from all sides: what the server tells, what bronze holds, what is threatened by it.
-
-The slots of a PostgreSQL (`connectors.base.SlotAdmin`).
+Of a slot: what the server tells, what bronze holds, and what is threatened by it.
 """
 
 from __future__ import annotations

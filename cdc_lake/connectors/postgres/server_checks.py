@@ -1,14 +1,9 @@
-"""Sessions of one task of a pipeline on its PostgreSQL: each with its name, closed together, all on one host.
+"""What a pipeline asks of its PostgreSQL before it streams, and the sessions it asks with.
 
-Whether a stream of PostgreSQL that bronze holds can go on: at the same server, database and log, from its slot.
-
-Left: a slot of PostgreSQL that a start made, or was making, before it broke off and bronze knew of it.
-
-Only one with two-phase decoding can be: any other is made when its stream is begun in bronze.
-
-What a PostgreSQL says of itself without being touched: for `check`, `plan` and `status`.
-
-Everything is read in one short SQL session; nothing is created, locked or advanced.
+Sessions of one task carry its name, are on one host and are closed together. For `check`, `plan` and `status`
+everything is read in one short session; nothing is created, locked or advanced. A stream that bronze holds can go on
+only at the same server, database and log, from its slot. A slot that a start made before it broke off is found again
+only with two-phase decoding: any other is made when its stream is begun in bronze.
 """
 
 from __future__ import annotations

@@ -1,46 +1,34 @@
-"""The initial copy from PostgreSQL: every published table as of a slot's consistent point, by sessions that see it.
+"""Copies tables of a PostgreSQL into bronze: at the first start, when tables are added, and again on request.
 
-The copy of a stream may take several attempts. Each reads in the snapshot of a temporary slot made for it, so its exact
-place among the transactions is known: the snapshot shows those that end at or below the slot's consistent point, and no
-other (PostgreSQL docs, CREATE_REPLICATION_SLOT). What an attempt has whole stays, at that point; what it has not is
-copied anew by the next one, at another.
-
-Tables that came to `source.tables`, or went, since the stream began: record and publication follow, step by step.
-
-    recorded as left at what bronze holds → publication altered → copied (`runtime.receive.stream_setup`) → the copy in
-    force
-
-A table that went is left and stays so. One that came is left too, so that silver waits for its copy, whatever the
-stream has of it before. What breaks off is found by the next start as it was left: only such tables are copied.
-
-A table that somebody took out of the publication and put back is left and copied like one that came
-(`connectors.table_sync`).
-
-A publication that the pipeline file names is somebody's own. It is not altered, and nor is one that the role may not
-alter: what is missing is told with the statement. One that the file does not name, and that says that another pipeline
-made it, begins no stream.
-
-The first start of a stream of PostgreSQL: publication, slot, initial copy.
+The first start:
 
     temporary slot → stream begun in bronze → lasting slot → every table copied → `snapshots` says complete
 
 The temporary slot goes with its connection, so what breaks off before the lasting one is made leaves nothing on the
-server but the publication, and the next start begins a new stream. What breaks off behind that goes on: tables that are
-whole stay, the others are copied anew in the snapshot of another temporary slot (`connectors.postgres.snapshot`). Only
-the last step makes the stream one that changes are read from.
+server but the publication. What breaks off later goes on: tables that are complete stay, the others are copied anew.
+Only the last step makes the stream one that changes are read from.
 
-With two-phase decoding by test_decoding the lasting slot cannot be such a copy:
+Each attempt reads in the snapshot of a temporary slot of its own. It shows the transactions that end at or below the
+slot's consistent point, and no other (PostgreSQL docs, CREATE_REPLICATION_SLOT), so a copy has an exact position. Of a
+table that was just added to the publication nothing behind that point is missing: a slot begins only when every
+transaction has ended that ran when it was made, and later ones are decoded with the publication as it is now.
+
+With two-phase decoding by test_decoding the lasting slot cannot be a copy of the temporary one:
 
     intention recorded → lasting slot, with two-phase decoding → temporary slot → stream begun in bronze → …
 
-The stream begins where the temporary slot does, and is read from where the lasting one does, further back: of what was
-committed between them bronze takes nothing, but what was prepared there and is committed behind it is parked.
+The stream begins where the temporary slot does, and is read from where the lasting one does, further back: bronze
+takes nothing of what was committed between them, but what was prepared there and is committed behind it is parked.
 
-Tables of a PostgreSQL copied again: in the exported snapshot of a temporary slot, as the initial copy is.
+Tables that were added to `source.tables` or removed since the stream began:
 
-The snapshot shows exactly the transactions that end at or below the slot's consistent point (decision 0038). Of a table
-that just came into the publication nothing behind that point is missing: a slot begins only when every transaction has
-ended that ran when it was made, and those that begin later are decoded with the publication as it is now.
+    recorded as left at what bronze holds → publication altered → copied (`runtime.receive.stream_setup`) → the copy in
+    force
+
+A removed table is left and stays so. An added one is left too, so that silver waits for its copy, whatever the stream
+has of it before; so is a table that somebody took out of the publication and put back (`connectors.table_sync`). A
+publication that the pipeline file names, or that the role may not alter, is not altered: what is missing is told with
+the statement. One that the file does not name, and that says that another pipeline made it, begins no stream.
 """
 
 from __future__ import annotations

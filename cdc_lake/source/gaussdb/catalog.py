@@ -1,16 +1,14 @@
-"""Defaults of old rows: what the catalog of the GaussDB family keeps of a column that was added with one.
-
-Such a column is not written into the rows that are there: its default stands in `pg_attribute.attinitdefval`, as the
-bytes that a row would hold (`shouldUpdateAllTuples` of openGauss's tablecmds.cpp). The server does that for a list of
-types, for constants below 128 bytes; otherwise it writes the table anew, and keeps nothing.
-
-The catalog of a server of the GaussDB family: what rows of the stream do not say of their tables.
+"""The catalog of a server of the GaussDB family: what rows of the stream do not say of their tables.
 
 Only what PostgreSQL 9.2, which the family comes from, had in its catalogs is asked for.
 
-How parallel decoders print values: as the server and the database are set up, whatever the session or its role asks.
+A column that was added with a default is not written into existing rows: the default stands in
+`pg_attribute.attinitdefval`, as the bytes that a row would hold (`shouldUpdateAllTuples` of openGauss's
+tablecmds.cpp), for a list of types and constants below 128 bytes; otherwise the server rewrites the table and keeps
+nothing.
 
-Serial decoding prints as its session asks (seen on openGauss 6.0.2). Floats are exact everywhere: both decoders force
+Parallel decoders print values as the server and the database are set up, whatever the session or its role asks; serial
+decoding prints as its session asks (seen on openGauss 6.0.2). Floats are exact everywhere: both force
 `extra_float_digits`. Under DateStyle ISO a time tells its zone, and silver takes any.
 """
 

@@ -1,13 +1,8 @@
-"""Versions of the GaussDB family: product and release, read from what `version()` answers.
+"""A server of the GaussDB family: product and release, settings, where it is now, and its known limitations.
 
-A server of the GaussDB family: which one it is, how it is set up, and where it is now.
-
-Traps: what servers of the GaussDB family are known to withhold, repeat or break, by version and kind of decoding.
-
-Recorded from openGauss 3.0.0, 5.0.3 and 6.0.2 and read in the sources between. GaussDB's own kernels are closed: for
-them every trap of the newest open source counts as possible. Data only: `check` prints it.
-
-From the `source` section of a pipeline to a connection's target.
+Product and release are read from what `version()` answers. The limitations (what servers withhold, repeat or break, by
+version and kind of decoding) were recorded from openGauss 3.0.0, 5.0.3 and 6.0.2 and read in the sources between.
+GaussDB's own kernels are closed: for them every limitation of the newest open source counts as possible.
 """
 
 from __future__ import annotations

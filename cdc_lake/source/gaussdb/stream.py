@@ -1,17 +1,11 @@
-"""Messages inside a stream of the GaussDB family: the header of data, the keepalive, the reply. Pure.
+"""The stream of a slot of the GaussDB family: its messages, read through START_REPLICATION or SQL functions.
 
 `w`, data: 24 bytes big-endian (start, end, time), then the payload. `k`, keepalive: the memory image of a structure of
-the server, little-endian on x86 and ARM, whose last bytes are padding and hold anything. `r`, the reply: a memory image
-as well, of 64 bytes; a shorter one ends the stream. Neither is PostgreSQL's of the same letter.
+the server, little-endian on x86 and ARM, whose last bytes are padding and hold anything. `r`, the reply: a memory
+image as well, of 64 bytes; a shorter one ends the stream. None is PostgreSQL's of the same letter.
 
-The stream of a GaussDB, openGauss or MogDB slot: payloads of logical decoding as the server sends them.
-
-START_REPLICATION with the server's own options, then `messages` inside a two-way copy. What is read is limited by what
-the caller takes: where it does not poll, the socket fills up and the server waits. Waiting is `source.socket_io`'s.
-
-The functions of a slot of the GaussDB family (implements `source.polling.SlotFunctions`).
-
-Serial decoding; payloads are lines in UTF-8. The columns are taken by place: position, transaction id, line.
+Reading is limited by what the caller takes: if it does not poll, the socket fills up and the server waits. The SQL
+functions decode serially, as lines in UTF-8; their columns are taken by place: position, transaction id, line.
 """
 
 from __future__ import annotations

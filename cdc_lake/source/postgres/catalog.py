@@ -1,17 +1,14 @@
-"""The catalog: what the stream does not say of a table, and a table's layout as the stream would announce it.
+"""The catalog of a PostgreSQL: what the stream does not say of a table, and its layout as the stream announces it.
 
 Type names are `pg_type.typname`, with the schema before it outside `pg_catalog`: the form of pgoutput's own type
 messages, so that a layout has the same number wherever it was learned.
 
-The event trigger that tells, in the stream and at its place, which columns a table has once it was altered.
+test_decoding carries every change of the database, so the patterns of `tables` choose at every change, among ordinary
+tables. A partition is one, its root is none: rows are printed under the partition's name.
 
-Its SQL is printed for a superuser and run by nobody else. A message is transactional: it is sent where the transaction
-that altered the table stands, and not at all where that was rolled back (`decode.pgoutput.relations` reads it).
-
-Decoded tables: what a slot of `test_decoding` carries, and what its rows do not say of their tables.
-
-No publication chooses: the plugin prints every change of the database. So the patterns of `tables` choose at every
-change, among ordinary tables. A partition is one, its root is none: rows are printed under the partition's name.
+The optional event trigger tells, in the stream and at its place, which columns a table has once it was altered. Its
+SQL is printed for a superuser and run by nobody else. Its message is transactional: not sent if the ALTER was rolled
+back (`decode.pgoutput.relations` reads it).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Output plugins of PostgreSQL: what each is asked for, the same by stream, by SQL function and in a recording.
-
-What pgoutput is asked for beyond the publication: its protocol's version, and transactions that are under way.
-"""
+"""What the output plugins of PostgreSQL are asked for, the same by stream, by SQL function and in a recording."""
 
 from __future__ import annotations
 

@@ -1,18 +1,14 @@
-"""The publication: which tables the slot's stream carries.
+"""The publication: which tables the slot's stream carries, and which rows of them.
 
 `tables` of the pipeline are patterns over the catalog. They choose the tables when the publication is made, and again
-at every start of the receiver: what came or went since is told, and done where the publication is the pipeline's own
+at every start of the receiver: what was added or removed is told, and done if the publication is the pipeline's own
 (`connectors.postgres.snapshot`).
 
-Filters of rows: conditions that a publication puts on the rows of a table (PostgreSQL 15 and newer).
+What a row filter means (PostgreSQL 15 and newer) the server says itself: as a CHECK of a temporary table of the same
+columns, in a transaction that is rolled back, it is printed as a publication would print it, with the columns it
+needs. So nothing is published, and reading the table is the only right that is needed.
 
-What a condition means the server says itself: as a CHECK of a temporary table of the same columns, in a transaction
-that is rolled back, it is printed as a publication would print it, with the columns it asks for. So nothing is
-published, and no rights on the table are needed but to read it.
-
-Changes that a server leaves out of what it decodes, and only warns of: PostgreSQL 18, where the publication is gone.
-
-Before that version it ends the stream with an error.
+If the publication is gone, PostgreSQL 18 leaves changes out and only warns; earlier versions end the stream.
 """
 
 from __future__ import annotations

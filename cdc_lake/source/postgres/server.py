@@ -1,16 +1,13 @@
-"""Whether a server hashes as `tables.row_hash` does: it is asked for the hash of a few values.
+"""The PostgreSQL server: which one it is, whether it can be decoded from, and what waits for its locks.
 
-Which server answers: PostgreSQL, or QHB, which is built on it; and the version of PostgreSQL that it is read as.
+QHB is built on PostgreSQL and read as the version its release is based on. No manual says how a QHB answers
+`version()` or `server_version`: its release is looked for in both. If neither has it, `source.version` says it, or the
+server has to be a PostgreSQL by its number. A server is also asked for the hash of a few values: does it hash as
+`tables.row_hash`?
 
-How a QHB answers `version()`, and what it gives as `server_version`, no manual says that could be had: its release is
-looked for in both. Where neither has it, `source.version` says it, or the server has to be a PostgreSQL by its number.
-
-The server: which one it is, and whether it can be decoded from.
-
-Locks that others hold: a session that reads the catalog waits for them so long, and then says whose they are.
-
-Reading what a publication carries, or how large a table is, takes the weakest lock on the table, and that waits for an
-ALTER TABLE to commit. One that was prepared may never: it outlives its session, and nobody sees it wait.
+Reading what a publication carries, or how large a table is, takes the weakest lock on the table, which waits for an
+ALTER TABLE to commit. A prepared one may never: it outlives its session. So a session that reads the catalog waits for
+a limited time, and then names the transactions that hold the locks.
 """
 
 from __future__ import annotations

@@ -5,10 +5,8 @@ which exports the snapshot of its consistent point and goes by itself when the c
 was begun in bronze, a lasting copy of it under its real name. A slot of that name that bronze knows nothing of was
 therefore not made by a receiver that got lost, and is never taken over.
 
-What a PostgreSQL says of a slot beside what reading it needs, for people who look at one.
-
-Columns came with versions: `conflicting` with 16, `synced`, `inactive_since` with 17, `two_phase_at` with 18. What is
-there is read; the rest is None.
+Columns of `pg_replication_slots` came with versions: `conflicting` with 16, `synced`, `inactive_since` with 17,
+`two_phase_at` with 18. What is there is read; the rest is None.
 """
 
 from __future__ import annotations

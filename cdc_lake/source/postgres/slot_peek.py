@@ -1,15 +1,10 @@
-"""Heads of lines of test_decoding, taken by the server: which tables they change, without a value leaving it.
+"""Peeks at what a slot still has and bronze does not, without row values and without confirming anything.
 
-Unlanded: transactions that the slot still has and bronze does not, found by peeking.
+The server is asked for the kind and relation of each change alone; of test_decoding for the heads of its lines.
 
-Peeking decodes what the slot would send and confirms nothing. No row values leave the server: of a change only its
-kind and relation are asked for.
-
-Unsent: prepared transactions whose COMMIT PREPARED comes alone, and whether they changed anything.
-
-PostgreSQL 15 to 17 send no PREPARE of a transaction that only locked rows. Of any other one it was sent on a connection
-before, and what was kept of it is lost. The server can tell: it keeps the log of a prepared transaction until its end
-is confirmed, and a copy of the slot, which has no two-phase decoding, has it whole at that end.
+PostgreSQL 15 to 17 send no PREPARE of a transaction that only locked rows. Of any other one it was sent on a
+connection before, and what was kept of it is lost. The server can tell: it keeps the log of a prepared transaction
+until its end is confirmed, and a copy of the slot, which has no two-phase decoding, has it whole at that end.
 """
 
 from __future__ import annotations

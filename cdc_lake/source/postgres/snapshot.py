@@ -1,30 +1,21 @@
-"""Ranges: a table in parts that several readers copy side by side, all in one snapshot.
+"""The initial copy: every published table as of the slot's consistent point, read by `COPY … TO STDOUT`.
 
-A part is a range of the blocks that a stored table has, read by a TID range scan (PostgreSQL 14 and newer): each row of
-the snapshot is in exactly one, because rows do not move. What would move them, a rewrite, the readers shut out and find
-out (`source.postgres.snapshot`). The last range has no end, for blocks that came while the first ones were counted.
+It reads inside the slot's exported snapshot, so that values have the very text the stream will have for them, and no
+row is seen twice or not at all between the two. It calls libpq directly: psycopg's copy costs more for each row than
+the row does. The server sends one row a message.
 
-A partitioned table is read partition by partition, with the rights that asks for; where they are missing, and for
-everything that has no blocks (a foreign table), there is one part: the whole.
+Several readers copy a stored table in ranges of its blocks by TID range scans (PostgreSQL 14 and newer): each row of
+the snapshot is in exactly one, because rows do not move. A rewrite would move them: the readers shut it out and notice
+it. The last range has no end, for blocks that came while the first ones were counted. A partitioned table is read
+partition by partition, with the rights that asks for; without them, and for what has no blocks (a foreign table), it
+is one part.
 
-COPY … TO STDOUT over libpq's own calls: psycopg's copy costs more for each row than the row does.
-
-PostgreSQL docs, libpq: Functions for Receiving COPY Data. The server sends one row a message.
-
-The initial copy: every published table as of the slot's consistent point.
-
-Read by `COPY … TO STDOUT` in text format (PostgreSQL docs, COPY: File Formats) inside the slot's exported snapshot, so
-that values have the very text the stream will have for them, and no row is seen twice or not at all between the two.
-
-A slot and a snapshot that begin at the same place, made by SQL functions alone: these export no snapshot.
-
-A temporary slot is made, then a snapshot is taken, and the slot is asked which transactions ended in between. Those
-that the snapshot shows have to come first, in the order of the log: then the slot is moved behind them, and what it
-sends is exactly what the snapshot does not show. Where the log has another order than the snapshots, which happens now
-and then on a busy server, another snapshot is taken.
-
-A transaction may have its commit record in the log before the slot begins and still be invisible, while it waits for
-a standby for example. So every transaction that runs when the slot is there has to end before a snapshot counts.
+SQL functions export no snapshot. There a temporary slot is made, then a snapshot is taken, and the slot is asked which
+transactions ended in between. Those that the snapshot shows have to come first in the order of the log: then the slot
+is moved behind them, and what it sends is exactly what the snapshot does not show; otherwise another snapshot is
+taken. A transaction may have its commit record in the log before the slot begins and still be invisible (while it
+waits for a standby, for example), so every transaction that runs when the slot is there has to end before a snapshot
+counts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Rows: a whole source table for comparing it with silver, as columns of text (`source.copy_format`) or summed up.
-
-Visible: the predicate that says which transactions a source snapshot shows.
+"""A source table for a comparison, and the predicate that says which transactions its snapshot shows.
 
 `pg_current_snapshot()` prints `xmin:xmax:xip,…` in 64-bit transaction ids (PostgreSQL docs, "Transaction ID and
 Snapshot Information"): visible is what is below xmin, or below xmax and not in the list. The stream carries the lower

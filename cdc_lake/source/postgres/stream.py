@@ -1,16 +1,11 @@
-"""The stream of a PostgreSQL slot: what its plugin sends, over the streaming replication protocol.
+"""The stream of a PostgreSQL slot: what its plugin sends, over the replication protocol or by SQL functions.
 
 Follows the PostgreSQL documentation, chapter "Streaming Replication Protocol": inside CopyBoth, `w` carries WAL data
-and `k` a keepalive; the answer is `r`, the standby status.
+and `k` a keepalive; the answer is `r`, the standby status. The server flushes every message: `source.socket_io` waits
+for more than one. What comes behind a warning that changes were left out is not read (`source.postgres.publication`).
 
-The server flushes every message: `source.socket_io` waits for more than one.
-
-What comes behind a warning that changes were left out is not read (`source.postgres.publication`).
-
-The functions of a slot of PostgreSQL (implements `source.polling.SlotFunctions`).
-
-What a plugin sends as bytes (pgoutput) is peeked at by the binary function, lines (test_decoding) by the one for text,
-of which the server makes UTF-8. Decoding goes as far as the log is flushed, so what is flushed before is decoded.
+By SQL functions, what a plugin sends as bytes (pgoutput) is peeked at by the binary function, lines (test_decoding) by
+the one for text, of which the server makes UTF-8. Decoding goes as far as the log is flushed, so it is flushed before.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""Authentication in the GaussDB family: what a request asks for, and the answer to it. Pure functions.
+"""Authentication and TLS with a server of the GaussDB family, and the errors that its refusals stand for.
 
 The request codes are those of PostgreSQL up to 8; 10 to 13 are the family's own (in PostgreSQL 10 is SASL). Passwords
 stored for sha256 are answered by a challenge in the manner of RFC 5802, whose constants and one misspelling are the
 family's: key K = PBKDF2-HMAC-SHA1(password, salt, iterations). The request's layout depends on the protocol minor
 number of the start-up packet: above 50 it has the iterations, at 50 nothing, below 50 the server's own signature; the
 answer then counts 2048.
-
-TLS of the wire client: whether to encrypt, whom to trust, and errors that say which file or name is wrong.
-
-Refusals of the GaussDB family: which error it is that a server's ErrorResponse stands for, and what helps.
 
 The family has texts of its own for mistakes that PostgreSQL does not know; what is not among them is judged as
 everywhere (`source.refusals`).

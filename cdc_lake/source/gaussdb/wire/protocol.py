@@ -1,15 +1,9 @@
-"""The frontend/backend protocol, version 3, as bytes: what the client sends and what the server's messages hold.
+"""The frontend/backend protocol, version 3: messages as bytes, and the channel that cuts them from a socket.
 
-Pure: no socket, no clock. Follows the PostgreSQL documentation, chapter "Message Formats", which the GaussDB family
-keeps, with a protocol minor number of its own (51) that decides how a password is asked for. Any bytes give a value or
-StreamProtocol: nothing reads past the end of a message.
-
-A channel: a connected socket and the bytes received over it, from which whole messages are cut.
-
-Bytes arrive in whatever pieces the network likes. They are received into one buffer, which grows with the message that
-needs it, only as its bytes arrive, and goes back to its size afterwards.
-
-Where to connect to and as whom: everything a session needs to know before it is opened.
+Follows the PostgreSQL documentation, chapter "Message Formats", which the GaussDB family keeps, with a protocol minor
+number of its own (51) that decides how a password is asked for. Parsing is pure: any bytes give a value or
+StreamProtocol, and nothing reads past the end of a message. The channel receives into one buffer, which grows with the
+message that needs it, only as its bytes arrive, and shrinks afterwards.
 """
 
 from __future__ import annotations

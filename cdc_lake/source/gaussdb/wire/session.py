@@ -1,10 +1,8 @@
-"""A session with a server of the GaussDB family, without libpq: start-up, statements, copies.
+"""A session with a server of the GaussDB family, without libpq: connecting, statements, copies.
 
-Speaks protocol 3.51 over a socket (`protocol`, `authentication`, `tls`). Statements go by the simple protocol, which
-replication connections take as well; answers are text in UTF-8. Whatever the server refuses is a SourceError of the
-same tree as with any other driver. A session is for one thread at a time.
-
-Connecting: from a target to an open session, on the host that is the primary where several are given.
+Speaks protocol 3.51 over a socket (`protocol`, `auth`). Of several hosts it connects to the primary. Statements go by
+the simple protocol, which replication connections take as well; answers are text in UTF-8. Whatever the server refuses
+is a SourceError of the same tree as with any other driver. A session is for one thread at a time.
 """
 
 from __future__ import annotations
