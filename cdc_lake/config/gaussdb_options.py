@@ -68,11 +68,11 @@ _STREAM = frozenset({Mode.SERIAL, Mode.PARALLEL})
 _SERIAL = frozenset({Mode.SQL, Mode.SERIAL})
 _PARALLEL = frozenset({Mode.PARALLEL})
 _LARGEST = 2**31 - 1
-_UNDOCUMENTED = "Named by newer GaussDB documents only, its records by none."
+_UNDOCUMENTED = "Named only in newer GaussDB documents; its records are not documented."
 
 _TABLE = (
     Option(
-        "parallel-decode-num", Form.NUMBER, "Decoder threads: 1 is serial decoding, 2 and more parallel.",
+        "parallel-decode-num", Form.NUMBER, "Decoder threads: 1 for serial decoding, 2 or more for parallel decoding.",
         default="1, or logical_decode_options_default", low=1, high=20, modes=_STREAM, sent_default="4",
     ),
     Option(
@@ -80,45 +80,47 @@ _TABLE = (
         default="b", modes=_PARALLEL, sent_default="b",
     ),
     Option(
-        "sending-batch", Form.NUMBER, "1: records are collected to 1 MiB a message, in CSN order inside a transaction.",
+        "sending-batch", Form.NUMBER, "1: records are collected into messages of 1 MiB, in CSN order in a transaction.",
         default="0", modes=_PARALLEL, sent_default="1",
     ),
     Option(
         "parallel-queue-size", Form.NUMBER, "Length of the queues between decoder threads; a power of two.",
         default="128", low=2, high=1024, modes=_PARALLEL,
     ),
-    Option("include-xids", Form.BOOLEAN, "Transactions carry their xid.", default="on", sent_default="on"),
+    Option("include-xids", Form.BOOLEAN, "Include the xid of each transaction.", default="on", sent_default="on"),
     Option(
-        "include-timestamp", Form.BOOLEAN, "Transactions carry the time of their commit.",
+        "include-timestamp", Form.BOOLEAN, "Include the commit time of each transaction.",
         default="serial on (from 3.0.0), parallel off", sent_default="on",
     ),
     Option(
         "skip-empty-xacts", Form.BOOLEAN,
-        "Transactions without captured changes are not sent. Off, they prove that no CSN is missing and move the slot.",
+        "Do not send transactions without captured changes. Off, these prove that no CSN is missing and move the slot.",
         default="off", sent_default="off",
     ),
-    Option("only-local", Form.BOOLEAN, "Changes that carry a replication origin are not sent.", default="on"),
+    Option("only-local", Form.BOOLEAN, "Do not send changes that have a replication origin.", default="on"),
     Option(
-        "include-originid", Form.BOOLEAN, "Transactions carry the id of their replication origin.",
+        "include-originid", Form.BOOLEAN, "Include the ID of each transaction's replication origin.",
         default="off", products=OPEN_SOURCE, since=(5, 0),
     ),
-    Option("force-binary", Form.BOOLEAN, "Without use: only `off` is accepted.", default="off", modes=_SERIAL),
+    Option("force-binary", Form.BOOLEAN, "Has no use: only `off` is accepted.", default="off", modes=_SERIAL),
     Option(
         "white-table-list", Form.WHITE_LIST,
-        "Tables to send, without blanks; `*` stands for a whole schema or table name. Made from `tables` if left out.",
+        "Tables to send, without spaces; `*` stands for a whole schema or table name. By default made from `tables`.",
         default="all tables",
     ),
     Option(
-        "max-txn-in-memory", Form.NUMBER, "MB of one transaction before it is spilled to disk; 0: no limit.",
+        "max-txn-in-memory", Form.NUMBER,
+        "Size of one transaction, in MB, from which it is spilled to disk; 0: no limit.",
         default="0; newer GaussDB in parallel: a share of max_process_memory", high=100, wide=True,
     ),
     Option(
-        "max-reorderbuffer-in-memory", Form.NUMBER, "GB of all transactions before they are spilled; 0: no limit.",
+        "max-reorderbuffer-in-memory", Form.NUMBER,
+        "Size of all transactions, in GB, from which they are spilled; 0: no limit.",
         default="0; newer GaussDB in parallel: a share of max_process_memory", high=100, wide=True,
     ),
     Option(
         "standby-connection", Form.BOOLEAN,
-        "Only a standby decodes: the stream is read from one among `hosts`, everything else from the primary.",
+        "Decode on a standby only: the stream is read from one of `hosts`, everything else from the primary.",
         default="off", modes=_STREAM,
     ),
     Option(
@@ -126,41 +128,41 @@ _TABLE = (
         default="logical_sender_timeout (30 s)", high=_LARGEST, modes=_STREAM,
     ),
     Option(
-        "include-user", Form.BOOLEAN, "BEGIN carries the user of the session.", default="off", products=GAUSSDB,
+        "include-user", Form.BOOLEAN, "Include the session user in BEGIN.", default="off", products=GAUSSDB,
     ),
     Option(
         "exclude-userids", Form.OIDS, "Users whose transactions are not sent, by OID; not checked.", products=GAUSSDB,
     ),
     Option("exclude-users", Form.NAMES, "Users whose transactions are not sent, by name.", products=GAUSSDB),
     Option(
-        "dynamic-resolution", Form.BOOLEAN, "Off: a name in exclude-users that does not exist ends the stream.",
+        "dynamic-resolution", Form.BOOLEAN, "If off, a name in exclude-users that does not exist ends the stream.",
         default="on", products=GAUSSDB,
     ),
     Option(
         "enable-heartbeat", Form.BOOLEAN,
-        "The server sends heartbeats: the lag of its decoding, as a metric; never a position to confirm.",
+        "The server sends heartbeats: a metric of its decoding lag, never a position to acknowledge.",
         default="off", products=GAUSSDB, modes=_STREAM,
     ),
     Option(
-        "output-order", Form.NUMBER, "0: by commit LSN, 1: by CSN. Must be the slot's; `slot.output_order` sends it.",
+        "output-order", Form.NUMBER, "0: by commit LSN, 1: by CSN. Must match the slot; `slot.output_order` sets it.",
         default="0; through a coordinator always CSN", products=GAUSSDB, modes=_STREAM,
     ),
     Option(
-        "auto-advance", Form.BOOLEAN, "The server moves the slot by itself. Only `off` is accepted.",
+        "auto-advance", Form.BOOLEAN, "The server advances the slot by itself. Only `off` is accepted.",
         default="off", products=GAUSSDB, modes=_STREAM,
     ),
     Option(
-        "skip-generated-columns", Form.BOOLEAN, "New rows come without generated columns; old rows still have them.",
+        "skip-generated-columns", Form.BOOLEAN, "Omit generated columns from new rows; old rows still have them.",
         default="off", products=GAUSSDB,
     ),
     Option(
         "logical-receiver-num", Form.NUMBER,
-        "Receivers that the coordinator starts to collect from the data nodes, at most one a shard.",
+        "Receivers that the coordinator starts to collect from the data nodes, at most one per shard.",
         default="1", low=1, high=20, products=GAUSSDB, modes=_STREAM,
     ),
     Option(
         "slice-id", Form.NUMBER,
-        "Shard of the data node, from 0; without it a change of a replicated table ends the stream.",
+        "Shard of the data node, from 0; without it, a change to a replicated table ends the stream.",
         default="none", high=8192, products=GAUSSDB, modes=_STREAM,
     ),
     Option(

@@ -18,16 +18,16 @@ from cdc_lake.config.source import Source, host_and_port
 
 
 class Quality(Section):
-    """When silver is judged as it stands. Every change is judged before it is merged, whatever is set here."""
+    """When whole silver tables are checked against their rules. Changes are always checked before they are merged."""
 
     every: Annotated[Milliseconds, Field(ge=60_000)] | None = None
-    """How often apply judges silver at its last cut, for example `1 d`; by default only a report does."""
+    """How often apply checks silver as of its last cut, for example `1 d`; by default only a report does."""
     promise_below: Literal["warn", "error", "critical"] | None = None
-    """A cut is promised only where silver at it was judged and every rule stays below this level."""
+    """Promise a cut only if silver was checked as of that cut and every rule stayed below this level."""
     max_rows: Count = 500_000
-    """Rows up to which a table is judged: it is read into memory."""
+    """Largest table that is checked, in rows; the table is read into memory."""
     sample_keys: Annotated[int, Field(ge=0, le=100)] = 0
-    """Keys that a report names of the rows that break a rule, a rule at most so many; by default none."""
+    """Maximum number of keys of failing rows that a report lists for each rule; by default none."""
 
 
 def _address(text: str) -> str:
@@ -36,23 +36,24 @@ def _address(text: str) -> str:
 
 
 class OpenLineage(Section):
-    """Events of OpenLineage: which tables and columns a run of apply made silver from, and how it ended."""
+    """OpenLineage events: the tables and columns a run of apply built silver from, and how the run ended."""
 
     to: Annotated[str, Field(pattern=r"^(https?://[^@/?#\s]+(/[^@?#\s]*)?|[^:]+\.jsonl)$")]
-    """Where events go: the address of a server, as `http://marquez:5000`, or a file, `*.jsonl`, a line an event,
-    relative to the project; its folder is there already."""
+    """Where to send events: the URL of a server, for example `http://marquez:5000`, or a file `*.jsonl`, one event per
+    line, relative to the project and in an existing directory."""
     api_key: SecretStr | None = None
-    """What a server asks for, sent as a bearer token."""
+    """API key of the server, sent as a bearer token."""
     namespace: Text = "cdc_lake"
-    """Namespace of the jobs, `<pipeline>.apply` within it."""
+    """Namespace of the job, which is named `<pipeline>.apply`."""
     timeout: Annotated[int, MILLISECONDS, Field(ge=100, examples=["5 s"])] = 5000
-    """How long a server may take, and how long the end of a run waits for it. Apply waits for nothing else."""
+    """How long the server may take to respond, and how long the end of a run waits for it. Apply never waits
+    otherwise."""
     every: Annotated[int, MILLISECONDS, Field(ge=1000, examples=["10 min"])] = 600_000
-    """How often a run without end says how far it is."""
+    """How often a continuous run reports its progress."""
 
 
 class Observe(Section):
-    """What monitoring is shown of a run; nothing by default."""
+    """What a run exposes to monitoring; nothing by default."""
 
     metrics: (
         Annotated[
@@ -62,15 +63,15 @@ class Observe(Section):
         ]
         | None
     ) = None
-    """Address, as `127.0.0.1:9187`, at which a receiver that runs without end serves `/metrics` and `/healthz`. It
-    asks nobody who they are: name one of this machine or of a network of your own."""
+    """Address at which a continuously running receiver serves `/metrics` and `/healthz`, for example `127.0.0.1:9187`.
+    There is no authentication: use an address of this machine or of a private network."""
     textfile: Annotated[str, Field(pattern=r"\.prom$")] | None = None
-    """File that apply writes its metrics into, `*.prom`, relative to the project; its folder is there already."""
+    """File `*.prom` that apply writes its metrics to, relative to the project and in an existing directory."""
     log: Literal["text", "json"] = "text"
-    """What commands say on standard error where that is no terminal: `text`, lines for people, or `json`, one object a
-    line, an event with its fields."""
+    """Format of standard error if it is not a terminal: `text`, lines for people, or `json`, one event object per
+    line."""
     openlineage: OpenLineage | None = None
-    """Events of OpenLineage, of apply."""
+    """OpenLineage events of apply."""
 
 
 # Bucket naming rules of Amazon S3; keys of ours stay within characters that every client writes alike in a URL.
@@ -80,22 +81,22 @@ _ADDRESS = re.compile(
 
 
 class Storage(Section):
-    """An S3-compatible object store, for the tables whose address starts with `s3://`."""
+    """S3-compatible object store for tables whose address starts with `s3://`."""
 
     endpoint: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+/?$")] | None = None
-    """Address of the store, `https://host:port`; Amazon's own for the region by default."""
+    """URL of the store, `https://host:port`; by default Amazon S3 in the region."""
     region: Text
-    """Region that requests are signed for; a store that knows none takes any, for example `us-east-1`."""
+    """Region that requests are signed for; a store without regions accepts any, for example `us-east-1`."""
     access_key_id: SecretStr
-    """Key that names us, by reference (`${env:NAME}`, `${file:path}`)."""
+    """Access key ID, as a reference (`${env:NAME}`, `${file:path}`)."""
     secret_access_key: SecretStr
-    """Secret of the key, by reference."""
+    """Secret access key, as a reference."""
     session_token: SecretStr | None = None
-    """Token of temporary credentials, by reference."""
+    """Session token of temporary credentials, as a reference."""
     allow_http: Annotated[bool, Strict()] = False
-    """Whether an endpoint without TLS is taken: data can then be read and changed on the way."""
+    """Allow an endpoint without TLS: data can then be read and modified in transit."""
     patience: Milliseconds = 60_000
-    """How long a request is repeated while the store fails or does not answer."""
+    """How long to retry a request while the store fails or does not respond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,118 +125,125 @@ class ObjectAddress:
 
 
 class Snapshot(Section):
-    """The initial copy."""
+    """Initial snapshot of the captured tables."""
 
     mode: Literal["initial", "none"] = "initial"
-    """`initial`: rows as of the slot's consistent point; `none`: changes only, silver starts empty."""
+    """`initial`: copy the rows as of the slot's consistent point; `none`: changes only, silver starts empty."""
     chunk_rows: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] = 100_000
-    """Rows of one bronze commit of the copy."""
+    """Rows per bronze commit of the snapshot."""
     parallelism: Annotated[int, Field(ge=1, le=16, strict=True)] = 2
-    """Connections that copy at the same time, in one snapshot: each a table, from PostgreSQL also a part of one."""
+    """Connections that copy in parallel, all in one snapshot: each a table, or a part of one (PostgreSQL)."""
     max_rows_per_second: Count | None = None
-    """How quickly the copy may go, so that the source has room for its own work; without it as quickly as it can."""
+    """Maximum rate of the snapshot, which leaves the source capacity for its own workload; unlimited by default."""
     max_bytes_per_second: Bytes | None = None
-    """The same in bytes of the values' text, for example `20 MiB`."""
+    """Maximum rate in bytes of the values as text, for example `20 MiB`; unlimited by default."""
 
     @property
     def copies(self) -> bool:
-        """Whether rows that were there before are copied."""
+        """Whether existing rows are copied."""
         return self.mode == "initial"
 
 
 class Batch(Section):
-    """When a bronze batch is closed: whichever is reached first, always at a COMMIT."""
+    """Limits at which a bronze batch is closed, whichever is reached first, always at a COMMIT."""
 
     max_bytes: Bytes = 32 << 20
-    """Bytes received."""
+    """Bytes received in a batch."""
     max_rows: Count = 100_000
-    """Changes."""
+    """Changes in a batch."""
     max_transactions: Count = 20_000
-    """Transactions."""
+    """Transactions in a batch."""
     max_delay: Milliseconds = 200
-    """Age of the oldest transaction in it; after a pause as long as this a transaction is landed at once."""
+    """Age of the oldest transaction in a batch; after a pause of this length, a transaction is committed at once."""
 
 
 class Maintenance(Section):
-    """Upkeep of the table by its receiver, beside its commits; `cdc-lake maintain` does it at once."""
+    """Maintenance of bronze by its receiver, concurrent with its commits; `cdc-lake maintain` does it at once."""
 
     compact_after_files: Annotated[int, Field(ge=0, le=10_000, strict=True)] = 100
-    """Small files in a row that become one, which keeps commits and reads quick; 0: only by `cdc-lake maintain`."""
+    """Number of consecutive small files to compact into one, which keeps commits and reads fast; 0: compact only in
+    `cdc-lake maintain`."""
     keep_replaced: Annotated[Milliseconds, Field(ge=3_600_000)] = 86_400_000
-    """How long files stay that were replaced, for those who read them still; at least `1 h`."""
+    """How long replaced files are kept for readers that still use them; at least `1 h`."""
 
 
 class Retention(Section):
-    """What may leave bronze, by `cdc-lake maintain`. Without it everything stays."""
+    """What `cdc-lake maintain` removes from bronze; nothing without this section."""
 
     min_age: Milliseconds
-    """Time since it landed below which nothing leaves, for example `90 d`; whole files leave, from the oldest on."""
+    """Minimum age of transactions in bronze before they are removed, for example `90 d`; whole files are removed,
+    oldest first."""
     rebuilds: bool = True
-    """True: what silver could be built again from stays, the newest stream from its initial copy on."""
+    """Keep what silver can be rebuilt from: the newest stream from its initial snapshot on."""
 
 
 class Spool(Section):
-    """Disk for transactions that are not committed yet, or too large for memory; nothing in it lasts."""
+    """Disk space for transactions that are in progress or too large for memory; its contents are temporary."""
 
     max_bytes: Bytes = 64 << 30
-    """Bytes on disk beyond which the receiver stops."""
+    """Maximum size on disk, beyond which the receiver stops."""
     part: Bytes = 4 << 20
-    """Bytes of such transactions that are held in memory, and of a large one that are landed at a time, as one file."""
+    """Bytes of such transactions kept in memory, and bytes of a large one committed to bronze at a time, as one
+    file."""
     path: Text | None = None
-    """Folder on this machine, relative to the project; `<lake.path>/scratch/<pipeline>.spool` by default."""
+    """Local directory, relative to the project; `<lake.path>/scratch/<pipeline>.spool` by default."""
 
 
 class Bronze(Section):
-    """The table that transactions land in."""
+    """The table that holds transactions as received."""
 
     format: Literal["delta", "iceberg"] = "delta"
     """Table format; an Iceberg table is `bronze.<pipeline>` in the catalog of `lake.iceberg`."""
     path: Text | None = None
-    """Folder of a Delta table, relative to the project, `<lake.path>/bronze/<pipeline>` by default; or `s3://…`."""
+    """Directory of a Delta table, relative to the project, or `s3://…`; `<lake.path>/bronze/<pipeline>` by default."""
     batch: Batch = Batch()
-    """When a batch is closed."""
+    """Limits at which a batch is closed."""
     spool: Spool = Spool()
-    """Disk for transactions that are not committed yet, or too large for memory."""
+    """Disk space for transactions that are in progress or too large for memory."""
     durability: Literal["fsync", "os"] = "fsync"
-    """`fsync`: a commit survives power loss before it is confirmed; `os`: left to the operating system."""
+    """`fsync`: a commit is flushed to disk before it is acknowledged, so that it survives power loss; `os`: flushing is
+    left to the operating system."""
     maintenance: Maintenance = Maintenance()
-    """Upkeep of the table."""
+    """Maintenance of the table."""
     retention: Retention | None = None
-    """How long landed transactions stay; for ever by default."""
+    """How long transactions are kept; forever by default."""
     undecodable: Literal["stop", "land"] = "stop"
-    """What becomes of a transaction that cannot be decoded: the receiver stops, or its bytes land and apply stops."""
+    """How to handle a transaction that cannot be decoded: `stop` the receiver, or `land` its bytes in bronze, where
+    apply stops."""
     redact: list[Redact] = []  # noqa: RUF012  # pydantic copies defaults
-    """Columns whose values never reach the lake. Logical messages are left out then as well."""
+    """Columns whose values never reach the lake. Logical messages are then omitted as well."""
     redact_key: RedactKey | None = None
-    """Key of `strategy: sha256` (HMAC), by reference (`${env:NAME}`, `${file:path}`), of 16 bytes or more."""
+    """Key of `strategy: sha256` (HMAC), at least 16 bytes, as a reference (`${env:NAME}`, `${file:path}`)."""
 
 
 class Iceberg(Section):
-    """The catalog of Iceberg tables, shared by Spark and pyiceberg."""
+    """Catalog of the Iceberg tables, shared by Spark and pyiceberg."""
 
     catalog: Name = "lake"
-    """Name of the catalog, the same for every program that opens it."""
+    """Name of the catalog, the same in every program that opens it."""
     type: Literal["sql", "rest"] = "sql"
     """`sql`: a SQLite file or a PostgreSQL database (`postgresql+psycopg://…`); `rest`: a REST catalog server."""
     uri: Annotated[Text | None, Field(repr=False)] = None
-    """Catalog address; SQLite in `<lake.path>/catalog.db` by default. A password in it is never shown."""
+    """Address of the catalog; SQLite in `<lake.path>/catalog.db` by default. A password in it is never shown."""
     warehouse: Text | None = None
-    """Folder or address of the tables, `<lake.path>/warehouse` by default; of a REST catalog a warehouse's name."""
+    """Directory or address of the tables, `<lake.path>/warehouse` by default; for a REST catalog, the name of the
+    warehouse."""
     properties: dict[str, SecretStr] = {}  # noqa: RUF012  # pydantic copies defaults
-    """Further properties of the catalog as pyiceberg names them, for example `token`; their values are never shown."""
+    """Additional properties of the catalog, as named by pyiceberg, for example `token`; their values are never
+    shown."""
 
 
 class Lake(Section):
-    """Where tables live."""
+    """Where the tables are stored."""
 
     path: Text = "lake"
-    """Root folder, relative to the project: bronze, silver, control tables, checkpoints."""
+    """Root directory of bronze, silver, control tables and checkpoints, relative to the project."""
     control: Text | None = None
-    """Folder of an object store for the control tables, `s3://bucket/folder`; a folder of `path` by default."""
+    """Prefix in an object store for the control tables, `s3://bucket/folder`; by default a directory in `path`."""
     iceberg: Iceberg = Iceberg()
     """Catalog for tables of `format: iceberg`."""
     storage: Storage | None = None
-    """The object store of addresses `s3://…`."""
+    """Object store of `s3://…` addresses."""
 
 
 TableKind = Literal["current", "history", "append"]
@@ -248,160 +256,168 @@ Misfit = Literal["quarantine", "stop"]
 
 
 class DefaultTypes(Section):
-    """Silver types where the source's type leaves a choice, and what becomes of a value that its type cannot hold."""
+    """Silver types for source types that leave a choice, and how to handle a value that its silver type cannot hold."""
 
     numeric: NumericType = "string"
-    """Numerics that no decimal holds whole: `string`, `decimal(p,s)` (others do not fit), `both(p,s)` (two columns)."""
+    """Type of numerics that no decimal holds exactly: `string`, `decimal(p,s)` (other values do not fit), or
+    `both(p,s)` (two columns)."""
     misfit: Misfit = "quarantine"
-    """A value that does not fit: `quarantine` holds its change and later ones of its key, `stop` ends the run."""
+    """How to handle a value that does not fit: `quarantine` its change and later changes of its key, or `stop` the
+    run."""
 
 
 class TableTypes(Section):
-    """Silver types of one table, where the source's type leaves a choice."""
+    """Silver types of one table, for source types that leave a choice."""
 
     numeric: NumericType | None = None
-    """Numerics that no decimal holds whole: `string`, `decimal(p,s)` (others do not fit), `both(p,s)` (two columns)."""
+    """Type of numerics that no decimal holds exactly: `string`, `decimal(p,s)` (other values do not fit), or
+    `both(p,s)` (two columns)."""
     misfit: Misfit | None = None
-    """A value that does not fit: `quarantine` holds its change and later ones of its key, `stop` ends the run."""
+    """How to handle a value that does not fit: `quarantine` its change and later changes of its key, or `stop` the
+    run."""
     columns: dict[str, DeclaredType] = {}  # noqa: RUF012  # pydantic copies defaults
     """Silver types by column: `string`, `int`, `decimal(p,s)`, `both(p,s)`, `array<int>` …"""
 
 
 class TableDefaults(Section):
-    """What a silver table is unless it says otherwise."""
+    """Defaults for all silver tables."""
 
     format: Literal["delta", "iceberg"] = "delta"
     """Table format."""
     namespace: Name = "silver"
-    """Namespace (folder or database) of the tables."""
+    """Namespace (directory or database) of the tables."""
     kind: TableKind = "current"
-    """What is kept: the current rows, every version of a row (history), or every change (append)."""
+    """What the table keeps: the `current` rows, every version of a row (`history`), or every change (`append`)."""
     deletes: Literal["hard", "soft"] = "hard"
-    """What a delete does to a current row: it goes, or it stays and `_is_deleted` says so."""
+    """How to apply a delete to a current row: `hard` removes the row, `soft` keeps it and sets `_is_deleted`."""
     lineage: bool = False
-    """Whether rows say which change made them, in `_csn`, `_lsn`, `_xid`, `_ordinal`, `_commit_ts`."""
+    """Add columns that identify the change a row comes from: `_csn`, `_lsn`, `_xid`, `_ordinal`, `_commit_ts`."""
     types: DefaultTypes = DefaultTypes()
-    """Silver types where the source's type leaves a choice."""
+    """Silver types for source types that leave a choice."""
     on_drop: Literal["keep", "drop"] = "keep"
-    """What becomes of a column that the source drops: it stays, NULL in rows written from then on, or it goes, once
-    a run is allowed to drop it."""
+    """How to handle a column that the source drops: `keep` it, NULL in rows written from then on, or `drop` it, once a
+    run is allowed to."""
     old_values: bool = False
-    """Whether rows of `kind: append` have the old row too, in `_old_<column>`, as far as the server logs it."""
+    """For `kind: append`: also store the old row, in `_old_<column>`, as far as the server logs it."""
     missing_row: Literal["stop", "hold"] = "stop"
     """How to handle an update that leaves values unsent (unchanged TOAST columns) if silver has no matching row: `stop`
     the table, or `hold` the change in quarantine, like one that breaks a rule."""
 
 
 class SilverTable(Section):
-    """One source table's silver table."""
+    """The silver table of one source table."""
 
     from_: Annotated[str, Field(alias="from")]
     """Source table, `schema.table`."""
     to: Name | None = None
-    """Name of the silver table; the source table's name by default, with the schema before it outside `public`."""
+    """Name of the silver table; by default that of the source table, prefixed with its schema unless that is
+    `public`."""
     format: Literal["delta", "iceberg"] | None = None
     """Table format."""
     kind: TableKind | None = None
-    """What is kept: the current rows, every version of a row (history), or every change (append)."""
+    """What the table keeps: the `current` rows, every version of a row (`history`), or every change (`append`)."""
     deletes: Literal["hard", "soft"] | None = None
-    """What a delete does to a current row: it goes, or it stays and `_is_deleted` says so."""
+    """How to apply a delete to a current row: `hard` removes the row, `soft` keeps it and sets `_is_deleted`."""
     lineage: bool | None = None
-    """Whether rows say which change made them, in `_csn`, `_lsn`, `_xid`, `_ordinal`, `_commit_ts`."""
+    """Add columns that identify the change a row comes from: `_csn`, `_lsn`, `_xid`, `_ordinal`, `_commit_ts`."""
     types: TableTypes = TableTypes()
-    """Silver types where the source's type leaves a choice."""
+    """Silver types for source types that leave a choice."""
     on_drop: Literal["keep", "drop"] | None = None
-    """What becomes of a column that the source drops: it stays, NULL in rows written from then on, or it goes, once
-    a run is allowed to drop it."""
+    """How to handle a column that the source drops: `keep` it, NULL in rows written from then on, or `drop` it, once a
+    run is allowed to."""
     track: Annotated[list[Text], Field(min_length=1)] | None = None
-    """Columns of which a change makes a new version, of `kind: history`; all by default. A change of others alone
-    amends the version that holds."""
+    """For `kind: history`: columns whose change creates a new version; all by default. A change to other columns only
+    updates the current version in place."""
     old_values: bool | None = None
-    """Whether rows of `kind: append` have the old row too, in `_old_<column>`, as far as the server logs it."""
+    """For `kind: append`: also store the old row, in `_old_<column>`, as far as the server logs it."""
     missing_row: Literal["stop", "hold"] | None = None
     """How to handle an update that leaves values unsent (unchanged TOAST columns) if silver has no matching row: `stop`
     the table, or `hold` the change in quarantine, like one that breaks a rule."""
     keys: Annotated[list[Text], Field(min_length=1)] | None = None
     """Columns that identify a row; the source's primary key by default."""
     columns: Annotated[list[Text], Field(min_length=1)] | None = None
-    """Source columns that silver takes, keys among them; all by default."""
+    """Source columns to include, among them the key; all by default."""
     exclude: list[Text] = []  # noqa: RUF012  # pydantic copies defaults
-    """Source columns that silver leaves out."""
+    """Source columns to exclude."""
     rename: dict[Text, ColumnName] = {}  # noqa: RUF012  # pydantic copies defaults
-    """Source column → its name in silver."""
+    """Names of columns in silver, by source column."""
     compute: dict[ColumnName, Text] = {}  # noqa: RUF012  # pydantic copies defaults
-    """Further columns: name → Spark SQL over the source's columns of the same row, for example `price * qty`."""
+    """Computed columns: name → Spark SQL over the source columns of the same row, for example `price * qty`."""
     where: Text | None = None
-    """Spark SQL over the source's columns of a row: silver has the rows for which it is true; all by default."""
+    """Spark SQL condition over the source columns of a row; silver has the rows for which it is true. All by
+    default."""
     partition_by: list[Text] = []  # noqa: RUF012  # pydantic copies defaults
-    """Silver columns that files are divided by; for Iceberg also `days(ts)`, `bucket(16, id)`, `truncate(4, name)`."""
+    """Silver columns to partition by; for Iceberg also `days(ts)`, `bucket(16, id)`, `truncate(4, name)`."""
     cluster_by: list[Text] = []  # noqa: RUF012  # pydantic copies defaults
-    """Silver columns that rows are kept together by: liquid clustering on Delta, the sort order on Iceberg."""
+    """Silver columns to cluster rows by: liquid clustering on Delta, the sort order on Iceberg."""
     rules: list[Rule] = []  # noqa: RUF012  # pydantic copies defaults
-    """What every change must satisfy, judged in order before changes are folded, and what the table must satisfy."""
+    """Rules that every change must satisfy, evaluated in order before changes are folded, and rules that the table must
+    satisfy."""
 
 
 class TableGroup(Section):
-    """Tables whose transactions are held whole."""
+    """Tables whose transactions are quarantined as a whole."""
 
     name: Name
-    """What messages call the group."""
+    """Name of the group in messages."""
     tables: Annotated[list[Text], Field(min_length=2)]
-    """Source tables, `schema.table`, each in one group only; of kinds `current` and `history`, with a key."""
+    """Source tables, `schema.table`, of kind `current` or `history` and with a key; a table can be in one group
+    only."""
     hold: Literal["transaction"]
-    """What is held where a rule with `on_fail: quarantine` breaks: the whole transaction in these tables, and every
-    later one that touches a key of it."""
+    """What is held if a rule with `on_fail: quarantine` fails: the whole transaction in these tables, and every later
+    one that touches one of its keys."""
 
 
 class Cuts(Section):
-    """Which cuts stay readable, whatever upkeep removes; `cdc-lake cuts promise` adds cuts by name."""
+    """Which cuts stay readable, whatever maintenance removes; `cdc-lake cuts promise` adds named cuts."""
 
     promise_every: Annotated[Milliseconds, Field(ge=60_000)] | None = None
-    """Time between two cuts that are promised by themselves, for example `1 h`; without it none is."""
+    """Interval at which cuts are promised automatically, for example `1 h`; by default none are."""
     keep: Annotated[Milliseconds, Field(ge=60_000)] = 604_800_000
-    """How long such a cut stays readable."""
+    """How long an automatically promised cut stays readable."""
 
 
 class SilverMaintenance(Section):
-    """Upkeep of silver tables by `cdc-lake maintain`."""
+    """Maintenance of silver tables by `cdc-lake maintain`."""
 
     keep_versions: Annotated[Milliseconds, Field(ge=86_400_000)] = 604_800_000
-    """How long former versions of a table can be read that no promised cut needs; at least `1 d`."""
+    """How long old versions of a table that no promised cut needs stay readable; at least `1 d`."""
 
 
 class Silver(Section):
-    """The current tables. Every captured table gets one; `tables` says what differs."""
+    """The silver tables. Every captured table gets one; `tables` lists those with settings of their own."""
 
     defaults: TableDefaults = TableDefaults()
-    """For all tables."""
+    """Defaults for all tables."""
     tables: list[SilverTable] = []  # noqa: RUF012  # pydantic copies defaults
-    """Tables that differ."""
+    """Tables with settings of their own."""
     groups: list[TableGroup] = []  # noqa: RUF012  # pydantic copies defaults
-    """Tables that hold whole transactions."""
+    """Groups of tables whose transactions are quarantined as a whole."""
     cuts: Cuts = Cuts()
     """Which cuts stay readable."""
     maintenance: SilverMaintenance = SilverMaintenance()
-    """Upkeep of the tables."""
+    """Maintenance of the tables."""
 
 
 class Apply(Section):
     """The loop from bronze to silver."""
 
     span_rows: Count = 500_000
-    """Changes after which a span is closed, at a transaction."""
+    """Number of changes after which a span is closed, at a transaction boundary."""
     span_bytes: Bytes = 128 << 20
-    """Bytes of changes, as they were received, after which a span is closed, at a transaction."""
+    """Bytes of changes, as received, after which a span is closed, at a transaction boundary."""
     row_marks: Literal["auto", "never"] = "auto"
-    """Whether changed rows of a large silver table are marked in its files instead of these being rewritten: Delta's
-    deletion vectors, Iceberg's position deletes. `never`: for readers that know no marks. A table keeps those it has.
-    """
+    """Whether changes to a large silver table mark rows as deleted (deletion vectors on Delta, position deletes on
+    Iceberg) instead of rewriting files. `never`: for readers that do not support such marks; a table keeps those it
+    has."""
     idle: Milliseconds = 1_000
-    """How often bronze is looked at when nothing wakes the loop."""
+    """How often to poll bronze when nothing wakes the loop."""
     parallelism: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
-    """Tables merged at the same time."""
+    """Number of tables merged in parallel."""
     other_writers: Literal["stop", "warn"] = "stop"
-    """What becomes of a silver table whose rows something else changed: it waits, or that is said and it goes on."""
+    """How to handle a silver table whose rows another writer changed: `stop` the table, or `warn` and continue."""
     driver_memory: Bytes = 2 << 30
-    """Heap of the Spark driver where cdc_lake starts Spark itself."""
+    """Heap of the Spark driver if cdc_lake starts Spark itself."""
 
 
 class Pipeline(Section):
@@ -412,18 +428,18 @@ class Pipeline(Section):
     pipeline: Name
     """Name of the pipeline; unique in a lake."""
     source: Source
-    """Where changes come from."""
+    """Database that changes are read from."""
     snapshot: Snapshot = Snapshot()
-    """Initial copy."""
+    """Initial snapshot."""
     lake: Lake = Lake()
-    """Where tables live."""
+    """Where the tables are stored."""
     bronze: Bronze = Bronze()
-    """Landed transactions."""
+    """Transactions as received."""
     silver: Silver = Silver()
-    """Current tables."""
+    """Silver tables."""
     apply: Apply = Apply()
     """From bronze to silver."""
     quality: Quality = Quality()
-    """When silver is judged as it stands, and what that keeps back."""
+    """When whole silver tables are checked, and what that holds back."""
     observe: Observe = Observe()
-    """What monitoring is shown."""
+    """What a run exposes to monitoring."""

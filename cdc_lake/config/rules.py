@@ -45,30 +45,31 @@ CastType = Annotated[
 
 
 class Thresholds(Section):
-    """From which share of failures on a rule is of concern, and how much; below the lowest it is not."""
+    """Shares of failures from which a failing rule counts, and how much; below the lowest it does not."""
 
     warn: Fraction | None = None
-    """Share of failures, above 0 and up to 1, from which on the report warns."""
+    """Share of failures, greater than 0 and at most 1, from which the report shows a warning."""
     error: Fraction | None = None
-    """Share of failures from which on the report says error."""
+    """Share of failures from which the report shows an error."""
     critical: Fraction | None = None
-    """Share of failures from which on the report says critical."""
+    """Share of failures from which the report shows the rule as critical."""
 
 
 class RuleBase(Section):
-    """What every rule has."""
+    """Settings of every rule."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,63}$")] | None = None
-    """Name in reports and held rows; `<rule>_<column>` by default, `<rule>` alone where it names none."""
+    """Name in reports and in quarantine; by default `<rule>_<column>`, or `<rule>` if it names no column."""
     thresholds: Thresholds | None = None
-    """From which share of failures on it is of concern; by default any failure is."""
+    """Shares of failures from which the rule counts as failed; by default any failure does."""
 
 
 class RowRuleBase(RuleBase):
-    """What every rule has that judges changes."""
+    """Settings of every rule that is evaluated on changes."""
 
     on_fail: Literal["warn", "quarantine", "stop"] = "warn"
-    """`warn` counts, `quarantine` holds the change and later ones of its key, `stop` ends the run before it."""
+    """`warn` counts the failure, `quarantine` holds the change and later changes of its key, `stop` ends the run before
+    it."""
 
 
 class NotNull(RowRuleBase):
@@ -77,7 +78,7 @@ class NotNull(RowRuleBase):
     rule: Literal["not_null"]
     """Kind of rule."""
     column: Text
-    """Column it judges."""
+    """Column to check."""
 
 
 class InSet(RowRuleBase):
@@ -86,9 +87,9 @@ class InSet(RowRuleBase):
     rule: Literal["in_set"]
     """Kind of rule."""
     column: Text
-    """Column it judges."""
+    """Column to check."""
     values: Annotated[list[str | int | float | bool], Field(min_length=1)]
-    """Values that pass."""
+    """Accepted values."""
 
 
 class Between(RowRuleBase):
@@ -97,62 +98,63 @@ class Between(RowRuleBase):
     rule: Literal["between"]
     """Kind of rule."""
     column: Text
-    """Column it judges."""
+    """Column to check."""
     min: Bound | None = None
-    """Smallest value that passes."""
+    """Smallest accepted value."""
     max: Bound | None = None
-    """Largest value that passes."""
+    """Largest accepted value."""
 
 
 class Regex(RowRuleBase):
-    """The text matches a regular expression somewhere; NULL passes."""
+    """A regular expression matches somewhere in the text; NULL passes."""
 
     rule: Literal["regex"]
     """Kind of rule."""
     column: Text
-    """Column it judges."""
+    """Column to check."""
     pattern: Text
-    """Regular expression that means the same in Java and in Python."""
+    """Regular expression, in the syntax that means the same in Java and in Python."""
 
 
 class Length(RowRuleBase):
-    """The text has a length within bounds, in characters; NULL passes."""
+    """The length of the text, in characters, is within bounds; NULL passes."""
 
     rule: Literal["length"]
     """Kind of rule."""
     column: Text
-    """Column it judges."""
+    """Column to check."""
     min: Size | None = None
-    """Smallest length that passes."""
+    """Smallest accepted length."""
     max: Size | None = None
-    """Largest length that passes."""
+    """Largest accepted length."""
 
 
 class TypeCastable(RowRuleBase):
-    """The text is a value of a type, as Spark's `try_cast` reads it; NULL passes."""
+    """Spark's `try_cast` can convert the text to a type; NULL passes."""
 
     rule: Literal["type_castable"]
     """Kind of rule."""
     column: Text
-    """Column of text that it judges."""
+    """Text column to check."""
     type: CastType
     """Spark SQL type: `int`, `bigint`, `decimal(10,2)`, `double`, `boolean`, `date`, `timestamp` …"""
 
 
 class Expression(RowRuleBase):
-    """A condition in Spark SQL over the columns of the row is not false; NULL passes, as in a CHECK."""
+    """A Spark SQL condition over the columns of the row is not false; NULL passes, as in a CHECK constraint."""
 
     rule: Literal["expression"]
     """Kind of rule."""
     expression: Text
-    """Spark SQL over the source's columns of the same row, true or false: `shipped_at >= ordered_at`."""
+    """Spark SQL condition over the source columns of the same row, for example `shipped_at >= ordered_at`."""
 
 
 class TableRuleBase(RuleBase):
-    """What every rule has that judges a table as it stands."""
+    """Settings of every rule that is evaluated on a whole table."""
 
     on_fail: Literal["warn"] = "warn"
-    """`warn`: it is said. It judges the table when silver is judged: there is no change to hold or to stop."""
+    """`warn` reports the failure. The rule is about the whole table, so there is no change to quarantine or to stop
+    at."""
 
 
 class Unique(TableRuleBase):
@@ -165,51 +167,51 @@ class Unique(TableRuleBase):
 
 
 class ForeignKey(TableRuleBase):
-    """The values are those of a row of another table; a row with a NULL among them passes."""
+    """The values exist in a row of another table; a row with a NULL among them passes."""
 
     rule: Literal["foreign_key"]
     """Kind of rule."""
     columns: Columns
-    """Silver columns that refer."""
+    """Referencing silver columns."""
     references: Text
-    """Source table that they refer to, `schema.table`; its silver table is read."""
+    """Referenced source table, `schema.table`; its silver table is read."""
     referenced: Columns
-    """Silver columns of that table, as many and in the same order."""
+    """Referenced silver columns of that table, as many and in the same order."""
 
 
 class RowCount(TableRuleBase):
-    """The table has a number of rows within bounds."""
+    """The number of rows of the table is within bounds."""
 
     rule: Literal["row_count"]
     """Kind of rule."""
     min: Size | None = None
-    """Smallest number of rows that passes."""
+    """Smallest accepted number of rows."""
     max: Size | None = None
-    """Largest number of rows that passes."""
+    """Largest accepted number of rows."""
 
 
 class Freshness(TableRuleBase):
-    """The newest value is not older than a length of time; a table without a value fails."""
+    """The newest value is not older than a maximum age; a table without a value fails."""
 
     rule: Literal["freshness"]
     """Kind of rule."""
     column: Text
-    """Silver column with points in time or days; without a zone they are read as UTC."""
+    """Silver column of timestamps or dates; those without a time zone are read as UTC."""
     max_age: Annotated[Milliseconds, Field(ge=1)]
-    """Greatest age that passes, for example `2 h`."""
+    """Maximum age, for example `2 h`."""
 
 
 class Monotonic(TableRuleBase):
-    """The value never goes down from one row to the next; rows without value or place are left out."""
+    """The value never decreases from one row to the next; rows with NULL in either column are ignored."""
 
     rule: Literal["monotonic"]
     """Kind of rule."""
     column: Text
-    """Silver column whose values grow."""
+    """Silver column whose values increase."""
     by: Text
-    """Silver column that puts the rows into order; rows of one place are taken from the smallest value on."""
+    """Silver column that orders the rows; among rows equal in it, the smallest value comes first."""
     strict: bool = False
-    """True: it has to go up, an equal value fails too."""
+    """Require the value to increase: an equal value fails too."""
 
 
 class Expectation(TableRuleBase):
@@ -218,9 +220,9 @@ class Expectation(TableRuleBase):
     rule: Literal["expectation"]
     """Kind of rule."""
     expectation: Text
-    """Its name: `expect_column_mean_to_be_between`."""
+    """Name of the expectation, for example `expect_column_mean_to_be_between`."""
     arguments: dict[str, str | int | float | bool | list[str | int | float | bool] | None] = {}  # noqa: RUF012
-    """Its arguments, as Great Expectations names them; columns are silver's."""
+    """Arguments, as named by Great Expectations; columns are silver columns."""
 
 
 ColumnRule: TypeAlias = NotNull | InSet | Between | Regex | Length | TypeCastable

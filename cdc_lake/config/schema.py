@@ -281,7 +281,7 @@ def _describe(loc: tuple[int | str, ...]) -> str:
     model = _model_at(loc[:-1])
     for name, info in model.model_fields.items() if model is not None else ():
         if (info.alias or name) == loc[-1] and info.description:
-            return f"add `{loc[-1]}: …`: {info.description.splitlines()[0].rstrip('.')}"
+            return f"add `{loc[-1]}: …`: {' '.join(info.description.split()).rstrip('.')}"
     return f"add `{loc[-1]}: …`"
 
 

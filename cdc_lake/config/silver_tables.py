@@ -206,9 +206,10 @@ Strategy: TypeAlias = Annotated[
 
 
 class Redact(Section):
-    """What becomes of the values of some columns before anything is written to the lake."""
+    """How to redact some columns before anything is written to the lake."""
 
     columns: Annotated[list[Text], Field(min_length=1)]
-    """Columns as `schema.table.column`; `*` and `?` match within a part, also in tables and columns that come later."""
+    """Columns as `schema.table.column`; `*` and `?` match within a part, also tables and columns that are added
+    later."""
     strategy: Strategy
-    """`drop`: the column is left out; `null`: it is always NULL; `sha256`: its text becomes its keyed hash."""
+    """`drop`: omit the column; `null`: store NULL; `sha256`: store a keyed hash of its text."""

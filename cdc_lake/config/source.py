@@ -19,16 +19,16 @@ from cdc_lake.config.gaussdb_options import OPTIONS, Mode, as_boolean, as_number
 
 
 class WalBudget(Section):
-    """How much WAL the server may keep for the slot, and what the receiver does about it; at least one limit."""
+    """How much WAL the server may keep for the slot, and how the receiver reacts; at least one limit is required."""
 
     max_bytes: Bytes | None = None
-    """WAL kept for the slot, for example `50 GiB`; set it below the server's `max_slot_wal_keep_size`."""
+    """Maximum WAL kept for the slot, for example `50 GiB`; set it below the server's `max_slot_wal_keep_size`."""
     max_age: Annotated[int, MILLISECONDS, Field(ge=1000, examples=["2 h"])] | None = None
-    """How old log may get that is not in bronze yet."""
+    """Maximum age of WAL that is not in bronze yet."""
     on_exceeded: Literal["alert", "bronze_only", "drop_slot"] = "bronze_only"
-    """How far the ladder goes. `alert`: it is told. `bronze_only`: before that batches get smaller, then apply pauses.
-    `drop_slot`: all of it, and when the budget stays exceeded the slot is dropped: the stream ends, the server goes
-    on."""
+    """How far the receiver goes. `alert`: it only reports. `bronze_only`: before the limit, it also makes batches
+    smaller, then pauses apply. `drop_slot`: it does all of this, and drops the slot if the budget stays exceeded: the
+    stream ends, the server keeps running."""
 
     @model_validator(mode="after")
     def _require_limit(self) -> Self:
@@ -55,7 +55,7 @@ class PostgresTls(Tls):
     """Encryption of the connections to a PostgreSQL."""
 
     channel_binding: Literal["disable", "prefer", "require"] = "prefer"
-    """Whether logging in (SCRAM) is bound to the encrypted connection: libpq's setting of this name."""
+    """Whether SCRAM authentication is bound to the encrypted connection: libpq's setting of this name."""
 
 
 class Slot(Section):
@@ -64,40 +64,40 @@ class Slot(Section):
     name: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,63}$")] | None = None
     """Slot name on the server; the pipeline's name by default."""
     plugin: Literal["pgoutput", "test_decoding"] = "pgoutput"
-    """Output plugin of the slot; `test_decoding` where it has to be: it takes no publication, and sends every table."""
+    """Output plugin of the slot; use `test_decoding` only if you must: it supports no publication and sends every
+    table."""
     failover: Annotated[bool, Strict()] = False
-    """Standbys keep a copy of the slot, so that the stream goes on after a failover (PostgreSQL 17 and newer)."""
+    """Synchronize the slot to standbys, so that the stream continues after a failover (PostgreSQL 17 and later)."""
 
 
 class Polling(Section):
-    """How changes are fetched by SQL functions, with `mode: polling`."""
+    """How to fetch changes by SQL functions, with `mode: polling`."""
 
     interval: Milliseconds = 1_000
-    """How often the server is asked while it has nothing new."""
+    """How often to poll the server while it has no new changes."""
     max_changes: Count = 10_000
-    """Rows after which one answer ends, at the end of a transaction."""
+    """Rows after which one response ends, at the end of a transaction."""
 
 
 Streaming: TypeAlias = Literal["off", "on", "parallel"]
 
 
 class Pgoutput(Section):
-    """Options of the output plugin pgoutput, under the server's own names; of test_decoding `two_phase` only."""
+    """Options of the output plugin pgoutput, under the server's own names; test_decoding has only `two_phase`."""
 
     proto_version: Annotated[int, Field(ge=1, le=4, strict=True)] | None = None
-    """Version of its protocol; the highest that the server has by default."""
+    """Version of its protocol; by default the highest that the server supports."""
     streaming: Streaming | None = None
-    """Whether large transactions are sent while they are under way; `on` where the protocol has it (version 2)."""
+    """Whether to stream large in-progress transactions; by default `on` if the protocol supports it (version 2)."""
     binary: Annotated[bool, Strict()] = False
-    """Values are sent in the types' binary formats; of some types they are not read (DEC325)."""
+    """Send values in binary format, which is not supported for all types (DEC325)."""
     messages: Annotated[bool, Strict()] = False
-    """Logical messages (`pg_logical_emit_message`) are landed, as rows of bronze."""
+    """Store logical messages (`pg_logical_emit_message`) as rows of bronze."""
     origin: Literal["any", "none"] = "any"
-    """`none`: only changes that were made at this server, none that replication brought there (PostgreSQL 16)."""
+    """`none`: only changes made on this server, not those replicated to it (PostgreSQL 16 and later)."""
     two_phase: Annotated[bool, Strict()] = False
-    """Whether prepared transactions are sent at their PREPARE, and kept until COMMIT PREPARED (PostgreSQL 15; by
-    test_decoding 14, from the first run on).
-    """
+    """Receive prepared transactions at PREPARE and keep them until COMMIT PREPARED (PostgreSQL 15 and later; with
+    test_decoding 14 and later, set from the first run on)."""
 
 
 POSTGRES_TYPES = ("postgres", "qhb")
@@ -110,68 +110,72 @@ class PostgresSource(Section):
     type: Literal["postgres", "qhb"]
     """Kind of server."""
     version: Annotated[str, Field(pattern=r"^1\.[0-9]{1,2}(\.[0-9]{1,2})?$")] | None = None
-    """Release of a QHB that does not tell its own, in quotes (`"1.5.3"`)."""
+    """Release of a QHB that does not report its own, in quotes (`"1.5.3"`)."""
     host: Text | None = None
-    """Host name, address, or directory of a Unix socket; `hosts` where there are several."""
+    """Host name, IP address, or directory of a Unix-domain socket; use `hosts` for several servers."""
     hosts: Annotated[list[Text], Field(min_length=1)] | None = None
-    """Servers of one cluster, as `name` or `name:port`; the primary is found among them."""
+    """Servers of one cluster, as `name` or `name:port`; the receiver finds the primary among them."""
     port: Port = 5432
-    """Port of every host that does not name its own."""
+    """Port of every host that does not specify its own."""
     database: Text
-    """Database that holds the tables."""
+    """Database that contains the tables."""
     user: Text
     """Role with the REPLICATION attribute and SELECT on the tables."""
     password: SecretStr | None = None
-    """Its password, by reference (`${env:NAME}`, `${file:path}`); libpq's own rules apply where it is left out."""
+    """Password of the role, as a reference (`${env:NAME}`, `${file:path}`); libpq's own rules apply if it is
+    omitted."""
     service: Text | None = None
-    """Service of libpq's connection service file, for what is not given here, such as a password."""
+    """Service in libpq's connection service file, for parameters that are not given here, such as a password."""
     tls: PostgresTls = PostgresTls()
-    """Encryption."""
+    """TLS settings."""
     slot: Slot = Slot()
     """Replication slot."""
     mode: Literal["stream", "polling"] = "stream"
-    """A replication stream, or SQL functions where no replication connection is allowed."""
+    """A replication stream, or SQL functions if replication connections are not allowed."""
     polling: Polling = Polling()
-    """How changes are fetched with `mode: polling`."""
+    """How to fetch changes with `mode: polling`."""
     decoding: Pgoutput = Pgoutput()
     """Options of the output plugin."""
     publication: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,62}$")] | None = None
-    """Publication the slot reads; created for `tables` where it does not exist. The slot's name by default."""
+    """Publication that the slot reads, created for `tables` if it does not exist; by default it has the slot's name."""
     tables: Annotated[list[Text], Field(min_length=1)]
-    """Tables as `schema.table`; `*` and `?` match within a part, a leading `!` takes tables out again."""
+    """Tables to capture, as `schema.table`; `*` and `?` match within a part, a leading `!` excludes tables."""
     row_filters: dict[Text, Text] = {}  # noqa: RUF012  # pydantic copies defaults
-    """Conditions in SQL by table (`schema.table`): only its rows that meet one are copied and sent (PostgreSQL 15)."""
+    """Row filters: SQL conditions by table (`schema.table`); only matching rows are copied and sent (PostgreSQL 15 and
+    later)."""
     encoding_errors: Literal["stop", "hex"] = "stop"
-    """Text that is not valid UTF-8 (a database in SQL_ASCII): an error, or its bytes in hexadecimal digits."""
+    """How to handle text that is not valid UTF-8 (a database in SQL_ASCII): `stop` with an error, or store its bytes as
+    `hex` digits."""
     hex_columns: list[Text] = []  # noqa: RUF012  # pydantic copies defaults
-    """Columns of which alone that is so, as `schema.table.column`; `*` and `?` match within a part."""
+    """Columns, as `schema.table.column`, in which alone invalid text is stored as hexadecimal digits; `*` and `?` match
+    within a part."""
     wal_budget: WalBudget | None = None
-    """How much WAL the server may keep for the slot; watched while a receiver runs."""
+    """How much WAL the server may keep for the slot; monitored while a receiver runs."""
     heartbeat: Annotated[int, MILLISECONDS, Field(ge=1000, examples=["1 min"])] | None = None
-    """How often a receiver that runs without end writes a small logical message to the log of the source, which comes
-    back through the slot: a source that rests is seen to be read. Nothing is written without it."""
+    """How often a continuously running receiver writes a small logical message to the WAL of the source. It comes back
+    through the slot, which shows that an idle source is still being read. By default nothing is written."""
     connect_timeout: Milliseconds = 10_000
-    """How long one attempt to connect may take."""
+    """Timeout of one connection attempt."""
     status_interval: Milliseconds = 10_000
-    """How often the confirmed position is reported to the server when nothing asks for it."""
+    """How often the acknowledged position is reported to the server if it does not ask for it."""
     silence_timeout: Annotated[int, MILLISECONDS, Field(ge=1000, examples=["1 min"])] = 60_000
-    """How long the server of a stream may send nothing before it is given up and connected to again, but no less than
-    one and a half times its `wal_sender_timeout`; after half of it it is asked for a sign. A machine that
-    does not even answer TCP for so long is given up in any case, also while a statement runs."""
+    """How long the server may send nothing before the receiver reconnects, but at least one and a half times its
+    `wal_sender_timeout`; after half of this time the receiver asks for a keepalive. A host that does not even respond
+    to TCP for this long is given up in any case, even while a statement runs."""
 
     @property
     def streams(self) -> bool:
-        """Whether the slot is read, made and dropped by replication connections; otherwise SQL functions do it all."""
+        """Whether replication connections read, create and drop the slot; otherwise SQL functions do."""
         return self.mode == "stream"
 
     @property
     def place(self) -> str:
-        """Where the source is, as people are told."""
+        """Hosts, ports and database of the source, as people see them."""
         return f"{','.join(f'{host}:{port}' for host, port in self.addresses)}/{self.database}"
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """Host and port of every server that may be the primary; raises ValueError where `checks` would."""
+        """Host and port of every server that may be the primary. Raises ValueError if a host is invalid."""
         if self.host is not None:
             return ((self.host, self.port),)
         return tuple((host, port or self.port) for host, port in map(host_and_port, self.hosts or ()))
@@ -198,18 +202,21 @@ class FamilySlot(Section):
         "parallel_json_decoding",
         "parallel_text_decoding",
     ] = "mppdb_decoding"
-    """Output plugin of the slot; parallel decoding prints its own formats whatever it is. `parallel_…`: GaussDB."""
+    """Output plugin of the slot; parallel decoding uses formats of its own with any of them. `parallel_…`: only
+    GaussDB."""
     output_order: Literal["lsn", "csn"] | None = None
-    """GaussDB's order of the slot, fixed when it is made: by commit LSN, or by CSN (always, through a coordinator)."""
+    """Order of a slot of GaussDB, fixed when it is created: by commit LSN, or by CSN (always, through a
+    coordinator)."""
 
 
 class CsnGap(Section):
-    """When a CSN that does not arrive is a lost transaction, in a stream ordered by CSN."""
+    """When a missing CSN counts as a lost transaction, in a stream ordered by CSN."""
 
     bound: Milliseconds = 60_000
-    """How long after its turn a CSN may still arrive: a transaction has arrived when its BEGIN is seen."""
+    """How long after its turn a CSN may still arrive; a transaction has arrived once its BEGIN is received."""
     policy: Literal["stop", "record"] = "stop"
-    """`stop`: an error names it; `record`: the gap is noted and stays open, its late arrival is an error."""
+    """`stop` with an error that names the CSN, or `record` the gap, which stays open, and continue; a late arrival is
+    then an error."""
 
 
 class FamilySource(Section):
@@ -220,69 +227,71 @@ class FamilySource(Section):
     type: Literal["gaussdb", "opengauss", "mogdb"]
     """Kind of server."""
     version: Annotated[str, Field(pattern=r"^[0-9]{1,4}(\.[0-9A-Za-z-]{1,12}){0,4}$")] | None = None
-    """Release of the server, in quotes (`"6.0.2"`, `"505.2"`), to judge rules of releases without a connection."""
+    """Release of the server, in quotes (`"6.0.2"`, `"505.2"`), to check rules about releases without a connection."""
     node: Literal["single", "coordinator", "data_node"] | None = None
-    """What is connected to: `single` is not distributed; the others are of a distributed GaussDB. A coordinator has
-    slots in CSN order only, which `mode: polling` cannot read."""
+    """Node to connect to: `single` if the server is not distributed, otherwise a `coordinator` or a `data_node` of a
+    distributed GaussDB. A coordinator has slots in CSN order only, which `mode: polling` cannot read."""
     host: Text | None = None
-    """Host name or address; `hosts` where there are several."""
+    """Host name or IP address; use `hosts` for several servers."""
     hosts: Annotated[list[Text], Field(min_length=1)] | None = None
-    """Servers of one cluster, as `name` or `name:port`; the primary is found among them."""
+    """Servers of one cluster, as `name` or `name:port`; the receiver finds the primary among them."""
     port: Port | None = None
-    """Port for SQL, of every host that does not name its own."""
+    """SQL port of every host that does not specify its own."""
     replication_port: Port | None = None
-    """Port for replication connections (HA port), of every host; a host's port + 1 by default."""
+    """Port for replication connections (HA port) of every host; by default the host's SQL port + 1."""
     database: Text
-    """Database that holds the tables."""
+    """Database that contains the tables."""
     user: Text
-    """User with the REPLICATION attribute (or of gs_role_replication) and SELECT on the tables."""
+    """User with the REPLICATION attribute (or membership in gs_role_replication) and SELECT on the tables."""
     password: SecretStr | None = None
-    """The user's password, by reference (`${env:NAME}`, `${file:path}`)."""
+    """Password of the user, as a reference (`${env:NAME}`, `${file:path}`)."""
     tls: Tls = Tls()
-    """Encryption."""
+    """TLS settings."""
     slot: FamilySlot = FamilySlot()
     """Replication slot."""
     order: Literal["auto", "csn", "lsn"] = "auto"
-    """Order of the stream, fixed at its start: by CSN, by commit LSN, or by CSN where they are dense (`auto`)."""
+    """Order of the stream, fixed at its start: by `csn`, by commit `lsn`, or by CSN if CSNs are dense (`auto`)."""
     mode: Literal["stream", "polling"] = "stream"
-    """A replication stream, or SQL functions where no replication connection is allowed (serial decoding; not through a
+    """A replication stream, or SQL functions if replication connections are not allowed (serial decoding; not through a
     coordinator)."""
     decoding: Annotated[
         dict[str, Annotated[bool, Strict()] | Annotated[int, Strict()] | str],
         Field(json_schema_extra=decoding_schema()),
     ] = {}  # noqa: RUF012  # pydantic copies defaults
-    """Options of logical decoding under the server's own names; the page of decoding options has all of them."""
+    """Options of logical decoding, under the server's own names; the page of decoding options lists all of them."""
     allow_unknown_options: Annotated[bool, Strict()] = False
-    """Send options in `decoding` that cdc_lake does not know, as they are."""
+    """Send options in `decoding` that cdc_lake does not know to the server as they are."""
     tables: Annotated[list[Text], Field(min_length=1)]
-    """Tables as `schema.table`; `*` and `?` match within a part, a leading `!` takes tables out again."""
+    """Tables to capture, as `schema.table`; `*` and `?` match within a part, a leading `!` excludes tables."""
     encoding_errors: Literal["stop", "hex"] = "stop"
-    """Text that is not valid in the database's encoding: an error, or its bytes in hexadecimal digits."""
+    """How to handle text that is not valid in the database encoding: `stop` with an error, or store its bytes as `hex`
+    digits."""
     hex_columns: list[Text] = []  # noqa: RUF012  # pydantic copies defaults
-    """Columns of which alone that is so, as `schema.table.column`; `*` and `?` match within a part."""
+    """Columns, as `schema.table.column`, in which alone invalid text is stored as hexadecimal digits; `*` and `?` match
+    within a part."""
     wal_budget: WalBudget | None = None
-    """How much WAL the server may keep for the slot; watched while a receiver runs."""
+    """How much WAL the server may keep for the slot; monitored while a receiver runs."""
     csn_gap: CsnGap = CsnGap()
-    """A CSN that does not arrive."""
+    """How to handle a missing CSN."""
     polling: Polling = Polling()
-    """How changes are fetched with `mode: polling`."""
+    """How to fetch changes with `mode: polling`."""
     connect_timeout: Milliseconds = 10_000
-    """How long one attempt to connect may take."""
+    """Timeout of one connection attempt."""
     status_interval: Milliseconds = 10_000
-    """How often the confirmed position is reported to the server when nothing asks for it."""
+    """How often the acknowledged position is reported to the server if it does not ask for it."""
     silence_timeout: Annotated[int, MILLISECONDS, Field(ge=1000, examples=["1 min"])] = 60_000
-    """How long the server of a stream may send nothing before it is given up and connected to again; after half of it
-    it is asked for a sign. A machine that does not even answer TCP for so long is given up in any case, also while a
+    """How long the server may send nothing before the receiver reconnects; after half of this time the receiver asks
+    for a keepalive. A host that does not even respond to TCP for this long is given up in any case, even while a
     statement runs."""
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Every server that may be the primary, in the order of the file; raises ValueError where `checks` would."""
+        """Every server that may be the primary, in the order of the file. Raises ValueError if a host is invalid."""
         return tuple(self._address(text) for text in ([self.host] if self.host else self.hosts or []))
 
     @property
     def place(self) -> str:
-        """Where the source is, as people are told."""
+        """Hosts, ports and database of the source, as people see them."""
         return f"{','.join(f'{a.host}:{a.port}' for a in self.addresses)}/{self.database}"
 
     @property
