@@ -1,13 +1,11 @@
 """Changes as columns: the one form in which bronze takes them, whoever decoded them.
 
-Every array has one entry a change, in the order of the transactions and of the changes inside each. A TRUNCATE of
-several tables is one entry a table. Values are text as the server printed it.
+Every array has one entry for each change, in the order of the transactions and of the changes inside each. A TRUNCATE
+of several tables is one entry for each table. Values are text as the server printed it. A batch is decoded in parts,
+whose columns are joined here.
 
-Columns of consecutive transactions as one: a batch is decoded in parts.
-
-The canonical bytes of a change of the model, as `decode.hashing` defines them.
-
-The slow way, from values: what the fast way (bytes of the wire behind a prefix) is held against.
+`canonical_of` gives the canonical bytes of a change of the model as `decode.hashing` defines them: the slow way, with
+which the fast way (bytes of the wire behind a prefix) is compared.
 """
 
 from __future__ import annotations

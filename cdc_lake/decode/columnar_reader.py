@@ -1,13 +1,12 @@
-"""Room: memory that the chunks of a thread have one after the other.
+"""Reads the values of many tuples at once, column by column, over the bytes of a chunk.
 
-A chunk lives as long as it is decoded, and new memory for each, two mebibytes from the system, is a third of all pages
-that a receiver touches anew. What still looks at a chunk keeps its room: the next one gets another.
+A tuple of pgoutput is a count and then values one behind the other, so where a column starts is known only when the
+one before it has been read; but that step can be done for all rows at once. Every bound is checked, for whole columns;
+whatever does not fit raises `FallBackToRowDecoder`, and the row decoder then says what is wrong.
 
-The walk: the values of many tuples at once, column by column, over the bytes of a chunk.
-
-A tuple of pgoutput is a count and then values that stand one behind the other, so where a column starts is known only
-when the one before it has been read; but that step can be done for all rows at once. Every bound is checked, for whole
-columns; whatever does not fit raises `FallBackToRowDecoder`, and the plain decoder then says what is wrong.
+The chunks of a thread share one buffer, one after the other: new memory for each, two mebibytes from the system, is a
+third of all pages that a receiver touches anew. If something still refers to a chunk, the next one gets another
+buffer.
 """
 
 from __future__ import annotations

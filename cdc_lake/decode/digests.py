@@ -1,12 +1,10 @@
-"""Digests of pgoutput's frames, without decoding them: behind letter and OID stand the canonical bytes of their tuples.
+"""Digests of many changes at once, by the definition in `decode.hashing`: from pgoutput's frames, or from columns.
 
-Frames of one letter and one relation have the same canonical bytes before those, so they are hashed together. Where a
-chunk has several kinds, Arrow puts the frames of each behind one another.
+Frames of one letter and one relation have the same canonical bytes before their tuples, so they are hashed together
+without decoding them. If a chunk has several kinds, Arrow puts the frames of each behind one another.
 
-Digests of changes that are columns already: from their values, by the definition in `decode.hashing`.
-
-For changes whose values are no longer the ones of the wire. The canonical bytes are put together by Arrow, a column at
-a time; only the hashing itself goes change by change.
+Changes whose values are no longer those of the wire are hashed from their columns: Arrow puts the canonical bytes
+together, a column at a time; only the hashing itself goes change by change.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
-"""Bytes that are no text in the encoding of their database, kept in hexadecimal digits where the pipeline says so.
+"""The encoding of a database: how bytes of a stream become text, and what becomes of bytes that are no text.
+
+The server sends text in the encoding of the database, whatever the client asks for, and writes every format byte by
+byte. So bytes are taken apart first, and a `Codec` turns each value into text last. Names of encodings are the
+server's (`SELECT getdatabaseencoding()`), in any spelling the server itself would take. SQL_ASCII promises nothing
+about its bytes: they are read as UTF-8.
+
+If bytes are not valid in the encoding, a policy decides: stop, or give the value in hexadecimal digits:
 
     not-text:c3282f        the bytes C3 28 2F, behind a prefix
 
-The form is unambiguous: in a column where it may stand, a text that begins with the prefix itself is written in it too.
-So a value that begins with the prefix always stands for the bytes of its digits. In every other column the prefix is
-text like any other.
-
-The encoding of a database: which characters the bytes of a stream are.
-
-The server sends text in the encoding of the database, whatever the client asks for, and writes every format byte by
-byte. So bytes are taken apart first, and a `Codec` turns each value into text last. Names are the server's
-(`SELECT getdatabaseencoding()`), in any spelling the server itself would take. Where bytes are not valid in the
-encoding, a policy decides: stop, or give the value in hexadecimal digits (`decode.encoding`). SQL_ASCII promises
-nothing about its bytes: they are read as UTF-8, and what is not falls under the policy.
+The form is unambiguous: in a column where it may stand, a text that begins with the prefix itself is written in it
+too. In every other column the prefix is text like any other.
 """
 
 from __future__ import annotations

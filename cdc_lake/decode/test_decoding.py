@@ -1,30 +1,22 @@
-"""Heads: which tables a line of test_decoding changes, without reading what stands behind them.
-
-Lines that only PostgreSQL's `test_decoding` prints: logical messages, two-phase, streamed transactions.
-
-Everything else it prints (BEGIN, COMMIT, rows, TRUNCATE) has the form of the GaussDB family and is read there.
-Specification: PostgreSQL's source, contrib/test_decoding/test_decoding.c, and the regression results beside it. Pure.
-
-Phases: prepared transactions of test_decoding, parked from their PREPARE to their end.
-
-A PREPARE's line comes behind the rows, at the end of its record, and what became of the transaction later, alone.
-Where the record begins no line says. What was prepared before the slot was made is printed whole at its end, PREPARE
-and COMMIT PREPARED together, and goes the same way. Pure but for the parking.
-
-From lines of PostgreSQL's `test_decoding` to whole transactions, without decoding a single value.
+"""From lines of PostgreSQL's `test_decoding` to whole transactions, without decoding a single value.
 
 ::
 
     BEGIN [xid]                         table s.t: INSERT|UPDATE|DELETE: …       kept as they came, where the table
     COMMIT [xid] [(at time)]            table s.t, s.u: TRUNCATE: …              is captured
     message: …                          left out, as pgoutput leaves messages out that are not asked for
-    PREPARE TRANSACTION … and others of two-phase       parked, where the pipeline asks for it, else refused
+    PREPARE TRANSACTION … and others of two-phase       stored, if the pipeline asks for it, else refused
     opening a streamed block … and others of streaming  refused
 
-One message is one line, whatever line feeds its values have. A line carries no position: that of a COMMIT's message is
-the end of its commit record, which pgoutput says inside its own; of a row it is the row's. A BEGIN's is 0 where empty
-transactions are skipped, and where the commit record starts nobody says. Specification: test_decoding.c of PostgreSQL
-14 to 18 (contrib). Pure.
+BEGIN, COMMIT, rows and TRUNCATE have the form of the GaussDB family and are read there. One message is one line,
+whatever line feeds its values have. A line carries no position: that of a COMMIT's message is the end of its commit
+record, which pgoutput says inside its own; of a row it is the row's. A BEGIN's is 0 if empty transactions are skipped,
+and where the commit record starts nobody says.
+
+A PREPARE's line comes behind the rows, at the end of its record; where the record begins no line says. What became of
+the transaction comes later, alone. What was prepared before the slot was made is printed whole at its end, PREPARE and
+COMMIT PREPARED together. Specification: test_decoding.c of PostgreSQL 14 to 18 (contrib) and its regression results.
+Pure.
 """
 
 from __future__ import annotations

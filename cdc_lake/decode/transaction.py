@@ -1,9 +1,7 @@
-"""Raw transactions: whole transactions whose changes are still the bytes the server sent.
+"""Whole transactions whose changes are still the bytes the server sent, and stores for frames until the COMMIT.
 
-This is what an assembler gives and what both decoders read, the plain one (`changes`) and the columnar one
+This is what an assembler gives and what both decoders read, the one by rows (`parser.changes`) and the columnar one
 (`columnar.tabulate`). Keeping bytes until a batch is closed is what makes vectorised decoding possible.
-
-Frames of one transaction, kept until its COMMIT is seen: the port, and a store that keeps them in memory.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Undecodable transactions: by the policy `stop` what stands before the first one is told apart from it.
+"""Undecodable transactions: told apart from the rest of their batch, and stored as rows `X` of their bytes.
 
-By the policy `land` they become rows `X` of their bytes, and the others are decoded. A transaction is kept as a whole:
-one change may depend on another, so what of it could be decoded is not. A batch in which something cannot be decoded is
-halved until the transactions are found that cannot; the others are as if those were not there. What is kept is enough
-to decode them later, by a version that can (`redecode` of each format).
+By the policy `stop` what stands before the first one is decoded. By the policy `land` they become rows `X`, and the
+others are decoded. A transaction is kept as a whole: one change may depend on another, so what of it could be decoded
+is not. A batch is halved until the transactions are found that cannot be decoded; the others are as if those were not
+there.
 
-Transactions of pgoutput that are kept as bytes, and what they are once a version can decode them.
-
-A row change stands under the layout that was in force for it; a relation message that could not be taken in is a frame
-among the others, before the first change that needs it.
+What is stored is enough for a later version to decode them (`redecode` of each format). In pgoutput a row change
+stands under the layout that was in force for it; a relation message that could not be read is a frame among the
+others, before the first change that needs it.
 """
 
 from __future__ import annotations

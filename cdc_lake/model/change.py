@@ -1,14 +1,8 @@
-"""Changes: what happened to one table in one transaction.
+"""Changes and transactions: what happened to tables, and what committed together.
 
-A tuple holds one value a column of its relation, by position: text as the server printed it, `None` for SQL NULL, or
-`UNCHANGED` for a value that was not sent because it did not change (TOAST). In an old key, columns outside the
-identity are `None`: which they are is known from the relation.
-
-Transactions: what committed together, with the boundaries the source gave.
-
-Truncates of one table, as what applies a span knows them.
-
-Undecoded: why a transaction stands in bronze as the bytes it came in.
+A tuple holds one value for each column of its relation, by position: text as the server printed it, `None` for SQL
+NULL, or `UNCHANGED` for a value that was not sent because it did not change (TOAST). In an old key, columns outside
+the identity are `None`: which they are is known from the relation.
 """
 
 from __future__ import annotations

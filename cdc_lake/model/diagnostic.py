@@ -1,13 +1,8 @@
-"""A diagnostic: one value for the terminal, JSON, HTML and tests.
+"""Diagnostics: one value for the terminal, JSON, HTML and tests, and every problem a pipeline file can have.
 
-Text for a terminal: names of tables and columns are whatever somebody called them, and give it no commands.
-
-Numbers of things in words, for every message that counts.
-
-Every problem a pipeline file can have, by code, and the error that carries all of them at once.
-
-A problem found while loading is a `Diagnostic`: files are read to the end and everything wrong is told together. Each
-code has a page `docs/errors/CODE.md`.
+A file is read to the end and everything wrong is told together, by `ConfigInvalid`. Each code has a page
+`docs/errors/CODE.md`. Names of tables and columns are whatever somebody called them: text for a terminal is made
+printable, so that it gives no commands.
 """
 
 from __future__ import annotations

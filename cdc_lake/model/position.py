@@ -1,15 +1,12 @@
-"""Positions: what a stream is ordered by.
+"""Positions, spans, and how people name the moment they want to read.
 
 An LSN is a byte position in the write-ahead log (PostgreSQL, type `pg_lsn`), a CSN the commit sequence number of the
 GaussDB family. A `Position` is what orders a pipeline: the epoch of its stream, then the commit position in that
-stream's order domain, held as the plain number that bronze stores.
+stream's order domain, held as the plain number that bronze stores. A span is the half-open range `(after, upto]` in
+one epoch.
 
-A span: the half-open range of positions `(after, upto]` within one epoch.
-
-As of: how people name the moment they want to read, as one closed union.
-
-A text is a position as it is printed (`0/16B3748` an LSN, `951909` a CSN), an integer one as the tables store it. Which
-cut that is, the cuts say (`control.cut_lookup`).
+As a text a position is as it is printed (`0/16B3748` an LSN, `951909` a CSN), as an integer as the tables store it.
+Which cut that is, the cuts say (`control.cut_lookup`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
-"""Decisions on held changes: those that somebody let through, and those that somebody gave up.
+"""Decisions on held changes, rows that were read again at the source, and rows by key.
 
-A decision comes into force right before a position. What was let through is made there, in order and before any change,
+A decision comes into force right before a position. What was released is made there, in order and before any change,
 under ordinals of its own: below those of all that lands in bronze.
-
-Rows that were read again at the source, beside the stream.
-
-Rows by key, while changes are made one by one.
 
 A server that checks a key at the end of a transaction lets two rows have it for a moment, and columns that no index
 makes unique, or that may be NULL, let several rows have it for good. A change is of the row that its whole old tuple
-equals, and of the one that had the key first where there is no such row.
+equals, and of the one that had the key first if there is no such row.
 """
 
 from __future__ import annotations

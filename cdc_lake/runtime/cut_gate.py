@@ -1,17 +1,12 @@
-"""Rows of silver named by their keys, for a report that is to say which rows break a rule.
-
-Silver judged by its rules as it stood at a cut, without a JVM.
+"""Judges silver by its rules at a cut, without a JVM: for reports, and before a cut is pinned.
 
 Rules of rows are judged by Great Expectations over all rows; rules of tables by an aggregate each, over the rows that
 hold: not deleted ones, not former versions. All is read at the cut, so that a `foreign_key` sees both of its tables as
 of one position. Silver is judged whole or, above `quality.max_rows`, not at all: a part would not be the truth.
 
-What rules say of a cut before it is promised.
-
-Silver is judged at the versions of the cut. A rule objects where it has reached the level of `quality.promise_below`,
-and where it could not be judged: what nobody looked at is not promised. `expression` and `type_castable` are judged at
-the gate alone and object to nothing here. Nothing is kept of a verdict but rows of `quality` and, where it kept a
-promise from being made, one of `withheld`: who dies between the two asks again.
+A rule objects to pinning if it has reached the level of `quality.promise_below`, or could not be judged. `expression`
+and `type_castable` are judged at the gate alone and object to nothing here. Nothing is kept of a verdict but rows of
+`quality` and, if it prevented a pin, one of `withheld`: a process that dies between the two asks again.
 """
 
 from __future__ import annotations

@@ -1,19 +1,13 @@
-"""Keeping promises: what the table formats are told, so that their own cleaning leaves promised cuts readable.
+"""Pinned cuts: pinning and unpinning by name, listing them, and what keeps them readable in the table formats.
 
-An Iceberg table has a tag a promise, `cut_<name>`, which every expiry of snapshots respects; a Delta table's retention
-is as long as its promises need. Both follow from the control table `promises` and are made true again whenever that
-changes or a promise ends, by who applies, the one writer of silver. What fails of it is told and tried again: the
-promise itself stands.
+An Iceberg table has a tag for each pin, `cut_<name>`, which every expiry of snapshots respects; a Delta table's
+retention is as long as its pins need. Both follow from the control table `promises` and are made true again whenever
+that changes or a pin ends, by the process that applies, the one writer of silver. What fails of it is told and tried
+again: the pin itself stands.
 
-Promising a cut by name, and ending such a promise.
-
-The cuts as people look at them: which there are, what one holds, which stay readable and until when.
-
-Judging silver every so often, at its last cut: `quality.every`.
-
-What was found stands in the control table `quality`, where reports and metrics see it. A report, or a cut that was
-judged before it was promised, counts, a comparison does not: silver is judged again when the newest judgement is old
-enough. What fails is told, and tried again after the same time: the tables go on.
+Silver is also judged every so often, at its last cut (`quality.every`): if the newest judgement (of a report, or of a
+cut before it was pinned; not of a comparison) in the control table `quality` is old enough. What fails is told, and
+tried again after the same time.
 """
 
 from __future__ import annotations

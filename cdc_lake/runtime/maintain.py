@@ -1,18 +1,12 @@
-"""Maintain, silver's part: every table of the newest cut is kept up, or what that would be is said.
+"""Maintenance of bronze and silver, what it would do, and the upgrade of a lake that an older version left.
 
-What stays readable: versions of the last `silver.maintenance.keep_versions`, and for as long as they are promised those
-of promised cuts (`control.cuts`); in any case what the newest cut names. Apply may go on meanwhile: where
-both commit, one of them loses, changes nothing and does it again.
+Retention first, then compaction, then what nobody needs any more. Nothing leaves bronze that silver has not merged,
+nor, with `bronze.retention.rebuilds`, what silver could be built again from; forced, it says what is lost. Of silver
+stay readable: versions of the last `silver.maintenance.keep_versions`, those of pinned cuts (`control.cuts`), and what
+the newest cut names. Apply may go on meanwhile: if both commit, one of them loses, changes nothing and does it again.
 
-Maintain: what would be done to bronze and to silver, and doing it.
-
-Retention first, then compaction, then what nobody needs any more. Nothing leaves that silver has not merged, nor,
-where `bronze.retention.rebuilds` says so, what silver could be built again from; forced, it says what is lost.
-
-Upgrading: a lake that an older version left is brought to the form that this one writes.
-
-Older forms are read as they are, so nothing waits for an upgrade; what other readers of the control tables see is
-complete only behind it. A lake of a newer version is refused. Silver tables need nothing: what a new version asks of
+Older forms of control tables are read as they are, so nothing waits for an upgrade; what other readers of them see is
+complete only after it. A lake of a newer version is refused. Silver tables need nothing: what a new version asks of
 one, its next run does.
 """
 

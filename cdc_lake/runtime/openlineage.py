@@ -1,13 +1,10 @@
-"""Column lineage: from which columns of its source table each column of a silver table comes, and how.
+"""Events of OpenLineage (specification 2-0-2) from what a run of apply did, with column lineage.
 
-Not to be taken for `silver.row_tracing`, which follows rows. It says what a projection says: nothing is worked out
-twice.
+A job for each pipeline, a run for each run. Inputs are the source's tables, outputs silver's: bronze between them is a
+ledger of the first and no table of its own to somebody who asks where a column comes from. Facets: schema, column
+lineage, numbers of what was written, and how the rules fared. No row value is in an event.
 
-Events of OpenLineage (specification 2-0-2), from what a run of apply did: a job a pipeline, a run a run.
-
-Inputs are the source's tables, outputs silver's: bronze between them is a ledger of the first and no table of its own
-to whom asks where a column comes from. Facets: schema, column lineage, numbers of what was written, and how the rules
-fared. No row value is in an event.
+Column lineage says what a projection says; `silver.row_tracing` follows rows and is something else.
 """
 
 from __future__ import annotations

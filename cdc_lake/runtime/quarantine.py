@@ -1,15 +1,11 @@
-"""What is held: changes that rules keep back, and transactions that could not be decoded.
+"""What is held, and decisions on held changes: to release them as they are, or to discard them.
 
-Held changes by the keys that they connect: what one decision has to take together, and why it may not.
-
-A held change keeps every key it touches, so changes that share a key wait for each other. Of a table that keeps every
-change nothing waits for anything: each stands for itself.
-
-Deciding on held changes: letting them through as they are, or giving them up.
+A held change keeps every key it touches, so changes that share a key wait for each other, and one decision has to take
+them together. In a table that keeps every change nothing waits for anything.
 
 A decision is one commit to the control table `decisions` and comes into force right before the position behind the
 table's watermark: the span that passes it carries it out, and so does every rebuild. Nothing else is written here, so
-there is nothing to be left half done.
+nothing can be left half done.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""The receiver as a child process: started, listened to, restarted where that helps, stopped cleanly.
+"""Runs a pipeline: both loops, together or one of them.
 
-It speaks `run --json`: one event a line, its last error as a document. It ends by itself when our end of its standard
-input closes, so it never outlives us and keeps the slot. What it says on standard error is in
-`<lake>/logs/receive.log`.
+With `once`, receiving goes to the goal it fixed at its start while Spark comes up in the background, then apply goes
+to the same position; if nothing is to be applied, no Spark is started. Without, the receiver is a child process: a
+heavy merge cannot delay its answers to the server, and either of the two may die without taking the other one's state
+along.
 
-Running a pipeline: both loops, together or one of them.
-
-With `once`, receiving goes to the goal it fixed at its start while Spark comes up in the background, then apply goes to
-the same position; if nothing is to be applied, no Spark is started. Without, the receiver is a process of its own
-(`runtime.run`): a heavy merge cannot delay its answers to the server, and either of the two may die
-without taking the other one's state along.
+The child speaks `run --json`: one event a line, its last error as a document. It is restarted if that helps. It ends
+by itself when our end of its standard input closes, so it never outlives us and keeps the slot. What it says on
+standard error is in `<lake>/logs/receive.log`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""From BEGIN and COMMIT to the bounds of a transaction: its position, what may be confirmed behind it, its numbers.
+"""From payloads of the GaussDB family to whole transactions, without decoding a single value.
+
+A payload holds a part of a transaction, one, or many; rows stay the bytes the server sent until a batch is closed.
+What leaves has seen its COMMIT; rows of the open transaction are in memory and, beyond a size, in a store. This is the
+hot path of the receiver: in style b many rows in one payload are found together (`framing`), others cost one read of
+their head, a slice and two appends.
 
 Which LSN may be confirmed depends on how the stream is written (openGauss 3.0.0 and 6.0.2, tried on servers):
 
@@ -8,14 +13,6 @@ Which LSN may be confirmed depends on how the stream is written (openGauss 3.0.0
 * Serial: the header of the COMMIT, which is that end too, is safe as it is.
 * t and j without batches: the header is the commit record's start; header plus 1 does not repeat it.
 * A slot that is ordered by CSN is confirmed by CSN.
-
-Open rows: those of the transaction whose COMMIT has not come, in memory and, beyond a size, in a store.
-
-From payloads of the GaussDB family to whole transactions, without decoding a single value.
-
-A payload holds a part of a transaction, one, or many; rows stay the bytes the server sent until a batch is closed. What
-leaves has seen its COMMIT. This is the hot path of the receiver: in style b many rows in one payload are found together
-(`runs`), others cost one read of their head, a slice and two appends.
 """
 
 from __future__ import annotations

@@ -1,23 +1,13 @@
-"""Record transactions: whole transactions of the GaussDB family whose rows are still the bytes the server sent.
+"""Whole transactions of the GaussDB family whose rows are still bytes: filtered, cut into chunks, read one by one.
 
-What the assembler gives and `tabulate` reads. Layouts are not known here: in this format each row brings the names
-and types of its columns along.
-
-Changes of the GaussDB family as columns, one change after the other: the reference for `columnar`, and its fallback.
-
-Every style is read here, and through the same records: what a change is does not depend on how it was written.
-
-Cuts: the records of a batch in pieces of a chunk's size, whatever transactions they are of.
-
-Large transactions of rows that name their columns: committed ones that memory does not hold, decoded in parts.
-
-A part is a record transaction of some of the records, so whatever decodes those decodes these. What a row teaches of
-its table counts for the rows behind it: the parts are decoded in order, and nothing of the stream in between.
-
-Captured: of transactions, only the rows of tables that the pipeline takes.
+Layouts are not known here: in this format each row brings the names and types of its columns along. Reading one change
+after the other is the reference for `columnar`, and its fallback, for every style.
 
 The server filters by a white list, which cannot say every pattern, and which TRUNCATE ignores. So what it lets through
-is filtered again: rows here, before anything is counted, the tables of a TRUNCATE where it is read (`plain`).
+is filtered again: rows here, before anything is counted, the tables of a TRUNCATE when it is read.
+
+A large transaction is decoded in parts, each a transaction of some of its records. What a row teaches of its table
+counts for the rows behind it, so the parts are decoded in order, and nothing of the stream in between.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Facts: what a row of the GaussDB family does not say of its table, as the catalog has it now.
-
-Types of the GaussDB family's own, by OID: what the catalog calls them and what the text formats print.
+"""What a row of the GaussDB family does not say of its table, as the catalog has it; and the family's types by OID.
 
 Binary rows name a type by its OID, text and JSON rows by what `format_type` prints without a modifier. Both are mapped
 here for the types a server has from the start, so that rows of a column that is gone from the catalog still have one.

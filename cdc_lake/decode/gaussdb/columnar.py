@@ -1,16 +1,13 @@
-"""Tuples of a chunk's rows as Arrow lists: values are copied once, for all rows of all shapes together.
+"""The columnar decoder of the GaussDB family: the same result as the row decoder, a chunk of rows at a time.
 
-Digests of rows in style b, a shape at a time, without a second form of their values.
+Rows are joined into chunks of two mebibytes, found by template and walked column by column (`row_templates`;
+`text_columnar` makes such a chunk of statements), and the values are copied once, by Arrow. Whatever is not regular
+goes to the row decoder, so an error is always the row decoder's; so do databases whose encoding is not UTF-8.
 
-Before each value stand its type's OID and its length. With `t`, `n` or `u` written over the OID's last byte, the bytes
-from there to the value's end are the value's canonical ones (`decode.hashing`): one `take` puts those of a row one
-behind the other, with an `n` for what an old row left out, and the head of the new tuple between old and new.
-
-The columnar decoder: the same result as `plain`, a chunk of rows at a time.
-
-Rows are joined into chunks of two mebibytes, found by shape and walked column by column (`shapes`; `text_columnar`
-makes such a chunk of statements), and the values are copied once, by Arrow. Whatever is not regular goes to the plain
-decoder, so an error is always the plain decoder's error; so do databases whose encoding is not UTF-8.
+Digests need no second form of the values. Before each value stand its type's OID and its length: with `t`, `n` or `u`
+written over the OID's last byte, the bytes from there to the value's end are the value's canonical ones
+(`decode.hashing`). One `take` puts those of a row one behind the other, with an `n` for what an old row left out, and
+the head of the new tuple between old and new.
 """
 
 from __future__ import annotations

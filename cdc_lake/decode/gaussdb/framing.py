@@ -1,23 +1,20 @@
-"""Runs: long sequences of rows in one payload of style b, found and measured without a step a row.
+"""Where records start in a payload of the GaussDB family, found without a step for each row, and its style.
 
-Where a record starts is known only from the one before it. But a separator `P` with the zero byte of a length behind
-it is seldom anything else, so all such places of a payload are taken for starts at once, and then held against each
-other: of a run, each record ends where the next one starts. What does not fit ends the run, and the slow way goes on.
+In style b the start of a record is known only from the one before it. But a separator `P` with the zero byte of a
+length behind it is seldom anything else, so all such places of a payload are taken for starts at once and compared
+with each other: in a run each record ends where the next one starts. What does not fit ends the run, and the slow way
+goes on.
 
-Batches of styles t and j: statements one behind the other, each with its length and LSN.
-
-::
+Batches of styles t and j are statements one behind the other::
 
     batch := { u32 length  u64 lsn  statement }  u32 0        length: of lsn and statement; big-endian
 
-Where a heartbeat is involved the end is not documented: it may also be a zero byte, the digit, or missing, and a
-heartbeat may stand without length and LSN.
+With a heartbeat the end is not documented: it may also be a zero byte, the digit, or missing, and a heartbeat may
+stand without length and LSN.
 
-What style a payload is written in, by its first bytes: to verify that it is the one that was asked for.
-
-A server in the middle of an upgrade falls back to serial decoding without a word, and an option left out may have a
-default nobody expects. Only what is certainly of another style is refused: a bare row of JSON may be of serial decoding
-or of style j.
+The style is verified by the first bytes: a server in the middle of an upgrade falls back to serial decoding without a
+word, and an option left out may have a default nobody expects. Only what is certainly of another style is refused: a
+bare row of JSON may be of serial decoding or of style j.
 """
 
 from __future__ import annotations

@@ -1,19 +1,10 @@
-"""Statements of the text formats one behind the other, as arrays that are read by the column.
+"""Literals of the text formats, many rows at once: from where they stand to a chunk the columnar decoder reads.
 
-Values of literals written anew, one behind the other: where they do not stand there as they are meant.
-
-That is where quotes are doubled or JSON has escapes, and where what stands between two values leaves no room for what a
-value has before it in style b.
-
-Whether literals are plain numbers, for many at once: eight bytes of each at a time.
-
-Rows of the text formats, many at once: from where their literals stand to a chunk the columnar decoder reads.
-
-Two walks, `text_walk` and `json_walk`, find the bytes of each literal for all rows of a shape. What a literal stands
-for is told here for all of them together: quotes come off, `null` is NULL, `true` is `t`; of a value that was not sent
-nothing is left, as of NULL. Then each value gets before itself what it has in style b, so that layouts, lists and
-digests are made by the same code: in place, where values are as they stand there and name and type leave room for it;
-else in a new chunk. What is not regular is left to the plain decoder.
+`text_columnar` finds the bytes of each literal for all rows of a template. What a literal stands for is decided here
+for all of them together: quotes come off, `null` is NULL, `true` is `t`; of a value that was not sent nothing is left,
+as of NULL. Then each value gets before itself what it has in style b, so that layouts, lists and digests are made by
+the same code: in place, if name and type leave room for it; in a new chunk, if quotes are doubled, JSON has escapes or
+there is no room. What is not regular is left to the row decoder.
 """
 
 from __future__ import annotations

@@ -1,19 +1,13 @@
-"""Records: what the GaussDB family's decoders print, one class a kind, whichever style they came in.
+"""Records: what the GaussDB family's decoders print, one class for each kind, whichever style they came in.
 
 Names are unquoted, LSNs numbers, values the output text of their type: `t` and not `true`, `101` and not `B'101'`,
-whatever the style wrote. What a server did not send is None. Times are the server's text.
+whatever the style wrote. What a server did not send is None. Times are the server's text. Rows of one layout share one
+tuple of names and one of types while the decoders remember it, so a layout is found by identity.
 
-Rows of the text formats as they are taken apart: names, types and values beside each other, one tuple each.
-
-Names and types of rows of one layout are the same tuples, not only equal ones, as long as the decoders remember it: so
-a layout is found by identity, and a record of `Field`s is only built where one is wanted.
-
-GaussDB's heartbeat, in every reading its documents allow.
-
-They say that it begins with the letter h, then two positions and a time of eight bytes each, big-endian; not whether a
-length and an LSN stand in front, nor in what unit the time is, nor what the text form looks like. So: a payload of the
-letter and 24 bytes, with or without an end mark, is one; so is a record of that letter inside a batch; the unit is told
-by magnitude; and a statement that begins with `h` and is no known one is a heartbeat nothing is known about.
+GaussDB's documents say of a heartbeat that it begins with the letter h, then two positions and a time of eight bytes
+each, big-endian; not whether a length and an LSN stand in front, nor in what unit the time is, nor what the text form
+looks like. So every reading is accepted: a payload of the letter and 24 bytes, with or without an end mark; a record
+of that letter inside a batch; the unit by magnitude; and an unknown statement that begins with `h`.
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
-"""The relation of a row: columns and types are the row's, and what these do not say the catalog's or the last one's.
+"""The relation of a row of the GaussDB family: from its names and types, the catalog, and the layouts before.
 
-Which columns of the catalog they are is worked out (`decode.historic_catalog`); of each the catalog of now adds the
-modifier where it is of that type and no newer than the row, else the layout before does; else it is -1, which says that
-nobody knew. Where the catalog tells no numbers, columns are known by name.
-
-Layouts: from the names and types a row brings along, and the catalog, to a relation and a change of the model.
-
-A row of the GaussDB family says which columns it has and of which types, but not their modifiers, the key, or what an
-old row is. That is known from the catalog, which speaks of now and not of the change. So the columns and types are
-always the row's; the modifiers come from elsewhere (`decode.gaussdb.relations`).
+A row says which columns it has and of which types, but not their modifiers, the key, or what an old row is. The
+catalog knows that, but speaks of now and not of the change. Which of the catalog's columns they are is worked out
+(`decode.historic_catalog`), by name if the catalog tells no numbers. A modifier comes from the catalog if it is of
+that type and no newer than the row, else from the layout before; else it is -1: nobody knows.
 
 Old rows (openGauss 3.0 to 7.0, relcache.cpp, knl_uheap.cpp, and recordings):
 
 * The columns of the replica identity; what is missing of them is NULL (3.0.x leaves NULLs out).
-* All columns under identity FULL, and of a ustore table without one; 3.0.x sends all of every ustore table. Of some
-  columns more than the key nobody knows whether the others were NULL: they are taken for the key.
+* All columns under identity FULL, and of a ustore table without one; 3.0.x sends all of every ustore table. If it is
+  some columns more than the key, nobody knows whether the others were NULL: they are taken for the key.
 * A DELETE without an old row, of a table that has an identity, is no delete: it takes back the INSERT before it.
 * A DELETE brings the key only: its layout is the last one that the table had, if that has the key, else the catalog's.
 """

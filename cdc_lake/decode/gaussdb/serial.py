@@ -1,11 +1,7 @@
-"""Server time text, as BEGIN and COMMIT print it, to microseconds since 1970 UTC.
+"""The row decoder of the GaussDB family: payloads to records, whatever plugin and style; the reference for fast ones.
 
-`YYYY-MM-DD HH:MM:SS[.ffffff]±HH[:MM[:SS]]`: trailing zeros of the fraction are cut, years above 9999 have more digits,
-` BC` may follow. The offset is that of the server's session, historical ones have seconds.
-
-Lines that are no rows: boundaries of transactions in every known dialect, TRUNCATE, DDL, and what nobody knows.
-
-::
+A payload is what follows the header of a `w` message, or one row of `pg_logical_slot_peek_changes`. Lines that are no
+rows, in every known dialect::
 
     serial    BEGIN [n] [ORIGIN_ID n]            COMMIT [n] [(at time)] [CSN n]
     parallel  BEGIN CSN: n first_lsn: X/X [xid: n] [commit_time: time] [origin_id: n]
@@ -19,10 +15,8 @@ Lines that are no rows: boundaries of transactions in every known dialect, TRUNC
 A label nobody knows in a BEGIN is left out, as an unknown option is in style b. A BEGIN or COMMIT that cannot be read
 is an error, any other unknown line of serial decoding is `Other`.
 
-Payloads of the GaussDB family to records, whatever plugin and style they are written in.
-
-A payload is what follows the header of a `w` message, or one row of `pg_logical_slot_peek_changes`. This is the plain
-decoder, and the reference for the fast ones.
+Times are `YYYY-MM-DD HH:MM:SS[.ffffff]±HH[:MM[:SS]]`: trailing zeros of the fraction are cut, years above 9999 have
+more digits, ` BC` may follow. The offset is that of the server's session, historical ones have seconds.
 """
 
 from __future__ import annotations

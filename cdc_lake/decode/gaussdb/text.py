@@ -1,15 +1,4 @@
-"""SQL literals as the family's text formats print values, back to the output text of their type.
-
-Numbers stand bare and without a leading zero (`.5`), so do `NaN` and `Infinity`; booleans are `true` and `false`, bit
-strings `B'101'`, NULL is `null`; everything else is in single quotes, with quotes doubled and backslashes as they are.
-A bare `unchanged-toast-datum` is a value that was not sent; in quotes it is a text like any other. The literal says it
-all: the type's name is not needed. Source: openGauss, PrintLiteral of parallel_decode.cpp, and recordings.
-
-SQL identifiers as the server quotes them: bare, or in double quotes with `"` doubled.
-
-Which words need quotes differs between releases, so names are always unquoted and never compared as they are printed.
-
-Rows as text: style t of parallel decoding and test_decoding of the family.
+"""Rows as text: style t of parallel decoding and test_decoding of the family, with their SQL literals and identifiers.
 
 ::
 
@@ -19,13 +8,19 @@ Rows as text: style t of parallel decoding and test_decoding of the family.
     tuple := cols | " (no-tuple-data)"
     cols  := { " " name "[" type "]:" literal }
 
+In literals numbers stand bare and without a leading zero (`.5`), so do `NaN` and `Infinity`; booleans are `true` and
+`false`, bit strings `B'101'`, NULL is `null`; everything else is in single quotes, with quotes doubled and backslashes
+as they are. A bare `unchanged-toast-datum` is a value that was not sent; in quotes it is a text like any other. Which
+words need quotes in identifiers differs between releases, so names are always unquoted.
+
 Values hold line feeds, ` new-tuple:` and anything else in their quotes, so quotes are followed. A statement is decoded
-first and then scanned, so that no half of a character is taken for a quote; where it cannot be decoded it is scanned
+first and then scanned, so that no half of a character is taken for a quote; if it cannot be decoded, it is scanned
 byte by byte, as it was written, and its pieces are decoded one by one.
 
-The head of style t is ambiguous where a name has a blank. With the tables known (`TableHeads`), the longest known head
+The head of style t is ambiguous if a name has a blank. With the tables known (`TableHeads`), the longest known head
 that leads to a readable row is taken; without, or if none does, the reading with the shortest schema, then table. Two
-known tables with the same head are an error. Source: openGauss 3.0 to 7.0, and recordings.
+known tables with the same head are an error. Source: openGauss 3.0 to 7.0, PrintLiteral of parallel_decode.cpp, and
+recordings.
 """
 
 from __future__ import annotations

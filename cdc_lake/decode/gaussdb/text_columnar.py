@@ -1,15 +1,9 @@
-"""Rows of style t and test_decoding by the column: the fast path beside `text`.
+"""Rows of style t, test_decoding and JSON by the column: the fast path beside `text` and `json`.
 
-Where literals are quoted is known for all rows of a chunk at once: of all quotes every second one opens or closes, and
-two that touch are a doubled one. Rows of one shape agree in everything but their literals; so a literal is followed
-over its quotes, or to the next blank, and what stands between two of them is compared with the first row's.
-
-Rows of JSON by the column: the fast path beside `json_rows`.
-
-Every second quote that is not escaped opens a string. Rows of one shape agree in all bytes before their values, between
-the new ones and the old ones, and behind them; so the n-th value of a row stands between the same two quotes of each.
-
-Statements of the text formats as the columnar decoder reads rows: a chunk of values, and groups of rows in it.
+Where literals are quoted is known for all rows of a chunk at once: every second quote opens or closes, and two that
+touch are a doubled one; in JSON every second quote that is not escaped opens a string. Rows of one template agree in
+everything but their literals. So a literal of text is followed over its quotes, or to the next blank, and what stands
+between two is compared with the first row's; the n-th value of a JSON row stands between the same two quotes of each.
 """
 
 from __future__ import annotations

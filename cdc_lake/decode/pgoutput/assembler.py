@@ -1,13 +1,11 @@
-"""Streams: the transactions under way that a connection's blocks are of, each given back when it commits.
-
-Blocks of several transactions take turns and never nest; whole transactions come between them. One that is rolled back
-leaves no trace.
-
-From messages to whole transactions, without decoding a single value.
+"""From pgoutput's messages to whole transactions, without decoding a single value.
 
 Changes stay the bytes the server sent until a batch is closed; only boundaries and layouts are read here. What leaves
 has seen its COMMIT, so an aborted or torn transaction leaves no trace. This is the hot path of the receiver: a change
 costs two slices, a look-up and three appends.
+
+Blocks of several streamed transactions take turns and never nest; whole transactions come between them. Each is given
+back when it commits.
 """
 
 from __future__ import annotations

@@ -1,17 +1,11 @@
-"""Values that pgoutput sends in binary: for which types they are read, each to exactly the text the server prints.
-
-Of every other type the same bytes mean something that only the server knows (labels and parts of what users made,
-words that depend on its settings), so its columns are refused where they come in binary: `UnreadBinary`.
-
-Binary floats, numerics and uuids of many rows at once, as the texts that `decode.values` makes of each.
-
-What is here is exact for most values only, and says for which: the others are read one by one (`SelectedTexts`).
-
-Binary values of many tuples at once: the texts of all columns of a chunk, type by type.
+"""Binary values of pgoutput as exactly the text the server prints, for many tuples at once and one by one.
 
 Integers, booleans, texts, dates, timestamps, uuids, most floats and numerics are read for all rows at once; of other
-types and values each different one is read once, as the plain decoder reads it (`decode.pgoutput.binary_values`). What
-does not fit raises `FallBackToRowDecoder`.
+types and values each different one is read once. What is vectorised is exact for most values only, and says for which:
+the others are read one by one (`SelectedTexts`). What does not fit raises `FallBackToRowDecoder`.
+
+Types whose bytes mean something that only the server knows (labels and parts of what users made, words that depend on
+its settings) are refused in binary: `UnreadBinary`.
 """
 
 from __future__ import annotations

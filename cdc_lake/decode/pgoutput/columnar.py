@@ -1,14 +1,12 @@
-"""Changes as columns, one change after the other: the reference for `columnar`, and its fallback.
-
-Built from the plain decoder and from values of the model only, so that nothing the columnar decoder does with bytes
-is shared with it.
-
-The columnar decoder of pgoutput: the same result as `plain`, a chunk of frames at a time.
+"""The columnar decoder of pgoutput: the same result as the row decoder, a chunk of frames at a time.
 
 Frames are joined into chunks of a few megabytes (larger ones miss the cache), their columns are read for all rows at
-once (`walk`), and the values are copied once, by Arrow. Whatever is not regular goes to the plain decoder, so an error
-is always the plain decoder's error. Digests need no decoding: the bytes of the wire are the canonical ones, except for
-those of binary values.
+once (`decode.columnar_reader`), and the values are copied once, by Arrow. Whatever is not regular goes to the row
+decoder, so an error is always the row decoder's. Digests need no decoding: the bytes of the wire are the canonical
+ones, except for those of binary values.
+
+`tabulate_plain`, the reference and fallback, is built from the row decoder and values of the model only, so that
+nothing the columnar decoder does with bytes is shared with it.
 """
 
 from __future__ import annotations

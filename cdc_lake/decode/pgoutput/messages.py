@@ -1,12 +1,8 @@
-"""Records: what one pgoutput message says, one class a letter of protocol version 1.
+"""What one pgoutput message says, one class for each letter of protocol version 1, and bounds-checked reads over it.
 
-LSNs are numbers, times microseconds since 1970-01-01 UTC, names as the server stores them. Specification:
-PostgreSQL's documentation, "Logical Replication Message Formats".
-
-Bounds-checked reads over one message.
-
-Whatever the bytes, a read gives a value or raises a `DecodeError` that knows the byte it stands at: never a
-`struct.error`, never an `IndexError`. Numbers are big-endian, strings are UTF-8, as in PostgreSQL's protocol.
+LSNs are numbers, times microseconds since 1970-01-01 UTC, names as the server stores them; numbers are big-endian,
+strings UTF-8. Whatever the bytes, a read gives a value or raises a `DecodeError` that knows its byte: never a
+`struct.error` or an `IndexError`. Specification: PostgreSQL's documentation, "Logical Replication Message Formats".
 """
 
 from __future__ import annotations

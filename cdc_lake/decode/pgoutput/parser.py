@@ -1,23 +1,13 @@
-"""The plain decoder of pgoutput, protocol version 1: the reference for the columnar one.
+"""The row decoder of pgoutput, the reference for the columnar one: any bytes give a record or a `DecodeError`.
 
-Specification: PostgreSQL's documentation, "Logical Replication Message Formats" and "Logical Streaming Replication
-Parameters". `parse` turns one message into a record; `changes` and `transaction` turn a raw transaction into values
-of the model. Any bytes give a record or a `DecodeError`. Streamed transactions are taken apart before (`streams`).
-A binary value is read where its column is known (`binary`).
+`parse` turns one message into a record; `changes` turns a whole transaction into values of the model. A binary value
+is read once its column is known (`binary_values`).
 
-Messages that frame streamed transactions: protocol versions 2 to 4 of pgoutput.
-
-A transaction that is still under way at the server comes in blocks, between which others come. In a block the messages
-of version 1 have a transaction id behind their letter, that of the subtransaction. Specification: PostgreSQL's
-documentation, "Logical Replication Message Formats", "Streaming Messages".
-
-Messages of two-phase decoding: versions 3 and 4 of pgoutput's protocol.
-
-A transaction that is prepared comes between Begin Prepare and Prepare, or in the blocks of a streamed one with Stream
-Prepare behind them; what became of it comes later, alone. Specification: PostgreSQL's documentation, "Logical
-Replication Message Formats".
-
-Boundaries: what a commit record of pgoutput says of its transaction, whole, streamed or prepared.
+Versions 2 to 4 of the protocol: a transaction that is still in progress at the server comes in blocks, between which
+others come, and the messages in a block have a (sub)transaction id behind their letter. A prepared transaction comes
+between Begin Prepare and Prepare, or in blocks with Stream Prepare behind them; what became of it comes later, alone.
+Specification: PostgreSQL's documentation, "Logical Replication Message Formats", "Logical Streaming Replication
+Parameters".
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""Told: the columns that tables had at a place of the stream, by the messages of an event trigger
-(`source.postgres.catalog`).
+"""The relations and types that pgoutput announced on one connection, with the catalog's facts and DDL messages.
 
-A relation message names columns and leaves their numbers out; the catalog has those of now. Between the two stands what
-the trigger told in the transaction that altered the table. Anybody who may write logical messages may write one of
-these as well, so nothing is taken from one but column numbers, and these only where neither the relation message nor
-the catalog speaks against them (decision 0046).
+A relation message that cannot be read replaces the one before it: the changes behind it have a layout that nobody
+knows, and none of an older one.
 
-Announced: the relations and types that pgoutput's messages announced on one connection, with the catalog's facts.
-
-A relation message that cannot be taken in takes the place of the one before it: the changes behind it have its layout,
-which nobody knows, and none of an older one.
+A relation message names columns and leaves their numbers out; the catalog has those of now. Between the two stands
+what an event trigger (`source.postgres.catalog`) told in the transaction that altered the table. Anybody who may write
+logical messages may write one of these as well, so nothing is taken from one but column numbers, and these only if
+neither the relation message nor the catalog speaks against them (decision 0046).
 """
 
 from __future__ import annotations

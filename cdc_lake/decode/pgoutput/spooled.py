@@ -1,24 +1,15 @@
-"""Large transactions: committed ones of pgoutput that are decoded a part at a time, because memory does not hold them.
+"""Transactions of pgoutput whose frames are in a store: in progress at the server, prepared, or too large for memory.
 
-Their frames are in a store; which layout each change follows is told by marks, of which there is one where a table is
-announced. A part is a raw transaction of some of the frames, so whatever decodes those decodes these.
+A large committed one is decoded a part at a time, each a transaction of some of the frames; marks say which layout
+each change follows. What a rolled back subtransaction did is cut off from its first message on: whatever came behind
+that is of it or of one inside it (PostgreSQL's own subscriber relies on the same, `stream_abort_internal` in
+worker.c).
 
-Parking: where a prepared transaction waits for its COMMIT PREPARED, and what of it waits there. The port.
+Other transactions come between the beginning and the end of one in progress. Announcements of tables are kept until
+its COMMIT and only then looked up: before, nobody else sees in the catalog what the transaction itself made.
 
-Once the slot is confirmed beyond a PREPARE, the server sends only what became of the transaction: so what is parked
-survives everything that bronze survives.
-
-Streamed transactions: what came of each one that is still under way at the server.
-
-Its frames are in a store, without the transaction ids of their blocks. What a subtransaction that is rolled back did is
-cut off from its first message on: whatever came behind that is of it or of one inside it (PostgreSQL's own subscriber
-relies on the same, `stream_abort_internal` in worker.c). Announcements of tables are kept until the COMMIT and only
-then looked up: before, nobody else sees in the catalog what the transaction itself made.
-
-Under way: messages of a transaction whose end has not come are put into its store, and taken out at its COMMIT.
-
-What streamed and prepared transactions have in common: the connection's later ones come between their beginning and
-their end, so that tables which they announce are looked up at the end only.
+`PreparedStorage` is the port for prepared transactions. Once the slot is confirmed beyond a PREPARE, the server sends
+only what became of the transaction: so what is stored survives everything that bronze survives.
 """
 
 from __future__ import annotations

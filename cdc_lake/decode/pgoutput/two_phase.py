@@ -1,12 +1,10 @@
-r"""Two-phase: prepared transactions, parked from their PREPARE to their COMMIT PREPARED or ROLLBACK PREPARED.
+r"""Prepared transactions of pgoutput, stored from their PREPARE to their COMMIT PREPARED or ROLLBACK PREPARED.
 
 What stands in one counts where it is committed, at the position of its COMMIT PREPARED. An announcement in it counts
 for whole transactions behind it too, as the server counts, but is looked up only once one of them needs it: what the
 prepared transaction made, the catalog shows nobody else.
 
-The form of a parked transaction: bytes that another process, on another machine, reads back.
-
-::
+The stored form is read back by another process, on another machine::
 
     CDC_LAKE PREPARED 1\n   header: size, CRC, JSON   part: count, size, CRC, sizes, LSNs, frames   part …
 

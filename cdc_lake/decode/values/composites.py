@@ -1,16 +1,8 @@
-"""Arrays, ranges and multiranges in the server's binary format, as the text that the server prints.
+"""Arrays, ranges, network addresses and geometric values in binary format, as the text that the server prints.
 
-Each is made for the type of what it holds. Raises MalformedMessage. Source: arrayfuncs.c, rangetypes.c and
-multirangetypes.c of PostgreSQL.
-
-Addresses of networks in the server's binary format, as the text that the server prints.
-
-A function takes the bytes of one value. Raises MalformedMessage. Source: network.c and inet_net_ntop.c of PostgreSQL.
-
-Geometric values in the server's binary format, as the text that the server prints.
-
-All are made of double precisions. A function takes the bytes of one value. Raises MalformedMessage. Source: geo_ops.c
-of PostgreSQL.
+A function takes the bytes of one value; those of arrays, ranges and multiranges are made for the type of what they
+hold. Raises MalformedMessage. Source: arrayfuncs.c, rangetypes.c, multirangetypes.c, network.c, inet_net_ntop.c and
+geo_ops.c of PostgreSQL.
 """
 
 from __future__ import annotations

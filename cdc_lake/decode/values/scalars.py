@@ -1,18 +1,9 @@
-"""Numbers in the server's binary format, as the text that the server prints.
+"""Numbers, texts, bits, dates and times in the server's binary format, as the text that the server prints.
 
-A function takes the bytes of one value. Raises MalformedMessage where they are none. Source: the types' send and output
-functions (int.c, float.c, numeric.c, bool.c, xid.c, pg_lsn.c of PostgreSQL).
-
-Texts, bytes and bits in the server's binary format, as the text that the server prints.
-
-A function takes the bytes of one value. Raises MalformedMessage, and InvalidText for what is not UTF-8. Source:
-varlena.c, char.c, json.c, jsonb.c, varbit.c, uuid.c and mac.c of PostgreSQL.
-
-Dates and times in the server's binary format, as the text that the server prints under our settings.
-
-Those are DateStyle ISO, TimeZone UTC and IntervalStyle iso_8601 (`source.sql_text`). Days and microseconds count from
-2000-01-01. A function takes the bytes of one value. Raises MalformedMessage. Source: date.c, timestamp.c and datetime.c
-of PostgreSQL.
+Settings are DateStyle ISO, TimeZone UTC and IntervalStyle iso_8601 (`source.sql_text`); days and microseconds count
+from 2000-01-01. A function takes the bytes of one value. Raises MalformedMessage, and InvalidText for what is not
+UTF-8. Source: the types' send and output functions in PostgreSQL's backend/utils/adt (int.c, float.c, numeric.c,
+bool.c, xid.c, pg_lsn.c, varlena.c, char.c, json.c, jsonb.c, varbit.c, uuid.c, mac.c, date.c, timestamp.c, datetime.c).
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
-"""Landing: one bronze commit at a time, while the source is read and answered, and the next batch decoded.
+"""Lands batches: one bronze commit at a time, while the source is read and answered, and the next batch decoded.
 
-Two threads of their own, one for each of what changes go through: they become columns, a few mebibytes of them at a
-time and long before their batch is closed; then a batch is written and committed. Both work mostly outside of Python's
-interpreter lock. What waits for decoding is bytes, what waits for writing is columns: the first are given back early.
+Two threads of their own: changes become columns, a few mebibytes at a time and long before their batch is closed; then
+a batch is written and committed. Both work mostly outside of Python's interpreter lock. What waits for decoding is
+bytes, what waits for writing is columns: the first are given back early.
 
-Of a batch with a transaction that cannot be decoded what stands before it is committed; then there is a `fault`.
+If a transaction of a batch cannot be decoded, what stands before it is committed; then there is a `fault`. A large
+transaction is decoded by its writer, a part at a time. If decoding one transaction takes what those before it taught,
+what stands behind it in its batch is decoded so too; the next batch waits until it is landed.
 
-A large transaction is decoded by its writer, a part at a time. Where decoding one transaction takes what those before
-it taught, so is what stands behind it in its batch; what the next batch has waits until it is landed.
-
-Outlasting: a receiver goes on while its lake is away or full, until that comes back.
-
-A commit that failed for a reason that waiting can heal is made again, with longer and longer pauses. Meanwhile the
-connection stays, the server's keepalives are answered and nothing is confirmed, so nothing is lost: the server keeps
-it. What a failed commit left is read from the table before the next attempt, so none is made twice.
+While the lake is away or full, a failed commit that waiting can heal is made again, with longer and longer pauses. The
+connection stays, the server's keepalives are answered and nothing is confirmed, so the server keeps everything. What a
+failed commit left is read from the table before the next attempt, so none is made twice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Parked: the prepared transactions that are kept until their COMMIT PREPARED, for who asks.
+"""How far behind a pipeline is: the values a status is made of, the three lags, and prepared transactions.
 
-What a status is made of: frozen values, from which text, JSON, metrics and reports are made.
-
-How far behind a pipeline is: what the source and the lake said, and the three lags worked out from it.
+Frozen values, from which text, JSON, metrics and reports are made. Lags are computed from what the source and the lake
+said.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""Looks at the source, now and then: where its log ends and what it keeps for the slot, while a receiver runs.
+"""What the receiver shows to monitoring: counters, its health, and what the source keeps for the slot.
 
-They are made on a thread and a connection of their own; what is read is a value that anybody may ask for at any time.
-
-Health of a receiver: whether it lands and confirms what comes, as one value with its reason.
-
-What the receiver shows to monitoring: counters of what it tells, its pulse, and a look at the source now and then.
-
-`/healthz` says whether it lands and confirms; `/metrics` adds numbers. The source is looked at on a thread and by a
-connection of its own, so a source that hangs keeps neither the receiver nor an answer waiting. Only where it is asked
-for is any of it there.
+`/healthz` says whether it lands and confirms, with the reason; `/metrics` adds numbers. The source is looked at now
+and then on a thread and by a connection of its own, so a source that hangs keeps neither the receiver nor an answer
+waiting. Nothing of it exists unless it is asked for.
 """
 
 from __future__ import annotations

@@ -1,18 +1,15 @@
-"""Attempts: how soon a receiver that lost its source, or its lake, tries again, and how often it says so.
-
-A source is tried at one pace: whoever comes back is tried within a second and a quarter, to be read again within two,
-and no server that is down sees more than one attempt a second. The pause is drawn anew each time, so that receivers
-that lost one server come back to it one by one. Who takes a connection and drops it again, before anything landed, is
-tried with longer and longer pauses. So is a lake, as every attempt there costs requests.
-
-What goes on beside a stream where the pipeline asks for it: a watch over the WAL, a heartbeat of a PostgreSQL.
-
-Loop 1: from the slot into bronze. Owns the replication slot; needs neither Spark nor a JVM.
+"""The receiver, from the slot into bronze: owns the replication slot and needs neither Spark nor a JVM.
 
     frames → whole transactions → in order → one commit, durable → only then is the server told it may forget
 
-Here is what holds it up over losses of its connection and of the lake; what it does with one connection's stream is
-`runtime.receive.loop`.
+It outlives losses of its connection and of the lake; what it does with one connection's stream is
+`runtime.receive.loop`. Beside the stream run a watch over the WAL and the heartbeat of a PostgreSQL, if the pipeline
+asks for them.
+
+A lost source is tried at one pace: within a second and a quarter after it is back, and no more than once a second. The
+pause is random, so that receivers that lost one server come back to it one by one. A server that takes a connection
+and drops it before anything landed is tried with longer and longer pauses. So is a lake, as every attempt there costs
+requests.
 """
 
 from __future__ import annotations

@@ -1,27 +1,22 @@
-"""Repeats: transactions that a server sends again although bronze holds them, held against what bronze has.
+"""From a pipeline to an open stream, with everything that its rows pass on their way to bronze.
 
-A repeat is dropped by its position. It is the same transaction as long as its xid and its content are the same: another
-one at a position that was landed means that server and bronze tell two histories. What was landed under another
-configuration may differ in content; so may what is read by other layouts where the stream's bytes do not say it all
-(the GaussDB family, whose catalog speaks of now). That is noted. A transaction that bronze does not hold (it is in the
-initial copy, or left by retention) has nothing to be held against.
+A transaction that the server sends again is dropped by its position if bronze holds it with the same xid and content:
+another one at a landed position means that server and bronze tell two histories. What was landed under another
+configuration may differ in content; so may what is read by other layouts, if the stream's bytes do not say it all (the
+GaussDB family, whose catalog speaks of now). That is noted. A transaction that bronze does not hold (it is in the
+initial copy, or left by retention) is compared with nothing. Only the newest files of bronze are looked at, and the
+content of a limited number, so a restart stays quick.
 
-A restart stays quick: only what the newest files of bronze hold is looked at, and content of so many repeats only.
+The configuration of a pipeline (which tables it takes, what becomes of their values, how text is read) decides what
+bronze holds of a transaction, so each COMMIT row has its number. A changed one gets the next number in the control
+table `configurations` before anything is landed under it. The key of hashes is part of it by a fingerprint only.
 
-The configuration of a pipeline, numbered: which tables it takes, what becomes of their values, how text is read.
-
-It decides what bronze holds of a transaction, so each COMMIT row has its number. Any other configuration than the last
-one gets the next number, in the control table `configurations`, before anything is landed under it. The key of hashes
-is part of it by a fingerprint only: a hash under that key, which does not tell it.
-
-Copying tables again, beside the stream: each as of a place among the transactions that is known exactly.
+Tables are copied again beside the stream, each as of a known place among the transactions:
 
     copied into bronze, chunk by chunk → `snapshots` says which tables, and where they stand
 
-The stream goes on meanwhile, and so does silver; the copy is in force where silver reaches its position
-(`runtime.apply.resync_swap`). A process that dies before the last step leaves rows that nobody reads.
-
-From a pipeline to an open stream, with everything that its rows pass on their way to bronze.
+Stream and silver go on meanwhile; the copy is in force once silver reaches its position (`runtime.apply.resync_swap`).
+A process that dies before the last step leaves rows that nobody reads.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""Watching the WAL budget while a receiver runs: looks at the server, and what each step of the ladder asks for.
+"""Watches the WAL budget while a receiver runs, and keeps the number of bronze's files bounded.
 
-smaller batches   the receiver's, at once
-bronze only       apply waits, told by a note (`connectors.wal_budget`), as it may run elsewhere
-exceeded          a warning with its code, again every ten minutes
-drop              the receiver stops, and the slot is dropped: only where the pipeline says so
+    smaller batches   the receiver's, at once
+    bronze only       apply waits, told by a file (`connectors.wal_budget`), as it may run elsewhere
+    exceeded          a warning with its code, again every ten minutes
+    drop              the receiver stops, and the slot is dropped: only if the pipeline says so
 
-Upkeep beside the receiver: the number of bronze's files stays bounded however fast it commits.
-
-Now and then, counted in commits, a thread of its own looks whether small files are to be put together, and removes what
-nobody needs any more. The receiver goes on meanwhile. What fails here is told and tried again later: it never stops the
-receiver, which would fail by itself at what matters.
+After a number of commits a thread of its own merges small files and removes what nobody needs any more. What fails
+there is told and tried again later: it never stops the receiver.
 """
 
 from __future__ import annotations
