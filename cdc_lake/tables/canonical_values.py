@@ -1,20 +1,17 @@
-"""Array text: the elements of an array as PostgreSQL prints it, read without Spark.
+"""Values of silver and texts of the source in one canonical form, equal exactly if the values are equal; without
+Spark.
 
-The second opinion on the SQL of `tables.casts`: a walk over characters, as array_in of arrayfuncs.c reads them.
+This is the second opinion on `tables.types` and the SQL of `tables.casts`: it starts from what silver *holds*, an
+Arrow column, and writes it as PostgreSQL prints it (DateStyle ISO, TimeZone UTC, bytea_output hex), so that an error
+in the projection shows as a difference. Nothing here may call a cast of those modules. Floats have no single text, so
+both sides become their bits, with one pattern for NaN: -0 and 0 differ. Numbers are filled up with zeros to the scale
+of silver's decimal. Arrays become lists of canonical elements in JSON, read character by character as array_in of
+arrayfuncs.c does.
 
-Canonical: values of silver and text of the source in one form, equal exactly where the values are equal.
-
-This is the second opinion on `tables.types`: it starts from what silver *holds*, an Arrow column, and writes it as
-PostgreSQL prints it (DateStyle ISO, TimeZone UTC, bytea_output hex), so that an error in the projection shows as a
-difference. Nothing here may call a cast of that module. Floats have no single text, so both sides become their bits,
-with one pattern for NaN: -0 and 0 differ. Numbers are filled up with zeros to the scale of silver's decimal. Arrays
-become lists of canonical elements in JSON.
-
-Arrow values: the server's text as Arrow columns of the silver types, without Spark.
-
-The mapping is that of `tables.types`; `tests/spark/test_ledger_views.py` holds the two ways of reading it against each
-other. A text has a value or it does not: nothing is clipped, rounded or guessed, and what has none is reported. Each
-kind of value has a grammar first, because Arrow's casts are lenient ('0x10' is an integer to them).
+The server's texts become Arrow columns of the silver types by the mapping of `tables.types`;
+`tests/spark/test_ledger_views.py` compares the two ways. A text has a value or it does not: nothing is clipped,
+rounded or guessed, and what has none is reported. Each kind of value has a grammar first, because Arrow's casts are
+lenient ('0x10' is an integer to them).
 """
 
 from __future__ import annotations

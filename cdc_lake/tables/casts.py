@@ -1,17 +1,15 @@
-"""Casts: Spark SQL that reads a text of the source as a value of its silver type (`tables.types`), or says it is none.
+"""Spark SQL that reads a text of the source as a value of its silver type (`tables.types`), or says it is none.
 
-`cast_sql` never raises and is right only where `fits_sql` is true. `fits_sql` is mostly a round trip: Spark's casts are
-lenient ('0044-03-15 BC' casts to a date of our era), so a value fits where its typed form prints as the very text the
+`cast_sql` never raises and is right only if `fits_sql` is true. `fits_sql` is mostly a round trip: Spark's casts are
+lenient ('0044-03-15 BC' casts to a date of our era), so a value fits if its typed form prints as the very text the
 server sent. A text that does not fit is held under the rule `type_<column>`: never clipped, never NULL.
 
-Text is what PostgreSQL prints with DateStyle ISO, TimeZone UTC, extra_float_digits >= 1 and bytea_output hex; the Spark
-session is in ANSI mode and UTC (`tables.spark_session`). Other settings on either side make values not fit: loud, not
-wrong.
+Text is what PostgreSQL prints with DateStyle ISO, TimeZone UTC, extra_float_digits >= 1 and bytea_output hex; the
+Spark session is in ANSI mode and UTC (`tables.spark_session`). Other settings on either side make values not fit:
+loud, not wrong.
 
-Conversions: what a value of one silver type is in another one, where that is sure to be what the server made it.
-
-Also of source types that are one in silver: there ALTER TYPE may give old rows other values without silver's columns
-changing (`rewriting`).
+After an ALTER TYPE, conversions say what a value of one silver type is in another one, if that is sure to be what the
+server made it; also for source types that are one in silver, whose old rows may get other values (`rewriting`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The pipeline's Iceberg catalog, opened without Spark: SQLite or PostgreSQL tables, or a REST server.
+"""The pipeline's Iceberg catalog (SQLite or PostgreSQL tables, or a REST server), opened without Spark and by Spark.
 
 A catalog swaps a table's pointer from one metadata file to the next, or refuses: that swap is what a commit is. With
-SQLite and PostgreSQL the files are written here and the swap is a transaction of the database; a REST server does both.
-
-The pipeline's Iceberg catalog as Spark opens it: the same tables that `tables.catalog` opens without Spark.
+SQLite and PostgreSQL the files are written here and the swap is a transaction of the database; a REST server does
+both.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""Strangers: what others did to a silver table since the last version of it that is known to be ours.
+"""What others did to a silver table since the last version of it that is known to be ours, and what a commit wrote.
 
-A commit without our marker that changes rows is a stranger's; putting files together without changing rows is not, nor
-is a change of columns. A table that was put back to an older version is told from one that was written to: on Delta its
-log says RESTORE, and the marker says nothing (it stays the newest one, tried); on Iceberg the version that we know is
-no ancestor of the newest any more.
+A commit without our marker that changes rows is foreign; putting files together without changing rows is not, nor is a
+change of columns. A table that was restored to an older version is told from one that was written to: on Delta its log
+says RESTORE, and the marker says nothing (it stays the newest one, tried); on Iceberg the version that we know is no
+ancestor of the newest any more.
 
 On Delta a commit of ours says which watermark it was planned for, because Delta looks at the marker only from the
-moment at which a statement begins: one that came behind another applier's is told by that.
-
-What a commit of a silver table wrote: files and bytes, from the table's own metadata, without Spark.
+moment at which a statement begins: one that came after another applier's is told by that.
 """
 
 from __future__ import annotations

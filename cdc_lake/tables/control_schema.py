@@ -1,15 +1,11 @@
-"""The columns of each control table.
+"""The control tables: columns, rows as values, and the steps from one version of their form to the next.
 
-Rows of the control tables as values.
+A table says in a property which version its form is; one without it is of version 0. A column more is no new version:
+every version reads the columns it knows and leaves the others alone. A new version is what an older one would read
+wrongly; it refuses the table then.
 
-The form of control tables, by version, and the steps from one to the next.
-
-A table says in a property which version its form is; one that says nothing is of version 0, from before there was the
-property. A column more is no new version: every version reads the columns it knows and leaves the others alone. A new
-version is what an older one would read wrongly; it refuses the table then.
-
-A step changes one table by one commit, finds nothing to do where it was done, and the property is written behind all
-of them: a process that dies in between leaves a table that the same steps bring to its end.
+A step changes one table by one commit, finds nothing to do if it was done, and the property is written after all of
+them: a process that dies in between leaves a table that the same steps bring to its end.
 """
 
 from __future__ import annotations

@@ -1,25 +1,16 @@
-"""In turn: no row of a control table is recorded before those that are there, whatever the clock does.
+"""Control tables: what the two loops tell each other and the reader, as small Delta tables.
 
-Of many rows the newest counts: a pause, how a promise or a copy stands, a cut of one position. A clock that is set back
-must not give an old one the last word. So a row that the clock puts before the last one is recorded right behind it.
+They follow from bronze and silver and are never the place where a position is decided. Written without Spark (an
+append takes 10 to 30 ms on a disk), one table for each kind, in a folder of this machine or of an object store.
+Several processes may append at a time.
 
-The index of cuts: where and when each of them is, from the bounds in the table's log.
-
-A span adds a cut, and a cut is a file: after a day of spans there are tens of thousands. A file of one row has the
-row's own values as its bounds, so none of them is opened; only files that an older version or another program wrote
-are.
-
-Control tables: what the two loops tell each other and the reader, as small Delta tables.
-
-They follow from bronze and silver and are never the place where a position is decided. Written without Spark (an append
-takes 10 to 30 ms on a disk), one table a kind, in a folder of this machine or of an object store. Several processes
-may append at a time.
-
-The leases of a pipeline: one apply at a time on this machine, and one process that copies tables again.
-
-A file lock that goes with its process, however that ends. It is not what keeps silver right, the markers in the tables
-are: it keeps two runs from preparing the same span, and keeps the rows of `held`, which no marker fences, to one
-writer. Two machines on one lake are refused by the markers only.
+* Of many rows the newest counts. A clock that is set back must not give an old one the last word, so a row that the
+  clock puts before the last one is recorded right behind it.
+* A span adds a cut, and a cut is a file: after a day there are tens of thousands. A file of one row has the row's own
+  values as its bounds, so the index of cuts opens none of them.
+* Leases (one apply at a time on this machine, one process that copies tables again) are file locks that go with their
+  process. They keep two runs from preparing the same span, and the rows of `held`, which no marker fences, to one
+  writer. Silver is kept right by the markers in its tables; two machines on one lake are refused by them only.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Where a Delta table is: the port between a table and the folder or bucket that its files and its log are in.
+"""Where a Delta table and its log are: the port for a folder or a bucket, and both implementations, without Spark.
 
-A Delta table in an object store, written without Spark: data file, conditional put of the log entry, done.
-
-What a put reported as done is durable there. The log entry of a version is put only where there is none, so of two
-writers one is refused. Whether a put whose reply was lost was done, the entry itself says: it is read by its name,
-never by a listing, which may be older than what was written.
+What a put to an object store reported as done is durable there. The log entry of a version is put only if there is
+none, so of two writers one is refused. Whether a put whose reply was lost was done, the entry itself says: it is read
+by its name, never by a listing, which may be older than what was written.
 """
 
 from __future__ import annotations

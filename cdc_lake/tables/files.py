@@ -1,8 +1,7 @@
-"""On disk: what survives a loss of power, a file's content once it is synced, its name once its folder is.
+"""Data files: rows as one Parquet file, their bounds gathered while it is written, and what survives a loss of power.
 
-Rows as one Parquet file, in the way all tables of this package have them, whatever their format.
-
-Bounds: smallest and greatest values, NULLs and number of rows of a data file, gathered while it is written.
+A file's content survives once it is synced, its name once its folder is. Bounds are smallest and greatest values,
+NULLs and the number of rows.
 """
 
 from __future__ import annotations

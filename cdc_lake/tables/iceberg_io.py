@@ -1,17 +1,12 @@
-"""Data files of Iceberg tables: Parquet with field ids, described with exact bounds, and bounds read back.
+"""Data files of Iceberg tables with exact bounds, and files that are durable when they are closed.
 
 Bounds are the single-value serialisation of the Iceberg specification, appendix D. Texts are never cut: a cut upper
 bound is no value of the column, and pruning by equality wants both ends exact.
 
-Iceberg files on a local disk that are on disk when they are closed: content, name and new folders.
-
 pyiceberg writes a table's metadata and swaps the catalog's pointer to it in one call, so nobody could sync in between;
-and it never calls fsync itself. A catalog takes this by its property `py-io-impl`; other places it leaves as they are.
-
-Iceberg files in an object store: one request a file, as patient as `lake.storage` says.
-
-Properties are pyiceberg's own (`s3.…`), so that what a REST catalog hands out for a table counts; the patience stands
-beside them. A catalog takes this by its property `py-io-impl`.
+and it never calls fsync itself. A catalog takes these classes by its property `py-io-impl`: on a local disk content,
+name and new folders are synced; in an object store a file is one request, as patient as `lake.storage` says, with
+pyiceberg's own properties (`s3.…`), so that what a REST catalog hands out for a table counts.
 """
 
 from __future__ import annotations

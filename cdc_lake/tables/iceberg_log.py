@@ -1,14 +1,12 @@
-"""Manifests: which data files an Iceberg version has, listed in few small files however many commits there were.
-
-Each commit adds a manifest of its own. `TIER` manifests of one size class become one of the next, so a version lists
-at most a few dozen of them and a commit rewrites each entry two times in its life, not every time.
-
-Iceberg tables written without Spark: data file, manifest, list, and the catalog's swap, in that order.
+"""Commits to Iceberg tables without Spark: data file, manifest, list, and the catalog's swap, in that order.
 
 A commit is made only on top of the version that was looked at: the catalog checks that the branch's head is still that
-one, and nothing is tried again. A commit whose call failed is looked up by an id of its own in the summaries; files are
-never deleted for it. Versions older than the newest `KEEP` leave the metadata with each commit, and so do the lists
-that only they had, so that opening and committing cost the same after a year; data files always stay.
+one, and nothing is tried again. A commit whose call failed is looked up by an id of its own in the summaries; files
+are never deleted for it. Versions older than the newest `KEEP` leave the metadata with each commit, and so do the
+lists that only they had, so that opening and committing cost the same after a year; data files always stay.
+
+Each commit adds a manifest of its own. `TIER` manifests of one size class become one of the next, so a version lists
+at most a few dozen of them and each entry is rewritten two times in its life, not with every commit.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
-"""Upkeep of silver tables, whatever their format: small files together, then what nobody needs any more goes.
+"""Maintenance of silver tables of both formats: small files are merged, then what nobody needs any more goes.
 
-Rows stay as they are. Each step is a commit of its own, or removes what no commit names: wherever the process dies, the
-next upkeep goes on. A step that meets a commit of apply loses, changes nothing and is tried again.
+Rows stay as they are. Each step is a commit of its own, or removes what no commit names: wherever the process dies,
+the next maintenance goes on. A step that meets a commit of apply loses, changes nothing and is tried again.
 
-Upkeep of Iceberg silver tables: files rewritten, delete files and manifests with them, versions expired, orphans
-removed.
+Iceberg: files are rewritten, delete files and manifests with them, versions expired, orphans removed. A rewrite's
+version carries no marker, which is therefore found by walking up its parents (`tables.silver_table`). So versions are
+expired by their ids, never by age alone: the way from the newest one to the newest with a marker, and on to the newest
+that is kept, stays whole.
 
-A rewrite's version carries no marker, which is therefore found by walking up its parents (`tables.silver_table`). So
-versions are expired one by one, by their ids, never by age alone: the way from the newest one to the newest with a
-marker, and on to the newest that is kept, stays whole.
-
-Upkeep of Delta silver tables: OPTIMIZE, which clusters too, then VACUUM.
-
-Delta cannot keep single versions: VACUUM removes files that left the table before a moment, so the oldest version that
-has to stay decides. Log entries are removed by Delta itself, at its checkpoints.
+Delta: OPTIMIZE, which clusters too, then VACUUM. Delta cannot keep single versions: VACUUM removes files that left the
+table before a moment, so the oldest version that has to stay decides. Delta removes log entries itself, at
+checkpoints.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
-"""A put where there is nothing yet, asked of a store directly: does it honour the condition that fences writers?
-
-The libraries that write tables put log entries under the same condition, but none puts an object of ours, and a store
-that does not know the condition takes such a put without a word. The request is signed by AWS Signature Version 4
-(Amazon S3 API reference, "Authenticating Requests").
-
-An S3-compatible object store, as the libraries that read and write tables in it want to be told of it.
+"""An S3-compatible object store, as the libraries that read and write tables in it want to be told of it.
 
 A store fails now and then without meaning it: what changes nothing when it is repeated is repeated, for as long as
 `lake.storage.patience` says. What the store refuses is said at once. No key of ours stands in any error.
 
-A folder of a bucket: its address, the paths of its objects, and calls that are repeated where the store fails.
+Writers are fenced by conditional puts. A store that does not know the condition takes such a put without a word, and
+none of the libraries puts an object of ours, so the condition is tried here by a request that is signed by AWS
+Signature Version 4 (Amazon S3 API reference, "Authenticating Requests").
 """
 
 from __future__ import annotations

@@ -1,20 +1,17 @@
-"""What a Delta table in a local folder leaves behind: log entries that a checkpoint replaces, files no version names.
+"""Removes what tables leave behind: files that no version names any more, and log entries of long ago.
 
-The log is kept short, because each commit lists all of it (5 ms of processor time at 20 entries, 30 ms at 1,000,
-measured); who reads the table as a stream may be that far behind. A file is touched when it is replaced, so its time
-says since when nobody new reads it; one that no commit ever named is as old as it was written.
+Delta in a local folder: the log is kept short, because each commit lists all of it (5 ms of processor time at 20
+entries, 30 ms at 1,000, measured); who reads the table as a stream may be that far behind. A file is touched when it
+is replaced, so its time says since when nobody new reads it; one that no commit ever named is as old as it was
+written.
 
-What a table in an object store leaves behind: data files no version names any more, log and metadata of long ago.
+An object store: an object's time is when it was written and cannot be set, so files that are replaced are named in a
+note of their own (`_cdc_lake_replaced/`), whose time says since when nobody new reads them. A note only protects: a
+file goes if no version names it, it is old enough, and no young note has it. A listing that is behind leaves files in
+place.
 
-An object's time is when it was written and cannot be set, so files that are replaced are named in a note of their own
-(`_cdc_lake_replaced/`), whose time says since when nobody new reads them. A note only protects: a file goes where no
-version names it, it is old enough, and no young note has it. A listing that is behind leaves files in place, no more.
-
-What an Iceberg table leaves behind: files that no version in its metadata names any more.
-
-Versions that are too old take their lists along when they leave (`tables.iceberg_log`); what is found here was left by
-a process that ended in between, or are data files whose rows stand in others since a compaction. A file that was
-replaced is touched when that happens, so its time says since when nobody new reads it.
+Iceberg: versions that are too old take their lists along when they leave (`tables.iceberg_log`); what is found here
+was left by a process that ended in between, or are data files whose rows stand in others since a compaction.
 """
 
 from __future__ import annotations

@@ -1,21 +1,15 @@
-"""The 64-bit hashes of PostgreSQL, worked out here for many rows at once.
+"""Row hashes: rows as numbers that a server can compute by SQL too (`source.row_hash_sql`), for many rows at once.
 
-`hash_uint32_extended` and `hash_bytes_extended` (src/common/hashfn.c: Bob Jenkins' lookup3 with a seed), which the SQL
-functions `hashint4extended`, `hashint8extended`, `hashfloat8extended` and `hashtextextended` are made of. A hash takes
-the one before it as its seed, so that a chain of them is a hash of a whole row. Bytes are taken as a server on a
-machine with little-endian words takes them; `source.postgres.server` asks a server whether it hashes as this does.
+`hash_uint32_extended` and `hash_bytes_extended` (src/common/hashfn.c: Bob Jenkins' lookup3 with a seed) are what the
+SQL functions `hashint4extended`, `hashint8extended`, `hashfloat8extended` and `hashtextextended` are made of. Bytes
+are taken as a server on a little-endian machine takes them; `source.postgres.server` asks a server whether it hashes
+as this does.
 
-Ways: how the values of a column get into the hash of a row, on a server by SQL (`source.row_hash_sql`) and here.
-
-Numbers and instants are hashed as they are stored, everything else as canonical text. Two values of a column have one
-hash only where two hashes of 64 bits are the same by chance.
-
-Row hashes: rows as numbers that a server can work out by SQL too (`source.row_hash_sql`).
-
-A row's hash is a chain of its columns' hashes (`tables.row_hash`), each with the one before it as its seed: first which
-columns are NULL, then the values in order (`tables.row_hash`). Rows fall into buckets by their key, and a bucket is
-known by how many rows it has and by the sum of their hashes modulo 2^64. Two buckets that are alike hold the same rows
-as often.
+A row's hash is a chain of its columns' hashes, each with the one before it as its seed: first which columns are NULL,
+then the values in order; numbers and instants as they are stored, everything else as canonical text. Two values of a
+column have one hash only if two hashes of 64 bits are the same by chance. Rows fall into buckets by their key, and a
+bucket is known by how many rows it has and by the sum of their hashes modulo 2^64: two equal buckets hold the same
+rows.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""Evolution: what a new layout of a source table asks of its silver table, as typed operations.
+"""What a new layout of a source table asks of its silver table, as typed operations, and their commits on Iceberg.
 
 An additive operation keeps every value and every name readable as it was; a destructive one would lose or reinterpret
 values, or take a name away that somebody may read, and is never done without being allowed by its words. Only what
 silver sees is listed: `varchar(10)` to `text` changes nothing there.
 
-Layouts on Iceberg: operations as commits of the table's metadata, which keep column ids and touch no rows.
-
-What Iceberg does by itself (add, drop, rename, its few promotions) is one commit. A value that old rows are to have, or
-that becomes one of another type, needs rows: it is written to a new column by an UPDATE that is fenced as any other,
-and a second commit puts that column in the old one's place. A table property says how far this went for which layout,
-in the same commits, and each of them is refused where the table's rows are no longer those it was worked out from.
+On Iceberg, add, drop, rename and its few promotions are one commit of the metadata, which keeps column ids and touches
+no rows. A value that old rows are to have, or that becomes one of another type, needs rows: it is written to a new
+column by an UPDATE that is fenced as any other, and a second commit puts that column in the old one's place. A table
+property says how far this went for which layout, in the same commits, and each is refused if the table's rows changed
+since it was planned.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Reading silver without a JVM: Delta by the query engine of delta-rs, with deletion vectors, Iceberg by pyiceberg.
+"""Reads a version of a silver table: without a JVM (Delta by delta-rs, Iceberg by pyiceberg), or as a Spark DataFrame.
 
-A version is what a cut names: Delta's table version, Iceberg's snapshot id. Spark writes instants as INT96, which
-delta-rs reads as nanoseconds that wrap outside the years 1677 to 2262 (seen: 0001-01-01 came out as 1754); the engine
-is told to take microseconds.
-
-Frames of Spark: a version of a silver table, and a name in SQL for one.
+A version is what a cut names: Delta's table version, Iceberg's snapshot id. Delta is read by the query engine, which
+knows deletion vectors. Spark writes instants as INT96, which delta-rs reads as nanoseconds that wrap outside the years
+1677 to 2262 (seen: 0001-01-01 came out as 1754); the engine is told to take microseconds.
 """
 
 from __future__ import annotations

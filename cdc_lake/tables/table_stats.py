@@ -1,18 +1,14 @@
-"""What a silver table weighs and which values it cannot hold, read from its metadata without Spark.
-
-The extent of a silver table: its columns and its exact number of rows, without a JVM.
+"""What a silver table's metadata says without Spark: size, columns, number of rows, values it cannot hold.
 
 Rows are counted by reading one column: statistics of files know nothing of rows that a MERGE marked as deleted.
 
-Row marks: rows of a large silver table that change are marked as gone in its files, which are not rewritten.
-
-Delta calls the marks deletion vectors, Iceberg position deletes (merge-on-read). Without them a MERGE rewrites every
-file that holds one changed row, so its cost is the table's; with them it is that of the changes. They cost readers a
-little until the files are put together again, and readers that do not know them refuse the table:
-`tables.silver_reader`, Spark and pyiceberg read them, pyarrow's own reader of Delta tables does not.
-
-Iceberg's tables stay at format version 2: its deletion vectors of version 3 were not faster to write (measured), and
-pyiceberg 0.12 cannot write properties or tags of such a table (decision 0022).
+Merge-on-read: rows of a large table that change are marked as gone in its files, which are not rewritten. Delta calls
+the marks deletion vectors, Iceberg position deletes. Without them a MERGE rewrites every file that holds one changed
+row, so its cost is the table's; with them it is that of the changes. They cost readers a little until the files are
+merged, and readers that do not know them refuse the table: `tables.silver_reader`, Spark and pyiceberg read them,
+pyarrow's own reader of Delta tables does not. Iceberg's tables stay at format version 2: the deletion vectors of
+version 3 were not faster to write (measured), and pyiceberg 0.12 cannot write properties or tags of such a table
+(decision 0022).
 """
 
 from __future__ import annotations

@@ -1,21 +1,17 @@
-"""Types: which Spark SQL type a column of the source gets in silver, by its own type and by what the pipeline declares.
+"""Which Spark SQL type and which name a column of the source gets in silver.
 
-`LEDGER` is the one place of the mapping: `plan`, `check`, `docs/reference/types.md`, the projection and DDL read it. It
-goes by type OID, which is fixed for PostgreSQL's own types (`pg_type.dat`) and the GaussDB family's (`pg_type.h`); only
-where a source gives no OID (0) it goes by name. What has no row there (enums, domains, arrays, ranges, geometry …)
+`LEDGER` is the one place of the mapping: `plan`, `check`, `docs/reference/types.md`, the projection and DDL read it.
+It goes by type OID, which is fixed for PostgreSQL's own types (`pg_type.dat`) and the GaussDB family's (`pg_type.h`);
+only if a source gives no OID (0) it goes by name. What has no row there (enums, domains, arrays, ranges, geometry …)
 stays the text the server prints. How a text becomes a value, and when it does not fit, is `tables.casts`.
 
-Names: what a source column is called in silver.
+Delta refuses blanks and `,;{}()=` in column names, a dot or backtick needs quoting in every query, Spark sees no
+difference of case, and Iceberg keeps some names for itself. Such a name has these characters replaced by `_` and a
+mark of its original appended, `order id` → `order_id_5c1f3a`, so that it cannot meet an ordinary name by chance. Names
+depend only on the columns before them: adding a column renames none.
 
-An ordinary name stays as it is. Delta refuses blanks and `,;{}()=` in column names, a dot or backtick needs quoting
-in every query, Spark sees no difference of case, and Iceberg keeps some names for itself. Such a name has these
-characters replaced by `_` and a mark of its original appended, `order id` → `order_id_5c1f3a`, so that it cannot meet
-an ordinary name by chance. Names depend only on the columns before them: adding a column renames none.
-
-Typed columns: all columns of a silver table that come from its source's, with name, type and where they come from.
-
-By position first the source's columns in their order, then the companions: decimals that stand beside a column of text
-(`both(p,s)` in `types`), under its name with `_decimal` behind it.
+Silver's columns are by position first the source's in their order, then the companions: decimals that stand beside a
+column of text (`both(p,s)` in `types`), under its name with `_decimal` behind it.
 """
 
 from __future__ import annotations

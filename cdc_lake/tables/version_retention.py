@@ -1,9 +1,8 @@
-"""Versions of silver tables: whether one can still be read, and the tags that keep one on Iceberg.
+"""Versions of silver tables: whether one can still be read, and what keeps it.
 
-How long a Delta table keeps its old versions: the two properties that VACUUM and log clean-up go by.
-
-Delta cannot keep one version and let others go, so everything since the oldest promised cut stays. What we set goes
-back to what stood before, and nothing is set that the table keeps already.
+Iceberg keeps one by a tag. Delta cannot keep one version and let others go: two properties, by which VACUUM and log
+clean-up go, keep everything since the oldest pinned cut. What we set goes back to what stood before, and nothing is
+set that the table keeps already.
 """
 
 from __future__ import annotations
