@@ -72,70 +72,65 @@ class RowRuleBase(RuleBase):
     it."""
 
 
-class NotNull(RowRuleBase):
+class ColumnRuleBase(RowRuleBase):
+    """Settings of every rule that is evaluated on one column of a change."""
+
+    column: Text
+    """Column to check."""
+
+
+class NotNull(ColumnRuleBase):
     """The column is not NULL."""
 
     rule: Literal["not_null"]
     """Kind of rule."""
-    column: Text
-    """Column to check."""
 
 
-class InSet(RowRuleBase):
+class InSet(ColumnRuleBase):
     """The value is one of a list; NULL passes."""
 
     rule: Literal["in_set"]
     """Kind of rule."""
-    column: Text
-    """Column to check."""
     values: Annotated[list[str | int | float | bool], Field(min_length=1)]
     """Accepted values."""
 
 
-class Between(RowRuleBase):
+class Between(ColumnRuleBase):
     """A number or a date lies within bounds, both inclusive; NULL passes."""
 
     rule: Literal["between"]
     """Kind of rule."""
-    column: Text
-    """Column to check."""
     min: Bound | None = None
     """Smallest accepted value."""
     max: Bound | None = None
     """Largest accepted value."""
 
 
-class Regex(RowRuleBase):
+class Regex(ColumnRuleBase):
     """A regular expression matches somewhere in the text; NULL passes."""
 
     rule: Literal["regex"]
     """Kind of rule."""
-    column: Text
-    """Column to check."""
     pattern: Text
     """Regular expression, in the syntax that means the same in Java and in Python."""
 
 
-class Length(RowRuleBase):
+class Length(ColumnRuleBase):
     """The length of the text, in characters, is within bounds; NULL passes."""
 
     rule: Literal["length"]
     """Kind of rule."""
-    column: Text
-    """Column to check."""
     min: Size | None = None
     """Smallest accepted length."""
     max: Size | None = None
     """Largest accepted length."""
 
 
-class TypeCastable(RowRuleBase):
+class TypeCastable(ColumnRuleBase):
     """Spark's `try_cast` can convert the text to a type; NULL passes."""
 
     rule: Literal["type_castable"]
     """Kind of rule."""
-    column: Text
-    """Text column to check."""
     type: CastType
     """Spark SQL type: `int`, `bigint`, `decimal(10,2)`, `double`, `boolean`, `date`, `timestamp` …"""
 
@@ -256,63 +251,30 @@ def named_columns(rule: RowRule | TableRule) -> tuple[str, ...]:
             return (rule.column,)
 
 
-EXPECTATIONS: Final = (
-    "expect_column_distinct_values_to_be_in_set",
-    "expect_column_distinct_values_to_contain_set",
-    "expect_column_distinct_values_to_equal_set",
-    "expect_column_kl_divergence_to_be_less_than",
-    "expect_column_max_to_be_between",
-    "expect_column_mean_to_be_between",
-    "expect_column_median_to_be_between",
-    "expect_column_min_to_be_between",
-    "expect_column_most_common_value_to_be_in_set",
-    "expect_column_pair_values_a_to_be_greater_than_b",
-    "expect_column_pair_values_to_be_equal",
-    "expect_column_pair_values_to_be_in_set",
-    "expect_column_proportion_of_non_null_values_to_be_between",
-    "expect_column_proportion_of_unique_values_to_be_between",
-    "expect_column_quantile_values_to_be_between",
-    "expect_column_stdev_to_be_between",
-    "expect_column_sum_to_be_between",
-    "expect_column_to_exist",
-    "expect_column_type_to_be",
-    "expect_column_unique_value_count_to_be_between",
-    "expect_column_value_lengths_to_be_between",
-    "expect_column_value_lengths_to_equal",
-    "expect_column_value_z_scores_to_be_less_than",
-    "expect_column_values_to_be_between",
-    "expect_column_values_to_be_dateutil_parseable",
-    "expect_column_values_to_be_decreasing",
-    "expect_column_values_to_be_in_set",
-    "expect_column_values_to_be_in_type_list",
-    "expect_column_values_to_be_increasing",
-    "expect_column_values_to_be_json_parseable",
-    "expect_column_values_to_be_null",
-    "expect_column_values_to_be_of_type",
-    "expect_column_values_to_be_unique",
-    "expect_column_values_to_match_json_schema",
-    "expect_column_values_to_match_like_pattern",
-    "expect_column_values_to_match_like_pattern_list",
-    "expect_column_values_to_match_regex",
-    "expect_column_values_to_match_regex_list",
-    "expect_column_values_to_match_strftime_format",
-    "expect_column_values_to_not_be_in_set",
-    "expect_column_values_to_not_be_null",
-    "expect_column_values_to_not_be_outliers",
-    "expect_column_values_to_not_match_like_pattern",
-    "expect_column_values_to_not_match_like_pattern_list",
-    "expect_column_values_to_not_match_regex",
-    "expect_column_values_to_not_match_regex_list",
-    "expect_compound_columns_to_be_unique",
-    "expect_multicolumn_sum_to_equal",
-    "expect_multicolumn_values_to_be_equal",
-    "expect_select_column_values_to_be_unique_within_record",
-    "expect_table_column_count_to_be_between",
-    "expect_table_column_count_to_equal",
-    "expect_table_columns_to_match_ordered_list",
-    "expect_table_columns_to_match_set",
-    "expect_table_row_count_to_be_between",
-    "expect_table_row_count_to_equal",
+EXPECTATIONS: Final = tuple(
+    f"expect_{name}"
+    for name in """
+    column_distinct_values_to_be_in_set column_distinct_values_to_contain_set column_distinct_values_to_equal_set
+    column_kl_divergence_to_be_less_than column_max_to_be_between column_mean_to_be_between
+    column_median_to_be_between column_min_to_be_between column_most_common_value_to_be_in_set
+    column_pair_values_a_to_be_greater_than_b column_pair_values_to_be_equal column_pair_values_to_be_in_set
+    column_proportion_of_non_null_values_to_be_between column_proportion_of_unique_values_to_be_between
+    column_quantile_values_to_be_between column_stdev_to_be_between column_sum_to_be_between column_to_exist
+    column_type_to_be column_unique_value_count_to_be_between column_value_lengths_to_be_between
+    column_value_lengths_to_equal column_value_z_scores_to_be_less_than column_values_to_be_between
+    column_values_to_be_dateutil_parseable column_values_to_be_decreasing column_values_to_be_in_set
+    column_values_to_be_in_type_list column_values_to_be_increasing column_values_to_be_json_parseable
+    column_values_to_be_null column_values_to_be_of_type column_values_to_be_unique
+    column_values_to_match_json_schema column_values_to_match_like_pattern
+    column_values_to_match_like_pattern_list column_values_to_match_regex column_values_to_match_regex_list
+    column_values_to_match_strftime_format column_values_to_not_be_in_set column_values_to_not_be_null
+    column_values_to_not_be_outliers column_values_to_not_match_like_pattern
+    column_values_to_not_match_like_pattern_list column_values_to_not_match_regex
+    column_values_to_not_match_regex_list compound_columns_to_be_unique multicolumn_sum_to_equal
+    multicolumn_values_to_be_equal select_column_values_to_be_unique_within_record
+    table_column_count_to_be_between table_column_count_to_equal table_columns_to_match_ordered_list
+    table_columns_to_match_set table_row_count_to_be_between table_row_count_to_equal
+    """.split()  # noqa: SIM905  # one name a line is sixty lines
 )
 
 

@@ -193,12 +193,55 @@ _VENDOR = (
 )
 """Per row: what it is about, what the documents say of it, what is done here, and why."""
 
+_RULES = {
+    Rule.UNKNOWN: "The server must know the option.",
+    Rule.UNDOCUMENTED: "An option whose records are not documented is sent only with `allow_unknown_options: true`.",
+    Rule.GAUSSDB_ONLY: "openGauss and MogDB do not have GaussDB's own options.",
+    Rule.OPEN_SOURCE_ONLY: "GaussDB does not document an option of this name.",
+    Rule.SINCE: "The release must have the option, or this way of decoding.",
+    Rule.BOOLEAN: "A boolean is on/off, true/false, yes/no, 1/0 or an unambiguous prefix of one of these.",
+    Rule.RANGE: "A number is an integer within the range of the option.",
+    Rule.POWER_OF_TWO: "`parallel-queue-size` is a power of two.",
+    Rule.STYLE_LETTER: "`decode-style` begins with b, t or j.",
+    Rule.WHITE_LIST: "`white-table-list` is schema.table,… without spaces; `*` is a whole name, and no name has a dot.",
+    Rule.COMMA_LIST: "A list of users is separated by commas, without spaces.",
+    Rule.SQL_CHARACTERS: "SQL functions reject quotes, semicolons, backslashes, angle brackets and others in options.",
+    Rule.PARALLEL_ONLY: "`decode-style`, `sending-batch` and `parallel-queue-size` exist only in parallel decoding.",
+    Rule.SERIAL_ONLY: "`force-binary` does not exist in parallel decoding.",
+    Rule.STREAM_ONLY: "SQL functions decode serially and do not have the options of a replication stream.",
+    Rule.NO_BINARY: "`force-binary` has no effect in a stream, and SQL functions reject it.",
+    Rule.NO_START_POSITION: "`start-position` hides the BEGIN of its CSN, so no complete transaction could follow.",
+    Rule.BRONZE_CONFIRMS: "Only what bronze holds is acknowledged: the server must not advance the slot by itself.",
+    Rule.CSN_SLOT_OPTION: "`logical-receiver-num` and `slice-id` require a slot in CSN order.",
+    Rule.NODE_OPTION: "`logical-receiver-num` is an option of coordinators, `slice-id` of data nodes.",
+    Rule.ORDER_OF_SLOT: "`output-order` must be the order of the slot; through a coordinator it is always CSN.",
+    Rule.DENSITY: "CSN order on a slot in LSN order needs empty transactions: they prove that no CSN is missing.",
+    Rule.STANDBY: "With `standby-connection`, `hosts` names the standby that decodes and the primary.",
+    Rule.USERS_BY_NAME: "Through a coordinator, users are excluded by name: their OIDs differ between data nodes.",
+    Rule.UNBATCHED: "Before 5.0, text and JSON without `sending-batch` carry no position that is safe to acknowledge.",
+    Rule.LIST_COVERS: "A `white-table-list` in the file must include everything that `tables` captures.",
+    Rule.REPLY_IN_TIME: "`sender-timeout` is 0, or leaves at least one second for a reply.",
+    Rule.ONE_HOST: "Exactly one of `host` and `hosts` is set.",
+    Rule.HOST_PORT: "Every host has a port: its own, or `port`.",
+    Rule.SLOT_NAME: "Slot names that begin with gs_roach are reserved by the server.",
+    Rule.NODE: "Only GaussDB has coordinators and data nodes.",
+    Rule.PLUGIN_PRODUCT: "Only GaussDB has plugins `parallel_…`.",
+    Rule.PLUGIN_STYLE: "A plugin `parallel_…` requires parallel decoding in its own style.",
+    Rule.CSN_SLOT_PRODUCT: "Only GaussDB has slots in CSN order.",
+    Rule.COORDINATOR_ORDER: "Through a coordinator, the order is always CSN.",
+    Rule.CSN_SLOT_ORDER: "The stream of a slot in CSN order is in CSN order: its positions are CSNs.",
+    Rule.SERIAL_ORDER: "Serial decoding and SQL functions omit other databases, so CSNs have gaps: order by LSN.",
+    Rule.NODE_ORDER: "One data node of several has gaps in its CSNs: CSN order requires a slot in CSN order.",
+    Rule.POLLING_SLOT: "SQL functions return LSNs: they read slots in LSN order.",
+}
+
 
 def options_page() -> str:
     """Every option of logical decoding, and every rule."""
     options = "\n".join(map(_option_row, OPTIONS.values()))
     rules = "\n".join(
-        f"| `{rule.label}` | [{rule.problem}](../errors/{rule.problem}.md) | {rule.sentence} |" for rule in Rule
+        f"| `{rule.label}` | [{rule.problem}](../errors/{rule.problem}.md) | {sentence} |"
+        for rule, sentence in _RULES.items()
     )
     vendor = "\n".join(f"| {' | '.join(row)} |" for row in _VENDOR)
     return GENERATED + _PAGE.format(options=options, rules=rules, vendor=vendor)

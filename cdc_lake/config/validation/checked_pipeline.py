@@ -98,16 +98,15 @@ class CheckedPipeline:
         node, key = self._nodes[path]
         return node, key if finding.key and path == finding.path else node.mark
 
-    def _section(self, name: str) -> Any:
-        if name in self._wrong:
+    def _valid(self, section: str) -> Pipeline:
+        if section in self._wrong:
             raise NotApplicable
-        return getattr(self._pipeline, name)
+        return self._pipeline
 
     @property
     def source(self) -> PostgresSource | FamilySource:
         """The source, of whatever type."""
-        source: PostgresSource | FamilySource = self._section("source")
-        return source
+        return self._valid("source").source
 
     @property
     def postgres(self) -> PostgresSource:
@@ -126,20 +125,17 @@ class CheckedPipeline:
     @property
     def bronze(self) -> Bronze:
         """The section `bronze`."""
-        section: Bronze = self._section("bronze")
-        return section
+        return self._valid("bronze").bronze
 
     @property
     def lake(self) -> Lake:
         """The section `lake`."""
-        section: Lake = self._section("lake")
-        return section
+        return self._valid("lake").lake
 
     @property
     def silver(self) -> Silver:
         """The section `silver`."""
-        section: Silver = self._section("silver")
-        return section
+        return self._valid("silver").silver
 
     def node(self, path: str) -> Node | None:
         """The node of a path, None if nothing is written there."""
