@@ -30,8 +30,8 @@ from cdc_lake.ops.check.runner import check
 from cdc_lake.ops.plan import plan
 from cdc_lake.ops.slots import advance_slot, create_slot, drop_slot, inspect_slot, list_slots
 from cdc_lake.runtime.receive.loop import ReceiveSummary
+from cdc_lake.source.base import useless
 from cdc_lake.source.postgres import slot
-from cdc_lake.source.slot import useless
 from cdc_lake_testing.beside import beside, streams, until
 from tests.conftest import Database, drop_database, make_database, start_server
 from tests.live.test_receive_loop import assert_equal_to_source, once, running

@@ -33,7 +33,7 @@ import {modules}
             {"pyspark", "psycopg", "deltalake", "pyarrow", "numpy"},
         ),
         (
-            "cdc_lake.ops.check.gaussdb, cdc_lake.connectors.gaussdb.introspection, cdc_lake.ops.status",
+            "cdc_lake.ops.check.runner, cdc_lake.ops.check.gaussdb, cdc_lake.connectors.gaussdb.introspection, cdc_lake.ops.status",
             {"pyspark", "delta", "psycopg", "great_expectations", "pyiceberg"},
         ),
         (

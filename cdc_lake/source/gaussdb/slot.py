@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from cdc_lake.errors import SlotAhead, SlotInvalidated, SlotMissing, SlotNameInvalid, WrongOutputOrder
 from cdc_lake.model.position import Lsn, OrderDomain, format_position
+from cdc_lake.source.base import RequiredSlot, check_fits, dropped_when_free
 from cdc_lake.source.gaussdb.wire.session import WireSession
-from cdc_lake.source.slot import RequiredSlot, check_fits, dropped_when_free
 from cdc_lake.source.sql_text import identifier, literal
 
 _NAME = re.compile(r"[a-z0-9_?.-]{1,63}")

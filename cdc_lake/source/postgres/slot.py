@@ -18,10 +18,9 @@ from datetime import UTC, datetime
 
 from cdc_lake.errors import SlotActive, SlotAhead, SlotMissing, SlotNotTwoPhase, SlotTwoPhase
 from cdc_lake.model.position import Lsn
-from cdc_lake.source.base import SlotCounters
+from cdc_lake.source.base import RequiredSlot, SlotCounters, check_fits, dropped_when_free, useless
 from cdc_lake.source.postgres.connection import Session, command, finished_within, for_replication, translate_errors
 from cdc_lake.source.postgres.plugins import PGOUTPUT, TEST_DECODING
-from cdc_lake.source.slot import RequiredSlot, check_fits, dropped_when_free, useless
 from cdc_lake.source.sql_text import identifier
 
 

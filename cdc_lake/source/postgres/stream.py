@@ -55,7 +55,7 @@ class PostgresStream:
         silence: float = LONGEST,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start streaming after `start` (which must not lie before the slot's confirmed position: see `source.slot`).
+        """Start streaming after `start` (not before the slot's confirmed position: see `source.postgres.slot`).
 
         `options`: the output plugin's (`source.postgres.plugins`). `silence`: seconds after which a server that says
         nothing is given up (`source.socket_io`). `session` is a replication connection; where starting fails
