@@ -93,7 +93,7 @@ def parse_release(text: str) -> Release:
     """The numbers a release begins with; raises ValueError where it begins with none."""
     match = re.match(r"([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?", text)
     if match is None:
-        msg = f"`{text}` is no release: expected numbers with dots"
+        msg = f"`{text}` is not a release: expected numbers with dots"
         raise ValueError(msg)
     return int(match[1]), int(match[2] or 0), int(match[3] or 0)
 

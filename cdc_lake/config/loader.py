@@ -108,7 +108,7 @@ class References:
             return self._file(rest)
         if kind == "secret" and rest:
             return self._secret(rest)
-        raise _Unresolved(Problem.REFERENCE, "`${…}` is not a reference", _GRAMMAR)
+        raise _Unresolved(Problem.REFERENCE, "`${…}` is not a valid reference", _GRAMMAR)
 
     def _env(self, rest: str) -> str:
         name, has_default, default = rest.partition(":-")
@@ -150,7 +150,7 @@ class References:
             raise _Unresolved(
                 Problem.SECRET,
                 f"secret `{rest}` can only be read on Databricks",
-                "elsewhere use ${env:NAME} or ${file:path}; conf/ENVIRONMENT.yaml can set it for one place",
+                "elsewhere use ${env:NAME} or ${file:path}; conf/ENVIRONMENT.yaml can set it for one environment",
             )
         return self.secrets(scope, key)
 
@@ -282,7 +282,7 @@ def _read_environment(root: Path, environment: str, diagnostics: list[Diagnostic
     if os.sep in environment or environment in {"", ".", ".."} or not file.is_file():
         shown = display(file)
         has = f"; this project has {', '.join(environments)}" if environments else ""
-        hint = f"write {shown} with what differs there, `{{}}` for nothing; or leave the environment out{has}"
+        hint = f"create {shown} with the settings that differ (`{{}}` if none do), or omit the environment{has}"
         summary = f"environment `{environment}` has no file"
         diagnostics.append(Diagnostic(Severity.ERROR, Problem.ENVIRONMENT, summary, Mark(shown, 1, 1).location(), hint))
         return None

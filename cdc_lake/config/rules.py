@@ -34,7 +34,7 @@ _CASTABLE = re.compile(
 def _castable(value: str) -> str:
     match = _CASTABLE.fullmatch(value)
     if match is None or (match[1] is not None and not int(match[2]) <= int(match[1]) <= 38):
-        msg = f"`{value}` is no type that text is cast to: write int, bigint, decimal(10,2), double, date, timestamp …"
+        msg = f"text cannot be cast to `{value}`: write int, bigint, decimal(10,2), double, date, timestamp …"
         raise ValueError(msg)
     return value
 

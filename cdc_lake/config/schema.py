@@ -129,7 +129,7 @@ def _diagnose(  # noqa: PLR0911  # one return a kind of problem
         name = path.rpartition(".")[2]
         return fault(Problem.VALUE, f"`{name}` has no value", node.mark, path, "give it a value or remove the key")
     if kind == "literal_error" and path.endswith(".on_fail") and error.get("ctx", {}).get("expected") == "'warn'":
-        summary = "a rule of a table holds and stops nothing: it judges the table, not a change, when a report is made"
+        summary = "a table rule cannot quarantine or stop: it checks the table as a whole, not a change"
         return fault(Problem.RULE_OF_TABLE, summary, node.mark, path, "remove `on_fail`, or write `on_fail: warn`")
     summary, hint = _value(errors, node)
     return fault(Problem.VALUE, summary, node.mark, path, hint)
@@ -145,7 +145,7 @@ def _choices(path: str) -> str:
 
 def _source_type(node: Node, path: str) -> Diagnostic:
     written = f"source type `{node.text}`" if isinstance(node, ScalarNode) else f"{_node_kind(node)} as source type"
-    later = "comes in a later version" if _text_of(node) in _PLANNED_SOURCES else "is not known"
+    later = "is planned for a later version" if _text_of(node) in _PLANNED_SOURCES else "is unknown"
     supported = ", ".join(f"`{t}`" for t in SOURCE_TYPES)
     return fault(Problem.SOURCE_TYPE, f"{written} {later}", node.mark, path, f"this version supports {supported}")
 
@@ -161,11 +161,11 @@ def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
     if parent_path == "source" and (elsewhere := _source_types_with(name)):
         hint = f"`{name}` is a key of `type: {elsewhere}`"
     elif close and close[0] in present_keys:
-        hint = f"`{close[0]}` stands in line {present_keys[close[0]].line}: did you mean that one?"
+        hint = f"`{close[0]}` is on line {present_keys[close[0]].line}: did you mean that one?"
     elif close:
         hint = f"did you mean `{close[0]}`?"
     else:
-        hint = f"known here: {', '.join(known_keys)}"
+        hint = f"known keys: {', '.join(known_keys)}"
     place = f" in `{parent_path}`" if parent_path else ""
     word = _first_word(name)
     return fault(Problem.UNKNOWN_KEY, f"unknown key `{word}`{place}", mark, join(parent_path, word), hint)
@@ -228,16 +228,16 @@ def _value(errors: list[ErrorDetails], node: Node) -> tuple[str, str]:  # noqa: 
         case "too_short" if context["actual_length"]:
             return f"expected at least {context['min_length']} entries", ""
         case "too_short":
-            return "the list is empty", "give it an entry or remove the key"
+            return "the list is empty", "add an entry or remove the key"
         case "string_too_short":
             return "the text is empty", "give it a value or remove the key"
         case "string_pattern_mismatch":
             pattern = str(context["pattern"])
-            letters = "letters" if "A-Z" in pattern else "small letters"
+            letters = "letters" if "A-Z" in pattern else "lowercase letters"
             also = "digits, underscores and ? . -" if "?.-" in pattern else "digits and underscores"
             folded = str(getattr(node, "value", "")).lower()
             meant = f"; did you mean `{folded}`?" if re.fullmatch(pattern, folded) else ""
-            return f"does not have the form {pattern}", f"{letters}, {also}{meant}"
+            return f"does not match the pattern {pattern}", f"{letters}, {also}{meant}"
         case "value_error":
             return str(context.get("error", error["msg"])), ""
         case _:
@@ -273,8 +273,8 @@ def _closest(node: Node, expected: str) -> str:
 
 def _closest_tag(node: Node, expected: str) -> str:
     if (now := _RENAMED_RULES.get(_scalar_text(node, "rule"))) is not None:
-        return f"it is called `{now}` now"
-    return _closest(node, expected) or f"rules are {expected.replace(chr(39), '`')}"
+        return f"it is now called `{now}`"
+    return _closest(node, expected) or f"known rules: {expected.replace(chr(39), '`')}"
 
 
 def _describe(loc: tuple[int | str, ...]) -> str:

@@ -101,14 +101,14 @@ def _readable_by_others(file: Path) -> bool:
 def _plain_secret(path: str, node: ScalarNode) -> Diagnostic:
     names = {"source.password": "the password", CATALOG: "the password of the catalog"}
     what = names.get(path) or f"`{path.removeprefix(f'{PROPERTIES}.').removeprefix('lake.storage.')}`"
-    hint = "use ${env:NAME} or ${file:path}; a secret in a file is read by everyone who reads the file"
-    summary = f"{what} is written in the file"
+    hint = "use ${env:NAME} or ${file:path}; everyone who can read the file can read the secret"
+    summary = f"{what} is written in plain text"
     return Diagnostic(Severity.WARNING, Problem.PLAIN_PASSWORD, summary, node.mark.location(path), hint)
 
 
 def _exposed_secret(file: Path, path: str, node: ScalarNode) -> Diagnostic:
     summary = f"everyone on this machine can read the secret in `{file}`"
-    hint = f"`chmod o= {file}`, or `chmod 600 {file}` where no group needs it"
+    hint = f"`chmod o= {file}`, or `chmod 600 {file}` if no group needs it"
     return Diagnostic(Severity.WARNING, Problem.EXPOSED, summary, node.mark.location(path), hint)
 
 

@@ -97,7 +97,7 @@ class Declared:
             return cls(f"array<{element}>")
         if plain not in _SCALARS:
             listed = ", ".join(sorted(_SCALARS))
-            msg = f"`{text}` is no silver type: write one of {listed}, decimal(p,s), both(p,s) or array<…> of one"
+            msg = f"`{text}` is not a silver type: write one of {listed}, decimal(p,s), both(p,s) or array<…> of one"
             raise ValueError(msg)
         return cls(plain)
 
@@ -126,14 +126,14 @@ UNDECLARED: Final = TypePolicy()
 
 def _decimal(precision: int, scale: int) -> str:
     if not 1 <= precision <= MAX_PRECISION or not scale <= precision:
-        msg = f"({precision},{scale}) is no decimal: 1 to {MAX_PRECISION} digits, of them the second number as fraction"
+        msg = f"({precision},{scale}) is not a decimal: 1 to {MAX_PRECISION} digits, the second number in the fraction"
         raise ValueError(msg)
     return f"decimal({precision},{scale})"
 
 
 def _element(text: str) -> str:
     if (number := _NUMBER.fullmatch(text)) is None or number[1] == "both":
-        msg = f"`{text}` is no type of elements: write one of {', '.join(sorted(_ELEMENTS))} or decimal(p,s)"
+        msg = f"`{text}` is not an element type: write one of {', '.join(sorted(_ELEMENTS))} or decimal(p,s)"
         raise ValueError(msg)
     return _decimal(int(number[2]), int(number[3]))
 
@@ -146,7 +146,7 @@ def _check_declared(text: str) -> str:
 def _checked_numeric(text: str) -> str:
     declared = Declared.parse(text)
     if declared.sql != "string" and not declared.sql.startswith("decimal"):
-        msg = f"`{text}` is no policy of numerics: write string, decimal(p,s) or both(p,s)"
+        msg = f"`{text}` is not a policy for numerics: write string, decimal(p,s) or both(p,s)"
         raise ValueError(msg)
     return text
 

@@ -333,7 +333,7 @@ class FamilySource(Section):
 
 
 def host_and_port(text: str) -> tuple[str, int | None]:
-    """A host of a list, and its own port: `name`, `name:port`, `[address]:port`; raises ValueError where it is none."""
+    """A host of a list, and its own port: `name`, `name:port`, `[address]:port`; raises ValueError if it is invalid."""
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):  # also an address of IPv6
         host, port = text, ""
@@ -341,7 +341,7 @@ def host_and_port(text: str) -> tuple[str, int | None]:
         msg = "expected `name`, `name:port` or `[address]:port`"
         raise ValueError(msg)
     if colon and host != text and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        msg = "the port is no number from 1 to 65535"
+        msg = "the port is not a number from 1 to 65535"
         raise ValueError(msg)
     return host.strip("[]"), int(port) if port else None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -21,6 +21,7 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
 _FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?")
+_FEATURES = {"*": "alias", "&": "anchor", "!": "tag"}
 _NULLS = frozenset({"", "~", "null"})
 # What YAML does not allow in a stream, checked here because PyYAML gives such a character no line.
 _UNPRINTABLE = re.compile("[^\\x09\\x0a\\x0d\\x20-\\x7e\\x85\\xa0-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
@@ -97,11 +98,6 @@ def join(path: str, part: str | int) -> str:
     return f"{path}.{part}" if path else part
 
 
-class _Place(Protocol):
-    line: int
-    column: int
-
-
 class _Refused(Exception):  # never leaves this module
     def __init__(self, problem: Problem, summary: str, mark: Mark, hint: str = "") -> None:
         super().__init__(summary)
@@ -168,9 +164,9 @@ class _Reader:
         if not isinstance(more, yaml.StreamEndEvent):
             raise _Refused(
                 Problem.YAML_FEATURE,
-                "the file holds more than one YAML document",
+                "the file contains more than one YAML document",
                 self._mark(more.start_mark),
-                "remove the line `---` and put each pipeline in a file of its own",
+                "remove the line `---` and put each pipeline in its own file",
             )
         if not isinstance(root, MappingNode):
             raise _Refused(
@@ -187,10 +183,8 @@ class _Reader:
         except yaml.MarkedYAMLError as bad:
             raise _Refused(Problem.SYNTAX, *_syntax(bad, self._mark(_error_place(bad)), text)) from bad
 
-    def _mark(self, mark: _Place | None) -> Mark:
-        if mark is None:
-            return Mark(self.file, 1, 1)
-        return Mark(self.file, mark.line + 1, mark.column + 1)
+    def _mark(self, mark: Any) -> Mark:
+        return Mark(self.file, mark.line + 1, mark.column + 1) if mark is not None else Mark(self.file, 1, 1)
 
     def _report(self, problem: Problem, summary: str, mark: Mark, path: str, hint: str) -> None:
         self.diagnostics.append(Diagnostic(Severity.ERROR, problem, summary, mark.location(path), hint))
@@ -199,9 +193,10 @@ class _Reader:
         mark = self._mark(event.start_mark)
         if depth > MAX_DEPTH:
             raise _Refused(Problem.YAML_FEATURE, f"nested deeper than {MAX_DEPTH} levels", mark)
-        diagnostics_before = len(self.diagnostics)
-        self._check_features(event, mark, path)
-        broken = len(self.diagnostics) > diagnostics_before
+        if feature := _feature(event):  # the text after it is not repeated: it may be a password that nobody quoted
+            hint = f'to write a text that starts with `{feature}`, quote it: "{feature}…"'
+            hint = f"write the value out where it is needed; {hint}" if feature == "&" else hint
+            self._report(Problem.YAML_FEATURE, f"a YAML {_FEATURES[feature]} `{feature}…`", mark, path, hint)
         if isinstance(event, yaml.SequenceStartEvent):
             items = SequenceNode(mark)
             while not isinstance(event := next(events), yaml.SequenceEndEvent):
@@ -213,7 +208,7 @@ class _Reader:
         if isinstance(event, yaml.ScalarEvent):
             plain = event.style is None
             value = resolve_plain(event.value) if plain else event.value
-            return ScalarNode(mark, value, event.value, plain, broken=broken)
+            return ScalarNode(mark, value, event.value, plain, broken=bool(feature))
         return ScalarNode(mark, None, "", plain=True, broken=True)  # an alias, reported already
 
     def _mapping(self, events: Iterator[yaml.Event], mark: Mark, *, depth: int, path: str) -> MappingNode:
@@ -231,30 +226,25 @@ class _Reader:
             value = self._node(events, next(events), depth=depth + 1, path=value_path)
             if name == "<<" and key.plain:
                 hint = "write the keys out: merge keys are not supported"
-                self._report(Problem.YAML_FEATURE, "merge key `<<`", key.mark, path, hint)
+                self._report(Problem.YAML_FEATURE, "a YAML merge key `<<`", key.mark, path, hint)
             elif name in mapping.keys:
                 earlier = mapping.keys[name]
-                hint = f"remove one of them; the first stands in line {earlier.line}"
-                self._report(Problem.DUPLICATE_KEY, f"key `{name}` stands twice", key.mark, value_path, hint)
+                hint = f"remove one of them; the first is on line {earlier.line}"
+                self._report(Problem.DUPLICATE_KEY, f"duplicate key `{name}`", key.mark, value_path, hint)
             else:
                 mapping.keys[name] = key.mark
                 mapping.entries[name] = value
         return mapping
 
-    def _check_features(self, event: yaml.Event, mark: Mark, path: str) -> None:
-        # what stands there is not said: it may be a password that nobody quoted
-        if isinstance(event, yaml.AliasEvent):
-            hint = 'to write a text that starts with `*`, quote it: "*…"'
-            self._report(Problem.YAML_FEATURE, "a YAML alias `*…`", mark, path, hint)
-        elif getattr(event, "anchor", None) is not None:
-            hint = 'write the value out where it is needed; to write a text that starts with `&`, quote it: "&…"'
-            self._report(Problem.YAML_FEATURE, "a YAML anchor `&…`", mark, path, hint)
-        elif getattr(event, "tag", None) is not None:
-            hint = 'to write a text that starts with `!`, quote it: "!…"'
-            self._report(Problem.YAML_FEATURE, "a YAML tag `!…`", mark, path, hint)
+
+def _feature(event: yaml.Event) -> str:
+    """What an event has that pipeline files do without: an alias `*`, an anchor `&` or a tag `!`."""
+    if isinstance(event, yaml.AliasEvent):
+        return "*"
+    return "&" if getattr(event, "anchor", None) is not None else "!" if getattr(event, "tag", None) is not None else ""
 
 
-def _error_place(bad: yaml.MarkedYAMLError) -> _Place | None:
+def _error_place(bad: yaml.MarkedYAMLError) -> Any:
     """Where the mistake is: for a missing colon and a wrong tag that is where the thing began."""
     began = "could not find expected ':'" in (bad.problem or "") or bad.context == "while scanning a tag"
     return bad.context_mark if began and bad.context_mark is not None else bad.problem_mark or bad.context_mark
@@ -271,13 +261,13 @@ def _syntax(bad: yaml.MarkedYAMLError, mark: Mark, text: str) -> tuple[str, Mark
         return "a reference without quotes inside `{ }` or `[ ]`", place, 'quote it: "${env:NAME}"'
     problem = bad.problem or "not valid YAML"
     if "could not find expected ':'" in problem:
-        return "expected `key: value`", mark, "a colon is missing, or a quote before"
+        return "expected `key: value`", mark, "a colon is missing, or a quote before it"
     if "mapping values are not allowed" in problem:
-        return "a second `:` in one line", mark, "quote the value, or put the inner key on a line of its own"
+        return "a second `:` on one line", mark, "quote the value, or put the inner key on a line of its own"
     if bad.context == "while scanning a tag" or "tag handle" in problem:
-        return "a tag that is not valid", mark, 'to write a text that starts with `!`, quote it: "!public.tmp_*"'
+        return "an invalid YAML tag", mark, 'to write a text that starts with `!`, quote it: "!public.tmp_*"'
     context = f" {bad.context}" if bad.context else ""
-    return f"not valid YAML: {problem}{context}", mark, "is a bracket or a quote not closed, an indentation off?"
+    return f"not valid YAML: {problem}{context}", mark, "check for an unclosed bracket or quote, and the indentation"
 
 
 def fault(problem: Problem, summary: str, mark: Mark, path: str, hint: str) -> Diagnostic:

@@ -113,7 +113,7 @@ hint: did you mean `user`?
 error[CFG104]: unknown key `catalgo` in `silver.tables[0]`
   in pipelines/shop.yaml:6:24  (silver.tables[0].catalgo)
 
-hint: known here: KEYS
+hint: known keys: KEYS
 """.replace("KEYS", ", ".join(info.alias or name for name, info in SilverTable.model_fields.items()))
     )
 

@@ -352,8 +352,8 @@ def test_a_reference_that_is_not_resolved_keeps_no_rule_of_its_section_back(tmp_
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        ("{rule: matches, column: a, pattern: a}", "it is called `regex` now"),
-        ("{rule: length_between, column: a, min: 1}", "it is called `length` now"),
+        ("{rule: matches, column: a, pattern: a}", "it is now called `regex`"),
+        ("{rule: length_between, column: a, min: 1}", "it is now called `length`"),
         ("{rule: betwen, column: a, min: 1}", "did you mean `between`?"),
         ("{rule: unique, columns: [a], on_fail: quarantine}", "remove `on_fail`"),
         ("{rule: expectation, expectation: expect_colum_to_exist}", "did you mean `expect_column_to_exist`?"),
@@ -398,7 +398,7 @@ def test_an_environment_without_file_names_those_there_are(tmp_path):
     file.write_text(HEAD)
     (found,) = validate([file], environment="prod")
     assert found.code == "CFG124"
-    assert found.hint.startswith(f"write {display(tmp_path / 'conf' / 'prod.yaml')} with what differs there")
+    assert found.hint.startswith(f"create {display(tmp_path / 'conf' / 'prod.yaml')} with the settings that differ")
     assert found.hint.endswith("this project has dev")
     (found,) = validate([file], environment="../conf/dev")
     assert found.code == "CFG124"

@@ -104,7 +104,7 @@ def test_check_says_what_validate_warns_of(
     project_file(folder, ", password: x", mode=0o644)
     run_command(app, ["check", "-p", "shop.yaml"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "the password is written in the file" in said
+    assert "the password is written in plain text" in said
     assert "chmod 600" in said
 
 

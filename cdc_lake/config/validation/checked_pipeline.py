@@ -165,7 +165,7 @@ class CheckedPipeline:
         """A finding if `source.tables` leaves a table out."""
         if self.patterns and not captures(self.patterns, table):
             hint = f"add `{table}` to `source.tables`, or correct the name"
-            yield Finding(Problem.NOT_CAPTURED, path, f"`source.tables` does not take in `{table}`", hint, key)
+            yield Finding(Problem.NOT_CAPTURED, path, f"`source.tables` does not capture `{table}`", hint, key)
 
     def check_table(self, text: str, path: str, *, key: bool = False) -> Iterator[Finding]:
         """A finding if a text is not the name of a table that is captured."""

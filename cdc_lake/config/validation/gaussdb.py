@@ -113,7 +113,7 @@ def judge_source(source: FamilySource) -> Iterator[Refusal]:
 def _hosts(source: FamilySource) -> Iterator[Refusal]:
     if (source.host is None) == (source.hosts is None):
         twice = source.host is not None
-        summary = "`host` and `hosts` are both given" if twice else "no host is given"
+        summary = "`host` and `hosts` are both set" if twice else "no host is set"
         remedy = "keep one of them" if twice else "add `host: …`, or `hosts: […]` for several"
         yield Refusal(Rule.ONE_HOST, ("hosts",) if twice else (), summary, remedy, key=twice)
     without = source.host if source.host is not None else None
@@ -121,11 +121,13 @@ def _hosts(source: FamilySource) -> Iterator[Refusal]:
         try:
             host, port = host_and_port(text)
         except ValueError as bad:
-            yield Refusal(Rule.HOST_PORT, ("hosts", str(i)), f"`{text}` is no host: {bad}", "write db1 or db1:8000")
+            yield Refusal(
+                Rule.HOST_PORT, ("hosts", str(i)), f"`{text}` is not a valid host: {bad}", "write db1 or db1:8000"
+            )
         else:
             without = host if port is None and without is None else without
     if without is not None and source.port is None:
-        remedy = "add `port: …`: GaussDB is often at 8000, openGauss at 5432, MogDB at 26000"
+        remedy = "add `port: …`: often 8000 for GaussDB, 5432 for openGauss, 26000 for MogDB"
         yield Refusal(Rule.HOST_PORT, (), f"host `{without}` has no port", remedy)
     if source.type != "gaussdb" and source.node not in {None, "single"}:
         summary = f"{source.type} is not distributed: it has no {str(source.node).replace('_', ' ')}"
@@ -135,7 +137,7 @@ def _hosts(source: FamilySource) -> Iterator[Refusal]:
 def _slot(source: FamilySource) -> Iterator[Refusal]:
     slot, key_path = source.slot, ("slot", "plugin")
     if slot.name is not None and slot.name.startswith("gs_roach"):
-        summary = "slot names that begin with gs_roach are the server's own"
+        summary = "slot names that begin with gs_roach are reserved by the server"
         yield Refusal(Rule.SLOT_NAME, ("slot", "name"), summary, "choose another name")
     style = _PLUGIN_STYLES.get(slot.plugin)
     if style is None:
@@ -146,10 +148,10 @@ def _slot(source: FamilySource) -> Iterator[Refusal]:
     name = "decode-style"
     sent = as_sent(OPTIONS[name], source.decoding.get(name, OPTIONS[name].sent_default))
     if source.decoding_mode is not Mode.PARALLEL:
-        summary = f"what {slot.plugin} prints in serial decoding is in no document"
+        summary = f"the output of {slot.plugin} in serial decoding is not documented"
         yield Refusal(Rule.PLUGIN_STYLE, key_path, summary, "use mppdb_decoding, or parallel decoding in a stream")
     elif sent != style:
-        summary = f"{slot.plugin} is for style {style}, and `decode-style` is {sent}"
+        summary = f"{slot.plugin} is for style {style}, but `decode-style` is {sent}"
         yield Refusal(Rule.PLUGIN_STYLE, key_path, summary, f"set `decode-style: {style}`, or use mppdb_decoding")
 
 
@@ -159,18 +161,18 @@ def _order(source: FamilySource) -> Iterator[Refusal]:
     if source.type != "gaussdb":
         if output_order == "csn":
             summary = f"{source.type} has no slots in CSN order"
-            remedy = "remove it: with `order: auto` transactions of an ordinary slot are put into CSN order here"
+            remedy = "remove it: with `order: auto`, the receiver puts transactions of an ordinary slot into CSN order"
             yield Refusal(Rule.CSN_SLOT_PRODUCT, key_path, summary, remedy)
             return
     elif source.node == "coordinator" and output_order == "lsn":
-        summary = "a coordinator gives transactions in CSN order, whatever is asked for"
+        summary = "a coordinator always sends transactions in CSN order"
         yield Refusal(Rule.COORDINATOR_ORDER, key_path, summary, "remove it, or set it to csn")
         return
     if source.slot_order == "csn":
         yield from _csn_slot(source, polling=polling)
     elif source.order == "csn" and source.decoding_mode is not Mode.PARALLEL:
-        what = "SQL functions leave" if polling else "serial decoding leaves"
-        summary = f"{what} out transactions of other databases: CSNs have gaps"
+        what = "SQL functions omit" if polling else "serial decoding omits"
+        summary = f"{what} transactions of other databases: CSNs have gaps"
         remedy = "use `order: lsn`" if polling else "use `order: lsn`, or `parallel-decode-num` 2 or more"
         yield Refusal(Rule.SERIAL_ORDER, ("order",), summary, remedy)
     elif source.order == "csn" and source.node == "data_node":
@@ -181,7 +183,7 @@ def _order(source: FamilySource) -> Iterator[Refusal]:
 def _csn_slot(source: FamilySource, *, polling: bool) -> Iterator[Refusal]:
     key_path = ("slot", "output_order") if source.slot.output_order else ("node",)
     if polling:
-        summary = "SQL functions give LSNs, which say nothing on a slot in CSN order"
+        summary = "SQL functions return LSNs, which have no meaning for a slot in CSN order"
         other = (
             "a slot in LSN order" if key_path[0] == "slot" else "a data node: a coordinator has no slot in LSN order"
         )
@@ -240,17 +242,17 @@ def _name(source: FamilySource, release: Release | None, name: str) -> Refusal |
         return None
     if option is None:
         remedy = f"{_similar(name)}send it as it is with `allow_unknown_options: true`"
-        return _refuse(Rule.UNKNOWN, name, f"`{name}` is no option of logical decoding", remedy, key=True)
+        return _refuse(Rule.UNKNOWN, name, f"`{name}` is not an option of logical decoding", remedy, key=True)
     if product not in option.products:
         rule = Rule.GAUSSDB_ONLY if option.products == GAUSSDB else Rule.OPEN_SOURCE_ONLY
-        return _refuse(rule, name, f"{product} knows no option `{name}`", "remove it", key=True)
+        return _refuse(rule, name, f"{product} has no option `{name}`", "remove it", key=True)
     if not option.documented:
-        summary = f"what `{name}` puts into the stream is in no document"
-        remedy = "remove it, or take the risk with `allow_unknown_options: true`"
+        summary = f"the effect of `{name}` on the stream is not documented"
+        remedy = "remove it, or accept the risk with `allow_unknown_options: true`"
         return _refuse(Rule.UNDOCUMENTED, name, summary, remedy, key=True)
     if option.since and release is not None and release < (*option.since, 0):
         since = ".".join(map(str, option.since))
-        summary = f"`{name}` came with {since}, the server is {show_release(release)}"
+        summary = f"`{name}` requires release {since}, the server is {show_release(release)}"
         return _refuse(Rule.SINCE, name, summary, "remove it", key=True)
     return None
 
@@ -268,23 +270,23 @@ def _value(  # noqa: PLR0911  # one return a form
 ) -> Refusal | None:
     option = OPTIONS.get(name)
     if source.decoding_mode is Mode.SQL and isinstance(value, str) and _DANGEROUS.search(value):
-        summary = f"`{name}` has a character that SQL functions refuse"
-        return _refuse(Rule.SQL_CHARACTERS, name, summary, "leave it out; `tables` filters again after the server")
+        summary = f"`{name}` contains a character that SQL functions reject"
+        return _refuse(Rule.SQL_CHARACTERS, name, summary, "remove it; the receiver filters by `tables` in any case")
     match option.form if option is not None else Form.ANY:
         case Form.BOOLEAN if as_boolean(value) is None:
-            return _refuse(Rule.BOOLEAN, name, f"`{name}` is on or off", "write `true` or `false`")
+            return _refuse(Rule.BOOLEAN, name, f"`{name}` must be on or off", "write `true` or `false`")
         case Form.NUMBER if option is not None:
             return _number(source, release, option, value)
         case Form.STYLE if str(value)[:1] not in {"b", "t", "j"}:
-            remedy = "write b (binary), t (text) or j (JSON), in small letters"
-            return _refuse(Rule.STYLE_LETTER, name, f"`{name}` is none of b, t, j", remedy)
+            remedy = "write b (binary), t (text) or j (JSON), in lowercase"
+            return _refuse(Rule.STYLE_LETTER, name, f"`{name}` must be b, t or j", remedy)
         case Form.WHITE_LIST if (entry := wrong_entry(str(value))) is not None:
-            remedy = "write schema.table,schema.*,*.table without blanks, or leave it to `tables`"
-            return _refuse(Rule.WHITE_LIST, name, f"`{entry}` is no entry of a white list", remedy)
+            remedy = "write schema.table,schema.*,*.table without spaces, or remove it: it is made from `tables`"
+            return _refuse(Rule.WHITE_LIST, name, f"`{entry}` is not a valid white list entry", remedy)
         case Form.OIDS if not _OID_LIST.fullmatch(str(value)):
-            return _refuse(Rule.COMMA_LIST, name, f"`{name}` is a list of numbers", "write 10,16384 without blanks")
+            return _refuse(Rule.COMMA_LIST, name, f"`{name}` must be a list of OIDs", "write 10,16384 without spaces")
         case Form.NAMES if not _NAME_LIST.fullmatch(str(value)):
-            return _refuse(Rule.COMMA_LIST, name, f"`{name}` is a list of names", "write anna,bert without blanks")
+            return _refuse(Rule.COMMA_LIST, name, f"`{name}` must be a list of names", "write anna,bert without spaces")
         case _:
             return None
 
@@ -295,17 +297,17 @@ def _number(source: FamilySource, release: Release | None, option: Option, value
     if option.wide and of_memory and (release is None or release >= _WIDE_SINCE):
         high = 2**31 - 1
     if number is None or not option.low <= number <= high:
-        summary = f"`{option.name}` is a whole number from {option.low} to {high}"
+        summary = f"`{option.name}` must be an integer from {option.low} to {high}"
         return _refuse(Rule.RANGE, option.name, summary, _default(option))
     if option.name == "parallel-queue-size" and number & (number - 1):
         nearest = 1 << (number.bit_length() - 1)
-        summary = f"`{option.name}` is a power of two"
+        summary = f"`{option.name}` must be a power of two"
         return _refuse(Rule.POWER_OF_TWO, option.name, summary, f"write {nearest} or {nearest * 2}")
     return None
 
 
 def _default(option: Option) -> str:
-    return f"left out it is {option.sent_default or option.default}"
+    return f"the default is {option.sent_default or option.default}"
 
 
 def _mode(source: FamilySource, name: str) -> Refusal | None:
@@ -317,11 +319,11 @@ def _mode(source: FamilySource, name: str) -> Refusal | None:
         return None  # serial is what SQL functions do
     if mode is Mode.SQL:
         remedy = "remove it, or use `mode: stream`"
-        return _refuse(Rule.STREAM_ONLY, name, f"SQL functions take no `{name}`", remedy, key=True)
+        return _refuse(Rule.STREAM_ONLY, name, f"SQL functions do not support `{name}`", remedy, key=True)
     if mode is Mode.SERIAL:
         remedy = "set `parallel-decode-num` to 2 or more, or remove it"
-        return _refuse(Rule.PARALLEL_ONLY, name, f"serial decoding knows no `{name}`", remedy, key=True)
-    return _refuse(Rule.SERIAL_ONLY, name, f"parallel decoding knows no `{name}`", "remove it", key=True)
+        return _refuse(Rule.PARALLEL_ONLY, name, f"serial decoding does not support `{name}`", remedy, key=True)
+    return _refuse(Rule.SERIAL_ONLY, name, f"parallel decoding does not support `{name}`", "remove it", key=True)
 
 
 def _is_on(options: _Given, name: str) -> bool:
@@ -331,16 +333,16 @@ def _is_on(options: _Given, name: str) -> bool:
 def _unsupported_options(options: _Given) -> Iterator[Refusal]:
     """What is not used here, whatever the server."""
     if "start-position" in options:
-        summary = "`start-position` hides the BEGIN of its CSN: no whole transaction can follow"
-        remedy = "remove it; a stream goes on from what bronze holds"
+        summary = "`start-position` hides the BEGIN of its CSN: no complete transaction can follow"
+        remedy = "remove it; a stream resumes from what bronze holds"
         yield _refuse(Rule.NO_START_POSITION, "start-position", summary, remedy, key=True)
     if _is_on(options, "auto-advance"):
-        summary = "with `auto-advance` the server moves the slot past what bronze holds"
-        remedy = "remove it; the slot moves by what bronze has confirmed"
+        summary = "with `auto-advance`, the server advances the slot past what bronze holds"
+        remedy = "remove it; the slot advances as bronze acknowledges"
         yield _refuse(Rule.BRONZE_CONFIRMS, "auto-advance", summary, remedy)
     if _is_on(options, "force-binary"):
-        summary = "`force-binary` changes nothing in a stream, and SQL functions refuse it"
-        remedy = "remove it; binary records come with `decode-style: b` in parallel decoding"
+        summary = "`force-binary` has no effect in a stream, and SQL functions reject it"
+        remedy = "remove it; for binary records use `decode-style: b` in parallel decoding"
         yield _refuse(Rule.NO_BINARY, "force-binary", summary, remedy)
 
 
@@ -351,25 +353,25 @@ def _of_slot(source: FamilySource, options: _Given) -> Iterator[Refusal]:
         if name not in options:
             continue
         if not csn:
-            remedy = "remove it, or say `slot: {output_order: csn}`"
-            yield _refuse(Rule.CSN_SLOT_OPTION, name, f"`{name}` is for slots in CSN order", remedy, key=True)
+            remedy = "remove it, or set `slot: {output_order: csn}`"
+            yield _refuse(Rule.CSN_SLOT_OPTION, name, f"`{name}` requires a slot in CSN order", remedy, key=True)
         elif (source.node or node) != node:
-            remedy = f"remove it, or say `node: {node}`"
+            remedy = f"remove it, or set `node: {node}`"
             yield _refuse(Rule.NODE_OPTION, name, f"`{name}` is for a {node.replace('_', ' ')}", remedy, key=True)
     if source.node is None and csn and all(name in options for name in _OF_NODE):
         summary = "`slice-id` is for a data node, `logical-receiver-num` for a coordinator"
         yield _refuse(Rule.NODE_OPTION, "slice-id", summary, "remove one of them", key=True)
     if "output-order" in options and as_number(options["output-order"]) != int(csn):
         summary = f"`output-order` is not the order of the slot, which is {source.slot_order.upper()}"
-        remedy = "remove it: `slot.output_order` says it, and it is sent from there"
+        remedy = "remove it: `slot.output_order` sets it"
         yield _refuse(Rule.ORDER_OF_SLOT, "output-order", summary, remedy)
     if _is_on(options, "skip-empty-xacts") and source.order == "csn" and not csn:
-        summary = "with `skip-empty-xacts` nobody can tell a lost transaction from an empty one"
+        summary = "with `skip-empty-xacts`, a lost transaction cannot be told from an empty one"
         remedy = "remove it, or use `order: lsn`"
         yield _refuse(Rule.DENSITY, "skip-empty-xacts", summary, remedy)
     yield from _of_standby(source, options)
     if source.node == "coordinator" and "exclude-userids" in options:
-        summary = "a user has another OID on each data node, and a coordinator hands one list to all of them"
+        summary = "OIDs of users differ between data nodes, and a coordinator passes one list to all of them"
         yield _refuse(Rule.USERS_BY_NAME, "exclude-userids", summary, "use `exclude-users`, by name", key=True)
 
 
@@ -378,11 +380,11 @@ def _of_standby(source: FamilySource, options: _Given) -> Iterator[Refusal]:
     if not _is_on(options, "standby-connection"):
         return
     if source.node == "coordinator":
-        summary = "a coordinator is no standby, and `standby-connection` lets standbys decode only"
+        summary = "a coordinator is not a standby, and `standby-connection` lets only standbys decode"
         yield _refuse(Rule.STANDBY, "standby-connection", summary, "remove it")
     elif len(source.hosts or ()) < 2:
-        summary = "a standby decodes, but a slot is made and tables are copied on the primary: both are needed"
-        yield _refuse(Rule.STANDBY, "standby-connection", summary, "name both in `hosts`, or remove it")
+        summary = "a standby decodes, but the slot and the snapshot are the primary's: both are needed"
+        yield _refuse(Rule.STANDBY, "standby-connection", summary, "list both in `hosts`, or remove it")
 
 
 def _of_stream(source: FamilySource, options: _Given) -> Iterator[Refusal]:
@@ -394,8 +396,8 @@ def _of_stream(source: FamilySource, options: _Given) -> Iterator[Refusal]:
         yield _refuse(Rule.REPLY_IN_TIME, "sender-timeout", summary, remedy)
     listed = options.get("white-table-list")
     if listed is not None and (missing := find_uncovered(str(listed), source.tables)):
-        summary = f"the white list does not let through all that `tables` takes in: {', '.join(missing)}"
-        remedy = "add it, narrow `tables`, or leave the list out: it is made from `tables`"
+        summary = f"the white list omits tables that `tables` captures: {', '.join(missing)}"
+        remedy = "add them, narrow `tables`, or remove the list: it is made from `tables`"
         yield _refuse(Rule.LIST_COVERS, "white-table-list", summary, remedy)
 
 
@@ -404,14 +406,14 @@ def _of_release(source: FamilySource, options: _Given, release: Release | None) 
     if release is None or source.type == "gaussdb" or source.decoding_mode is not Mode.PARALLEL:
         return
     if release < _PARALLEL_SINCE:
-        summary = f"{source.type} {show_release(release)} has no parallel decoding, which came with 3.0.0"
+        summary = f"{source.type} {show_release(release)} has no parallel decoding, which requires 3.0.0"
         yield _refuse(Rule.SINCE, "parallel-decode-num", summary, "set `parallel-decode-num: 1`")
         return
     style, batch = (
         as_sent(OPTIONS[n], options.get(n, OPTIONS[n].sent_default)) for n in ("decode-style", "sending-batch")
     )
     if style != "b" and batch == "0" and release < _UNBATCHED_SINCE:
-        summary = f"style {style} without batches has no position to confirm on {show_release(release)}"
+        summary = f"style {style} without batches has no position to acknowledge on {show_release(release)}"
         yield _refuse(Rule.UNBATCHED, "sending-batch", summary, "set `sending-batch: 1`, or `decode-style: b`")
 
 
@@ -426,17 +428,19 @@ def family_rules(pipeline: CheckedPipeline) -> Iterator[Finding]:
         yield Finding(refusal.rule.problem, path, refusal.summary, hint, refusal.key)
     skips = as_boolean(source.decoding.get("skip-empty-xacts", False))
     if skips and source.order == "auto" and source.slot_order == "lsn" and source.decoding_mode is Mode.PARALLEL:
-        summary = "with `skip-empty-xacts` the stream is in LSN order, and a quiet database keeps WAL back"
-        hint, path = "remove it for CSN order, or say `order: lsn`", "source.decoding.skip-empty-xacts"
+        summary = "with `skip-empty-xacts`, the stream is in LSN order, and an idle database retains WAL"
+        hint, path = "remove it for CSN order, or set `order: lsn`", "source.decoding.skip-empty-xacts"
         yield Finding(Problem.OPTION_COMBINATION, path, summary, hint, severity=Severity.WARNING)
     if source.node == "data_node":
-        summary = "a data node's stream has the rows of its shard only, and a part of every transaction across shards"
+        summary = (
+            "the stream of a data node has only the rows of its shard, and a part of each transaction across shards"
+        )
         hint, path = (
-            "read through a coordinator, `node: coordinator`; otherwise one pipeline a data node",
+            "read through a coordinator, `node: coordinator`, or run one pipeline for each data node",
             "source.node",
         )
         yield Finding(Problem.SOURCE_COMBINATION, path, summary, hint, severity=Severity.WARNING)
         if source.slot_order == "csn" and "slice-id" not in source.decoding:
-            summary = "without `slice-id` a change of a replicated table ends the stream"
+            summary = "without `slice-id`, a change to a replicated table ends the stream"
             hint = "add the number of this node's shard, from 0: `decoding: {slice-id: 0}`"
             yield Finding(Problem.OPTION_COMBINATION, path, summary, hint, severity=Severity.WARNING)

@@ -46,8 +46,8 @@ def _columns(pipeline: CheckedPipeline) -> Iterator[Finding]:
             continue
         other = next((e for e in earlier if e[0] != number and overlap(text, e[1])), None)
         if other is not None:
-            summary = f"`{text}` may mean a column that `{other[1]}` means too"
-            hint = f"a column has one rule; the other one stands in line {pipeline.line(other[2])}"
+            summary = f"`{text}` and `{other[1]}` may match the same column"
+            hint = f"a column can have only one rule; the other one is on line {pipeline.line(other[2])}"
             yield Finding(Problem.REDACT_OVERLAP, path, summary, hint)
         earlier.append((number, text, path))
         if (exact := exact_column(text)) is not None:
@@ -56,17 +56,17 @@ def _columns(pipeline: CheckedPipeline) -> Iterator[Finding]:
 
 def _key(pipeline: CheckedPipeline) -> Iterator[Finding]:
     path = "bronze.redact_key"
-    hint = "`redact_key: ${env:NAME}` in `bronze`; `openssl rand -hex 32` makes a good one"
+    hint = "set `redact_key: ${env:NAME}` in `bronze`; `openssl rand -hex 32` generates a good key"
     hashed = next((i for i, rule in enumerate(pipeline.bronze.redact) if rule.strategy == "sha256"), None)
     node = pipeline.node(path)
     if node is None and hashed is not None:
-        summary, beside = "`strategy: sha256` needs a key", f"bronze.redact[{hashed}]"
+        summary, beside = "`strategy: sha256` requires `redact_key`", f"bronze.redact[{hashed}]"
         yield Finding(Problem.REDACT_KEY, path, summary, hint, beside=beside)
     elif isinstance(node, ScalarNode) and node.text and pipeline.bronze.redact:
         if not node.references:
-            yield Finding(Problem.REDACT_KEY, path, "the key of redaction is written in the file", hint)
+            yield Finding(Problem.REDACT_KEY, path, "the redaction key is written in plain text", hint)
         elif len(node.text.encode()) < MIN_KEY:
-            summary = f"the key of redaction is shorter than {MIN_KEY} bytes"
+            summary = f"the redaction key is shorter than {MIN_KEY} bytes"
             yield Finding(Problem.REDACT_KEY, path, summary, hint)
 
 
@@ -83,7 +83,7 @@ def _needed_columns(pipeline: CheckedPipeline) -> Iterator[Finding]:
                 if strategy in lost and compile_columns(text).fullmatch(table.column(column)):
                     summary = f"column `{column}` {use} and is redacted by `{strategy}`"
                     line = pipeline.line(pattern_path)
-                    hint = f"redact it by `sha256`, or not at all; the rule stands in line {line}"
+                    hint = f"redact it with `sha256`, or not at all; the rule is on line {line}"
                     yield Finding(Problem.REDACT_NEEDED, path, summary, hint)
                     break
 
@@ -96,15 +96,15 @@ def _uses(entry: SilverTable, path: str) -> Iterator[tuple[str, str, str]]:
         where = f"{path}.rules[{i}]"
         for n, column in enumerate(named_columns(rule)):
             yield (
-                "is judged by a rule",
+                "is used by a rule",
                 column,
                 f"{where}.column" if hasattr(rule, "column") else f"{where}.columns[{n}]",
             )
         if isinstance(rule, Monotonic):
-            yield "is judged by a rule", rule.by, f"{where}.by"
+            yield "is used by a rule", rule.by, f"{where}.by"
         if isinstance(rule, Expression):
             for word in dict.fromkeys(re.findall(r"\w+", re.sub(r"'[^']*'", "", rule.expression))):
-                yield "is judged by a rule", word, f"{where}.expression"
+                yield "is used by a rule", word, f"{where}.expression"
 
 
 REDACTION_RULES = (_strategies, _columns, _key, _needed_columns)

@@ -46,16 +46,16 @@ def _tables(pipeline: CheckedPipeline) -> Iterator[Finding]:
         where = f"{path}.from"
         yield from pipeline.check_table(entry.from_, where)
         if own is not None and own in lines:
-            hint = f"put everything of the table into one entry; the first stands in line {lines[own]}"
-            yield Finding(Problem.TABLE_TWICE, where, f"table `{own}` stands twice in `silver.tables`", hint)
+            hint = f"merge the entries; the first is on line {lines[own]}"
+            yield Finding(Problem.TABLE_TWICE, where, f"duplicate table `{own}` in `silver.tables`", hint)
         if own is not None:
             lines.setdefault(own, pipeline.line(where))
         if (name := entry.to or (default_name(own) if own is not None else None)) is None:
             continue
         where = f"{path}.to" if entry.to else path
         if name in targets and targets[name][0] != entry.from_:
-            hint = f"give one of them another name with `to:`; the first stands in line {targets[name][1]}"
-            yield Finding(Problem.TARGET_TWICE, where, f"two tables go to the silver table `{name}`", hint)
+            hint = f"rename one of them with `to:`; the first is on line {targets[name][1]}"
+            yield Finding(Problem.TARGET_TWICE, where, f"two source tables map to the silver table `{name}`", hint)
         targets.setdefault(name, (entry.from_, pipeline.line(where)))
 
 
@@ -76,7 +76,7 @@ def _kind(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[
     kind = entry.kind or pipeline.silver.defaults.kind
     for option, wanted in _OF_KIND.items():
         if getattr(entry, option) and kind != wanted:
-            summary = f"a table of `kind: {kind}` has no `{option}`"
+            summary = f"`{option}` does not apply to a table of `kind: {kind}`"
             yield Finding(Problem.NOT_OF_KIND, join(path, option), summary, f"remove it, or write `kind: {wanted}`")
 
 
@@ -84,8 +84,8 @@ def _columns(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterat
     """What is taken and what is left out."""
     yield from _named_twice(entry.keys, f"{path}.keys", "column ")
     if entry.columns is not None and pipeline.is_set(f"{path}.exclude"):
-        hint = "keep one of them: what `columns` does not name is left out"
-        yield Finding(Problem.TRANSFORM, f"{path}.exclude", "`columns` and `exclude` are both given", hint)
+        hint = "keep one of them: `columns` excludes what it does not list"
+        yield Finding(Problem.TRANSFORM, f"{path}.exclude", "`columns` and `exclude` are both set", hint)
         return
     yield from _named_twice(entry.columns, f"{path}.columns")
     yield from _named_twice(entry.exclude, f"{path}.exclude")
@@ -95,11 +95,11 @@ def _columns(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterat
 
     for i, name in enumerate(entry.keys or ()):
         if not is_selected(name):
-            hint = "a key has to be in silver: take the column in, or remove it from `keys`"
-            yield Finding(Problem.TRANSFORM, f"{path}.keys[{i}]", f"column `{name}` is a key and is left out", hint)
+            hint = "a key must be in silver: include the column, or remove it from `keys`"
+            yield Finding(Problem.TRANSFORM, f"{path}.keys[{i}]", f"column `{name}` is a key but is excluded", hint)
     for name in entry.rename:
         if not is_selected(name):
-            summary, where = f"column `{name}` gets another name and is left out", join(f"{path}.rename", name)
+            summary, where = f"column `{name}` is renamed but excluded", join(f"{path}.rename", name)
             yield Finding(Problem.TRANSFORM, where, summary, "remove one of the two", key=True)
 
 
@@ -110,10 +110,10 @@ def _names(_: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[Findin
     new_names += [(name, join(f"{path}.compute", name), True) for name in entry.compute]
     for name, where, is_key in new_names:
         if name.casefold() in used_names:
-            summary = f"two columns would be called `{name}`"
+            summary = f"two columns would be named `{name}`"
             yield Finding(Problem.TRANSFORM, where, summary, "choose another name", is_key)
         if name.casefold().startswith(_RESERVED_PREFIX):
-            summary = f"names that begin with `{_RESERVED_PREFIX}` are cdc_lake's own"
+            summary = f"names that begin with `{_RESERVED_PREFIX}` are reserved"
             yield Finding(Problem.TRANSFORM, where, summary, "choose another name", is_key)
         used_names.add(name.casefold())
 
@@ -132,19 +132,19 @@ def _layout(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterato
             division = Partition.parse(text)
         except ValueError:
             hint = "write a column, days(column), bucket(16, column) or truncate(4, column)"
-            yield Finding(Problem.DIVISION, where, f"`{text}` is no partition", hint)
+            yield Finding(Problem.DIVISION, where, f"`{text}` is not a valid partition", hint)
             continue
         if division.transform and is_delta:
-            hint = 'for Delta compute the column and name it: compute: {part: "…"}; or use '
+            hint = 'for Delta, compute the column and partition by it: compute: {part: "…"}; or use '
             hint += f"`cluster_by: [{division.column}]`"
-            yield Finding(Problem.DIVISION, where, f"Delta has no partition `{text}`", hint)
+            yield Finding(Problem.DIVISION, where, f"Delta does not support the partition `{text}`", hint)
 
 
 def _named_twice(texts: Sequence[str] | None, path: str, noun: str = "") -> Iterator[Finding]:
     key = path.rpartition(".")[2]
     for i, text in enumerate(texts or ()):
         if text in (texts or ())[:i]:
-            summary = f"{noun}`{text}` stands twice in `{key}`"
+            summary = f"duplicate {noun}`{text}` in `{key}`"
             yield Finding(Problem.COLUMN_TWICE, f"{path}[{i}]", summary, "remove one")
 
 
@@ -159,8 +159,8 @@ def _groups(pipeline: CheckedPipeline) -> Iterator[Finding]:
     for i, group in enumerate(pipeline.silver.groups):
         path = f"silver.groups[{i}].name"
         if group.name in names:
-            hint = f"choose another name; the first stands in line {names[group.name]}"
-            yield Finding(Problem.GROUP, path, f"two groups are called `{group.name}`", hint)
+            hint = f"choose another name; the first is on line {names[group.name]}"
+            yield Finding(Problem.GROUP, path, f"two groups are named `{group.name}`", hint)
         names.setdefault(group.name, pipeline.line(path))
         for n, text in enumerate(group.tables):
             where = f"silver.groups[{i}].tables[{n}]"
@@ -168,17 +168,17 @@ def _groups(pipeline: CheckedPipeline) -> Iterator[Finding]:
             if (table := table_name(text)) is None:
                 continue
             if table in first_lines:
-                hint = f"remove one of them; the first stands in line {first_lines[table]}"
-                summary = f"`{table}` is in a group already, and one transaction cannot be held by two"
+                hint = f"remove one of them; the first is on line {first_lines[table]}"
+                summary = f"`{table}` is already in a group, and two groups cannot hold one transaction"
                 yield Finding(Problem.GROUP, where, summary, hint)
             first_lines.setdefault(table, pipeline.line(where))
             kind = (entries[table].kind if table in entries else None) or pipeline.silver.defaults.kind
             if kind == "append":
-                summary = f"`{table}` cannot be in a group: a table of `kind: append` has no keys that could wait"
-                yield Finding(Problem.GROUP, where, summary, "take it out, or write `kind: history`")
+                summary = f"`{table}` cannot be in a group: a table of `kind: append` has no keys to hold"
+                yield Finding(Problem.GROUP, where, summary, "remove it, or write `kind: history`")
             if table in entries and entries[table].where is not None:
-                why = "whether silver has a row that `where` decides on may depend on values that wait"
-                yield Finding(Problem.GROUP, where, f"`{table}` cannot be in a group: {why}", "take it out")
+                why = "whether `where` includes a row may depend on values that are held"
+                yield Finding(Problem.GROUP, where, f"`{table}` cannot be in a group: {why}", "remove it")
 
 
 def _quality_rules(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[Finding]:
@@ -186,8 +186,8 @@ def _quality_rules(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> 
     for i, rule in enumerate(entry.rules):
         where, name = f"{path}.rules[{i}]", rule_name(rule)
         if name in lines:
-            hint = f"give it a name of its own with `name:`; the first stands in line {lines[name]}"
-            yield Finding(Problem.RULE_TWICE, where, f"two rules of one table are called `{name}`", hint)
+            hint = f"name one of them with `name:`; the first is on line {lines[name]}"
+            yield Finding(Problem.RULE_TWICE, where, f"two rules of one table are named `{name}`", hint)
         lines.setdefault(name, pipeline.line(where))
         yield from _thresholds(rule, f"{where}.thresholds")
         match rule:
@@ -208,7 +208,7 @@ def _quality_rules(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> 
 def _bounds(pipeline: CheckedPipeline, rule: Between | Length | RowCount, path: str) -> Iterator[Finding]:
     low, high = rule.min, rule.max
     if not pipeline.is_set(f"{path}.min") and not pipeline.is_set(f"{path}.max"):
-        yield Finding(Problem.BOUNDS, path, f"`{rule.rule}` without bounds", "give `min`, `max` or both")
+        yield Finding(Problem.BOUNDS, path, f"`{rule.rule}` without bounds", "set `min`, `max` or both")
     if low is None or high is None:
         return
     summary, hint = "`min` is greater than `max`", "swap `min` and `max`"
@@ -240,8 +240,8 @@ def _thresholds(rule: RowRule | TableRule, path: str) -> Iterator[Finding]:
         return
     levels = [(name, share) for name, share in rule.thresholds if share is not None]
     if not levels:
-        hint = "name one: thresholds: {warn: 0.01, critical: 0.1}"
-        yield Finding(Problem.RULE_OPTIONS, path, "`thresholds` names none", hint)
+        hint = "set one, for example `thresholds: {warn: 0.01, critical: 0.1}`"
+        yield Finding(Problem.RULE_OPTIONS, path, "`thresholds` is empty", hint)
     for (lower, below), (upper, above) in pairwise(levels):
         if below > above:
             summary = f"the threshold of `{lower}` is above that of `{upper}`"
@@ -253,8 +253,8 @@ def _foreign_key(pipeline: CheckedPipeline, rule: ForeignKey, path: str) -> Iter
     yield from _named_twice(rule.columns, f"{path}.columns", "column ")
     yield from _named_twice(rule.referenced, f"{path}.referenced", "column ")
     if len(rule.columns) != len(rule.referenced):
-        summary = f"`columns` has {len(rule.columns)}, `referenced` {len(rule.referenced)}"
-        hint = "each column refers to one: name as many"
+        summary = f"`columns` has {len(rule.columns)} entries, `referenced` {len(rule.referenced)}"
+        hint = "each column refers to one: list as many"
         yield Finding(Problem.RULE_OPTIONS, f"{path}.referenced", summary, hint)
     yield from pipeline.check_table(rule.references, f"{path}.references")
 
@@ -264,7 +264,7 @@ def _expectation(rule: Expectation, path: str) -> Iterator[Finding]:
     if name not in EXPECTATIONS:
         close = difflib.get_close_matches(name, EXPECTATIONS, n=1, cutoff=0.6)
         hint = f"did you mean `{close[0]}`?" if close else "docs/reference/rules.md lists them"
-        yield Finding(Problem.RULE_OPTIONS, path, f"there is no expectation `{name}` that a rule can name", hint)
+        yield Finding(Problem.RULE_OPTIONS, path, f"unknown expectation `{name}`", hint)
 
 
 SILVER_RULES = (

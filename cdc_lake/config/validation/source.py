@@ -62,7 +62,7 @@ def _hosts(pipeline: CheckedPipeline) -> Iterator[Finding]:
         try:
             host_and_port(text)
         except ValueError as bad:
-            summary = f"this is no host: {bad}"
+            summary = f"invalid host: {bad}"
             yield Finding(Problem.SOURCE_COMBINATION, f"source.hosts[{i}]", summary, "write db1 or db1:5432")
 
 
@@ -71,12 +71,12 @@ def _protocol(pipeline: CheckedPipeline) -> Iterator[Finding]:
     decoding = pipeline.postgres.decoding
     version, needed = decoding.proto_version, {"on": 2, "parallel": 4}.get(decoding.streaming or "", 0)
     if version is not None and version < needed:
-        summary = f"version {version} of pgoutput's protocol has no `streaming: {decoding.streaming}`"
-        hint = f"take `proto_version` out, or set it to {needed} or more"
+        summary = f"version {version} of the pgoutput protocol does not support `streaming: {decoding.streaming}`"
+        hint = f"remove `proto_version`, or set it to {needed} or more"
         yield Finding(Problem.SOURCE_COMBINATION, f"{_DECODING}.streaming", summary, hint)
     if version is not None and decoding.two_phase and version < TWO_PHASE:
-        summary = f"version {version} of pgoutput's protocol has no `two_phase`"
-        hint = "take `proto_version` out, or set it to 3 or more"
+        summary = f"version {version} of the pgoutput protocol does not support `two_phase`"
+        hint = "remove `proto_version`, or set it to 3 or more"
         yield Finding(Problem.SOURCE_COMBINATION, f"{_DECODING}.two_phase", summary, hint)
 
 
@@ -93,24 +93,29 @@ def _qhb(pipeline: CheckedPipeline) -> Iterator[Finding]:
         return
     release, decoding = parse_release(source.version), source.decoding
     if release < parse_release(OLDEST_QHB):
-        summary = f"QHB {source.version} is not read; {OLDEST_QHB} is the oldest that is supported"
+        summary = f"QHB {source.version} is not supported; the oldest supported release is {OLDEST_QHB}"
         yield Finding(problem, "source.version", summary, "upgrade the server")
         return
     newest = protocol_of(release)
     if (decoding.proto_version or 0) > newest:
-        summary = f"QHB {source.version} speaks versions 1 to {newest} of pgoutput's protocol"
-        yield Finding(problem, f"{_DECODING}.proto_version", summary, "take `proto_version` out")
+        summary = f"QHB {source.version} supports versions 1 to {newest} of the pgoutput protocol"
+        yield Finding(problem, f"{_DECODING}.proto_version", summary, "remove `proto_version`")
     if decoding.streaming == "parallel" and newest < PARALLEL:
-        summary, hint = f"QHB {source.version} has no `streaming: parallel`", "write `on`: it carries the same changes"
+        summary, hint = (
+            f"QHB {source.version} does not support `streaming: parallel`",
+            "write `on`: it carries the same changes",
+        )
         yield Finding(problem, f"{_DECODING}.streaming", summary, hint)
     if decoding.origin == "none" and newest < PARALLEL:
-        yield Finding(problem, f"{_DECODING}.origin", f"QHB {source.version} has no `origin: none`", "take it out")
+        yield Finding(
+            problem, f"{_DECODING}.origin", f"QHB {source.version} does not support `origin: none`", "remove it"
+        )
     if decoding.two_phase and newest < TWO_PHASE and not _by_test_decoding(pipeline):  # which has it in every release
-        hint = "take it out: prepared transactions then arrive whole at COMMIT PREPARED; or use `plugin: test_decoding`"
-        yield Finding(problem, f"{_DECODING}.two_phase", f"QHB {source.version} has no `two_phase`", hint)
+        hint = "remove it: prepared transactions then arrive at COMMIT PREPARED; or use `plugin: test_decoding`"
+        yield Finding(problem, f"{_DECODING}.two_phase", f"QHB {source.version} does not support `two_phase`", hint)
     if source.slot.failover:
-        summary = f"standbys of QHB {source.version} keep no copies of slots"
-        yield Finding(problem, "source.slot.failover", summary, "take it out")
+        summary = f"QHB {source.version} does not synchronize slots to standbys"
+        yield Finding(problem, "source.slot.failover", summary, "remove it")
 
 
 def _row_filters(pipeline: CheckedPipeline) -> Iterator[Finding]:
@@ -148,21 +153,21 @@ def _object_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
         try:
             ObjectAddress.parse(address)
         except ValueError:
-            hint = "write s3://bucket/folder, or a folder of this machine; in names: letters, digits, `.`, `_`, `-`"
-            yield Finding(Problem.LAKE_LAYOUT, path, "this is no address in an object store that is known", hint)
+            hint = "write s3://bucket/folder, or a local folder; names consist of letters, digits, `.`, `_`, `-`"
+            yield Finding(Problem.LAKE_LAYOUT, path, "not a valid object store address", hint)
         else:
             if pipeline.lake.storage is None:
                 hint = (
                     "add `lake.storage` with `region`, `access_key_id`, `secret_access_key` and the store's `endpoint`"
                 )
-                yield Finding(Problem.LAKE_LAYOUT, path, "an object store needs `lake.storage`", hint)
+                yield Finding(Problem.LAKE_LAYOUT, path, "an object store requires `lake.storage`", hint)
 
 
 def _silver_in_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
     if "lake.iceberg.warehouse" not in dict(_store_addresses(pipeline)):
         return
-    summary = "silver tables of format iceberg cannot be in an object store: Spark is given no client for it"
-    hint = "use `format: delta` for silver, or a warehouse on this machine"
+    summary = "Iceberg silver tables cannot be in an object store: Spark is given no client for it"
+    hint = "use `format: delta` for silver, or a local warehouse"
     formats = {"silver.defaults": pipeline.silver.defaults.format}
     formats |= {f"silver.tables[{i}]": table.format for i, table in enumerate(pipeline.silver.tables) if table.format}
     for path, format_ in formats.items():
@@ -173,8 +178,8 @@ def _silver_in_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
 def _catalog(pipeline: CheckedPipeline) -> Iterator[Finding]:
     catalog = pipeline.lake.iceberg
     if catalog.uri is not None and not re.match(_REST_ADDRESS if catalog.type == "rest" else _SQL_ADDRESS, catalog.uri):
-        hint = "of `type: sql` it is `postgresql+psycopg://…` or `sqlite:////…`, of `type: rest` `https://…`"
-        summary = f"this is no address of a catalog of `type: {catalog.type}`"
+        hint = "for `type: sql` write `postgresql+psycopg://…` or `sqlite:////…`, for `type: rest` `https://…`"
+        summary = f"not a valid address of a catalog of `type: {catalog.type}`"
         yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg.uri", summary, hint)
 
 
@@ -182,12 +187,12 @@ _RULES = (
     _table_patterns,
     Rule(
         Problem.NOTHING_CAPTURED, "source.tables", lambda p: all(t.startswith("!") for t in p.source.tables),
-        "`tables` only takes tables out", 'add the tables to take in, for example "public.*"',
+        "`tables` only excludes tables", 'add the tables to capture, for example "public.*"',
     ),
     Rule(
         Problem.SOURCE_COMBINATION, "source.hosts",
         lambda p: p.postgres and p.is_set("source.host") and p.is_set("source.hosts"),
-        "`host` and `hosts` are both given", "keep one of them", key=True,
+        "`host` and `hosts` are both set", "keep one of them", key=True,
     ),
     Rule(
         Problem.MISSING_KEY, "source.host",
@@ -199,94 +204,95 @@ _RULES = (
         Problem.SOURCE_COMBINATION, "source.tls.root_cert",
         # libpq goes on without encryption if the server's certificate is not theirs
         lambda p: p.source.tls.mode if p.source.tls.root_cert and p.source.tls.mode in _WITHOUT_ENCRYPTION else None,
-        "with `mode: {}` a server that `root_cert` does not vouch for is connected to all the same",
-        "set `mode: verify-full`, or verify-ca where the certificate does not name the host",
+        "with `mode: {}`, the connection is made even if `root_cert` does not trust the server",
+        "set `mode: verify-full`, or verify-ca if the certificate does not name the host",
     ),
     Rule(
         Problem.SOURCE_COMBINATION, "source.slot.failover", lambda p: p.postgres.slot.failover and _is_polling(p),
-        "a slot that SQL functions make has no copies on standbys",
-        "remove it, or use `mode: stream`: only a replication connection can make such a slot",
+        "a slot created by SQL functions is not synchronized to standbys",
+        "remove it, or use `mode: stream`: only a replication connection can create such a slot",
     ),
     Rule(
         Problem.SOURCE_COMBINATION, "source.publication", lambda p: p.postgres.publication and _by_test_decoding(p),
-        "the plugin test_decoding takes no publication",
+        "the plugin test_decoding does not use a publication",
         "remove `publication`: `tables` says what is captured; or use `plugin: pgoutput`",
     ),
     Rule(
         Problem.SOURCE_COMBINATION, _DECODING, _other_plugin,
-        "`{}` is an option of pgoutput, and the slot's plugin is test_decoding",
-        "keep nothing but `two_phase`, which test_decoding has too; or use `plugin: pgoutput`",
+        "`{}` is an option of pgoutput, but the plugin of the slot is test_decoding",
+        "keep only `two_phase`, which test_decoding also has; or use `plugin: pgoutput`",
     ),
     Rule(
         Problem.SOURCE_COMBINATION, f"{_DECODING}.streaming",
         lambda p: p.postgres.decoding.streaming in {"on", "parallel"} and _is_polling(p),
-        "SQL functions would give what is under way again at every look", "remove `streaming`; or use `mode: stream`",
+        "SQL functions would return in-progress transactions again at every poll",
+        "remove `streaming`, or use `mode: stream`",
     ),
     _protocol,
     Rule(
         Problem.SOURCE_COMBINATION, f"{_DECODING}.two_phase",
         lambda p: p.postgres.decoding.two_phase and p.bronze.redact,
-        "`two_phase` would write columns that are redacted: a prepared transaction is kept as it came",
-        "remove it: prepared transactions arrive whole at their COMMIT PREPARED then",
+        "`two_phase` would store redacted columns: a prepared transaction is kept as received",
+        "remove it: prepared transactions then arrive at COMMIT PREPARED",
     ),
     Rule(
         Problem.SOURCE_COMBINATION, "source.row_filters", lambda p: p.postgres.row_filters and _by_test_decoding(p),
-        "the plugin test_decoding takes no publication, so it filters no rows",
-        "use `plugin: pgoutput`, or leave rows out of silver by `where` of its table",
+        "the plugin test_decoding does not use a publication, so it cannot filter rows",
+        "use `plugin: pgoutput`, or filter rows in silver with `where` of the table",
     ),
     _row_filters,
     Rule(
         Problem.SOURCE_COMBINATION, "source.version", lambda p: p.postgres.type == "postgres" and p.postgres.version,
-        "`version` is the release of a QHB", "remove it: a PostgreSQL tells its own; or write `type: qhb`",
+        "`version` applies only to QHB", "remove it: PostgreSQL reports its own version; or write `type: qhb`",
     ),
     _qhb,
     _hex_columns,
     Rule(
         Problem.HEX_COLUMN, "source.hex_columns",
         lambda p: p.source.encoding_errors == "hex" and p.node("source.hex_columns"),
-        "`encoding_errors: hex` means every column already",
-        "remove one of them: `hex_columns` names the columns where the others are to stop",
+        "`encoding_errors: hex` already applies to every column",
+        "remove one of them: with `hex_columns`, other columns stop",
     ),
     Rule(
         Problem.UNDECODABLE_REDACTED, "bronze.undecodable",
         lambda p: p.bronze.undecodable == "land" and p.bronze.redact,
-        "`undecodable: land` would write bytes of columns that are redacted",
-        "set it to `stop`: what cannot be decoded cannot be redacted either",
+        "`undecodable: land` would store bytes of redacted columns",
+        "set it to `stop`: what cannot be decoded cannot be redacted",
     ),
     Rule(
         Problem.LAKE_LAYOUT, "lake.path", lambda p: "://" in p.lake.path,
-        "a folder is expected, not an address",
-        "silver and checkpoints are in a folder; `bronze.path` and `lake.control` can be in an object store",
+        "expected a folder, not an address",
+        "silver and checkpoints need a local folder; `bronze.path` and `lake.control` can be in an object store",
     ),
     _object_store,
     Rule(
         Problem.LAKE_LAYOUT, "bronze.durability", lambda p: _bronze_in_store(p) and p.node("bronze.durability"),
-        "bronze in an object store has no durability to choose",
-        "remove it: what the store says it has taken is durable there, and nothing less is confirmed",
+        "`durability` does not apply to bronze in an object store",
+        "remove it: what the store accepts is durable there, and only that is acknowledged",
     ),
     _silver_in_store,
     Rule(
         Problem.LAKE_LAYOUT, "lake.storage.endpoint",
         lambda p: p.lake.storage and not p.lake.storage.allow_http
         and (p.lake.storage.endpoint or "").startswith("http://"),
-        "the endpoint has no TLS",
-        "use https://, or say `allow_http: true` where nobody else can reach the network between",
+        "the endpoint does not use TLS",
+        "use https://, or set `allow_http: true` if nobody else can reach the network",
     ),
     Rule(
         Problem.LAKE_LAYOUT, "silver.defaults.namespace",
         lambda p: p.silver.defaults.namespace if p.silver.defaults.namespace in RESERVED else None,
-        "namespace `{}` is a folder of the lake itself", "choose another name, for example `silver`",
+        "namespace `{}` is reserved: it is a folder of the lake", "choose another name, for example `silver`",
     ),
     Rule(
         Problem.LAKE_LAYOUT, "bronze.path", lambda p: p.bronze.format == "iceberg" and p.bronze.path,
-        "an Iceberg table has its place from its catalog",
-        "remove `path`; `lake.iceberg.warehouse` says where the tables of the catalog are",
+        "the catalog determines the location of an Iceberg table",
+        "remove `path`; `lake.iceberg.warehouse` sets the location of the catalog's tables",
     ),
     Rule(
         Problem.LAKE_LAYOUT, "lake.iceberg",
         lambda p: p.lake.iceberg.type == "rest" and not p.is_set("lake.iceberg.uri"),
-        "a REST catalog needs its address",
-        "give the server's address, for example `uri: https://catalog.example.com/api`",
+        "a REST catalog requires `uri`",
+        "add the address of the server, for example `uri: https://catalog.example.com/api`",
     ),
     _catalog,
 )  # fmt: skip
