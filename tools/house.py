@@ -23,15 +23,15 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "cdc_lake"
 
 BUDGETS: Mapping[str, float] = {
-    "modules": 265,
+    "modules": 262,
     "median lines of a module": 350,
     "modules for 10,000 lines": 33,
     "modules under 60 lines": 5,
-    "lines": 82_000,
+    "lines": 79_500,
     "function names that are a bare participle, pronoun or adverb, %": 0.1,
     "uses of banned words among identifiers, %": 0.1,
     "import cycles of modules": 0,
-    "docstrings that only say `See X.`": 9,
+    "docstrings that only say `See X.`": 0,
     "files in the largest folder": 26,
 }
 """Upper bounds. Lower one when the code allows it; never raise one."""

@@ -62,7 +62,7 @@ class OverlaidFiles(Files):
         op: str | None = None,
         relations: Iterable[str] | None = None,
     ) -> list[str]:
-        """See Files; those beside bronze come last."""
+        """The files that meet a span; those beside bronze come last."""
         names = None if relations is None else list(relations)
         own_paths = super().select(epoch=epoch, after=after, upto=upto, op=op, relations=names)
         return [*own_paths, *self.overlay.select(epoch=epoch, after=after, upto=upto, op=op, relations=names)]

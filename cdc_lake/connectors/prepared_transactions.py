@@ -244,7 +244,7 @@ class PreparedTransactions:
         return [entry.prepared for entry in self._entries.values() if entry.end is None]
 
     def park(self, prepared: Prepared, content: PreparedContent) -> None:
-        """See Parking. Raises SpoolFull."""
+        """Keep a prepared transaction, durably when this returns, once. Raises SpoolFull."""
         name = file_name(self._epoch, prepared.xid, prepared.gid)
         existing = self._entries.get(name)
         if existing is not None and existing.prepared == prepared:
@@ -267,7 +267,7 @@ class PreparedTransactions:
         return self._read(name)[1]
 
     def has_changes(self, xid: int, end_lsn: int) -> bool:
-        """See Parking. Raises SourceError."""
+        """Whether a transaction of which nothing is parked changed anything. Raises SourceError."""
         return self._changed(xid, end_lsn)
 
     def rolled_back(self, xid: int, gid: str, end_lsn: int) -> None:

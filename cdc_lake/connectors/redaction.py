@@ -110,7 +110,7 @@ class RedactedBronze:
     def append(
         self, batch: TransactionBatch | Sequence[ReceivedTransaction], tabulate: Tabulate = tabulate
     ) -> BronzeCommit:
-        """See BronzeWriter. Raises RedactionUnfit."""
+        """Commit whole transactions, redacted. Raises RedactionUnfit as well."""
         return self._bronze.append(batch, with_redaction(tabulate, self._redaction))
 
     def advance(self, position: int, confirm: int, empty: int = 0) -> BronzeCommit:
@@ -124,12 +124,12 @@ class RedactedBronze:
     def append_snapshot(
         self, snapshot: str, chunk: int, relation: Relation, rows: object, first_ordinal: int, position: int
     ) -> BronzeCommit:
-        """See BronzeWriter. Raises RedactionUnfit."""
+        """Commit a chunk of snapshot rows, redacted. Raises RedactionUnfit as well."""
         layout, values = self._redaction.rows(relation, rows)
         return self._bronze.append_snapshot(snapshot, chunk, layout, values, first_ordinal, position)
 
     def as_landed(self, relation: Relation) -> Relation:
-        """See BronzeWriter. Raises RedactionUnfit."""
+        """The layout that snapshot rows have in bronze, redacted. Raises RedactionUnfit."""
         return self._bronze.as_landed(self._redaction.relation(relation))
 
 
@@ -149,7 +149,7 @@ class RedactedComparison:
         return self._source.snapshot(tables)
 
     def relation_of(self, source_table: PublishedTable) -> Relation:
-        """See CompareSource. Raises RedactionUnfit."""
+        """The layout of a captured table, redacted. Raises RedactionUnfit."""
         return self._redaction.relation(self._source.relation_of(source_table))
 
     def parts(self, relation: Relation, source_table: PublishedTable) -> Iterator[pa.Table]:

@@ -73,14 +73,14 @@ class SpooledFrames:
         return self._stored + len(self._frames)
 
     def append(self, payload: bytes, lsn: int) -> None:
-        """See FrameStore. Raises SpoolFull, SpoolNotWritten."""
+        """Add a frame. Raises SpoolFull, SpoolNotWritten."""
         self._frames.append(payload)
         self._lsns.append(lsn)
         self.held += len(payload)
         self._spool.hold(len(payload))
 
     def extend(self, payloads: Sequence[bytes], lsns: Sequence[int]) -> None:
-        """See FrameStore. Raises SpoolFull, SpoolNotWritten."""
+        """Add frames. Raises SpoolFull, SpoolNotWritten."""
         self._frames += payloads
         self._lsns += lsns
         size = sum(map(len, payloads))
@@ -88,7 +88,7 @@ class SpooledFrames:
         self._spool.hold(size)
 
     def truncate(self, count: int) -> None:
-        """See FrameStore; what is left of a chunk that is cut is held again."""
+        """Keep the first `count` frames; what is left of a chunk that is cut is held in memory again."""
         if count >= self._stored:
             self._keep(count - self._stored)
             return
@@ -136,7 +136,7 @@ class SpooledFrames:
         self.sealed = True
 
     def parts(self) -> Iterator[Part]:
-        """See FrameStore. Raises SpoolNotWritten."""
+        """All frames in parts of some `part` bytes. Raises SpoolNotWritten."""
         for chunks in self._group_chunks():
             yield self._part(chunks)
         if self._frames:

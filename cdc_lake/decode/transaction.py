@@ -129,7 +129,7 @@ class FrameStoreFactory(Protocol):
 
     @property
     def part(self) -> int:
-        """See above."""
+        """Bytes from which on a transaction is large."""
         ...
 
     def __call__(self) -> FrameStore:

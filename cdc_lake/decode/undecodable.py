@@ -201,7 +201,7 @@ _CHANGES: Final = frozenset(b"IUD")
 
 @dataclass(frozen=True, slots=True)
 class PgoutputFormat:
-    """See `decode.undecodable.Format`: layouts come with the transactions, so nothing is learned from a batch."""
+    """Transactions of pgoutput (implements `Format`): layouts come with them, so a batch teaches nothing."""
 
     decode: Callable[[Sequence[BufferedTransaction]], ChangeColumns]
 

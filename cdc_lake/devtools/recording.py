@@ -105,7 +105,7 @@ class PostgresCapture:
         self._silence = IdleTimeout(silence, time.monotonic)
 
     def poll(self, timeout: float) -> list[bytes]:
-        """See Capture; also answers keepalives, and in time where there are none."""
+        """CopyData messages, waiting up to `timeout` seconds; also answers keepalives, and sends a status in time."""
         if not (bodies := self._drain()):
             if self._poller.poll(max(0.0, min(timeout, self._told_at + self._interval - time.monotonic())) * 1000):
                 self._silence.record_activity()
@@ -428,7 +428,7 @@ class FamilyCapture:
         return [_DATA.pack(b"w", lsn, lsn, clock) + payload for lsn, payload in self._stream.poll(timeout)]
 
     def close(self) -> None:
-        """See Capture. Raises SourceError where the slot of its own cannot be dropped, which names it."""
+        """Close the stream and drop a slot of its own. Raises SourceError, which names it, if it cannot be dropped."""
         self._stream.close()
         self._drop()
 

@@ -213,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def do_GET(self) -> None:
-        """See the module."""
+        """Answer `/metrics` and `/healthz`."""
         status, kind, body = self.answer()
         self.send_response(status)
         self.send_header("Content-Type", kind)

@@ -196,7 +196,7 @@ class _Source:
         self._opened.close()
 
     def postgres_facts(self, oid: int, table: TableName) -> TableFacts:
-        """See `decode.pgoutput.relations.Catalog`. Raises SourceError."""
+        """What the catalog says of a table by its OID. Raises SourceError."""
         if self._catalog is None:
             from cdc_lake.source.postgres.catalog import SourceCatalog  # noqa: PLC0415  # a driver of its own
 
@@ -212,7 +212,7 @@ class _Source:
         return session
 
     def family_facts(self, table: TableName) -> GaussDbTableMetadata | None:
-        """See `decode.gaussdb.catalog_facts.FamilyCatalog`. Raises SourceError."""
+        """What the catalog says of a table by its name; None if it is not there. Raises SourceError."""
         if self._catalog is None and isinstance(self.project.pipeline.source, PostgresSource):
             from cdc_lake.source.postgres.catalog import RowTables  # noqa: PLC0415  # a driver of its own
 

@@ -106,7 +106,7 @@ class PollingStream:
 
     @property
     def reply_requested(self) -> bool:
-        """See FrameSource: true while an answer was sent whole and is not confirmed: nothing follows until it is."""
+        """True while an answer was sent whole and is not confirmed: nothing follows until it is."""
         return self._piece is None and self._sent > self._confirmed
 
     def poll(self, timeout: float) -> list[tuple[int, bytes]]:
@@ -144,7 +144,7 @@ class PollingStream:
             self._confirmed, self._peeked_count = position, None
 
     def tick(self, *, ping: bool = False) -> None:
-        """See FrameSource: nobody waits for a status here; with `ping` the server is asked at once."""
+        """Give up an answer that nobody reads on; with `ping` ask the server at once. Nobody waits for a status."""
         if self._piece is not None and self._clock() - self._read_at > UNREAD:
             text = f"of what the server sends nothing could be taken for {UNREAD:g} s: its slot is read anew"
             raise ServerUnreachable(text)

@@ -266,5 +266,5 @@ class StoreFolder:
         return f"{self._address.path}/{relative}"
 
     def _persist(self, call: Callable[[], _T], also: tuple[type[Exception], ...] = ()) -> _T:
-        """See `ObjectStore.persist`."""
+        """Repeat a call while the store fails, for as long as `lake.storage.patience` says. Raises LakeError."""
         return self._store.persist(call, self.name, also)

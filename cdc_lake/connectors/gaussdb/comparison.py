@@ -114,7 +114,7 @@ class GaussDbComparison:
 
     @contextmanager
     def snapshot(self, tables: Sequence[TableName]) -> Iterator[SnapshotVisibility]:
-        """See CompareSource. TRUNCATE and rewrites are locked out: no snapshot shows a table through them."""
+        """One snapshot for all that is read inside; it locks out TRUNCATE and rewrites, which no snapshot outlives."""
         with export_snapshot(self._reading, [quote_table(table) for table in tables]) as exported_snapshot:
             csn = exported_snapshot.csn.value
             yield CsnSnapshotPredicate(
@@ -144,7 +144,7 @@ class GaussDbComparison:
         return join_blocks(self.parts(relation, source_table), relation)
 
     def unsummable_reason(self, relation: Relation) -> str:
-        """See CompareSource. What `concat` prints is not proven of every version and compatibility of this family."""
+        """Why the server cannot sum up hashes: what `concat` prints is not proven for all versions of this family."""
         del relation
         return "its server is of the GaussDB family"
 

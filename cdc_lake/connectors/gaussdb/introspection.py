@@ -97,7 +97,7 @@ class GaussDbIntrospection:
         return csn_now(self._session).value - 1
 
     def received_position(self) -> int | None:
-        """See SourceView; the family's servers tell nothing of it that could be relied on."""
+        """None: the family's servers tell nothing that could be relied on."""
         return None
 
     def slot(self) -> SlotSeen | None:
@@ -217,7 +217,7 @@ def _decode(project: Project) -> Action:
 
 @dataclass(frozen=True, slots=True)
 class GaussDbRetainedWal:
-    """See KeptWal."""
+    """What a server of the GaussDB family keeps for the pipeline's slot (implements `RetainedWal`)."""
 
     project: Project
 
@@ -313,7 +313,7 @@ def _threats(facts: GaussDbSlotFacts, bronze: BesideBronze | None, *, own: bool)
 
 @dataclass(frozen=True, slots=True)
 class GaussDbSlots:
-    """See SlotCare."""
+    """The slots of a server of the GaussDB family (implements `SlotAdmin`)."""
 
     project: Project
 
@@ -344,7 +344,7 @@ class GaussDbSlots:
             return details(self.project, session, settings, facts, view, end, state())
 
     def advance(self, state: Callable[[], StreamCheckpoint], upto: int | None) -> SlotAdvanced:
-        """See SlotCare. Raises NotForThisSource for a slot in CSN order."""
+        """Let the pipeline's slot forget what bronze holds. Raises NotForThisSource for a slot in CSN order."""
         project, name, place = self.project, self.project.slot, self.project.family.place
         if project.family.slot_order == "csn":
             hint = "`cdc-lake run --once --only receive` confirms what bronze holds, and that moves it"

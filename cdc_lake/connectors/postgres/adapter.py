@@ -232,7 +232,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class PostgresRetainedWal:
-    """See KeptWal."""
+    """What a PostgreSQL keeps for the pipeline's slot (implements `RetainedWal`)."""
 
     project: Project
 

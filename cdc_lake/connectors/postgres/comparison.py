@@ -60,7 +60,7 @@ class PostgresComparison:
         return join_blocks(self.parts(relation, source_table), relation)
 
     def unsummable_reason(self, relation: Relation) -> str:
-        """See CompareSource. Hashes are of UTF-8, and a server hashes text as it has it."""
+        """Why the server cannot sum up hashes, empty if it can: they are of UTF-8, and it hashes text as it has it."""
         del relation
         encoding = self._reading.pgconn.parameter_status(b"server_encoding") or b""
         if encoding != b"UTF8":

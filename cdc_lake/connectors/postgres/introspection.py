@@ -84,7 +84,7 @@ class PostgresIntrospection:
         return StreamIdentity(facts.system, facts.database, self._project.slot, Lsn(0)).origin
 
     def end(self, domain: OrderDomain) -> int:
-        """See SourceView; always an LSN."""
+        """The newest position, always an LSN."""
         del domain
         return wal_position(self._session).value
 
@@ -355,7 +355,7 @@ def _retention_threats(facts: slot.SlotFacts, more: SlotStatistics) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class PostgresSlots:
-    """See SlotCare."""
+    """The slots of a PostgreSQL (implements `SlotAdmin`)."""
 
     project: Project
 

@@ -37,14 +37,14 @@ _OPERATION: Final = re.compile(rb" (?:INSERT|UPDATE|DELETE):")
 
 @dataclass(frozen=True, slots=True)
 class GaussDbFormat:
-    """See `decode.undecodable.Format`: what is learned from a batch are the layouts of tables."""
+    """Record transactions that may not decode (`decode.undecodable.Format`): a batch teaches the layouts of tables."""
 
     layouts: RelationResolver
     plugin: str
     columns: Callable[[Sequence[RecordTransaction], RelationResolver], ChangeColumns] = tabulate
 
     def tabulate(self, batch: Sequence[RecordTransaction]) -> ChangeColumns:
-        """See Format. Asks the catalog, so also SourceError."""
+        """The changes of whole transactions. Raises DecodeError; asks the catalog, so also SourceError."""
         self.layouts.refresh()
         for raw in batch:
             if raw.part is not None:
@@ -66,7 +66,7 @@ class GaussDbFormat:
         return self.layouts.mark()
 
     def restore(self, mark: Any) -> None:
-        """See Format; what the catalog said stays."""
+        """Forget the layouts that were learned since the mark; what the catalog said stays."""
         self.layouts.restore(mark)
 
     def keep(self, raw: RecordTransaction, error: DecodeError) -> StoredTransaction:

@@ -282,12 +282,12 @@ class PreparedStorage(Protocol):
 _HALF: Final = 1 << 31
 
 Resolve: TypeAlias = Callable[[bytes, int, tuple[int, int]], Relation | DecodeError]
-"""The layout that a relation message announces, which came with an LSN at a place (`announced.Announced.resolved`); or
-why it cannot be taken in.
+"""The layout that a relation message with its LSN announces at a place of the stream, or why it cannot be read
+(`RelationCache.resolve_relation`).
 """
 
 Put: TypeAlias = Callable[[bytes, Relation | None, int, bytes, int], None]
-"""See `announced.Announced.put`."""
+"""Notes the layout of a table (`decode.pgoutput.relations.RelationCache.put`)."""
 
 
 class Subtransactions:

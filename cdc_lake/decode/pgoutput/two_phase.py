@@ -264,7 +264,7 @@ class PreparedFrames:
         """It is."""
 
     def parts(self) -> Iterator[Part]:
-        """See FrameStore. Raises PreparedDamaged."""
+        """All frames in parts of some `part` bytes. Raises PreparedDamaged."""
         frames: list[bytes] = []
         lsns: list[int] = []
         offset, size, left = self._start, 0, self._count

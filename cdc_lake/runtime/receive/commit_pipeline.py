@@ -295,11 +295,11 @@ class RetryingBronzeWriter:
         self._left.set()
 
     def state(self) -> StreamCheckpoint | None:
-        """See BronzeWriter; asked once: the loop tries again with the whole connection."""
+        """What bronze holds of the newest stream; asked once: the loop tries again with the whole connection."""
         return self._bronze.state()
 
     def begin_stream(self, stream: str, start: int, confirm: int | None = None, *, after: int = 0) -> StreamCheckpoint:
-        """See BronzeWriter; tried once: a stream is begun where its slot was just looked at."""
+        """Start a stream; tried once, because its slot was just looked at."""
         return self._bronze.begin_stream(stream, start, confirm, after=after)
 
     def append(
@@ -313,7 +313,7 @@ class RetryingBronzeWriter:
         return self._outlast(lambda: self._bronze.advance(position, confirm, empty))
 
     def turn_back(self, position: int) -> StreamCheckpoint:
-        """See BronzeWriter; tried once, as `begin_stream`."""
+        """Record that bronze is complete up to `position` only; tried once, as `begin_stream`."""
         return self._bronze.turn_back(position)
 
     def append_snapshot(

@@ -267,7 +267,7 @@ def facts_of(session: WireSession, table: TableName, *, skips_generated: bool = 
 
 
 def versions_of(session: WireSession, tables: Collection[TableName]) -> dict[TableName, tuple[int, str]]:
-    """See `decode.gaussdb.catalog_facts.Versions`."""
+    """OID and version of each table that is there; another version says that the table was altered."""
     names = ", ".join(f"({literal(table.schema)}, {literal(table.name)})" for table in tables)
     rows = session.query(_VERSIONS.format(names=names), doing="looking which tables were altered").rows
     return {TableName(schema or "", name or ""): (int(oid or 0), version or "") for schema, name, oid, version in rows}
@@ -347,7 +347,7 @@ class GaussDbCatalog:
         return facts_of(self._session, table, skips_generated=self._skips_generated)
 
     def versions(self, tables: Collection[TableName]) -> dict[TableName, tuple[int, str]]:
-        """See `decode.gaussdb.catalog_facts.Versions`."""
+        """OID and version of each table that is there (`versions_of`)."""
         return versions_of(self._session, tables)
 
 

@@ -127,7 +127,7 @@ class GaussDbStream:
 
     @property
     def keepalive_end(self) -> int:
-        """See FrameSource; stays at the start where keepalives run ahead of what was sent."""
+        """The newest LSN up to which everything was sent; the start of the stream if keepalives run ahead of that."""
         return self._keepalive_end
 
     @property
@@ -141,7 +141,7 @@ class GaussDbStream:
         return self._gathering.poll(timeout, self._take, self._due)
 
     def confirm(self, position: int) -> None:
-        """See FrameSource. 0 is ignored by the server, and a slot never moves backwards."""
+        """Tell the server that `position` is durable. It ignores 0, and a slot never moves backwards."""
         self._confirmed = max(self._confirmed, position)
         self._send_status()
 
@@ -281,7 +281,7 @@ class GaussDbSlotFunctions:
         return current_lsn(self._session).value
 
     def peek(self, least: int) -> Iterator[list[tuple[int, bytes]]]:
-        """See SlotFunctions; the whole answer is one piece."""
+        """Changes of whole transactions behind the slot's position, in one piece; None while the slot is read."""
         sql = f"SELECT * FROM pg_logical_slot_peek_changes({literal(self._slot)}, NULL, {least}{self._options})"
         rows = self._session.query(sql, doing=f"reading slot `{self._slot}`").rows
         return iter([[_frame(row) for row in rows]] if rows else [])
@@ -291,7 +291,7 @@ class GaussDbSlotFunctions:
         advance_slot(self._session, self._slot, Lsn(position))
 
     def load_flush_lsn(self) -> int:
-        """See SlotFunctions: or somewhere before, where the server does not tell. Raises SlotMissing."""
+        """How far the slot is confirmed, or a position before that if the server does not tell. Raises SlotMissing."""
         slot_facts = find_slot(self._session, self._slot)
         if slot_facts is None:
             raise SlotMissing(f"slot `{self._slot}` is not there any more")

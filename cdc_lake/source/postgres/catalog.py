@@ -607,7 +607,7 @@ class RowTables:
         return (int(str(rows[0][0])), str(rows[0][1])) if len(rows) == 1 else None
 
     def versions(self, tables: Collection[TableName]) -> dict[TableName, tuple[int, str]]:
-        """See `decode.gaussdb.catalog_facts.Versions`."""
+        """OID and version of each table that is there; another version says that the table was altered."""
         names = [[table.schema for table in tables], [table.name for table in tables]]
         with translate_errors("looking which tables were altered"):
             rows = self._session.execute(_VERSIONS, names).fetchall()

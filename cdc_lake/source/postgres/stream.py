@@ -89,7 +89,7 @@ class PostgresStream:
         return asked
 
     def poll(self, timeout: float) -> list[tuple[int, bytes]]:
-        """See FrameSource. Raises PublicationMissing once everything before that was given."""
+        """Frames, waiting up to `timeout` seconds. Raises PublicationMissing once everything before that was given."""
         self._left_out.check()
         return self._gathering.poll(timeout, self._take, self._due)
 
@@ -226,8 +226,9 @@ class PostgresSlotFunctions:
         return wal_position(self._session).value
 
     def peek(self, least: int) -> Iterator[list[tuple[int, bytes]]] | None:
-        """See SlotFunctions; raises SlotActive where others have read the slot for long, PublicationMissing where the
-        server left changes out.
+        """Changes behind the slot's position.
+
+        Raises SlotActive if others have read the slot for long, PublicationMissing if the server left changes out.
         """
         pieces = self._pieces(least)
         try:
@@ -258,7 +259,7 @@ class PostgresSlotFunctions:
             yield piece
 
     def advance(self, position: int) -> None:
-        """See SlotFunctions; raises SlotActive where others have read the slot for long."""
+        """Move the slot to a position. Raises SlotActive if others have read the slot for long."""
         until = self._clock() + _PATIENCE
         while True:
             try:
@@ -274,7 +275,7 @@ class PostgresSlotFunctions:
                 return
 
     def load_flush_lsn(self) -> int:
-        """See SlotFunctions; raises SlotMissing."""
+        """How far the slot is confirmed. Raises SlotMissing."""
         with translate_errors(f"looking up slot `{self._slot}`"):
             row = self._session.execute(
                 "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [self._slot]
@@ -284,7 +285,7 @@ class PostgresSlotFunctions:
         return Lsn.parse(_text(row[0])).value
 
     def close(self) -> None:
-        """See SlotFunctions; `session` is closed by whom it is of."""
+        """Close the session that peeks; `session` is closed by its owner."""
         self._reading.close()
 
 
