@@ -1,6 +1,6 @@
 """Values of silver and texts of the source in one canonical form, equal exactly if the values are equal.
 
-Without Spark. This is the second opinion on `tables.types` and the SQL of `tables.casts`: it starts from what silver *holds*, an
+This is the second opinion on `tables.types` and `tables.casts`, without Spark: it starts from what silver *holds*, an
 Arrow column, and writes it as PostgreSQL prints it (DateStyle ISO, TimeZone UTC, bytea_output hex), so that an error
 in the projection shows as a difference. Nothing here may call a cast of those modules. Floats have no single text, so
 both sides become their bits, with one pattern for NaN: -0 and 0 differ. Numbers are filled up with zeros to the scale
