@@ -273,6 +273,14 @@ def test_a_type_without_a_name_is_an_error_in_binary_and_a_name_without_an_oid_i
     assert RelationResolver(Catalog(None)).change(row).relation.columns == (Column("mood", "public.mood", 0),)
 
 
+def test_a_type_that_is_not_built_in_is_asked_for_by_its_oid_where_the_table_is_gone():
+    row = Row(Operation.INSERT, T, (Field("mood", "sad", type_oid=16431),))
+    with pytest.raises(UnknownType, match="type OID 16431"):
+        RelationResolver(Catalog(None)).change(row)
+    layouts = RelationResolver(Catalog(None), type_names={16431: "public.mood"})
+    assert layouts.change(row).relation.columns == (Column("mood", "public.mood", 16431),)
+
+
 @pytest.mark.parametrize(
     ("row", "kind"),
     [

@@ -394,7 +394,7 @@ def open_family(
         yield OpenStream(
             frames=frames,
             assembler=assembler,
-            order=order,
+            ordering=order,
             tabulate=by_policy(project, GaussDbFormat(layouts, project.family.slot.plugin, columns), report),
             again=_Again(
                 lambda: _layouts(project, facts, dial("repeats", False), reader.latest_layouts(state.epoch), members)
@@ -546,4 +546,5 @@ def _layouts(
         takes=takes,
         versions=catalog.versions,
         members=members,
+        type_names=catalog.type_names,
     )

@@ -167,9 +167,9 @@ class GaussDbComparison:
         self._opened.callback(frames.close)
         assembler = assembler_of(self._project, self._domain, self._facts.encoding)
         with connect(target_of(self._project.family, self._project.root)) as other:
-            layouts = RelationResolver(
-                family_tables(self._project, other), codec_of(self._project, self._facts.encoding)
-            )
+            known = family_tables(self._project, other)
+            codec = codec_of(self._project, self._facts.encoding)
+            layouts = RelationResolver(known, codec, type_names=known.type_names)
             pending: list[PendingTransaction] = []
             wanted = _Wanted(shown, after, every=self._domain is OrderDomain.CSN and not self._by_csn)
             deadline = time.monotonic() + PATIENCE

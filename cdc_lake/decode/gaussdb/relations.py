@@ -103,9 +103,10 @@ def relation_of(
     xid: int | None = None,
     *,
     updates: bool = False,
+    type_names: Mapping[int, str] = MappingProxyType({}),
 ) -> Relation:
     """A layout of these columns, of a row of transaction `xid`, which `updates` another one or is new; `sent` are the
-    columns of the old row that came with it.
+    columns of the old row that came with it. `type_names`: names of types by OID, for a table without facts.
     """
     latest, of_table = before.latest, before.if_same_table(facts)
     names = {column for column, _ in columns}
@@ -159,6 +160,7 @@ def relation_of(
                 facts,
                 of_table if column_name in numbers else before,
                 xid,
+                type_names=type_names if facts is None else facts.type_names,
                 key=is_full or column_name in logged,
             )
             for column_name, kind in columns
@@ -303,6 +305,7 @@ def _column(
     before: PriorRelation,
     xid: int | None,
     *,
+    type_names: Mapping[int, str],
     key: bool,
 ) -> Column:
     """A column by its number, where that is known, else by its name."""
@@ -312,7 +315,10 @@ def _column(
     then = next((c for c in (latest.columns if latest is not None else ()) if _is(c, name, number)), None)
     order = (then, now) if _altered_since(facts, number, xid) and not _holds(now, then) else (now, then)
     source_column = next((candidate for candidate in order if candidate is not None and is_of(candidate, kind)), None)
-    type_name, oid, modifier = _type(name, kind, facts, latest) if source_column is None else _type_of(source_column)
+    if source_column is None:
+        type_name, oid, modifier = _type(name, kind, facts, latest, type_names)
+    else:
+        type_name, oid, modifier = _type_of(source_column)
     if facts is None or number is None:
         missing = Missing(None) if ambiguous else None if source_column is None else source_column.missing
         known_number = None if source_column is None else source_column.number
@@ -349,14 +355,20 @@ def _type_of(column: GaussDbColumn | Column) -> tuple[str, int, int]:
     return column.type_name, column.type_oid, column.modifier
 
 
-def _type(name: str, kind: Kind, facts: GaussDbTableMetadata | None, latest: Relation | None) -> tuple[str, int, int]:
+def _type(
+    name: str,
+    kind: Kind,
+    facts: GaussDbTableMetadata | None,
+    latest: Relation | None,
+    type_names: Mapping[int, str],
+) -> tuple[str, int, int]:
     """Name, OID and modifier of a type that neither the catalog nor the layout before has for a column."""
     if isinstance(kind, str):
         if (oid := OID_OF.get(kind, 0)) or facts is None or (printed_type := facts.printed_types(kind)) is None:
             return BUILTIN[oid].name if oid else kind, oid, -1
         return printed_type[1], printed_type[0], -1
     builtin = BUILTIN.get(kind)
-    type_name = builtin.name if builtin is not None else facts.type_names.get(kind) if facts is not None else None
+    type_name = builtin.name if builtin is not None else type_names.get(kind)
     if type_name is None and latest is not None:  # of a DELETE, whose columns are those of the layout before
         type_name = next((c.type_name for c in latest.columns if c.type_oid == kind), None)
     if type_name is None:
@@ -437,7 +449,8 @@ class RelationResolver:
     `takes`: whether a table is captured, asked of those that a TRUNCATE names. `takes_back`: a DELETE without an old
     row takes back the INSERT before it; False: it names no row, whatever the table logs now. `versions` tells which
     tables were altered since the catalog was asked; None: nobody alters any. `members`: OID and `named_by` of the
-    tables that the stream is read from, '' where it is not known.
+    tables that the stream is read from, '' where it is not known. `type_names`: names of types by OID, for tables that
+    the catalog does not have any more.
     """
 
     def __init__(
@@ -451,6 +464,7 @@ class RelationResolver:
         takes_back: bool = True,
         versions: Versions | None = None,
         members: Mapping[TableName, tuple[int, str]] = MappingProxyType({}),
+        type_names: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self.codec: Final = codec or Codec()
         self.tables: Final = tables
@@ -459,6 +473,7 @@ class RelationResolver:
         self._catalog = catalog
         self._versions = versions
         self._members = members
+        self._type_names = type_names
         self._names = {oid: name for name, (oid, _) in members.items()}
         self._round = 0
         self._tables: dict[TableName, _Table] = {}
@@ -631,7 +646,9 @@ class RelationResolver:
         sent = None if old is None else tuple(column for column in old[first:] if column[0] not in skipped)
         columns = new[first:] if new is not None else columns_of_delete(table.latest, facts, sent)
         before, updates = PriorRelation(table.latest, table.highest), row.operation is Operation.UPDATE
-        relation = relation_of(row.table, facts, before, columns, sent, xid, updates=updates)
+        relation = relation_of(
+            row.table, facts, before, columns, sent, xid, updates=updates, type_names=self._type_names
+        )
         if relation == table.latest:
             relation = table.latest  # one object a layout: what is compared and hashed is then compared by identity
         kind = None if sent is None else old_kind_of(relation, sent)

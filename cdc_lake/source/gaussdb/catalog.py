@@ -341,6 +341,7 @@ class GaussDbCatalog:
         """`skips_generated`: see `facts_of`."""
         self._session = session
         self._skips_generated = skips_generated
+        self.type_names: Mapping[int, str] = _TypeNames(session)
 
     def __call__(self, table: TableName) -> GaussDbTableMetadata | None:
         """The facts of a table now; raises SourceError."""
