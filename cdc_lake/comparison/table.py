@@ -45,7 +45,7 @@ from cdc_lake.comparison.row_sets import (
 from cdc_lake.config.project import Project
 from cdc_lake.control.verdicts import SAMPLE, DifferingKey, Repair, TableComparison, Verdict
 from cdc_lake.runtime.apply.snapshot_alignment import CATCH_UP, AlignmentPoint, Gap, SnapshotTransaction
-from cdc_lake.source.base import StreamIdentity, format_stream_position
+from cdc_lake.source.base import format_stream_position, takes_table_copies
 from cdc_lake.tables.row_hash import BUCKETS
 from cdc_lake.tables.silver_reader import silver_blocks, silver_exists, silver_rows
 
@@ -301,7 +301,7 @@ def _remedy_text(job: CompareTask) -> str:
     if job.asked.repairs or not job.asked.now:
         return ""
     table = shlex.quote(str(job.pinned.target.source))
-    if not StreamIdentity.parse(job.state.stream).takes_table_copies:
+    if not takes_table_copies(job.state.stream):
         return f"`cdc-lake compare {table} --repair` copies the rows of single keys again"
     return f"`cdc-lake resync {table}` copies the table again, `cdc-lake compare {table} --repair` single keys"
 

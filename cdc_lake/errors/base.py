@@ -34,6 +34,16 @@ ANEW: Final = "`cdc-lake restart` begins a new stream with new copies; silver, c
 """The remedy where a stream cannot go on, as hints say it."""
 
 
+_RESYNC: Final = re.compile(
+    r"`cdc-lake resync [^`]+`(?: then)?(?: copies (?:it|the table) again)?(?:,? (?:while )?the others go on)?"
+)
+
+
+def without_table_copies(remedy: str) -> str:
+    """A remedy for a stream that takes no copy of a single table: a new copy is one of every table there."""
+    return _RESYNC.sub("`cdc-lake restart` copies every table again (this stream takes no copy of one table)", remedy)
+
+
 _TABLE: Final = re.compile(r"(`cdc-lake [a-z]+ )TABLE\b")
 
 

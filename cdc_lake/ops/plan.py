@@ -24,6 +24,7 @@ from cdc_lake.control.ownership import check_owned
 from cdc_lake.control.snapshots import TableTimeline, courses
 from cdc_lake.control.table_pauses import stopped_tables
 from cdc_lake.errors import CdcLakeError, DivisionChanged, KindChanged, ShapeForeign, TransformChanged, TypeRefused
+from cdc_lake.errors.base import without_table_copies
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
@@ -42,7 +43,7 @@ from cdc_lake.runtime.apply.schema_changes import (
 from cdc_lake.silver.kind import WORKING
 from cdc_lake.silver.kinds import check_kind, own_names
 from cdc_lake.silver.transforms import taken_columns
-from cdc_lake.source.base import format_stream_position
+from cdc_lake.source.base import format_stream_position, takes_table_copies
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.schema_evolution import KINDS, SchemaChange, columns_after
 from cdc_lake.tables.silver_reader import silver_exists
@@ -291,7 +292,8 @@ def _silver(
             layout = redaction_of(project).relation(now)
             waits += _foreign(project, reader, target, layout)
             for change in _pending(project, reader, state, target, listed, layout):
-                waits.append(_copy_again(target, change) if unconvertible(change) else _action(target, change))
+                again = unconvertible(change)
+                waits.append(_copy_again(target, change, state) if again else _action(target, change))
         yield from waits
         if listed is not None and listed.state == BROKEN:
             yield from _waits(target, listed, waits)
@@ -348,8 +350,11 @@ def _waits(target: Target, listed: TableState, steps: Sequence[Action]) -> Itera
         yield Action(ActionKind.TABLE_WAITS, target.label, text, changes=False)
 
 
-def _copy_again(target: Target, change: SchemaChange) -> Action:
-    text = f"{change.text(target.label)}: {copied_again(target)}"
+def _copy_again(target: Target, change: SchemaChange, state: StreamCheckpoint | None) -> Action:
+    remedy = copied_again(target)
+    if state is not None and not takes_table_copies(state.stream):
+        remedy = without_table_copies(remedy)
+    text = f"{change.text(target.label)}: {remedy}"
     return Action(ActionKind.COPY_AGAIN, target.label, text, destructive=True)
 
 

@@ -68,11 +68,6 @@ class StreamIdentity:
         return OrderDomain.LSN if self.csn is None else OrderDomain.CSN
 
     @property
-    def takes_table_copies(self) -> bool:
-        """Whether a new copy of one table has a position in the stream: with a GaussDB server only in CSN order."""
-        return self.kind is Kind.POSTGRES or self.domain is OrderDomain.CSN
-
-    @property
     def start(self) -> int:
         """The position after which the stream's transactions lie, in its order domain."""
         return self.point.value if self.csn is None else self.csn.value
@@ -114,6 +109,11 @@ class StreamIdentity:
         except (MalformedPosition, ValueError) as malformed:
             raise OtherSource(_unknown(text)) from malformed
         raise OtherSource(_unknown(text))
+
+
+def takes_table_copies(stream: str) -> bool:
+    """Whether a new copy of one table has a position in a stream: with a GaussDB server only in CSN order."""
+    return not stream.startswith(f"{Kind.GAUSS}:") or domain_of(stream) is OrderDomain.CSN
 
 
 def domain_of(stream: str) -> OrderDomain:
