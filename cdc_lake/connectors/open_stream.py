@@ -86,11 +86,11 @@ class TransactionOrdering(Protocol):
         """Transactions that arrived and are not closed yet."""
         ...
 
-    def take(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
+    def add(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
         """Take the next committed transaction, also one without changes; what can be closed now. Raises StateError."""
         ...
 
-    def tend(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
+    def expire_gaps(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
         """Look at the clock, after each reading of the stream; what is closed by passing over a gap. Raises CsnMissing.
 
         `opened`: CSNs whose BEGIN came and whose COMMIT did not.
@@ -111,7 +111,7 @@ class CommitLsnOrdering:
         self._snapshot_csn = -1 if snapshot_csn is None else snapshot_csn
         self.repeats = 0
 
-    def take(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
+    def add(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
         """Take the next committed transaction, also one without changes; what can be closed now."""
         bounds = transaction.bounds
         landed = transaction.count > 0
@@ -121,7 +121,7 @@ class CommitLsnOrdering:
             release_transaction(transaction)
         return (OrderedTransaction(bounds.position, bounds.confirm, transaction if landed else None),)
 
-    def tend(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:  # noqa: ARG002 - part of the port
+    def expire_gaps(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:  # noqa: ARG002 - part of the port
         """See Order: nothing is ever waited for."""
         return ()
 
@@ -140,7 +140,7 @@ def do_nothing() -> None:
 class OpenStream:
     """A running stream after bronze's last position, and what belongs to it.
 
-    `assembler` makes transactions of its frames, `order` says when they may be landed, `tabulate` makes columns of
+    `assembler` makes transactions of its frames, `ordering` says when they may be landed, `tabulate` makes columns of
     them, `again` of those that come again, to be compared, at the same time as the other. `goal` is a position in
     `domain`: everything committed before the connection was opened is at or below it. `copied`: rows of the initial
     copy that was made first. `spilled`: bytes of transactions that its spool has written; 0 where there is none.
@@ -152,7 +152,7 @@ class OpenStream:
 
     frames: FrameSource
     assembler: TransactionAssembler
-    order: TransactionOrdering
+    ordering: TransactionOrdering
     tabulate: Tabulate
     again: Tabulate
     domain: OrderDomain
@@ -227,7 +227,7 @@ class ReceiverHealth:
         self.newest_decoded: int | None = None
 
     @contextmanager
-    def beating(self, state: StreamCheckpoint) -> Iterator[None]:
+    def follow_stream(self, state: StreamCheckpoint) -> Iterator[None]:
         """While a stream is open that goes on from `state`."""
         self.progressed = self.landed_at = self._clock()
         self.state, self.streaming, self._spilled = state, True, 0

@@ -296,7 +296,7 @@ def _receive(project: Project, *, once: bool, stop: threading.Event, report: Pro
         ReceiverMetrics(project, address, report) as metrics,
         BronzeMaintenance(project, metrics.on_progress) as upkeep,
     ):
-        return receive(project, bronze, once=once, stop=stop, report=upkeep.on_progress, pulse=metrics.pulse)
+        return receive(project, bronze, once=once, stop=stop, report=upkeep.on_progress, health=metrics.pulse)
 
 
 def _run_once(

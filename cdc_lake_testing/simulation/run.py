@@ -138,14 +138,14 @@ def _process(settings: Project, server: SimulatedServer, store: Store, world: Wo
     bronze = TableBronze(SimulatedTable(store, world), clock=world.wall_clock, worker=world.worker)
     run = ReceiveLoop(
         settings, bronze, control_tables(settings), once=True, stop=threading.Event(), report=silent,
-        connected=nullcontext(), pulse=ReceiverHealth(world.clock), clock=world.clock, worker=world.worker,
+        connected=nullcontext(), health=ReceiverHealth(world.clock), clock=world.clock, worker=world.worker,
     )  # fmt: skip
     dies = world.dice.random() < world.stormy * 0.5
     failpoints.arm(f"{world.dice.choice(POINTS)}:{world.dice.randint(1, 4)}" if dies else "", partial(_die, world))
     try:
         for _ in range(MOST_CONNECTIONS):
             try:
-                run.follow(server.connect(bronze.state() or bronze.begin_stream("pg:1:d:s:0/0", *server.kind.start)))
+                run.run(server.connect(bronze.state() or bronze.begin_stream("pg:1:d:s:0/0", *server.kind.start)))
             except (SourceError, LakeError):
                 world.now += 1.0  # the pause before the next attempt
             else:

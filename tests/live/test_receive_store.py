@@ -168,7 +168,7 @@ def receiving(
     pulse = None if watched is None else watched.pulse
 
     def loop(stop: threading.Event) -> Any:
-        return receive(project, writer, once=False, stop=stop, report=heard, slot_patience=slot_patience, pulse=pulse)
+        return receive(project, writer, once=False, stop=stop, report=heard, slot_patience=slot_patience, health=pulse)
 
     with beside(loop) as run:
         until(lambda: _read_by(conn) or run.done())

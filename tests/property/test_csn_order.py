@@ -136,12 +136,12 @@ def connection(chance: random.Random, source: Server, landed: Landed) -> bool:
             chance.random() < 0.05
         ):  # a transaction that stays open for hours: its BEGIN is there, and nothing else comes
             for _ in range(chance.randint(1, 5)):
-                landed.take(tuple(order.tend((csn,))))
+                landed.take(tuple(order.expire_gaps((csn,))))
                 clock.now += chance.uniform(0, 3 * BOUND)
         landed.arrived[csn] = one.bounds.confirm
-        landed.take(tuple(order.take(one)))
+        landed.take(tuple(order.add(one)))
         clock.now += 0.01
-        landed.take(tuple(order.tend()))
+        landed.take(tuple(order.expire_gaps()))
         if chance.random() < 0.05:
             return False
     return True
@@ -205,12 +205,12 @@ def quiet_connection(chance: random.Random, source: Server, landed: Landed) -> b
     landed.arrived = {}
     for one in source.stream(landed.confirm):
         landed.arrived[one.bounds.csn or 0] = one.bounds.confirm
-        landed.take(tuple(order.take(one)))
+        landed.take(tuple(order.add(one)))
         if chance.random() < 0.02:
             return False
     for _ in range(int(BOUND + 2) * (len(source.lost) + 1)):
         clock.now += 1.0
-        landed.take(tuple(order.tend()))
+        landed.take(tuple(order.expire_gaps()))
         if chance.random() < 0.001:
             return False
     return True
@@ -222,9 +222,9 @@ def quiet_connection(chance: random.Random, source: Server, landed: Landed) -> b
 def wait(order: CsnOrdering, clock: Time, seconds: float, *opened: int) -> list[OrderedTransaction]:
     steps: list[OrderedTransaction] = []
     for _ in range(int(seconds)):
-        steps += order.tend(opened)
+        steps += order.expire_gaps(opened)
         clock.now += 1.0
-    return [*steps, *order.tend(opened)]
+    return [*steps, *order.expire_gaps(opened)]
 
 
 def new(policy: str = "stop", recorded: tuple[Gap, ...] = (), start: int = 10) -> tuple[CsnOrdering, Time]:
@@ -234,8 +234,8 @@ def new(policy: str = "stop", recorded: tuple[Gap, ...] = (), start: int = 10) -
 
 def test_a_csn_that_does_not_come_stops_the_stream_with_its_number_and_its_neighbours() -> None:
     order, clock = new()
-    assert order.take(transaction(11, 0x100))
-    assert not order.take(transaction(14, 0x200))
+    assert order.add(transaction(11, 0x100))
+    assert not order.add(transaction(14, 0x200))
     assert not wait(order, clock, BOUND - 1)
     with pytest.raises(CsnMissing, match="CSNs 12 to 13 did not arrive") as missing:
         wait(order, clock, 2)
@@ -246,10 +246,10 @@ def test_a_csn_that_does_not_come_stops_the_stream_with_its_number_and_its_neigh
 
 def test_its_time_begins_when_its_turn_comes() -> None:
     order, clock = new()
-    assert not order.take(transaction(12, 0x100))
-    assert not order.take(transaction(14, 0x200))
+    assert not order.add(transaction(12, 0x100))
+    assert not order.add(transaction(14, 0x200))
     assert not wait(order, clock, BOUND - 1)
-    assert [step.upto for step in order.take(transaction(11, 0x300))] == [11, 12]
+    assert [step.upto for step in order.add(transaction(11, 0x300))] == [11, 12]
     assert not wait(order, clock, BOUND - 1)
     with pytest.raises(CsnMissing, match="CSN 13 did not"):
         wait(order, clock, 2)
@@ -257,46 +257,46 @@ def test_its_time_begins_when_its_turn_comes() -> None:
 
 def test_nothing_is_missing_while_nothing_newer_came() -> None:
     order, clock = new()
-    assert order.take(transaction(11, 0x100))
+    assert order.add(transaction(11, 0x100))
     assert not wait(order, clock, 10 * BOUND)
 
 
 def test_a_long_transaction_is_no_gap_neither_its_own_nor_that_of_one_behind_it() -> None:
     order, clock = new()
-    assert not order.take(transaction(12, 0x100))
+    assert not order.add(transaction(12, 0x100))
     assert not wait(order, clock, 10 * BOUND, 11)  # its own
-    assert [step.upto for step in order.take(transaction(11, 0x200))] == [11, 12]
+    assert [step.upto for step in order.add(transaction(11, 0x200))] == [11, 12]
     assert not wait(order, clock, 10 * BOUND, 14)  # 13 can only come behind it
-    assert not order.take(transaction(14, 0x300))
-    assert not order.tend()
-    assert [step.upto for step in order.take(transaction(13, 0x400))] == [13, 14]
+    assert not order.add(transaction(14, 0x300))
+    assert not order.expire_gaps()
+    assert [step.upto for step in order.add(transaction(13, 0x400))] == [13, 14]
 
 
 def test_a_pause_of_ours_is_no_lateness_of_the_servers() -> None:
     order, clock = new()
-    assert not order.take(transaction(12, 0x100))
-    assert not order.tend()
+    assert not order.add(transaction(12, 0x100))
+    assert not order.expire_gaps()
     clock.now += 100 * BOUND
-    assert not order.tend()
-    assert [step.upto for step in order.take(transaction(11, 0x200))] == [11, 12]
+    assert not order.expire_gaps()
+    assert [step.upto for step in order.add(transaction(11, 0x200))] == [11, 12]
 
 
 def test_memory_is_not_filled_behind_a_hole() -> None:
     order, _ = new()
     for n in range(CROWD):
-        assert not order.take(transaction(12 + n, 0x100 + n, size=CROWD_BYTES // CROWD + 1))
+        assert not order.add(transaction(12 + n, 0x100 + n, size=CROWD_BYTES // CROWD + 1))
     with pytest.raises(CsnMissing, match=f"no room for more than {CROWD:,} transactions"):
-        order.tend()
+        order.expire_gaps()
 
 
 def test_a_recorded_gap_is_passed_and_its_transaction_is_late_then() -> None:
     order, clock = new("record")
-    assert not order.take(transaction(13, 0x100))
+    assert not order.add(transaction(13, 0x100))
     steps = wait(order, clock, BOUND + 1)
     assert [(step.upto, step.gap) for step in steps] == [(12, Gap(11, 12, None, 0x100)), (13, None)]
     with pytest.raises(LateTransaction, match="CSN 12"):
-        order.take(transaction(12, 0x200))
-    assert not order.take(transaction(11, 0x300, changes=0))  # nothing is lost with it
+        order.add(transaction(12, 0x200))
+    assert not order.add(transaction(11, 0x300, changes=0))  # nothing is lost with it
     assert order.repeats == 1
 
 
@@ -304,38 +304,38 @@ def test_a_recorded_gap_stays_one_after_a_restart() -> None:
     order, _ = new("record", (Gap(3, 4), Gap(7, 7)))
     for csn in (3, 4, 7):
         with pytest.raises(LateTransaction):
-            order.take(transaction(csn, 0x100 + csn))
+            order.add(transaction(csn, 0x100 + csn))
     for csn in (2, 5, 6, 8, 10):
-        order.take(transaction(csn, 0x200 + csn))
+        order.add(transaction(csn, 0x200 + csn))
     assert order.repeats == 5
 
 
 def test_a_gap_that_bronze_did_not_get_past_is_open_again() -> None:
     order, _ = new("record", (Gap(9, 12),))
     with pytest.raises(LateTransaction):
-        order.take(transaction(10, 0x100))
-    assert [step.upto for step in order.take(transaction(11, 0x200))] == [11]
-    order.take(transaction(11, 0x200))
+        order.add(transaction(10, 0x100))
+    assert [step.upto for step in order.add(transaction(11, 0x200))] == [11]
+    order.add(transaction(11, 0x200))
     assert order.repeats == 1
 
 
 def test_what_cannot_be_counted_is_refused() -> None:
     order, _ = new()
     with pytest.raises(NoOrderNumber, match="0/100"):
-        order.take(transaction(None, 0x100))
-    assert not order.take(transaction(12, 0x200))
-    assert not order.take(transaction(12, 0x200))
+        order.add(transaction(None, 0x100))
+    assert not order.add(transaction(12, 0x200))
+    assert not order.add(transaction(12, 0x200))
     assert order.repeats == 1
     with pytest.raises(CsnTwice, match="CSN 12"):
-        order.take(transaction(12, 0x300))
+        order.add(transaction(12, 0x300))
 
 
 def test_arrival_order_closes_each_transaction_as_it_comes() -> None:
     order = CommitLsnOrdering()
     some, none = transaction(7, 0x100), transaction(5, 0x200, changes=0)
-    assert order.take(some) == (OrderedTransaction(7, 0x100, some),)
-    assert order.take(none) == (OrderedTransaction(5, 0x200, None),)
-    assert order.tend() == ()
+    assert order.add(some) == (OrderedTransaction(7, 0x100, some),)
+    assert order.add(none) == (OrderedTransaction(5, 0x200, None),)
+    assert order.expire_gaps() == ()
 
 
 class OnDisk(MemoryFrames):
@@ -352,11 +352,11 @@ def test_a_large_transaction_takes_no_memory_and_is_given_back_where_it_is_dropp
         return SpooledRecords(transaction(csn, csn).bounds, Style.BINARY, OnDisk(), 10 * CROWD_BYTES, 5)
 
     for n in range(CROWD):
-        assert not order.take(transaction(12 + n, 0x100 + n))
+        assert not order.add(transaction(12 + n, 0x100 + n))
     waiting, again, older = large(12 + CROWD), large(12 + CROWD), large(10)
-    assert not order.take(waiting)
-    assert not order.tend(), "there is room"
-    assert not order.take(again)
-    assert [one.transaction for one in order.take(older)] == [None]
+    assert not order.add(waiting)
+    assert not order.expire_gaps(), "there is room"
+    assert not order.add(again)
+    assert [one.transaction for one in order.add(older)] == [None]
     assert [one.frames.closed for one in (waiting, again, older)] == [False, True, True]
-    assert [one.transaction for one in order.take(transaction(11, 0x90))][-1] is waiting
+    assert [one.transaction for one in order.add(transaction(11, 0x90))][-1] is waiting

@@ -166,18 +166,18 @@ def land(writer: TableBronze, transactions: Sequence[Whole], columns: Tabulate, 
     batch, order = OpenBatch(Batch(), lambda: 0.0, 50, 50), CommitLsnOrdering()
     with BronzeCommitPipeline(writer, columns) as landing:
         for one in transactions:
-            for closed in order.take(one):
+            for closed in order.add(one):
                 batch.add(closed)
             if cuts.random() < 0.5:
                 landing.decode(batch.hand_over())
-            if len(batch) and cuts.random() < 0.3 and (not landing.busy or landing.finish()):
+            if len(batch) and cuts.random() < 0.3 and (not landing.in_flight or landing.drain()):
                 landing.decode(batch.hand_over())
                 landing.append(batch.take())
-        landing.finish()
+        landing.drain()
         if len(batch):
             landing.decode(batch.hand_over())
             landing.append(batch.take())
-            landing.finish()
+            landing.drain()
 
 
 def told(folder: Path) -> list[dict[str, Any]]:

@@ -69,7 +69,7 @@ def closed_steps() -> Iterator[OrderedTransaction]:
     for entry in recording:
         if isinstance(entry, Data):
             for transaction in assembler.feed(entry.payload, entry.lsn):
-                yield from order.take(transaction)
+                yield from order.add(transaction)
 
 
 def advance(project: Any, spark: Any) -> dict[str, Any]:

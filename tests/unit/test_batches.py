@@ -23,11 +23,11 @@ def test_a_batch_closes_at_whichever_limit_comes_first() -> None:
     ):
         batch = OpenBatch(limits, lambda: now[0], 0, 0)
         batch.add(OrderedTransaction(1, 1, more))
-        assert not batch.full
+        assert not batch.is_full
         batch.add(OrderedTransaction(1, 1, more))
-        assert batch.full
+        assert batch.is_full
         assert batch.take() == TransactionBatch([more, more], 1, 1)
-        assert not batch.full
+        assert not batch.is_full
         assert len(batch) == 0
 
 

@@ -68,7 +68,7 @@ def test_a_batch_decoded_in_parts_lands_as_if_it_was_decoded_at_once(cuts: tuple
         for first, behind in zip((0, *cuts), cuts, strict=False):
             landing.decode(RAW[first:behind])
         landing.append(TransactionBatch(RAW, 4, 4))
-        assert landing.finish() is not None
+        assert landing.drain() is not None
     (found, head), (expected, wanted) = bronze.rows[0], rows_of(RAW[upto:], tabulate(RAW[upto:]))
     assert head == wanted
     changes = found["op"].to_pylist().index("B")  # layouts of transactions that were there stay: harmless, and seldom
@@ -110,7 +110,7 @@ def test_what_stands_before_the_undecodable_lands_and_nothing_behind_it(cuts: tu
         for first, behind in zip((0, *cuts), cuts, strict=False):
             landing.decode(RAW[first:behind])
         landing.append(TransactionBatch(RAW, 9, 9, steps=STEPS))
-        landed = landing.finish()
+        landed = landing.drain()
         assert landed is not None
         assert (landed.upto, landed.confirm, landed.transactions) == (bad - 1, bad - 2, bad - 1)
         assert isinstance(landing.fault, MalformedMessage)
@@ -124,7 +124,7 @@ def test_an_undecodable_transaction_with_nothing_before_it_is_an_error_at_once()
         landing.decode(RAW)
         landing.append(TransactionBatch(RAW, 4, 4, steps=STEPS))
         with pytest.raises(MalformedMessage):
-            landing.finish()
+            landing.drain()
     assert not bronze.rows
 
 
@@ -145,4 +145,4 @@ def test_decoding_is_behind_until_its_bytes_are_columns() -> None:
         landing.join_decoders()
         assert [landing.is_saturated] == [False]
         landing.append(TransactionBatch(large[:2], 2, 2))
-        assert landing.finish() is not None
+        assert landing.drain() is not None

@@ -82,13 +82,13 @@ def land(
     batch, order = OpenBatch(Batch(), lambda: 0.0, 50, 50), CommitLsnOrdering()
     with BronzeCommitPipeline(writer, columns) as landing:
         for nth, one in enumerate(transactions):
-            for closed in order.take(one):
+            for closed in order.add(one):
                 batch.add(closed)
             if nth % 2:
                 landing.decode(batch.hand_over())
         landing.decode(batch.hand_over())
         landing.append(batch.take())
-        landing.landed = landing.finish()  # type: ignore[attr-defined]
+        landing.landed = landing.drain()  # type: ignore[attr-defined]
     return landing
 
 

@@ -181,7 +181,7 @@ def test_a_receiver_is_healthy_only_while_it_lands_and_confirms() -> None:
     assert said() == (False, "starting")
     assert said(copied=99) == (True, "copying")
     assert said(copied=clock.now - STALLED_AFTER - 1) == (False, "stalled")
-    with pulse.beating(STATE):
+    with pulse.follow_stream(STATE):
         assert said() == (True, "streaming")
         assert said(trouble=100) == (False, "waiting"), "a failure in the same moment is not passed over"
         clock.now = 110
@@ -212,7 +212,7 @@ def test_a_receiver_is_healthy_only_while_it_lands_and_confirms() -> None:
 def test_what_is_spilled_counts_over_connections() -> None:
     pulse = ReceiverHealth()
     for written in (100, 130), (40, 40):
-        with pulse.beating(STATE):
+        with pulse.follow_stream(STATE):
             for bytes_ in written:
                 pulse.record_iteration(0, bytes_, idle=True)
     assert pulse.spilled_bytes == 170
@@ -220,7 +220,7 @@ def test_what_is_spilled_counts_over_connections() -> None:
 
 def test_only_what_landed_says_how_old_bronze_is() -> None:
     pulse = ReceiverHealth()
-    with pulse.beating(STATE):
+    with pulse.follow_stream(STATE):
         pulse.commit_started(2000, 5)
         pulse.commit_finished(1500, 1500)
         assert pulse.commit_ts is None, "the batch ended early"

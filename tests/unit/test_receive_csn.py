@@ -312,7 +312,7 @@ def test_a_recorded_gap_is_in_the_control_tables_and_its_late_transaction_in_a_f
         (gone, gone),
         (gone + 7, gone + 7),
     ]
-    assert any(f"CSN {gone} did not arrive" in progress.text for progress in told)
+    assert any(f"missing CSN {gone} recorded as a gap" in progress.text for progress in told)
     family.lost.clear()  # now they come after all
     family.goal += 1
     with pytest.raises(LateTransaction, match=str(gone)) as late:

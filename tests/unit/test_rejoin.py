@@ -55,11 +55,11 @@ def test_what_came_between_goes_on_where_a_keepalive_says_that_all_was_sent_agai
     order = FailoverOrdering(CsnOrdering(2027, 100, bound=60.0, policy="stop", clock=lambda: 0.0), rejoin, STATE)
     frames = FailoverFrames(Quiet(), rejoin)
     for again, lsn in ((2026, 110), (2028, 120), (2029, 130), (2027, 140)):
-        assert order.take(transaction(again, lsn)) == ()
+        assert order.add(transaction(again, lsn)) == ()
     assert order.waiting == 2
     assert frames.poll(0.1) == []
     assert rejoin.agreed
-    closed = [*order.tend(), *order.take(transaction(2030, 150))]
+    closed = [*order.expire_gaps(), *order.add(transaction(2030, 150))]
     assert [one.transaction.bounds.csn for one in closed if one.transaction is not None] == [2028, 2029, 2030]
     assert order.waiting == 0
 
@@ -74,7 +74,7 @@ def test_only_what_was_asked_for_again_is_held_against_bronze(by_csn: bool):
     rejoin = FailoverReplay(state, held, confirmed=confirmed, exact=False, by_csn=by_csn)
     order = FailoverOrdering(CsnOrdering(last, 10 * last, bound=60.0, policy="stop", clock=lambda: 0.0), rejoin, state)
     for again in range(2022, missing):
-        assert order.take(transaction(again, 10 * again)) == ()
+        assert order.add(transaction(again, 10 * again)) == ()
     assert order.repeats == missing - 2022
     with pytest.raises(HistoryDiffers, match="that bronze does not have"):
-        order.take(transaction(missing, 10 * missing))
+        order.add(transaction(missing, 10 * missing))

@@ -63,33 +63,33 @@ def checked(
 def test_the_same_again_passes_and_so_does_what_is_new(folder: Path):
     order = checked(folder, told := [])
     for position in (100, 200, 300, 400):
-        (closed,) = order.take(one(position))
+        (closed,) = order.add(one(position))
         assert closed.upto == position
     assert told == []
 
 
 def test_other_content_at_a_landed_position_is_an_error(folder: Path):
     with pytest.raises(RepeatDiffers, match="other content"):
-        checked(folder, []).take(one(200, "b"))
+        checked(folder, []).add(one(200, "b"))
 
 
 def test_another_transaction_at_a_landed_position_is_an_error_in_any_configuration(folder: Path):
     with pytest.raises(RepeatDiffers, match="as transaction 9"):
-        checked(folder, [], number=3).take(one(300, xid=9))
+        checked(folder, [], number=3).add(one(300, xid=9))
 
 
 def test_another_configuration_is_noted_once_and_nothing_else(folder: Path):
     order = checked(folder, told := [], key=b"other key" * 2, number=3)
     for position in (100, 200):
-        order.take(one(position))
+        order.add(one(position))
     assert [event.facts for event in told] == [{"configuration": 2}]
 
 
 def test_what_bronze_does_not_hold_is_held_against_nothing(folder: Path):
     order = checked(folder, [])
     raw = one(150, "b", xid=9)
-    order.take(raw)
-    order.take(replace(raw, frames=[], lsns=[], layouts=[], size=0))
+    order.add(raw)
+    order.add(replace(raw, frames=[], lsns=[], layouts=[], size=0))
 
 
 WIDER = table("public.users", id="int8", email="text", more="text")
@@ -97,18 +97,18 @@ WIDER = table("public.users", id="int8", email="text", more="text")
 
 def test_by_a_catalog_content_is_compared_as_long_as_the_layouts_are_the_same(folder: Path):
     order = checked(folder, told := [], by_catalog=True)
-    order.take(one(100))
+    order.add(one(100))
     wider = raw_transaction(Transaction(boundaries(200), (Insert(WIDER, ("1", "a", "b")),)))
-    order.take(wider)
+    order.add(wider)
     assert ["other layouts by the catalog of now" in event.text for event in told] == [True]
     with pytest.raises(RepeatDiffers, match="other content"):
-        order.take(one(300, "b"))
+        order.add(one(300, "b"))
 
 
 def test_what_the_catalog_of_now_cannot_read_is_noted(folder: Path):
     raw = one(200)
     raw.frames[:] = [frame.replace(b"\1a", b"\1\xff") for frame in raw.frames]
-    checked(folder, told := [], by_catalog=True).take(raw)
+    checked(folder, told := [], by_catalog=True).add(raw)
     assert ["cannot be read by the catalog" in event.text for event in told] == [True]
     with pytest.raises(DecodeError):
-        checked(folder, []).take(raw)
+        checked(folder, []).add(raw)

@@ -65,7 +65,7 @@ def test_before_a_stream_is_open_only_the_slot_is_known(looks: SourceProbe) -> N
 
 
 def test_lag_in_bytes_is_that_of_status(looks: SourceProbe, pulse: ReceiverHealth) -> None:
-    with pulse.beating(StreamCheckpoint(PG, 1, 1000, 1000, b"")):
+    with pulse.follow_stream(StreamCheckpoint(PG, 1, 1000, 1000, b"")):
         looks.probe_source(Source(1500, received=1200))
         last = looks.last()
     assert last is not None
@@ -73,7 +73,7 @@ def test_lag_in_bytes_is_that_of_status(looks: SourceProbe, pulse: ReceiverHealt
 
 
 def test_lag_where_csns_order_is_in_transactions(looks: SourceProbe, pulse: ReceiverHealth) -> None:
-    with pulse.beating(StreamCheckpoint(GAUSS_CSN, 1, 1000, 1000, b"")):
+    with pulse.follow_stream(StreamCheckpoint(GAUSS_CSN, 1, 1000, 1000, b"")):
         looks.probe_source(Source(1007))
         last = looks.last()
     assert last is not None
@@ -83,7 +83,7 @@ def test_lag_where_csns_order_is_in_transactions(looks: SourceProbe, pulse: Rece
 def test_a_source_at_rest_whose_log_moves_is_as_far_behind_as_the_last_look_at_which_nothing_was_missing(
     looks: SourceProbe, pulse: ReceiverHealth
 ) -> None:
-    with pulse.beating(StreamCheckpoint(PG, 1, 1000, 1000, b"")):
+    with pulse.follow_stream(StreamCheckpoint(PG, 1, 1000, 1000, b"")):
         pulse.commit_started(1000, hour_ago())
         pulse.commit_finished(1000, 1000)
         looks.probe_source(Source(1000))
@@ -97,7 +97,7 @@ def test_a_source_at_rest_whose_log_moves_is_as_far_behind_as_the_last_look_at_w
 def test_a_receiver_that_catches_up_is_as_far_behind_as_what_landed_is_old(
     looks: SourceProbe, pulse: ReceiverHealth
 ) -> None:
-    with pulse.beating(StreamCheckpoint(PG, 1, 1000, 1000, b"")):
+    with pulse.follow_stream(StreamCheckpoint(PG, 1, 1000, 1000, b"")):
         looks.probe_source(Source(9000))
         assert looks.landed_seconds() is None, "nobody can say before anything landed"
         pulse.commit_started(2000, hour_ago())
@@ -111,9 +111,9 @@ def test_a_receiver_that_catches_up_is_as_far_behind_as_what_landed_is_old(
 
 
 def test_another_stream_forgets_where_the_one_before_it_ended(looks: SourceProbe, pulse: ReceiverHealth) -> None:
-    with pulse.beating(StreamCheckpoint(PG, 1, 1000, 1000, b"")):
+    with pulse.follow_stream(StreamCheckpoint(PG, 1, 1000, 1000, b"")):
         looks.probe_source(Source(1000))
-    with pulse.beating(StreamCheckpoint(GAUSS_CSN, 2, 5000, 5000, b"")):
+    with pulse.follow_stream(StreamCheckpoint(GAUSS_CSN, 2, 5000, 5000, b"")):
         assert looks.landed_seconds() is None
         looks.probe_source(Source(5001))
         assert looks.landed_seconds() is None

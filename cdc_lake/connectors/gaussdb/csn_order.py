@@ -106,7 +106,7 @@ class CsnOrdering:
         """Transactions that arrived and wait for a CSN below theirs."""
         return len(self._waiting)
 
-    def take(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
+    def add(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
         """See Order. Raises NoOrderNumber, CsnTwice, LateTransaction."""
         bounds = transaction.bounds
         csn = bounds.csn
@@ -127,7 +127,7 @@ class CsnOrdering:
         self._bytes += _memory_bytes(transaction)
         return self._run() if csn == self._upto + 1 else ()
 
-    def tend(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
+    def expire_gaps(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
         """See Order. Raises CsnMissing where the policy is to stop."""
         beyond = [csn for csn in opened if csn > self._upto]
         front = self._upto + 1

@@ -154,32 +154,32 @@ class FailoverOrdering:
         """Transactions that arrived and are not closed yet."""
         return self._order.waiting + len(self._buffer)
 
-    def take(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
+    def add(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
         """See Order. Raises BronzeAhead, HistoryDiffers as well."""
         if self._rejoin.agreed:
-            return [*self._release_buffer(), *self._order.take(transaction)]
+            return [*self._release_buffer(), *self._order.add(transaction)]
         bounds = transaction.bounds
         if self._rejoin.is_beyond(bounds):
             self._rejoin.finish()
-            return [*self._release_buffer(), *self._order.take(transaction)]
+            return [*self._release_buffer(), *self._order.add(transaction)]
         if bounds.position > self._upto:  # in CSN order some of what is new may come before the last that is not
             self._buffer.append(transaction)
             return ()
         before = self._order.repeats
-        self._order.take(transaction)  # it knows what was recorded as a gap
+        self._order.add(transaction)  # it knows what was recorded as a gap
         self._repeats += self._order.repeats == before
         self._rejoin.compare(bounds, transaction.count)
         release_transaction(transaction)
         return ()
 
-    def tend(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
+    def expire_gaps(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
         """Look at the clock, after each reading of the stream; what is closed by passing over a gap."""
-        return [*self._release_buffer(), *self._order.tend(opened)] if self._rejoin.agreed else ()
+        return [*self._release_buffer(), *self._order.expire_gaps(opened)] if self._rejoin.agreed else ()
 
     def _release_buffer(self) -> list[OrderedTransaction]:
         """What was kept until the server had shown all, which a keepalive may have said too."""
         transactions, self._buffer = self._buffer, []
-        return [closed for transaction in transactions for closed in self._order.take(transaction)]
+        return [closed for transaction in transactions for closed in self._order.add(transaction)]
 
 
 class FailoverFrames:

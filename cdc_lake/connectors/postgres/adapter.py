@@ -140,7 +140,7 @@ def open_postgres(
         yield OpenStream(
             frames=frames,
             assembler=reading.assembler,
-            order=CommitLsnOrdering(),
+            ordering=CommitLsnOrdering(),
             tabulate=reading.tabulate,
             again=reading.again,
             domain=OrderDomain.LSN,

@@ -110,7 +110,7 @@ class _Ready:
 
 
 class BronzeCommitPipeline:
-    """Hands commits to the writer. At most one is under way; what it made durable is taken by `poll` or `finish`.
+    """Hands commits to the writer. At most one is under way; what it made durable is taken by `poll` or `drain`.
 
     What was given to `decode` since the last `append` is what the next batch holds; `tabulate` makes columns of it.
 
@@ -144,7 +144,7 @@ class BronzeCommitPipeline:
         self._decoding.shutdown(wait=True, cancel_futures=True)
 
     @property
-    def busy(self) -> bool:
+    def in_flight(self) -> bool:
         """True from the start of a commit until its result is taken."""
         return self._commit is not None
 
@@ -181,7 +181,7 @@ class BronzeCommitPipeline:
         assert self._commit is None
         self._commit = self._writing.submit(self._bronze.advance, position, confirm, empty)
 
-    def rest(self, timeout: float) -> None:
+    def wait(self, timeout: float) -> None:
         """Wait up to `timeout` seconds, until the commit under way is made or something is decoded."""
         if self._commit is not None and self._commit.done():
             return
@@ -190,9 +190,9 @@ class BronzeCommitPipeline:
 
     def poll(self) -> BronzeCommit | None:
         """What the commit under way made durable, once it is done; raises what it raised."""
-        return self.finish() if self._commit is not None and self._commit.done() else None
+        return self.drain() if self._commit is not None and self._commit.done() else None
 
-    def finish(self) -> BronzeCommit | None:
+    def drain(self) -> BronzeCommit | None:
         """Wait for the commit under way, however long; None where there is none."""
         if self._commit is None:
             return None
@@ -342,7 +342,7 @@ class RetryingBronzeWriter:
                 waited = True
                 self._report(retrying(error, pause))
                 self._note.waits(error)
-                self._rest(pause)
+                self._pause(pause)
                 pause = min(2 * pause, longest)
             else:
                 if waited:
@@ -350,7 +350,7 @@ class RetryingBronzeWriter:
                     self._report(ProgressEvent("retry", "the lake is back: the receiver goes on"))
                 return result
 
-    def _rest(self, seconds: float) -> None:
+    def _pause(self, seconds: float) -> None:
         """A pause, shorter where the waiting ends."""
         for _ in range(round(seconds / 0.1)):
             if self._left.is_set() or self._stop.wait(0.1):

@@ -1,15 +1,11 @@
-"""Batches: which transactions go into one bronze commit.
+"""The receive loop: read a stream, put its transactions in order, commit them to bronze in batches, acknowledge.
 
-Latency first when idle, size first under load: what arrives after a pause is due at once; while batches follow one
-another each waits until `max_delay` after the one before it, or until it is full.
+One commit is in flight at a time, while the next batch is read, and decoded as it arrives. If the lake is unreachable
+or full, the commit waits (`runtime.receive.commit_pipeline`), and the loop with it. A transaction whose COMMIT has not
+arrived is the assembler's.
 
-How the receive loop gives messages to an assembler: straight, but where a failpoint between two of them is armed.
-
-What the receiver does with a stream: reads, puts transactions in order, lands them in batches, and confirms.
-
-One commit is under way at a time, while the next batch is read, and decoded as it comes. When that one is full too, or
-decoding is behind, nothing more is read: the server waits, and is answered meanwhile. So it is while the lake is away
-or full (`runtime.receive.commit_pipeline`). What becomes of a transaction whose COMMIT has not come is the assembler's.
+Batches put latency first when idle and size first under load: what arrives after a pause is due at once; while batches
+follow one another, each waits until `max_delay` after the one before it, or until it is full.
 """
 
 from __future__ import annotations
@@ -94,7 +90,7 @@ class OpenBatch:
         self._rows += transaction.count
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """True where a limit of size is reached."""
         limits = self._limits
         return (
@@ -146,6 +142,8 @@ def feeding(assembler: TransactionAssembler) -> Feed:
     return feed_message
 
 
+BACKPRESSURE_SECONDS = 0.05
+"""Seconds between two looks at a commit while nothing more is read."""
 ADVANCE_EVERY = 10.0
 """Seconds between empty commits that only move the position on (hard on the log of the table, so not often)."""
 ADVANCE_ASKED = 1.0
@@ -169,7 +167,12 @@ class ReceiveSummary:
 
 
 class ReceiveLoop:
-    """One run of the loop over however many connections it takes."""
+    """Streams replication connections, one after the other, into bronze.
+
+    Guarantee: a position is acknowledged to the server only after the bronze commit that contains every transaction up
+    to it is durable. While a commit is in flight the next batch is read and decoded; when that one is full too, or
+    decoding is behind, reading stops and only keepalives are answered.
+    """
 
     def __init__(
         self,
@@ -181,7 +184,7 @@ class ReceiveLoop:
         stop: threading.Event,
         report: ProgressReporter,
         connected: AbstractContextManager[object],
-        pulse: ReceiverHealth,
+        health: ReceiverHealth,
         watch: WalBudgetMonitor | None = None,
         clock: Callable[[], float] = time.monotonic,
         worker: Callable[[str], Executor] = one_thread,
@@ -195,7 +198,7 @@ class ReceiveLoop:
         self.stop = stop
         self.report = report
         self._while_connected = connected
-        self._pulse = pulse
+        self._health = health
         self._watch = watch
         self._clock = clock
         self._worker = worker
@@ -210,63 +213,63 @@ class ReceiveLoop:
         """True once a stream was open."""
         return self._goal is not None
 
-    def follow(self, stream: OpenStream) -> None:
-        """Read one connection's stream until told to stop or at the goal."""
-        if self._goal is None:
-            self._goal, self._begins = stream.goal, stream.state.upto
+    def run(self, stream: OpenStream) -> None:
+        """Process one connection's stream until a stop is requested or, with `once`, the goal is reached.
+
+        Raises:
+            SourceError: The connection was lost; the caller reconnects.
+            DecodeError: A message cannot be decoded; everything before it is committed.
+            SlotGivenUp: The WAL budget is used up.
+            LakeError: Bronze cannot be written.
+        """
         state = stream.state
-        self._last = 0
-        self.count(snapshot_rows=stream.copied)
+        if self._goal is None:
+            self._goal, self._begins = stream.goal, state.upto
         self._summary = replace(self._summary, stream=state.stream)
-        self._domain = stream.domain
-        self._note(state.upto, state.confirm)
+        self.count(snapshot_rows=stream.copied)
+        self._domain, self._last = stream.domain, 0
+        self._record_position(state.upto, state.confirm)
         self._batch = OpenBatch(self._limits, self._clock, state.upto, state.confirm)
         self._advanced_at = self._clock()
+        commits = BronzeCommitPipeline(self._bronze, stream.tabulate, self._worker)
         try:
-            with self._pulse.beating(state):
-                self._loop(stream)
+            with self._health.follow_stream(state), commits, self._while_connected:
+                while not self._should_stop():
+                    self.enforce_wal_budget()
+                    stream.raise_background_errors()
+                    self._acknowledge(stream, commits, commits.poll())  # durable first, then acknowledged
+                    if commits.is_saturated or (commits.in_flight and self._batch.is_full):
+                        stream.frames.tick()
+                        commits.wait(BACKPRESSURE_SECONDS)
+                        continue
+                    self._read_messages(stream, commits)
+                    self._commit_if_due(stream, commits)
+                    self._record_health(stream, idle=not commits.in_flight and not len(self._batch))
+                self._acknowledge(stream, commits, commits.drain())
         finally:
-            self.count(repeats=stream.order.repeats)
-
-    def _loop(self, stream: OpenStream) -> None:
-        with BronzeCommitPipeline(self._bronze, stream.tabulate, self._worker) as landing, self._while_connected:
-            while not self._is_finished():
-                self.enforce_wal_budget()
-                stream.raise_background_errors()
-                self._take_landed(stream, landing)
-                if landing.is_saturated or (landing.busy and self._batch.full):
-                    stream.frames.tick()
-                    landing.rest(0.05)
-                    continue
-                self._read(stream, landing)
-                self._commit_what_is_due(stream, landing)
-                idle = not landing.busy and not len(self._batch)
-                self._pulse.record_iteration(stream.assembler.open_bytes, stream.spilled(), idle=idle)
-                self._pulse.newest_decoded = stream.newest_decoded()
-                self._pulse.prepared = None if stream.parked is None else stream.parked.waiting
-            self._finish(stream, landing)
+            self.count(repeats=stream.ordering.repeats)
 
     def enforce_wal_budget(self) -> None:
-        """What the budget of WAL asks for. Raises SlotGivenUp."""
+        """Do what the WAL budget asks for. Raises SlotGivenUp."""
         if self._watch is not None:
             self._watch.enforce_wal_budget()
             if self.has_connected:
                 self._batch.restrict(self._watch.limits(self._limits))
 
-    def _is_finished(self) -> bool:
+    def _should_stop(self) -> bool:
         if self.stop.is_set():
             position = format_position(self._upto, self._domain)
-            self.report(ProgressEvent("receive", f"stopping: bronze is whole up to {position}"))
+            self.report(ProgressEvent("receive", f"stopping: bronze is complete up to {position}"))
             return True
-        # one more commit may be under way, and where the server is busy always is: it is waited for behind the loop
+        # on a busy server one more commit is always in flight: it is waited for behind the loop
         return self._reaches_goal(self._upto)
 
     def _reaches_goal(self, position: int) -> bool:
         return self.once and self._goal is not None and position >= self._goal
 
-    def _read(self, stream: OpenStream, landing: BronzeCommitPipeline) -> None:
-        """Take what the server has sent, waiting as long as nothing else is due."""
-        frames = stream.frames.poll(self._wait(landing))
+    def _read_messages(self, stream: OpenStream, commits: BronzeCommitPipeline) -> None:
+        """Feed what the server has sent to the assembler, and queue the transactions that committed."""
+        frames = stream.frames.poll(self._poll_seconds(commits))
         if frames:
             failpoint(FRAMES_READ)
         feed = feeding(stream.assembler)
@@ -274,76 +277,79 @@ class ReceiveLoop:
             try:
                 transactions = feed(payload, lsn)
             except DecodeError:
-                self._land_all(stream, landing)
+                self._commit_everything(stream, commits)  # nothing valid may be lost
                 raise
             if transactions:  # most frames complete nothing, and a loop over nothing has its cost
                 for transaction in transactions:
-                    self._take(stream, transaction, landing)
-        opened = stream.assembler.open_csn
-        self._add(stream, stream.order.tend(() if opened is None else (opened,)), landing)
+                    self._enqueue(stream, transaction, commits)
+        open_csn = stream.assembler.open_csn
+        self._enqueue_ordered(stream, stream.ordering.expire_gaps(() if open_csn is None else (open_csn,)), commits)
         if len(self._batch):
             failpoint(BATCH_OPEN)
 
-    def _wait(self, landing: BronzeCommitPipeline) -> float:
-        if landing.busy:
+    def _poll_seconds(self, commits: BronzeCommitPipeline) -> float:
+        """How long to wait for messages while nothing else is due."""
+        if commits.in_flight:
             return 0.01
         if len(self._batch):
             return min(max(self._batch.due_in, 0.0), 0.2)
         return 0.05 if self.once else 0.2
 
-    def _take(self, stream: OpenStream, transaction: ReceivedTransaction, landing: BronzeCommitPipeline) -> None:
+    def _enqueue(self, stream: OpenStream, transaction: ReceivedTransaction, commits: BronzeCommitPipeline) -> None:
         if transaction.count:
             failpoint(COMMIT_RECEIVED)
         try:
-            closed = stream.order.take(transaction)
+            ordered = stream.ordering.add(transaction)
         except LateTransaction as late:
-            self._finish(stream, landing)
-            landing.join_decoders()
+            self._acknowledge(stream, commits, commits.drain())
+            commits.join_decoders()
             late.where = str(keep_late(self._project.control, stream.state, transaction, stream.tabulate))
             raise
-        self._add(stream, closed, landing)
+        self._enqueue_ordered(stream, ordered, commits)
 
-    def _add(self, stream: OpenStream, closed: Sequence[OrderedTransaction], landing: BronzeCommitPipeline) -> None:
-        for ordered in closed:
+    def _enqueue_ordered(
+        self, stream: OpenStream, transactions: Sequence[OrderedTransaction], commits: BronzeCommitPipeline
+    ) -> None:
+        for ordered in transactions:
             if ordered.gap is not None:
                 record_gap(self._control, stream.state, ordered.gap)
-                self.report(ProgressEvent("receive", f"{ordered.gap} did not arrive: recorded, and passed over"))
+                self.report(ProgressEvent("receive", f"missing {ordered.gap} recorded as a gap; continuing without it"))
             self._batch.add(ordered)
-            if self._batch.full and not landing.busy:
-                self._append(landing)
+            if self._batch.is_full and not commits.in_flight:
+                self._commit_batch(commits)
             elif self._batch.to_decode >= PART_BYTES:
-                landing.decode(self._batch.hand_over())
+                commits.decode(self._batch.hand_over())
 
-    def _commit_what_is_due(self, stream: OpenStream, landing: BronzeCommitPipeline) -> None:
-        if landing.busy:
+    def _commit_if_due(self, stream: OpenStream, commits: BronzeCommitPipeline) -> None:
+        if commits.in_flight:
             return
         if not len(self._batch):
-            self._advance(stream, landing)
-        elif self._batch.full or self._batch.due_in <= 0 or self._reaches_goal(self._batch.upto):
-            self._append(landing)
+            self._advance_position(stream, commits)
+        elif self._batch.is_full or self._batch.due_in <= 0 or self._reaches_goal(self._batch.upto):
+            self._commit_batch(commits)
 
-    def _land_all(self, stream: OpenStream, landing: BronzeCommitPipeline) -> None:
-        """Nothing more can be read: what came whole before that is landed, as far as it is in order."""
+    def _commit_everything(self, stream: OpenStream, commits: BronzeCommitPipeline) -> None:
+        """Commit what is complete and in order before a message that cannot be read."""
         for transaction in stream.assembler.completed_transactions:
-            self._take(stream, transaction, landing)
-        self._finish(stream, landing)
+            self._enqueue(stream, transaction, commits)
+        self._acknowledge(stream, commits, commits.drain())
         if len(self._batch):
-            self._append(landing)
-            self._finish(stream, landing)
+            self._commit_batch(commits)
+            self._acknowledge(stream, commits, commits.drain())
 
-    def _append(self, landing: BronzeCommitPipeline) -> None:
-        landing.decode(self._batch.hand_over())
+    def _commit_batch(self, commits: BronzeCommitPipeline) -> None:
+        commits.decode(self._batch.hand_over())
         batch = self._batch.take()
         self.count(bytes=sum(transaction.size for transaction in batch.transactions))
         self._last = batch.transactions[-1].bounds.position
-        self._pulse.commit_started(batch.upto, batch.transactions[-1].bounds.commit_ts)
-        landing.append(batch)
+        self._health.commit_started(batch.upto, batch.transactions[-1].bounds.commit_ts)
+        commits.append(batch)
 
-    def _advance(self, stream: OpenStream, landing: BronzeCommitPipeline) -> None:
-        """No rows are pending: how far the stream is beyond them may be recorded, and then confirmed.
+    def _advance_position(self, stream: OpenStream, commits: BronzeCommitPipeline) -> None:
+        """Record by an empty commit how far the stream is beyond the last row, so that it can be acknowledged.
 
-        What moves it are transactions without changes and, in the lsn domain, what a keepalive announced while no
-        transaction was open. In the csn domain a keepalive counts nothing.
+        Transactions without changes move it and, in the LSN domain, what a keepalive announced while no transaction was
+        open. In the CSN domain a keepalive counts nothing.
         """
         inside = stream.assembler.in_transaction
         upto, confirm = self._batch.upto, self._batch.confirm
@@ -352,7 +358,7 @@ class ReceiveLoop:
             upto, confirm = max(upto, end), max(confirm, end)
         now = self._clock()
         asked, further = stream.frames.reply_requested, upto > self._upto or confirm > self._confirmed
-        waited_for = asked and further  # nothing more may come before it is confirmed
+        waited_for = asked and further  # nothing more may come before it is acknowledged
         if self.once and self._goal is not None and upto < self._goal and not waited_for:
             if not inside and now - self._advanced_at > 0.1:
                 self._advanced_at = now
@@ -361,52 +367,49 @@ class ReceiveLoop:
         pause = 0.0 if self.once else ADVANCE_ASKED if asked else ADVANCE_EVERY
         if further and (now - self._advanced_at >= pause or stream.synchronous()):
             self._advanced_at = now
-            landing.advance(upto, confirm, self._batch.empty)
+            commits.advance(upto, confirm, self._batch.empty)
 
-    def _take_landed(self, stream: OpenStream, landing: BronzeCommitPipeline) -> None:
-        """Confirm what the commit under way made durable, once it is done; raises what it ended at."""
-        self._confirm(stream, landing.poll())
-        if landing.fault is not None:
-            raise landing.fault
+    def _acknowledge(self, stream: OpenStream, commits: BronzeCommitPipeline, commit: BronzeCommit | None) -> None:
+        """Let the server discard the WAL that `commit` made durable. Raises the error that the commit ended at."""
+        if commit is not None:
+            if commit.transactions:
+                failpoint(BRONZE_COMMITTED)
+            self._record_position(commit.upto, commit.confirm)
+            stream.frames.confirm(commit.confirm)
+            self._health.commit_finished(commit.upto, commit.confirm)
+            if commit.transactions:
+                failpoint(CONFIRMED)
+            if stream.parked is not None:
+                stream.parked.clean(min(self._last, commit.upto), commit.confirm)
+            self.count(transactions=commit.transactions, changes=commit.changes, repeats=commit.repeats)
+            if commit.transactions:
+                self._report_commit(commit, stream.frames.keepalive_end)
+        if commits.fault is not None:
+            raise commits.fault
 
-    def _finish(self, stream: OpenStream, landing: BronzeCommitPipeline) -> None:
-        """The same, waiting for it."""
-        self._confirm(stream, landing.finish())
-        if landing.fault is not None:
-            raise landing.fault
+    def _report_commit(self, commit: BronzeCommit, server_end: int) -> None:
+        position = format_position(commit.upto, self._domain)
+        facts = {
+            "position": position,
+            "upto": commit.upto,
+            "transactions": commit.transactions,
+            "changes": commit.changes,
+            "operations": dict(commit.operations),
+            "bytes": commit.bytes_written,
+            "version": commit.version,
+            "server_end": server_end,
+        }
+        text = f"{pluralize(commit.transactions, 'transaction')} up to {position}"
+        self.report(ProgressEvent("landed", text, self._summary.changes, None, "changes", facts))
+        if self.once and self._goal is not None:
+            self.report(backlog("received", commit.upto, self._begins, self._goal, self._domain))
 
-    def _confirm(self, stream: OpenStream, landed: BronzeCommit | None) -> None:
-        """What a commit made durable, the server may forget."""
-        if landed is None:
-            return
-        if landed.transactions:
-            failpoint(BRONZE_COMMITTED)
-        self._note(landed.upto, landed.confirm)
-        stream.frames.confirm(landed.confirm)
-        self._pulse.commit_finished(landed.upto, landed.confirm)
-        if landed.transactions:
-            failpoint(CONFIRMED)
-        if stream.parked is not None:
-            stream.parked.clean(min(self._last, landed.upto), landed.confirm)
-        self.count(transactions=landed.transactions, changes=landed.changes, repeats=landed.repeats)
-        if landed.transactions:
-            position = format_position(landed.upto, self._domain)
-            facts = {
-                "position": position,
-                "upto": landed.upto,
-                "transactions": landed.transactions,
-                "changes": landed.changes,
-                "operations": dict(landed.operations),
-                "bytes": landed.bytes_written,
-                "version": landed.version,
-                "server_end": stream.frames.keepalive_end,
-            }
-            text = f"{pluralize(landed.transactions, 'transaction')} up to {position}"
-            self.report(ProgressEvent("landed", text, self._summary.changes, None, "changes", facts))
-            if self.once and self._goal is not None:
-                self.report(backlog("received", landed.upto, self._begins, self._goal, self._domain))
+    def _record_health(self, stream: OpenStream, *, idle: bool) -> None:
+        self._health.record_iteration(stream.assembler.open_bytes, stream.spilled(), idle=idle)
+        self._health.newest_decoded = stream.newest_decoded()
+        self._health.prepared = None if stream.parked is None else stream.parked.waiting
 
-    def _note(self, upto: int, confirm: int) -> None:
+    def _record_position(self, upto: int, confirm: int) -> None:
         self._upto, self._confirmed = upto, confirm
         self._summary = replace(self._summary, upto=upto, confirm=confirm)
 

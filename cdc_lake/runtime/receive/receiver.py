@@ -135,14 +135,14 @@ def receive(
     report: ProgressReporter,
     control: ControlTables | None = None,
     slot_patience: float = PATIENCE,
-    pulse: ReceiverHealth | None = None,
+    health: ReceiverHealth | None = None,
     pauses: tuple[float, float] = SOURCE_PAUSES,
 ) -> ReceiveSummary:
     """Receive until `stop` is set or, with `once`, until bronze holds everything committed before the start.
 
     Reconnects by itself once it was connected: without end, or with `once` for at most `ONCE_PATIENCE` seconds in which
     no attempt succeeds (`runtime.receive.receiver`). A lake that is away or full is waited for without end; with
-    `once` the run ends. `pulse`: where the loop says how it does; `pauses`: in seconds, the shortest and the longest
+    `once` the run ends. `health`: where the loop says how it does; `pauses`: in seconds, the shortest and the longest
     before the source is tried again.
     Raises SourceError, DecodeError, LakeError, StateError; bronze is then whole up to its last commit.
     """
@@ -150,11 +150,11 @@ def receive(
     with ReceiverNote(project.lake, project.name, report) as note:
         outlasting = None if once else RetryingBronzeWriter(bronze, stop, report, note)
         bronze, waiting = outlasting or bronze, outlasting or nullcontext()
-        pulse = pulse or ReceiverHealth()
+        health = health or ReceiverHealth()
         with beside_the_stream(project, report, once=once) as watch:
-            run = ReceiveLoop(
+            loop = ReceiveLoop(
                 project, bronze, control,
-                once=once, stop=stop, report=report, connected=waiting, pulse=pulse, watch=watch,
+                once=once, stop=stop, report=report, connected=waiting, health=health, watch=watch,
             )  # fmt: skip
             enforce_wal_budget, checked_report = (
                 (do_nothing, report) if watch is None else (watch.enforce_wal_budget, _checking_budget(watch, report))
@@ -170,8 +170,8 @@ def receive(
                 first=once,
                 enforce_wal_budget=enforce_wal_budget,
             )
-            _connections(run, connect, note, ReconnectBackoff(report, pauses))
-    return run.summary()
+            _connections(loop, connect, note, ReconnectBackoff(report, pauses))
+    return loop.summary()
 
 
 def _checking_budget(watch: WalBudgetMonitor, report: ProgressReporter) -> ProgressReporter:
@@ -190,41 +190,41 @@ def _checking_budget(watch: WalBudgetMonitor, report: ProgressReporter) -> Progr
 
 
 def _connections(
-    run: ReceiveLoop,
+    loop: ReceiveLoop,
     connect: Callable[[], AbstractContextManager[OpenStream]],
     note: ReceiverNote,
     attempts: ReconnectBackoff,
 ) -> None:
     """One connection after the other, until the run is done or nothing can be waited for."""
     give_up: float | None = None
-    while not run.stop.is_set():
-        run.enforce_wal_budget()
+    while not loop.stop.is_set():
+        loop.enforce_wal_budget()
         try:
             with connect() as stream:
                 attempts.record_open((stream.state.upto, stream.state.confirm))
                 note.goes_on()
                 failpoint(CONNECTED)
-                run.follow(stream)
+                loop.run(stream)
                 return
         except Stopped:
             return
         except SourceError as error:
             now = time.monotonic()
-            give_up = (None if attempts.record_end(_landed_positions(run)) else give_up) or now + ONCE_PATIENCE
-            if error.retry is Retry.NEVER or not run.has_connected or (run.once and now > give_up):
+            give_up = (None if attempts.record_end(_landed_positions(loop)) else give_up) or now + ONCE_PATIENCE
+            if error.retry is Retry.NEVER or not loop.has_connected or (loop.once and now > give_up):
                 raise
             pause = attempts.after_source(error)
         except LakeError as error:
-            if error.retry is Retry.NEVER or not run.has_connected or run.once:
+            if error.retry is Retry.NEVER or not loop.has_connected or loop.once:
                 raise
-            attempts.record_end(_landed_positions(run))
+            attempts.record_end(_landed_positions(loop))
             note.waits(error)
             pause = attempts.after_lake(error)
-        run.count(reconnects=1)
-        run.stop.wait(pause)
+        loop.count(reconnects=1)
+        loop.stop.wait(pause)
 
 
-def _landed_positions(run: ReceiveLoop) -> tuple[int | None, int | None]:
+def _landed_positions(loop: ReceiveLoop) -> tuple[int | None, int | None]:
     """What bronze holds by now, and lets the server forget."""
-    summary = run.summary()
+    summary = loop.summary()
     return summary.upto, summary.confirm

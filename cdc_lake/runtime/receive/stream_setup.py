@@ -106,16 +106,16 @@ class DuplicateVerifier:
         """Transactions that arrived and are not closed yet."""
         return self._order.waiting
 
-    def take(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
+    def add(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
         """See Order. Raises RepeatDiffers."""
-        closed = self._order.take(transaction)  # what it says of a server that lost something says more
+        closed = self._order.add(transaction)  # what it says of a server that lost something says more
         if transaction.bounds.position <= self._state.upto and transaction.count:
             self._check(transaction)
         return closed
 
-    def tend(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
+    def expire_gaps(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
         """Look at the clock, after each reading of the stream; what is closed by passing over a gap."""
-        return self._order.tend(opened)
+        return self._order.expire_gaps(opened)
 
     def _check(self, transaction: ReceivedTransaction) -> None:
         if self._landed is None:
@@ -302,7 +302,7 @@ def open_stream(
     ) as stream:
         tabulate = with_redaction(stream.tabulate, redaction)
         order = DuplicateVerifier(
-            stream.order,
+            stream.ordering,
             partial(bronze_reader, project),
             stream.state,
             configuration=number,
@@ -311,4 +311,4 @@ def open_stream(
             by_catalog=project.pipeline.source.slot.plugin != "pgoutput",
             report=report,
         )
-        yield replace(stream, tabulate=tabulate, order=order)
+        yield replace(stream, tabulate=tabulate, ordering=order)

@@ -91,7 +91,7 @@ def closed() -> Iterator[OrderedTransaction]:
     """The transactions as they are closed, by the order that receives use."""
     order = CsnOrdering(min(csns()) - 1, 0, bound=60.0, policy="stop", clock=lambda: 0.0)
     for one in assembled():
-        yield from order.take(one)
+        yield from order.add(one)
 
 
 def apply(state: dict[str, dict[str, tuple]], change: object) -> None:
