@@ -83,7 +83,13 @@ def build(
         "old": _lists(places, changes.old, SCHEMA.field("old").type),
         "unchanged": _lists(places, changes.unchanged, SCHEMA.field("unchanged").type),
         "old_kind": _as_array(changes.old_kind, pa.string()).take(places.change),
-        "info": _infos(places, layouts, [_begin_info(raw) for raw in batch], infos, changes.info),
+        "info": _infos(
+            places,
+            [_layout_info(layout) for layout in layouts],
+            [_begin_info(raw) for raw in batch],
+            infos,
+            changes.info,
+        ),
     }
     if changes.raw is not None:
         columns["raw"] = _as_array(changes.raw, pa.binary()).take(places.change)
@@ -256,10 +262,10 @@ def _spread(lists: Any, row_indices: Any, rows: int) -> Any:
     return pa.ListArray.from_arrays(pa.array(where), lists.values, mask=pa.array(nothing))
 
 
-def _infos(places: _Places, layouts: list[Relation], begins: list[str | None], commits: list[str], infos: Any) -> Any:
+def _infos(places: _Places, layouts: list[str], begins: list[str | None], commits: list[str], infos: Any) -> Any:
     pool = pa.concat_arrays(
         [
-            pa.array([_layout_info(r) for r in layouts], pa.string()),
+            pa.array(layouts, pa.string()),
             pa.array(begins, pa.string()),
             pa.array(commits, pa.string()),
             _as_array(infos, pa.string()),

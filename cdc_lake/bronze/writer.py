@@ -100,7 +100,7 @@ class TableBronze:
         written = rows.map_tables(self._files)
         confirm = max(before.confirm, closed_batch.confirm)
         state = replace(before, upto=closed_batch.upto, confirm=confirm, head=rows.head, empty=closed_batch.empty)
-        version, size = self._land(state, written, {})
+        version, size = self._commit(state, written, {}), _bytes(written)
         landed = _commit_result(
             state, version, transactions=len(fresh), changes=rows.changes, repeats=repeats, bytes_written=size
         )
@@ -134,8 +134,9 @@ class TableBronze:
             return _commit_result(state, self._table.version)
         place = Place(state.stream, state.epoch, position, self._clock())
         table = snapshot_rows(relation, rows, place, first_ordinal)
-        version, size = self._land(state, self._files(table), {app: chunk})
-        return _commit_result(state, version, changes=table.num_rows - 1, bytes_written=size)
+        written = self._files(table)
+        version = self._commit(state, written, {app: chunk})
+        return _commit_result(state, version, changes=table.num_rows - 1, bytes_written=_bytes(written))
 
     def as_landed(self, relation: Relation) -> Relation:
         """See BronzeWriter: the same."""
@@ -151,7 +152,7 @@ class TableBronze:
         place = Place(state.stream, state.epoch, position, now)
         present_rows = snapshot_rows(relation, rows, place, first)
         gone = absent_rows(relation, absent, place, first + len(rows))
-        self._land(state, self._files(pa.concat_tables([present_rows, gone])), {})
+        self._commit(state, self._files(pa.concat_tables([present_rows, gone])), {})
         return RefetchedRows(position, first, len(rows) + len(absent))
 
     # ── the table ──
@@ -179,16 +180,13 @@ class TableBronze:
         share = -(-rows.num_rows // files)
         return [self._table.write(rows.slice(start, share)) for start in range(0, rows.num_rows, share)]
 
-    def _land(self, state: StreamCheckpoint, written: Sequence[WrittenFile], chunks: dict[str, int]) -> tuple[int, int]:
-        """Commit the files; the version made and the bytes written."""
-        failpoint(FILE_WRITTEN)
-        return self._commit(state, written, chunks), sum(file.size for file in written)
-
     def _commit(self, state: StreamCheckpoint, files: Sequence[WrittenFile], chunks: dict[str, int]) -> int:
         """Commit with the state; whatever goes wrong, the table is read again before the next commit.
 
         Upkeep leaves the state as it was: what was overtaken by it alone is committed on top of it.
         """
+        if files:
+            failpoint(FILE_WRITTEN)
         before, self._cached_state = self._cached_state, None
         while True:
             last = {app: self._table.last_chunk(app) for app in chunks}
@@ -218,6 +216,7 @@ class BesideBronze(TableBronze):
     """
 
     def _commit(self, state: StreamCheckpoint, files: Sequence[WrittenFile], chunks: dict[str, int]) -> int:
+        failpoint(FILE_WRITTEN)
         while True:
             self._cached_state = None
             now = self._stream()
@@ -254,6 +253,10 @@ def _check_order(batch: TransactionBatch, place: str) -> None:
             raise NotInOrder(f"position {later} follows {earlier} in one batch", where=place)
     if positions and positions[-1] > batch.upto:
         raise NotInOrder(f"a batch up to {batch.upto} holds position {positions[-1]}", where=place)
+
+
+def _bytes(files: Sequence[WrittenFile]) -> int:
+    return sum(file.size for file in files)
 
 
 def _commit_result(

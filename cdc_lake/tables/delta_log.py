@@ -184,7 +184,7 @@ def create_table(folder: Path, schema: pa.Schema, properties: Mapping[str, str],
         raise_if_key_not_exists=False,  # properties of our own are not Delta's
     )
     if durable:
-        _sync_log(folder, 0)
+        sync_log(folder, 0)
         sync(folder)
     return table
 
@@ -232,36 +232,6 @@ def _add_action(name: str, size: int, bounds: Bounds) -> AddAction:
     return AddAction(name, size, {}, time.time_ns() // 1_000_000, data_change=True, stats=statistics(bounds))
 
 
-def commit(
-    table: DeltaTable,
-    folder: Path,
-    actions: Sequence[AddAction | RemoveAction],
-    *,
-    apps: Mapping[str, int],
-    note: Mapping[str, object],
-    fenced: bool,
-    durable: bool,
-) -> int:
-    """Commit actions and application transactions at once; the version made. Raises NotLanded.
-
-    `fenced`: only as the very next version after the one `table` stands at, so nothing read from it can be stale;
-    otherwise Delta may place the append after other writers' commits. `table` moves to the version made.
-    """
-    version = submit(
-        table,
-        actions,
-        apps=apps,
-        note=note,
-        fenced=fenced,
-        mark=str(uuid4()),
-        read=lambda number: entry_at(folder, number),
-    )
-    if durable:
-        _sync_log(folder, version)
-    stand_at(table, version)
-    return version
-
-
 def submit(
     table: DeltaTable,
     actions: Sequence[AddAction | RemoveAction],
@@ -303,7 +273,7 @@ def set_properties(
         table, properties, note=note, mark=str(uuid4()), read=lambda number: entry_at(folder, number)
     )
     if durable:
-        _sync_log(folder, version)
+        sync_log(folder, version)
     stand_at(table, version)
     return version
 
@@ -324,7 +294,7 @@ def create_checkpoint(table: DeltaTable, folder: Path, *, durable: bool) -> None
     """Write the checkpoint of the version that `table` stands at."""
     table.create_checkpoint()
     if durable:
-        _sync_log(folder, table.version())
+        sync_log(folder, table.version())
 
 
 def _run_commit(call: Callable[[], None], base: int, mark: str, read: ReadEntry) -> int:
@@ -337,10 +307,13 @@ def _run_commit(call: Callable[[], None], base: int, mark: str, read: ReadEntry)
     failpoint(COMMIT_WRITTEN)
     if failure is not None:
         failpoint(COMMIT_DOUBTED)
-    version, overtaken = _find(read, base, mark)
-    if version is None:
-        raise DeltaCommitFailed(overtaken=overtaken) from failure
-    return version
+    version = base + 1
+    while (text := read(version)) is not None:
+        note = note_in(text)
+        if note is not None and note.get("commit") == mark:
+            return version
+        version += 1
+    raise DeltaCommitFailed(overtaken=version > base + 1) from failure
 
 
 def note_in(text: str) -> dict[str, Any] | None:
@@ -378,24 +351,13 @@ def sync_version(folder: Path, version: int) -> None:
         if added is not None:
             sync(folder / added["path"])
     sync(folder)
-    _sync_log(folder, version)
-
-
-def _find(read: ReadEntry, base: int, mark: str) -> tuple[int | None, bool]:
-    """The version after `base` that carries the mark, and whether there is any version after `base`."""
-    version = base + 1
-    while (text := read(version)) is not None:
-        note = note_in(text)
-        if note is not None and note.get("commit") == mark:
-            return version, version > base + 1
-        version += 1
-    return None, version > base + 1
+    sync_log(folder, version)
 
 
 def entry_at(folder: Path, version: int) -> str | None:
     """The log entry of a version; None where there is none, or it was cleaned up."""
     try:
-        return log_entry(folder, version).read_text(encoding="utf-8")
+        return (folder / "_delta_log" / f"{version:020d}.json").read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
 
@@ -412,7 +374,7 @@ def log_entry(folder: Path, version: int) -> Path:
     return folder / "_delta_log" / f"{version:020d}.json"
 
 
-def _sync_log(folder: Path, version: int) -> None:
+def sync_log(folder: Path, version: int) -> None:
     """Raises CommitNotOnDisk: readers see the version by now."""
     entry = log_entry(folder, version)
     checkpoint = entry.with_name(f"{version:020d}.checkpoint.parquet")

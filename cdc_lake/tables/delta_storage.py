@@ -25,7 +25,6 @@ from cdc_lake.tables.delta_log import (
     CHECKPOINT_INTERVAL,
     DeltaCommitFailed,
     build_add_action,
-    commit,
     create_checkpoint,
     create_table,
     entry_at,
@@ -33,8 +32,10 @@ from cdc_lake.tables.delta_log import (
     open_table,
     refresh,
     set_properties,
+    stand_at,
     submit,
     submit_properties,
+    sync_log,
     sync_version,
     write_file,
 )
@@ -202,7 +203,19 @@ class LocalDeltaStorage:
         fenced: bool = True,
     ) -> int:
         """One log entry."""
-        return commit(table, self.folder, actions, apps=apps, note=note, fenced=fenced, durable=self.durable)
+        version = submit(
+            table,
+            actions,
+            apps=apps,
+            note=note,
+            fenced=fenced,
+            mark=str(uuid4()),
+            read=lambda number: entry_at(self.folder, number),
+        )
+        if self.durable:
+            sync_log(self.folder, version)
+        stand_at(table, version)
+        return version
 
     def persist_last_commit(self, table: DeltaTable) -> None:
         """Log entry, data files and their folders."""

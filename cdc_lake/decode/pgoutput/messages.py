@@ -134,12 +134,6 @@ WireMessage: TypeAlias = (
 """Every message of protocol version 1."""
 
 
-_U16 = struct.Struct(">H")
-_I32 = struct.Struct(">i")
-_U32 = struct.Struct(">I")
-_I64 = struct.Struct(">q")
-
-
 class Reader:
     """A position in a message, moving forward only. `lenient`: values may be invalid text (`UndecodableText`)."""
 
@@ -165,27 +159,43 @@ class Reader:
 
     def u8(self) -> int:
         """An unsigned byte."""
-        return self.take(1)[0]
+        offset = self._offset
+        if len(self._data) - offset < 1:
+            raise TruncatedMessage(need=1, left=len(self._data) - offset, offset=offset)
+        self._offset = offset + 1
+        return int.from_bytes(self._data[offset : offset + 1])
 
     def u16(self) -> int:
         """An unsigned 16-bit number."""
-        value: int = _U16.unpack(self.take(2))[0]
-        return value
+        offset = self._offset
+        if len(self._data) - offset < 2:
+            raise TruncatedMessage(need=2, left=len(self._data) - offset, offset=offset)
+        self._offset = offset + 2
+        return int.from_bytes(self._data[offset : offset + 2])
 
     def i32(self) -> int:
         """A signed 32-bit number."""
-        value: int = _I32.unpack(self.take(4))[0]
-        return value
+        offset = self._offset
+        if len(self._data) - offset < 4:
+            raise TruncatedMessage(need=4, left=len(self._data) - offset, offset=offset)
+        self._offset = offset + 4
+        return int.from_bytes(self._data[offset : offset + 4], signed=True)
 
     def u32(self) -> int:
         """An unsigned 32-bit number: an OID, a transaction id, a length."""
-        value: int = _U32.unpack(self.take(4))[0]
-        return value
+        offset = self._offset
+        if len(self._data) - offset < 4:
+            raise TruncatedMessage(need=4, left=len(self._data) - offset, offset=offset)
+        self._offset = offset + 4
+        return int.from_bytes(self._data[offset : offset + 4])
 
     def i64(self) -> int:
         """A signed 64-bit number."""
-        value: int = _I64.unpack(self.take(8))[0]
-        return value
+        offset = self._offset
+        if len(self._data) - offset < 8:
+            raise TruncatedMessage(need=8, left=len(self._data) - offset, offset=offset)
+        self._offset = offset + 8
+        return int.from_bytes(self._data[offset : offset + 8], signed=True)
 
     def lsn(self) -> int:
         """A WAL position."""
@@ -198,14 +208,18 @@ class Reader:
 
     def text(self, size: int) -> str:
         """The next `size` bytes, a value, as UTF-8."""
-        offset = self._offset
-        data = self.take(size)
+        offset, left = self._offset, len(self._data) - self._offset
+        if size > left:
+            raise TruncatedMessage(need=size, left=left, offset=offset)
+        self._offset = offset + size
+        data = self._data[offset : self._offset]
         try:
-            return _decode(data, offset)
-        except InvalidText as error:
-            if not self._lenient:
-                raise
-            return UndecodableText.from_bytes(data, error.offset)
+            return data.decode()
+        except UnicodeDecodeError as error:
+            wrong = offset + error.start
+        if self._lenient:
+            return UndecodableText.from_bytes(data, wrong)
+        raise InvalidText(offset=wrong)  # raised out here, because the cause would carry the value itself
 
     def cstring(self) -> str:
         """A string up to its terminating zero byte, which is read too."""

@@ -99,7 +99,9 @@ def changes(raw: BufferedTransaction, in_hex: InHex | None = None) -> Iterator[t
     """
     for index, frame in enumerate(raw.frames):
         try:
-            decoded = change_of(frame, raw.layouts[index], raw.truncated.get(index, ()), in_hex)
+            layout = raw.layouts[index]
+            message = parse(frame, None if layout is None else len(layout.columns), lenient=in_hex is not None)
+            decoded = to_changes(message, layout, raw.truncated.get(index, ()), in_hex)
         except DecodeError as error:
             error.where = error.where or f"change {index + 1} of the transaction at {Lsn(raw.bounds.position)}"
             raise
@@ -110,8 +112,16 @@ def changes(raw: BufferedTransaction, in_hex: InHex | None = None) -> Iterator[t
 def change_of(
     frame: bytes, layout: Relation | None, truncated: tuple[Relation, ...] = (), in_hex: InHex | None = None
 ) -> tuple[Change, ...]:
+    """What one data message did, as its bytes: see `to_changes`. Raises DecodeError."""
+    message = parse(frame, None if layout is None else len(layout.columns), lenient=in_hex is not None)
+    return to_changes(message, layout, truncated, in_hex)
+
+
+def to_changes(
+    message: WireMessage, layout: Relation | None, truncated: tuple[Relation, ...] = (), in_hex: InHex | None = None
+) -> tuple[Change, ...]:
     """What one data message did, under the layout in force: one change, for a truncate one a table."""
-    match parse(frame, None if layout is None else len(layout.columns), lenient=in_hex is not None):
+    match message:
         case InsertMessage(new=new):
             relation = _require_relation(layout)
             return (Insert(relation, _apply_text_policy(relation, new, in_hex)),)
@@ -129,7 +139,7 @@ def change_of(
         case LogicalMessage(prefix=prefix, content=content):
             return (Message(prefix, content),)
         case Begin() | Commit() | OriginMessage() | RelationMessage() | TypeMessage():
-            raise OutOfSequence(f"{_format_letter(frame[:1])} is not a change", offset=0)
+            raise OutOfSequence(f"a {type(message).__name__} message is not a change", offset=0)
         case _ as never:
             assert_never(never)
 
@@ -261,24 +271,22 @@ def _tuple(reader: Reader, columns: int | None, *, old: bool = False) -> Tuple:
     count = reader.u16()
     if columns is not None and count != columns:
         raise MalformedMessage(f"a tuple of {count} values for a layout of {columns} columns", offset=offset)
-    return tuple(_value(reader, old=old) for _ in range(count))
-
-
-def _value(reader: Reader, *, old: bool) -> Value:
-    offset = reader.offset
-    kind = reader.take(1)
-    if kind == b"t":
-        return reader.text(reader.u32())
-    if kind == b"n":
-        return None
-    if kind == b"b":
-        size = reader.u32()
-        return BinaryValue.from_bytes(reader.take(size), offset + 5)
-    # the server detoasts old tuples before it logs them: "unchanged" has no meaning there
-    if kind == b"u" and not old:
-        return UNCHANGED
-    expected = "`n`, `t` or `b`" if old else "`n`, `u`, `t` or `b`"
-    raise UnexpectedMessage(f"a value of kind {_format_letter(kind)}: expected {expected}", offset=offset)
+    values: list[Value] = []
+    for _ in range(count):
+        offset, kind = reader.offset, reader.take(1)
+        if kind == b"t":
+            values.append(reader.text(reader.u32()))
+        elif kind == b"n":
+            values.append(None)
+        elif kind == b"b":
+            size = reader.u32()
+            values.append(BinaryValue.from_bytes(reader.take(size), offset + 5))
+        elif kind == b"u" and not old:  # the server detoasts old tuples before it logs them
+            values.append(UNCHANGED)
+        else:
+            expected = "`n`, `t` or `b`" if old else "`n`, `u`, `t` or `b`"
+            raise UnexpectedMessage(f"a value of kind {_format_letter(kind)}: expected {expected}", offset=offset)
+    return tuple(values)
 
 
 _OLD_KINDS: Final = {b"K": OldKind.KEY, b"O": OldKind.FULL}
