@@ -6,7 +6,7 @@ See `cdc_lake_testing.controls`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -19,7 +19,7 @@ from cdc_lake.silver.changes import FROM, ORDER, TO, cast_rows, known_column
 from cdc_lake.silver.layout_mapping import RelationMapping
 from cdc_lake.tables.delta_silver import DeltaSilver
 from cdc_lake.tables.iceberg_silver import IcebergSilver
-from cdc_lake.tables.silver_table import Marker, Work, app_id
+from cdc_lake.tables.silver_table import Marker, Statement, app_id
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -31,23 +31,25 @@ _APP, _VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delt
 def batch_id_as_version() -> Iterator[None]:
     """Delta's transaction counts the batches of Spark's checkpoint, and what Delta skips is taken for done."""
 
-    def marked(
-        silver: Any, stream: str, base: Marker, generation: int, position: int, work: Callable[[], object]
-    ) -> int:
+    @contextmanager
+    def marked(silver: Any, stream: str, base: Marker, generation: int, position: int) -> Iterator[None]:
         del base, position
         conf = silver._spark.conf
         conf.set(_APP, app_id(stream, silver._target, generation))
         conf.set(_VERSION, str(next_batch(silver._project)))
         try:
-            work()
+            yield
         finally:
             conf.unset(_APP)
             conf.unset(_VERSION)
+
+    def whatever_version(silver: Any, stream: str, generation: int, position: int) -> int:
+        del generation, position
         version = silver.marker(stream).version
         assert version is not None
         return int(version)
 
-    with mock.patch.object(DeltaSilver, "_run_marked", marked):
+    with mock.patch.multiple(DeltaSilver, _marked=marked, _committed_version=whatever_version):
         yield
 
 
@@ -83,20 +85,16 @@ def last_row_wins() -> Iterator[None]:
 def marker_in_a_commit_of_its_own() -> Iterator[None]:
     """The rows are committed, and then the position."""
 
-    def marked(
-        silver: Any, stream: str, base: Marker, generation: int, position: int, work: Callable[[], object]
-    ) -> int:
+    @contextmanager
+    def marked(silver: Any, stream: str, base: Marker, generation: int, position: int) -> Iterator[None]:
         del base
-        work()
+        yield
         failpoint(TABLE_MERGED)
         nothing = silver._spark.table(silver.name).limit(0).write.format("delta").mode("append")
         app = app_id(stream, silver._target, generation)
         nothing.option("txnAppId", app).option("txnVersion", str(position)).save(str(silver._path))
-        version = silver.marker(stream).version
-        assert version is not None
-        return int(version)
 
-    with mock.patch.object(DeltaSilver, "_run_marked", marked):
+    with mock.patch.object(DeltaSilver, "_marked", marked):
         yield
 
 
@@ -120,10 +118,10 @@ def rules_judged_after_folding() -> Iterator[None]:
 def no_fence_on_iceberg() -> Iterator[None]:
     """A statement writes to the table itself, whatever others committed since it was planned."""
 
-    def unfenced(silver: Any, stream: str, base: Marker, position: int, work: Work) -> int:
+    def unfenced(silver: Any, stream: str, base: Marker, position: int, statement: Statement) -> int:
         silver._refresh()
         with silver._marking(stream, base.generation, position):
-            work(silver.name)
+            silver._spark.sql(statement(silver.name))
         return int(silver._published_version(stream, base.generation, position))
 
     with mock.patch.object(IcebergSilver, "commit", unfenced):

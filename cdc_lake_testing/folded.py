@@ -22,7 +22,7 @@ from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Column, Relation, TableName, made_again, predecessors
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.schema_changes import by_source_key, evolve, next_layout
-from cdc_lake.runtime.apply.table_span import check_key, check_named, shape_of
+from cdc_lake.runtime.apply.table_schema import check_key, check_named, shape_of
 from cdc_lake.silver.kind import RowIdentity
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.layout_mapping import RelationMapping

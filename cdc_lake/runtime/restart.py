@@ -20,7 +20,7 @@ from cdc_lake.control.ownership import check_own_bronze
 from cdc_lake.control.streams import last_epoch, start_over
 from cdc_lake.errors import NoStream, OtherWriter, SilverPutBack, SlotActive, SlotForeign
 from cdc_lake.model.position import Span
-from cdc_lake.runtime.apply.table_integrity import damage, may_go_on
+from cdc_lake.runtime.apply.table_integrity import find_violation, is_tolerated
 from cdc_lake.source.base import StreamIdentity, format_stream_position
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.silver_table import read_marker
@@ -134,8 +134,8 @@ def _find_damage(project: Project, target: Target, stream: str, listed: TableSta
     if listed.error is not None and listed.state == BROKEN:
         code, message, remedy = listed.error
     else:
-        error = damage(project, target, stream, listed, read_marker(project, target, stream))
-        if error is None or may_go_on(project, error):
+        error = find_violation(project, target, stream, listed, read_marker(project, target, stream))
+        if error is None or is_tolerated(project, error):
             return None
         code, message, remedy = error.code, error.message, error.for_table(str(target.source)).remedy
     return (message, remedy) if code in _DAMAGE else None

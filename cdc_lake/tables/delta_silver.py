@@ -8,7 +8,7 @@ made before another writer's commit is refused here, because Delta would run it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from cdc_lake.tables.silver_table import (
     OWN,
     OWNER,
     Marker,
-    Work,
+    Statement,
     app_id,
     cluster_sql,
     division_properties,
@@ -142,11 +142,13 @@ class DeltaSilver:
             writer = writer.partitionBy(*detail["partitionColumns"])
         return writer.clusterBy(*detail["clusteringColumns"]) if detail["clusteringColumns"] else writer
 
-    def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:
+    def commit(self, stream: str, base: Marker, position: int, statement: Statement) -> int:
         """Run one statement that carries the marker."""
         # Once the statement has begun Delta itself fences: the transaction action is a read dependency of it.
         self._check_base(stream, base)
-        version = self._run_marked(stream, base, base.generation, position, lambda: work(self.name))
+        with self._marked(stream, base, base.generation, position):
+            self._spark.sql(statement(self.name))
+        version = self._committed_version(stream, base.generation, position)
         foreign_commit = find_concurrent_commit(
             self._project, self._target, stream, -1 if base.version is None else base.version, version
         )
@@ -170,7 +172,9 @@ class DeltaSilver:
         properties = {**self._properties(), **_features(columns)}
         clauses = self._clauses(stream, {**properties, GENERATION_PROPERTY: str(generation)})
         statement = f"CREATE OR REPLACE TABLE {self.name} {clauses} AS SELECT {chosen} FROM ({query})"
-        return self._run_marked(stream, base, generation, position, lambda: self._spark.sql(statement))
+        with self._marked(stream, base, generation, position):
+            self._spark.sql(statement)
+        return self._committed_version(stream, generation, position)
 
     def _properties(self) -> dict[str, str]:
         """The table's properties, which a REPLACE would reset: how long versions are kept is one; of columns' numbers
@@ -191,19 +195,23 @@ class DeltaSilver:
         divided = f"{partition_sql(self._target)}{clustered}"
         return f"USING delta{divided} COMMENT {comment} TBLPROPERTIES ({_properties_sql(properties)})"
 
-    def _run_marked(self, stream: str, base: Marker, generation: int, position: int, work: Callable[[], object]) -> int:
-        """Run one writing statement with the marker in its commit; the version it made."""
+    @contextmanager
+    def _marked(self, stream: str, base: Marker, generation: int, position: int) -> Iterator[None]:
+        """Let the commit of the one statement inside carry the marker."""
         conf = self._spark.conf
         conf.set(_APP, app_id(stream, self._target, generation))
         conf.set(_VERSION, str(position))
         conf.set(_PLANNED, planned_for(base.position))
         try:
             with self._rivals_refused():
-                work()
+                yield
         finally:
             conf.unset(_APP)
             conf.unset(_VERSION)
             conf.unset(_PLANNED)
+
+    def _committed_version(self, stream: str, generation: int, position: int) -> int:
+        """The version that was just committed. Raises TableChangedMeanwhile if Delta skipped the statement."""
         marker = self.marker(stream)
         is_committed = (marker.position, marker.generation) == (position, generation)
         if marker.version is None or not is_committed:  # Delta skipped the statement: its position is older

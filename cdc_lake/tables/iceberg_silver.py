@@ -40,7 +40,7 @@ from cdc_lake.tables.silver_table import (
     APP_PROPERTY,
     POSITION_PROPERTY,
     Marker,
-    Work,
+    Statement,
     app_id,
     cluster_sql,
     division_properties,
@@ -237,16 +237,10 @@ class IcebergSilver:
         version = base.version
         if rows:
             sets = ", ".join(f"{quote_identifier(name)} = {sql}" for name, sql in rows.items())
-            version = self._commit(stream, base, base.position, self._setting(sets))
+            version = self._commit(stream, base, base.position, lambda table: f"UPDATE {table} SET {sets}")
             failpoint(LAYOUT_FILLED)
         finish(self._table(), version, changes, final_progress)
         self._refresh()
-
-    def _setting(self, sets: str) -> Work:
-        def work(table: str) -> None:
-            self._spark.sql(f"UPDATE {table} SET {sets}")
-
-        return work
 
     def _current_progress(self, stream: str, base: Marker) -> Progress | None:
         reached = progress(self._table())
@@ -261,16 +255,16 @@ class IcebergSilver:
     def _refresh(self) -> None:
         self._spark.catalog.refreshTable(self.name)  # else the session goes on with the schema it has seen
 
-    def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:
+    def commit(self, stream: str, base: Marker, position: int, statement: Statement) -> int:
         """Run one statement on a branch at `base`, then publish the branch."""
-        return self._commit(stream, base, position, work)
+        return self._commit(stream, base, position, statement)
 
-    def _commit(self, stream: str, base: Marker, position: int | None, work: Work) -> int:
+    def _commit(self, stream: str, base: Marker, position: int | None, statement: Statement) -> int:
         """`position` None: rows are of an earlier stream, and stay so."""
         branch = self._branch(base)
         try:
             with self._marking(stream, base.generation, position):
-                work(f"{self.name}.branch_{branch}")
+                self._spark.sql(statement(f"{self.name}.branch_{branch}"))
         except Exception as cause:
             if f"(does not exist): {branch}" in str(cause):  # another session took ours for left behind
                 raise TableChangedMeanwhile(f"another writer works on {self._target.label}") from cause

@@ -157,7 +157,8 @@ def _iceberg_marker(table: Table, head: Snapshot | None, writer: str) -> Marker:
     return Marker(None, head.snapshot_id if head else None)
 
 
-Work: TypeAlias = Callable[[str], None]
+Statement: TypeAlias = Callable[[str], str]
+"""The SQL of a statement that writes, from the name of the table or of the branch it writes to."""
 
 
 class SilverStore(Protocol):
@@ -202,8 +203,8 @@ class SilverStore(Protocol):
         """Keep rows together as the pipeline says now, from the next commit on."""
         ...
 
-    def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:
-        """Run `work` so that its commit carries `position`, in the generation of `base`; the version it made.
+    def commit(self, stream: str, base: Marker, position: int, statement: Statement) -> int:
+        """Run a statement whose commit carries `position`, in the generation of `base`; the version it made.
 
         Raises TableChangedMeanwhile.
         """

@@ -24,7 +24,7 @@ from cdc_lake.model.change import Transaction
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.runtime.apply.merge import MergeResult, WriteStrategy
-from cdc_lake.runtime.apply.table_span import TableTask
+from cdc_lake.runtime.apply.span_planning import TableTask
 from cdc_lake.tables.commit_audit import CommitMetrics
 from cdc_lake.tables.control_schema import NAMES, ControlRow, CutRow, PauseRow, schema_of
 from cdc_lake.tables.silver_table import Marker
@@ -220,29 +220,28 @@ class Silver:
     def _within(self, span: Span) -> Iterator[Transaction]:
         return (one for one in self.transactions if one.bounds.position in span)
 
-    def prepare(self, spark: None, job: TableTask) -> Any:
+    def prepare(self, spark: None, task: TableTask) -> Any:
         """See `runtime.apply.table_span`; somebody may put files of the table together meanwhile."""
         del spark
-        table, seen = self.table(job.target.source), job.summary
+        table, seen = self.table(task.target.source), task.summary
         assert seen is not None
         if seen.rows == 0:
             return None
         base, rule = table.marker, self.rule
         if base.version is not None and self.world.chance("put together beside", 0.1):
             table.versions.append((replace(base, version=base.version + 1), table.versions[-1][1]))
-        touched = [one.bounds.position for one in self._within(job.span) if one.bounds.position == rule]
+        touched = [one.bounds.position for one in self._within(task.span) if one.bounds.position == rule]
         layout = SimpleNamespace(layout=seen.runs[0].layout)
         return SimpleNamespace(
-            job=job, base=base, summary=seen, projection=None, counts=(),
+            task=task, base=base, summary=seen, projection=None, counts=(),
             stop=(touched[0], "rule") if touched else None,
             kind=SimpleNamespace(columns=lambda _: ()), shape=SimpleNamespace(relation=layout),
-            store=SimpleNamespace(marker=lambda _: table.marker), folded=SimpleNamespace(held=None, closings=()),
+            silver=SimpleNamespace(marker=lambda _: table.marker), folded=SimpleNamespace(held=None, closings=()),
         )  # fmt: skip
 
-    def merge(self, spark: None, prepared: Any) -> MergeResult:
+    def merge(self, prepared: Any) -> MergeResult:
         """See `runtime.apply.merge`; whether it landed may stay unknown."""
-        del spark
-        job, name = prepared.job, prepared.job.target.source
+        task, name = prepared.task, prepared.task.target.source
         table = self.table(name)
         if table.marker.version != prepared.base.version:
             raise TableChangedMeanwhile(f"{name} has another version")
@@ -251,13 +250,13 @@ class Silver:
         going = table.marker.position is not None and self.world.chance("commit taken by another", 0.9)
         before = deepcopy(table.oracle) if going else None
         try:
-            for one in self._within(job.span):
+            for one in self._within(task.span):
                 table.oracle.apply(of_table(one, name))
         except ValueError as cause:  # of a row that is not there: what the walk makes of it is a table that waits
-            self.wrong.append(f"{name} at {table.marker.position} cannot be merged with {job.span}: {cause}")
+            self.wrong.append(f"{name} at {table.marker.position} cannot be merged with {task.span}: {cause}")
             raise
         table.before = before
-        table.add(job.span.upto, name)
+        table.add(task.span.upto, name)
         if going and self.world.dice.random() < 0.5:
             table.take(0)
             raise TableChangedMeanwhile(f"another writer committed to {name}")

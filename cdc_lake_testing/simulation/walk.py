@@ -21,7 +21,7 @@ from cdc_lake.model.change import Message, Transaction, Undecoded
 from cdc_lake.model.relation import Relation
 from cdc_lake.observability import failpoints
 from cdc_lake.observability.events import silent
-from cdc_lake.runtime.apply import span_loop, table_integrity, table_planner, table_span
+from cdc_lake.runtime.apply import span_loop, span_planning, table_integrity, table_planner
 from cdc_lake.tables.control_schema import CutRow, PauseRow
 from cdc_lake_testing.oracle import Oracle
 from cdc_lake_testing.simulation.silver import Alone, MemoryBronze, MemoryControl, Nothing, Silver
@@ -102,7 +102,7 @@ def _in_memory(silver: Silver, bronze: MemoryBronze, control: MemoryControl) -> 
                 table_planner,
                 {**reads, **of_silver, "DataFileCache": Nothing, "SpanPartitioner": Nothing, "Sessions": Alone},
             ),
-            (table_span, {"outline": silver.outline}),
+            (span_planning, {"outline": silver.outline}),
             (table_integrity, {"find_foreign_commit": lambda *_: None, "is_version_replaced": silver.taken}),
         ):
             patched.enter_context(mock.patch.multiple(module, **given))

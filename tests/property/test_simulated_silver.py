@@ -2,7 +2,7 @@
 
 Processes die, merges and cuts are refused, or land and are denied, old cuts come back, listings are stale, somebody
 pauses tables or puts their files together, a rule stops a transaction, a version cannot read one. Which spans there are
-and who takes part in them is decided by what ships (`runtime.apply.span_loop`, `table_steps`, `next_span`, `cuts`).
+and who takes part in them is decided by what ships (`runtime.apply.span_loop`, `table_planner`, `next_span`, `cuts`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ import pytest
 
 from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.model import Apply
+from cdc_lake.config.project import Target
+from cdc_lake.control.cuts import IN, TableState
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.runtime.apply import span_loop, table_planner
 from cdc_lake.runtime.apply.span_planning import next_span
+from cdc_lake.runtime.apply.table_integrity import CommitLost, InSync, Reconciliation, reconcile
 from cdc_lake.tables.silver_table import Marker
 from cdc_lake_testing.simulation.run import play, project
 from cdc_lake_testing.simulation.silver import Silver
@@ -74,8 +77,9 @@ def never_merged(*_: object) -> Marker:
     return Marker(None, None)
 
 
-def all_is_well(*_: object) -> None:
+def all_is_well(_: Any, target: Target, position: int, __: CdcLakeError, recorded: TableState | None) -> TableState:
     """A table that could not be merged is in the cut all the same."""
+    return recorded or TableState(target.label, target.format, None, position, IN, 0)
 
 
 def one_too_few(ahead: Iterable[CommitRow], bounds: Apply) -> tuple[list[CommitRow], CommitRow | None]:
@@ -94,9 +98,10 @@ def takes_what_it_cannot_read(ahead: Iterable[CommitRow], bounds: Apply) -> tupl
     return list(ahead), None
 
 
-def takes_its_word(*_: object) -> bool:
+def takes_its_word(*given: Any) -> Reconciliation:
     """A commit that was made stays made."""
-    return False
+    case = reconcile(*given)
+    return InSync() if isinstance(case, CommitLost) else case
 
 
 class Deaf(Silver):
@@ -114,9 +119,7 @@ PLANTED: dict[str, Callable[[], Any]] = {
     "a cut names what failed": lambda: mock.patch.object(table_planner.TablePlanner, "set_aside", all_is_well),
     "a change is left out": lambda: mock.patch.object(span_loop, "next_span", one_too_few),
     "what is unreadable is passed": lambda: mock.patch.object(span_loop, "next_span", takes_what_it_cannot_read),
-    "what another program took is not missed": lambda: mock.patch.object(
-        table_planner, "merge_was_lost", takes_its_word
-    ),
+    "what another program took is not missed": lambda: mock.patch.object(table_planner, "reconcile", takes_its_word),
     "no rule stops": lambda: mock.patch("cdc_lake_testing.simulation.walk.Silver", Deaf),
 }
 

@@ -25,7 +25,8 @@ from cdc_lake.runtime.apply.applier import apply
 from cdc_lake.runtime.apply.merge import merge
 from cdc_lake.runtime.apply.rebuild import rebuild
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.runtime.apply.table_span import PreparedMerge, TableTask, prepare
+from cdc_lake.runtime.apply.span_planning import TableTask
+from cdc_lake.runtime.apply.table_span import MergePlan, prepare
 from cdc_lake.silver.row_tracing import NOTHING_WAITS
 from cdc_lake.tables.control_tables import ControlTables, lease
 from cdc_lake.tables.delta_silver import DeltaSilver
@@ -53,12 +54,11 @@ def chosen(lake: Lake, after: int, upto: int) -> TableTask:
     return TableTask(lake.project, target, "test", span, reader.files(), layouts, NOTHING_WAITS, stood)
 
 
-def plan(lake: Lake, after: int, upto: int) -> tuple[Any, PreparedMerge]:
-    """A span as another process would have prepared it, and its session."""
-    session = derive(lake.spark)
-    prepared = prepare(session, chosen(lake, after, upto))
+def plan(lake: Lake, after: int, upto: int) -> MergePlan:
+    """A span as another process would have prepared it, in a session of its own."""
+    prepared = prepare(derive(lake.spark), chosen(lake, after, upto))
     assert prepared is not None
-    return session, prepared
+    return prepared
 
 
 def swap(one: str, other: str) -> tuple[Update, Update]:
@@ -84,11 +84,11 @@ def test_a_plan_made_before_anothers_commit_is_refused_wherever_it_ends(spark: A
     further = plan(lake, first, lake.position)
     bronze_top = lake.position
     # the other applier had seen bronze only up to the third transaction
-    merge(*longer)
+    merge(longer)
     before = lake.marker()
     for stale in (early, shorter, longer, further):
         with pytest.raises(TableChangedMeanwhile):
-            merge(*stale)
+            merge(stale)
         assert lake.marker() == before
     lake.advance()
     assert lake.rows() == [row(1, 2, "two"), row(2, 1, "one"), row(3, 3), row(4, 4)]
@@ -117,24 +117,23 @@ def test_of_two_commits_that_overlap_one_is_refused_and_leaves_nothing(spark: An
     lake = Lake(lake_root, spark, "overlap", fmt)
     lake.land(insert("1", "1"))
     lake.advance()
-    target, sessions = lake.target(), (derive(spark), derive(spark))
-    ours, rivals = (store(session, lake.project, target) for session in sessions)
+    ours, rivals = (store(derive(spark), lake.project, lake.target()) for _ in range(2))
 
-    def put(session: Any, value: int, meanwhile: Callable[[], None] = lambda: None) -> Callable[[str], None]:
-        def work(table: str) -> None:
+    def put(value: int, meanwhile: Callable[[], None] = lambda: None) -> Callable[[str], str]:
+        def statement(table: str) -> str:
             meanwhile()
-            session.sql(f"UPDATE {table} SET amount = {value} WHERE id = 1")
+            return f"UPDATE {table} SET amount = {value} WHERE id = 1"
 
-        return work
+        return statement
 
     for number in range(ROUNDS):
         base, upto = ours.marker("test"), 1000 * (number + 1)
 
         def rival(known: Marker = base, upto: int = upto) -> None:
-            rivals.commit("test", known, upto, put(sessions[1], upto))
+            rivals.commit("test", known, upto, put(upto))
 
         with pytest.raises(TableChangedMeanwhile):
-            ours.commit("test", base, upto - 100, put(sessions[0], 40, rival))
+            ours.commit("test", base, upto - 100, put(40, rival))
         assert lake.rows() == [row(1, upto)]
         assert lake.marker().position == upto
     tally("R16", {"two appliers"}, rounds=ROUNDS)
@@ -155,7 +154,7 @@ def test_a_rival_that_comes_before_delta_looks_makes_the_table_wait_and_not_hold
     def meanwhile(silver: DeltaSilver, stream: str, known: Marker) -> None:
         looked(silver, stream, known)
         monkeypatch.undo()
-        merge(*rivals)
+        merge(rivals)
 
     monkeypatch.setattr(DeltaSilver, "_check_base", meanwhile)
     for _ in range(2):  # at once, and at every later start
@@ -332,7 +331,7 @@ def test_a_plan_made_before_a_rebuild_is_refused_behind_it_and_a_rebuild_behind_
     swapped = lake.marker()
     assert (swapped.position, swapped.generation) == (before.position, 2)
     with pytest.raises(TableChangedMeanwhile):
-        merge(*stale)
+        merge(stale)
     assert lake.marker() == swapped
     lake.advance()
     assert [r["id"] for r in lake.rows()] == [1, 2]

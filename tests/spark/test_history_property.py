@@ -22,7 +22,8 @@ from cdc_lake.config.project import Target
 from cdc_lake.config.rules import Between
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import ReplicaIdentity, TableName
-from cdc_lake.runtime.apply.table_span import fold, shape_of
+from cdc_lake.runtime.apply.table_schema import shape_of
+from cdc_lake.runtime.apply.table_span import evaluate_rules, fold, type_changes
 from cdc_lake.silver.changes import OP, read_changes
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.row_tracing import QuarantineState
@@ -133,7 +134,7 @@ def followed(
         seen = outline(files, T, span, snapshot=False)
         shape = shape_of(seen.layouts or (layout.layout,), reader.layouts([T]), target, kind)
         rows = read_changes(spark, span_files(files, T, span, snapshot=False), T, span, snapshot=False)
-        folded = fold(
+        changes = type_changes(
             rows,
             silver.current(spark),
             target,
@@ -143,6 +144,7 @@ def followed(
             span,
             QuarantineState({(0, 0): frozenset(held)} if held else {}),
         )
+        folded = fold(evaluate_rules(changes))
         silver.merge(folded.net.toArrow().to_pylist(), seen.truncates[0][0] if seen.truncates else None)
         for row in [] if folded.held is None else folded.held.to_pylist():
             held |= {tuple(k) for k in (row["key"], row["from_key"]) if k is not None}

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
+import cdc_lake
 from cdc_lake.model.change import Delete, OldKind, Update
 from cdc_lake.runtime.apply import merge
 from cdc_lake.tables import table_stats
@@ -19,6 +24,7 @@ from cdc_lake.tables.spark_session import RUNTIME_SETTINGS
 from .formats import FORMATS
 from .test_apply_cases import Lake, T, insert
 
+PACKAGE = f"{Path(str(cdc_lake.__file__)).parent}/"
 pytestmark = [pytest.mark.spark, pytest.mark.compiled]
 
 
@@ -115,3 +121,36 @@ def test_a_merge_opens_only_the_parts_that_keys_lie_in(spark: Any, lake_root: Pa
     lake.advance()
     assert {row["id"] for row in lake.rows() if row["amount"] == 3} == {5, 60}, "a row that moves is found where it was"
     assert 4 not in {row["id"] for row in lake.rows()}
+
+
+def test_the_merge_statement_is_few_calls_below_the_loop(
+    spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the thread that merges a table, and of the one that waits for it."""
+    lake, sql, loop = Lake(lake_root, spark, "depth", "delta"), type(spark).sql, threading.get_ident()
+    stacks: list[list[str]] = []
+
+    def seen(session: Any, query: str, *given: Any, **more: Any) -> Any:
+        if query.startswith("MERGE"):
+            waiting = [*calls_of(sys._current_frames()[loop])]
+            stacks.append([*waiting[waiting.index("SpanLoop.run") :], *calls_of(sys._getframe())])
+        return sql(session, query, *given, **more)
+
+    monkeypatch.setattr(type(spark), "sql", seen)
+    lake.land(insert("1", "1"))
+    lake.advance()
+    lake.land(Update(T, ("1", "2", "x")))
+    lake.advance()
+    (calls,) = stacks
+    print(len(calls), "calls:", *calls, sep="\n")
+    assert calls[0] == "SpanLoop.run"
+    assert calls[-1] == "DeltaSilver.commit"
+    assert len(calls) <= 8
+
+
+def calls_of(frame: FrameType | None) -> Iterator[str]:
+    """The functions of the package that a thread is in, the outermost first."""
+    stack = [one for one, _ in traceback.walk_stack(frame)]
+    for one in reversed(stack):
+        if one.f_code.co_filename.startswith(PACKAGE) and "<" not in one.f_code.co_name:
+            yield one.f_code.co_qualname

@@ -87,7 +87,7 @@ def a_plan_that_another_applier_overtook(lake: Told, plant: Plant) -> None:
     lake.advance()
     with plant():
         try:
-            merge(*stale)
+            merge(stale)
         except TableChangedMeanwhile:
             print("refused")
 
@@ -182,7 +182,7 @@ def nothing(*_: object) -> dict[Any, Any]:
 
 MENDED: dict[str, tuple[str, object, Callable[..., None], dict[str, Any], str]] = {
     "an empty text divides files": (
-        "runtime.apply.table_span._unkept",
+        "runtime.apply.table_schema._unkept",
         nothing,
         odd.test_a_delta_table_that_is_divided_by_a_text_holds_what_would_become_null,
         {},
@@ -203,7 +203,7 @@ MENDED: dict[str, tuple[str, object, Callable[..., None], dict[str, Any], str]] 
         "key_taken",
     ),
     "-0 is 0": (
-        "runtime.apply.table_span._unkept",
+        "runtime.apply.table_schema._unkept",
         nothing,
         odd.test_minus_zero_is_held_where_only_the_value_tells_rows_apart,
         {"fmt": "delta"},

@@ -26,7 +26,8 @@ from cdc_lake.config.rules import Between
 from cdc_lake.model.change import Delete, Insert, Transaction, Truncate, Update
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.runtime.apply.table_span import FoldedSpan, fold, shape_of
+from cdc_lake.runtime.apply.table_schema import shape_of
+from cdc_lake.runtime.apply.table_span import FoldedSpan, evaluate_rules, fold, type_changes
 from cdc_lake.silver.changes import OP, read_changes
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.net_change import unknown
@@ -157,7 +158,7 @@ def folded(
     kind = kind_of(target, layout)
     shape = shape_of(seen.layouts or (layout.layout,), reader.layouts([T]), target, kind)
     rows = read_changes(spark, span_files(files, T, span, snapshot=False), T, span, snapshot=False)
-    return fold(
+    changes = type_changes(
         rows,
         silver.frame(spark),
         target,
@@ -167,6 +168,7 @@ def folded(
         span,
         QuarantineState({(0, 0): frozenset(held)} if held else {}),
     )
+    return fold(evaluate_rules(changes))
 
 
 def record(done: FoldedSpan, places: list[tuple[int, int]], keys: set[Any], rules: Counter[str]) -> None:

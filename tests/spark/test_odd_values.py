@@ -14,7 +14,7 @@ from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, 
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.runtime.apply import schema_changes, table_planner
 from cdc_lake.runtime.apply.merge import MergeResult, merge
-from cdc_lake.runtime.apply.table_span import PreparedMerge
+from cdc_lake.runtime.apply.table_span import MergePlan
 from cdc_lake.runtime.quarantine import Choice, decide
 from cdc_lake.tables.commit_audit import read_commit_metrics
 from cdc_lake.tables.silver_reader import read_silver, silver_version
@@ -255,9 +255,9 @@ def test_the_plan_of_a_wide_table_has_the_steps_of_a_narrow_one(
     """1,600 columns are what PostgreSQL has at most: a step or a nesting for each of them would end Java's stack."""
     plans: list[str] = []
 
-    def seen(session: Any, one: PreparedMerge) -> MergeResult:
+    def seen(one: MergePlan) -> MergeResult:
         plans.append(one.folded.net._jdf.queryExecution().optimizedPlan().numberedTreeString())
-        return merge(session, one)
+        return merge(one)
 
     monkeypatch.setattr(table_planner, "merge", seen)
     for number in (20, 80 if BUDGET == 1 else 200):
@@ -281,12 +281,12 @@ def test_the_plan_of_a_wide_table_has_the_steps_of_a_narrow_one(
 def test_a_plan_that_ends_javas_stack_keeps_its_table_alone_from_going_on(
     spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def deep(session: Any, one: PreparedMerge) -> MergeResult:
+    def deep(one: MergePlan) -> MergeResult:
         if one.shape.relation.table == T.table:
-            endless = session._jvm.java.util.ArrayList()
+            endless = one.folded.net.sparkSession._jvm.java.util.ArrayList()
             endless.add(endless)
             endless.hashCode()
-        return merge(session, one)
+        return merge(one)
 
     monkeypatch.setattr(table_planner, "merge", deep)
     beside = table("public.beside", id="int4")

@@ -7,7 +7,6 @@ import random
 import threading
 import uuid
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -70,18 +69,15 @@ def there(new: World) -> World:
 
 
 def test_a_commit_that_is_taken_before_it_was_looked_at_is_made_again(there: World) -> None:
-    commit, taken = DeltaSilver.commit, []
+    committed_version, taken = DeltaSilver._committed_version, []
 
-    def raced(self: DeltaSilver, stream: str, base: Any, position: int, work: Callable[[str], object]) -> int:
-        def both(table: str) -> None:
-            work(table)
-            if not taken and "plain" in table:
-                overwrite(log_of(there))
-                taken.append(position)
+    def raced(self: DeltaSilver, stream: str, generation: int, position: int) -> int:
+        if not taken and "plain" in self.name:
+            overwrite(log_of(there))
+            taken.append(position)
+        return committed_version(self, stream, generation, position)
 
-        return commit(self, stream, base, position, both)
-
-    with patch.object(DeltaSilver, "commit", raced):
+    with patch.object(DeltaSilver, "_committed_version", raced):
         there.advance()
     assert taken
     there.judge(applied=True)
@@ -113,7 +109,7 @@ def test_a_commit_that_is_taken_after_it_was_counted_is_made_again(there: World,
 def test_a_commit_that_is_taken_when_nobody_looks_any_more_is_made_again_before_the_next_one(there: World) -> None:
     with SpanLoop(there.project, there.spark, silent) as walk:
         walk.run(None, threading.Event())
-        walk._steps._fresh_since.clear()
+        walk._planner._fresh_since.clear()
         overwrite(log_of(there))
         there.change_plain(4)
         walk.run(None, threading.Event())

@@ -26,7 +26,8 @@ from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, Ol
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.runtime.apply.schema_changes import projection_of
-from cdc_lake.runtime.apply.table_span import fold, shape_of
+from cdc_lake.runtime.apply.table_schema import shape_of
+from cdc_lake.runtime.apply.table_span import evaluate_rules, fold, type_changes
 from cdc_lake.silver.changes import OP, read_changes
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.layout_mapping import make_shape
@@ -237,7 +238,7 @@ class Apply:
             self.silver.frame(self.spark),
             QuarantineState({(0, 0): frozenset(self.held_keys)} if self.held_keys else {}),
         )
-        folded = fold(rows, frame, self.target, kind, shape, seen, span, held, projection)
+        folded = fold(evaluate_rules(type_changes(rows, frame, self.target, kind, projection, seen, span, held)))
         self.silver.merge(folded.net.toArrow().to_pylist(), folded.part.unsent)
         for row in [] if folded.held is None else folded.held.to_pylist():
             self.held.append((row["position"], row["ordinal"], frozenset(row["rules"])))
@@ -416,7 +417,7 @@ def test_every_change_has_what_the_server_said_of_the_old_row_by_silvers_names(
     shape = shape_of(seen.layouts, layouts, target, kind)
     projection = projection_of(spark, make_project(Path("/nowhere")), target, shape)
     rows = read_changes(spark, span_files(files, T, span, snapshot=False), T, span, snapshot=False, truncates=True)
-    net = fold(rows, None, target, kind, projection.source, seen, span, NOTHING_WAITS, projection).net
+    net = fold(evaluate_rules(type_changes(rows, None, target, kind, projection, seen, span, NOTHING_WAITS))).net
     assert not {"note", "_old_note", "amount", "_old_amount"} & set(net.columns)
     found = net.select(*wanted[0]).orderBy("_position", "_ordinal").toArrow().to_pylist()
     texts = [{k: v if v is None or k[:4] != "_old" else str(v) for k, v in row.items()} for row in found]

@@ -124,12 +124,12 @@ def test_a_merge_that_was_planned_before_upkeep_is_planned_again_and_done_once(
     assert cut is not None
     upto = lake.land(Update(T, ("0", "30", UNCHANGED)), insert("9", "9"))
     tables: dict[str, TableState] = dict(cut.tables)
-    with TablePlanner(lake.project, lake.spark, silent) as steps:
+    with TablePlanner(lake.project, lake.spark, silent) as planner:
         state = replace(state, upto=upto)
         span = Span(state.epoch, cut.position, upto)
-        prepared = steps.prepare(steps.jobs(state, tables, ["public.t"], span, Load(2, 100)), tables)
+        prepared = planner.prepare(planner.plan_span(state, tables, ["public.t"], span, Load(2, 100)))
         assert "compaction" in [step.part for step in upkeep(lake)]
-        steps.merge(prepared, tables)
+        tables = planner.merge(prepared)
     assert tables["public.t"].state == IN
     assert lake.marker().position == upto
     assert [r["amount"] for r in _rows(lake) if r["id"] in (0, 9)] == [30, 9]

@@ -8,8 +8,18 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.control.cuts import IN, TableState
-from cdc_lake.errors import SilverPutBack
-from cdc_lake.runtime.apply.table_integrity import damage, first_merge_was_lost, merge_was_lost
+from cdc_lake.errors import SilverLost, SilverPutBack
+from cdc_lake.runtime.apply.table_integrity import (
+    CommitLost,
+    CommitUnrecorded,
+    GenerationReplaced,
+    InSync,
+    Reconciliation,
+    Violated,
+    find_violation,
+    first_merge_was_lost,
+    reconcile,
+)
 from cdc_lake.tables.silver_table import Marker, app_id
 from tests.silver_commits import STREAM, make, write
 
@@ -17,26 +27,39 @@ LISTED = TableState("silver.orders", "delta", 7, 40, IN, held=0, merged=40)
 
 
 @pytest.mark.parametrize(
-    ("listed", "marker", "gone"),
+    ("recorded", "committed", "case"),
     [
-        (LISTED, Marker(40, 7), False),
-        (LISTED, Marker(40, 9), False),  # upkeep came behind
-        (LISTED, Marker(50, 8), False),  # cuts were lost
-        (LISTED, Marker(30, 7), True),
-        (LISTED, Marker(30, 9), True),  # and upkeep came behind
-        (replace(LISTED, merged=None), Marker(30, 7), False),  # a cut of an older version
-        (replace(LISTED, position=60), Marker(40, 7), False),  # nothing touched it since
-        (LISTED, Marker(30, 8, generation=2), False),  # another content
-        (replace(LISTED, format="iceberg"), Marker(30, 7), False),  # whose markers may be let go by others
+        (None, Marker(None, None), InSync()),
+        (None, Marker(40, 7), CommitUnrecorded(40)),  # cuts were lost
+        (None, Marker(5, 7), InSync()),  # the table begins behind that
+        (LISTED, Marker(40, 7), InSync()),
+        (LISTED, Marker(40, 9), InSync()),  # maintenance came behind
+        (LISTED, Marker(None, 7), InSync()),  # the marker was cleaned up
+        (replace(LISTED, position=60), Marker(40, 7), InSync()),  # nothing touched it since
+        (LISTED, Marker(50, 8), CommitUnrecorded(50)),  # a crash between the merge and the cut
+        (replace(LISTED, merged=None), Marker(50, 8), CommitUnrecorded(50)),
+        (LISTED, Marker(30, 7), CommitLost(30)),
+        (LISTED, Marker(30, 9), CommitLost(30)),  # and maintenance came behind
+        (replace(LISTED, merged=None), Marker(30, 7), InSync()),  # a cut of an older version of cdc_lake
+        (replace(LISTED, format="iceberg"), Marker(30, 7), InSync()),  # others may have cleaned up its markers
+        (LISTED, Marker(30, 8, generation=2), GenerationReplaced(30)),
+        (LISTED, Marker(50, 8, generation=2), GenerationReplaced(50)),
+        (LISTED, Marker(None, 8, generation=2), InSync()),
     ],
 )
-def test_a_merge_is_gone_where_the_marker_is_behind_it(listed: TableState, marker: Marker, gone: bool) -> None:
-    assert merge_was_lost(listed, marker) is gone
+def test_what_a_table_says_against_what_the_last_cut_says_is_one_of_five_cases(
+    recorded: TableState | None, committed: Marker, case: Reconciliation
+) -> None:
+    expected = 10 if recorded is None else recorded.position
+    assert reconcile(recorded, committed, None, expected) == case
+    lost = SilverLost("it is gone")
+    violated = case if recorded is None else Violated(lost)
+    assert reconcile(recorded, committed, lost, expected) == violated, "a violation comes before everything else"
 
 
 def test_a_new_content_in_whose_place_another_commit_is_was_put_back(tmp_path: Path) -> None:
     project, target = make(tmp_path, "delta")
-    error = damage(project, target, STREAM, replace(LISTED, generation=2), Marker(30, 7))
+    error = find_violation(project, target, STREAM, replace(LISTED, generation=2), Marker(30, 7))
     assert isinstance(error, SilverPutBack)
     assert "generation 1" in error.message
 

@@ -11,7 +11,7 @@ from cdc_lake.cli.text import error_text
 from cdc_lake.control.cuts import TableState
 from cdc_lake.errors import CdcLakeError, JavaMissing, OtherWriter
 from cdc_lake.model.relation import TableName
-from cdc_lake.runtime.apply.table_integrity import damage
+from cdc_lake.runtime.apply.table_integrity import find_violation
 from cdc_lake.tables.silver_table import Marker
 from cdc_lake.tables.spark_session import require_java
 from tests.cut_lake import CutLake, ids
@@ -34,7 +34,7 @@ def test_another_writer_is_named_with_what_it_did(tmp_path: Path) -> None:
     target = lake.project.target(TableName("public", "orders"))
     state: TableState = lake.state("orders", version, 200)
     now = Marker(200, lake.write("orders", ids(2)))
-    found = damage(lake.project, target, lake.stream, state, now)
+    found = find_violation(lake.project, target, lake.stream, state, now)
     assert isinstance(found, OtherWriter)
     kept("another-writer", found)
 

@@ -14,7 +14,7 @@ from cdc_lake.errors import KeylessDelete, NoKey
 from cdc_lake.model.change import Change, Delete, Insert, OldKind, Transaction, Update
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
-from cdc_lake.runtime.apply.table_span import check_named, shape_of
+from cdc_lake.runtime.apply.table_schema import check_named, shape_of
 from cdc_lake.silver.kind import TablePart, same_key
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.layout_mapping import RelationMapping

@@ -21,7 +21,7 @@ from cdc_lake.model.change import Change, Insert, Transaction
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 from cdc_lake.runtime.apply.schema_changes import next_layout
-from cdc_lake.runtime.apply.table_span import check_key
+from cdc_lake.runtime.apply.table_schema import check_key
 from cdc_lake.silver.layout_mapping import RelationMapping, key_moved, make_shape
 from cdc_lake.silver.row_tracing import NOTHING_WAITS, QuarantineState
 from cdc_lake_testing.messages import boundaries, raw_transaction

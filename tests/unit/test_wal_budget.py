@@ -325,7 +325,7 @@ class Walk(SpanLoop):
         self.spans: list[int] = []
         super().__init__(project, cast("SparkSession", None), silent, gives_way=lambda: answers.pop(0))
 
-    def _span(
+    def _apply_span(
         self, state: StreamCheckpoint, tables: dict[str, TableState], after: int, commits: list[CommitRow], upto: int
     ) -> tuple[int, dict[str, TableState]]:
         self.spans.append(upto)

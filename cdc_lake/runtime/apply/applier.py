@@ -1,20 +1,19 @@
-"""Watching apply: nobody does, or a file of metrics is kept and lineage is told where the pipeline asks for it.
+"""Apply: bronze to silver, span by span, each table exactly once.
 
-Loop 2: apply. Bronze to silver, span by span, each table exactly once.
+Spark's stream on bronze is only the clock: `SpanLoop.run` asks the tables where they are, and goes to the top of bronze
+in spans that end at transactions. It is called before the query starts, by each `foreachBatch`, and when no batch has
+come for a while. So a lost checkpoint loses nothing and a replayed batch repeats nothing.
 
-The stream on bronze is only the clock: `advance` asks the tables where they are, walks to the top of bronze in spans
-that end at transactions, and is called before the query starts, by each `foreachBatch`, and when nothing has come for a
-while. So a lost checkpoint loses nothing and a replayed batch repeats nothing.
-
-A table that cannot go on (a destructive change of its layout, another writer) waits; the others go on, the cuts say so,
-and the run ends with the table's error.
+A table that cannot continue (a destructive change of its layout, another writer) waits; the others continue, the cuts
+say so, and the run ends with the table's error. Listeners write metrics and send lineage if the pipeline asks for it.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -172,59 +171,51 @@ def apply(
         if spark is None:
             report(ProgressEvent("apply", "starting Spark"))
             spark = start(project)
-        may = ApprovedOperations(allowed)
-        totals = _apply(project, spark, once=once, goal=goal, stop=stop, report=report, allowed=may, lives=lives)
-    return summary_of(totals, may.idle, time.monotonic() - began)
+        approved, listener = ApprovedOperations(allowed), watching(project, report, once=once)
+        report = listener.on_progress
+        gives_way = never_yield if once else ApplyYield(project, report)
+        with (
+            listener,
+            SpanLoop(
+                project, spark, report, waits=not once, allowed=approved, gives_way=gives_way, lives=lives
+            ) as loop,
+        ):
+            listener.follow(loop.totals)
+            with _recorded(loop, spark, stop):
+                loop.run(goal, stop)
+                listener.on_pass_end()
+                if not stop.is_set():
+                    approved.say(report)
+                    _follow(project, spark, _Clock(loop, stop, listener), once=once, stop=stop, report=report)
+            if (error := loop.totals.error()) is not None:
+                raise error
+    return summary_of(loop.totals, approved.idle, time.monotonic() - began)
 
 
-def _apply(
-    project: Project,
-    spark: SparkSession,
-    *,
-    once: bool,
-    goal: int | None,
-    stop: threading.Event,
-    report: ProgressReporter,
-    allowed: ApprovedOperations,
-    lives: SparkLives | None,
-) -> ApplyTotals:
-    began, watcher = time.monotonic(), watching(project, report, once=once)
-    gives_way = never_yield if once else ApplyYield(project, watcher.on_progress)
-    with (
-        watcher,
-        SpanLoop(
-            project, spark, watcher.on_progress, waits=not once, allowed=allowed, gives_way=gives_way, lives=lives
-        ) as advance,
-    ):
-        watcher.follow(advance.totals)
-        clock, outcome = _Clock(advance, stop, watcher), "failed"
-        try:
-            advance.run(goal, stop)
-            watcher.on_pass_end()
-            if not stop.is_set():
-                allowed.say(watcher.on_progress)
-                _follow(project, spark, clock, once=once, stop=stop, report=watcher.on_progress)
-            outcome = "failed" if advance.totals.broken else "done"
-        except RuleStopped:
-            outcome = "stopped"
+@contextmanager
+def _recorded(loop: SpanLoop, spark: SparkSession, stop: threading.Event) -> Iterator[None]:
+    """Write the row of the run into `runs` at its end. Raises SparkDied for what follows from the end of the JVM."""
+    began, outcome = time.monotonic(), "failed"
+    try:
+        yield
+        outcome = "failed" if loop.totals.broken else "done"
+    except RuleStopped:
+        outcome = "stopped"
+        raise
+    except Exception as cause:
+        if (how := death(spark)) is None:
             raise
-        except Exception as cause:
-            if (how := death(spark)) is None:
-                raise
-            if not stop.is_set():
-                raise SparkDied(how) from cause
-            outcome = "stopped"  # who asked us to stop asked the JVM too
-        finally:
-            advance.record(time.monotonic() - began, outcome)
-        if (error := advance.totals.error()) is not None:
-            raise error
-        return advance.totals
+        if not stop.is_set():
+            raise SparkDied(how) from cause
+        outcome = "stopped"  # who asked us to stop asked the JVM too
+    finally:
+        loop.record(time.monotonic() - began, outcome)
 
 
 def _follow(
     project: Project, spark: SparkSession, clock: _Clock, *, once: bool, stop: threading.Event, report: ProgressReporter
 ) -> None:
-    """Let the stream on bronze call `advance`; between its calls the idle timer does.
+    """Let the stream on bronze call `SpanLoop.run`; between its calls the idle timer does.
 
     A checkpoint that no longer fits bronze is only a hint: it is set aside, and a new one begins; also while it runs,
     when a span took so long that bronze's log went on without it. Where Spark has no stream of bronze, its clock calls
@@ -297,12 +288,12 @@ def _ticks(project: Project, spark: SparkSession, clock: _Clock) -> StreamingQue
 
 
 class _Clock:
-    """Calls `advance`, one call at a time; keeps the first failure for the loop to raise as it is."""
+    """Calls `SpanLoop.run`, one call at a time; keeps the first failure for the loop to raise as it is."""
 
-    def __init__(self, advance: SpanLoop, stop: threading.Event, watcher: RunListener) -> None:
-        self._advance = advance
+    def __init__(self, loop: SpanLoop, stop: threading.Event, listener: RunListener) -> None:
+        self._loop = loop
         self._stop = stop
-        self._watcher = watcher
+        self._listener = listener
         self._turn = threading.Lock()
         self._last = time.monotonic()
         self.failure: CdcLakeError | None = None
@@ -323,8 +314,8 @@ class _Clock:
             if self._stop.is_set() or self.failure is not None:
                 return
             try:
-                self._advance.run(None, self._stop)
-                self._watcher.on_pass_end()
+                self._loop.run(None, self._stop)
+                self._listener.on_pass_end()
             except CdcLakeError as failure:
                 self.failure = failure
             except Exception:

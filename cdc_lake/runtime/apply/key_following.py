@@ -10,7 +10,7 @@ one. What comes back says of each which row it belongs to and whether it is held
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,10 +22,19 @@ from cdc_lake.config.project import Target
 from cdc_lake.errors import TooManyFollowed
 from cdc_lake.model.quarantine import CEILING, DISCARD, NOTHING_DECIDED, ON, Decided, Place, RefetchedRows, place_of
 from cdc_lake.quality.rules import failed_names
-from cdc_lake.runtime.apply.rule_gate import UNJUDGED, SpanProfile, conditions, foreign, has_null, let_through, survey
+from cdc_lake.runtime.apply.rule_gate import (
+    UNJUDGED,
+    KeyPart,
+    SpanProfile,
+    conditions,
+    foreign,
+    has_null,
+    let_through,
+    survey,
+)
 from cdc_lake.runtime.apply.schema_changes import copied_again
 from cdc_lake.silver.changes import FROM, OP, ORDINAL, POSITION, TO, digests, known_column, segment
-from cdc_lake.silver.kind import TablePart
+from cdc_lake.silver.kind import Kind, TablePart
 from cdc_lake.silver.layout_mapping import RelationMapping
 from cdc_lake.silver.net_change import ORIGIN, ROW, any_of, base_rows, complete_for_rules
 from cdc_lake.silver.row_tracing import (
@@ -263,34 +272,40 @@ before; only one transaction may hold more."""
 
 
 @dataclass(frozen=True)
-class FollowedChanges:
-    """`free` and `held`: as `runtime.apply.key_following.PartitionedChanges` has them. `closings`: truncates that ended
-    holds.
-    """
-
-    free: DataFrame
-    held: pa.Table | None
-    closings: tuple[HoldRelease, ...]
-    survey: SpanProfile
-
-
-@dataclass(frozen=True)
 class TableChanges:
-    """What is to be followed. `rows`: bronze's rows of `changes`; `unfiltered`: these before a filter left any out;
-    `target`: silver's live rows before, None: nothing; `held`: what waits. All have the columns of the source
-    (`silver.transforms.Projection.back`). `decided`: the decisions that come into force, among `rows` what they let
-    through. `held_units`: what is held as a whole.
+    """A table's changes in a span, with silver's types in the source's columns.
+
+    Attributes:
+        rows: Bronze's rows of `changes`, among them what decisions release.
+        changes: Those that silver takes.
+        unfiltered: The same before a filter left any out.
+        target: Silver's live rows before the span, in the source's columns; None if they have no part in it.
+        live: The same as silver has them.
+        table: The silver table.
+        kind: Its kind.
+        part: The columns, and which of them some change did not send.
+        summary: What the span holds.
+        held: What waits in quarantine before it.
+        recorded_keys: Keys as the quarantine recorded them → as the table has them now.
+        projection: From the source's columns to silver's.
+        key_parts: How the table is divided by its key.
+        decided: Decisions that take effect in the span.
+        held_units: Transactions that are held as a whole.
     """
 
     rows: DataFrame
     changes: DataFrame
     unfiltered: DataFrame
     target: DataFrame | None
+    live: DataFrame | None
     table: Target
+    kind: Kind
     part: TablePart
     summary: SpanSummary
     held: QuarantineState
+    recorded_keys: Mapping[Key, Key]
     projection: Projection
+    key_parts: tuple[KeyPart, ...] = ()
     decided: Decided = NOTHING_DECIDED
     held_units: frozenset[Unit] = frozenset()
 
@@ -315,7 +330,28 @@ class TableChanges:
         return self.part.unsent & self.projection.used
 
 
-def follow(span: TableChanges, profile: SpanProfile, others: frozenset[Key]) -> FollowedChanges:
+@dataclass(frozen=True)
+class EvaluatedChanges:
+    """Changes after the rules.
+
+    Attributes:
+        changes: What was evaluated.
+        free: The changes that flow; with `followed` they have `_cdc_row` and `_cdc_origin`.
+        held: Bronze's rows of those that are quarantined, None if there are none (`PartitionedChanges`).
+        closings: What ended holds: truncates, and rows that were read again.
+        profile: How the rules fared.
+        followed: Whether changes were followed one by one.
+    """
+
+    changes: TableChanges
+    free: DataFrame
+    held: pa.Table | None
+    closings: tuple[HoldRelease, ...]
+    profile: SpanProfile
+    followed: bool = False
+
+
+def follow(span: TableChanges, profile: SpanProfile, others: frozenset[Key]) -> EvaluatedChanges:
     """Follow what must be followed, of rows that a key identifies. `others`: keys that the survey knows nothing of."""
     changes, table, part, summary = span.changes, span.table, span.part, span.summary
     source = span.unfiltered if profile.lacking else changes
@@ -357,7 +393,7 @@ def follow(span: TableChanges, profile: SpanProfile, others: frozenset[Key]) -> 
         whole_units=span.held_units,
     )
     partitioned = apply_trace(span.rows, changes, traced, summary)
-    return FollowedChanges(partitioned.free, partitioned.held, tuple(closings), profile)
+    return EvaluatedChanges(span, partitioned.free, partitioned.held, tuple(closings), profile, followed=True)
 
 
 def _told_apart(span: TableChanges, followed: list[Event], existing: frozenset[Key]) -> list[Event]:
@@ -377,12 +413,12 @@ def check_few(many: int, table: Target) -> None:
         )
 
 
-def follow_content(span: TableChanges) -> FollowedChanges:
+def follow_content(span: TableChanges) -> EvaluatedChanges:
     """Follow what must be followed, of rows that nothing but their content identifies."""
     part, summary, judge = span.part, span.summary, conditions(span.table, span.part, span.projection)
     profile = survey(span.changes, span.table, part, judge, summary) if judge else UNJUDGED
     if not (profile.failing or span.held or span.decided):
-        return FollowedChanges(span.changes, None, (), profile)
+        return EvaluatedChanges(span, span.changes, None, (), profile)
     changes = span.changes.withColumn(FAILED, failed_names(judge))
     keys = (
         (keys_of(changes.where(f"size({FAILED}) > 0")) if profile.failing else frozenset())
@@ -392,20 +428,20 @@ def follow_content(span: TableChanges) -> FollowedChanges:
     followed = events(changes, keys | _moving_keys(changes), summary, span.decided)
     traced, closings = trace_content(followed, span.held)
     partitioned = apply_trace(span.rows, changes, traced, summary)
-    return FollowedChanges(partitioned.free, partitioned.held, tuple(closings), profile)
+    return EvaluatedChanges(span, partitioned.free, partitioned.held, tuple(closings), profile)
 
 
-def without_failing(span: TableChanges) -> FollowedChanges:
+def without_failing(span: TableChanges) -> EvaluatedChanges:
     """Changes that nothing refers to: those that do not fail, and the others. None waits."""
     judge = conditions(span.table, span.part, span.projection, deletes=True)
     profile = survey(span.changes, span.table, span.part, judge, span.summary) if judge else UNJUDGED
     if not (profile.failing or span.decided):
-        return FollowedChanges(span.changes, None, (), profile)
+        return EvaluatedChanges(span, span.changes, None, (), profile)
     judged = span.changes.withColumn(FAILED, failed_names(judge))
     if span.decided:
         judged = _without_void(judged, span)
     held = with_rules(span.rows, judged.where(f"size({FAILED}) > 0"))
-    return FollowedChanges(judged.where(f"size({FAILED}) = 0").drop(FAILED), held, (), profile)
+    return EvaluatedChanges(span, judged.where(f"size({FAILED}) = 0").drop(FAILED), held, (), profile)
 
 
 def _without_void(judged: DataFrame, span: TableChanges) -> DataFrame:

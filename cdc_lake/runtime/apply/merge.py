@@ -16,7 +16,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from functools import partial
+from typing import Final, Literal, TypeAlias
 
 from cdc_lake.bronze.span_index import SpanSummary
 from cdc_lake.config.project import Project, Target
@@ -24,7 +25,7 @@ from cdc_lake.control.quarantine import WAITING
 from cdc_lake.errors import CdcLakeError, GroupWaits
 from cdc_lake.runtime.apply.rule_gate import SpanProfile
 from cdc_lake.runtime.apply.schema_changes import held_as
-from cdc_lake.runtime.apply.table_span import PreparedMerge
+from cdc_lake.runtime.apply.table_span import MergePlan
 from cdc_lake.silver.kind import RowIdentity, TablePart
 from cdc_lake.silver.transforms import Projection
 from cdc_lake.tables.commit_audit import CommitMetrics, read_commit_metrics
@@ -33,10 +34,6 @@ from cdc_lake.tables.silver_reader import temp_view
 from cdc_lake.tables.silver_table import Marker
 from cdc_lake.tables.table_stats import all_below
 from cdc_lake.tables.types import SilverColumn, quote_identifier
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 Way: TypeAlias = Literal["overwrite", "append", "merge"]
 """A first content replaces what is there; new rows alone are put behind it; anything else is merged by key."""
@@ -131,52 +128,55 @@ class MergeResult:
     seconds: float
 
 
-def merge(spark: SparkSession, prepared: PreparedMerge) -> MergeResult:
-    """Merge a prepared span; `spark` is used for nothing else meanwhile. Raises TableChangedMeanwhile."""
+def merge(plan: MergePlan) -> MergeResult:
+    """Write a prepared span in one commit that carries its position; its session does nothing else meanwhile.
+
+    Raises:
+        TableChangedMeanwhile: Another commit came first.
+        OtherWriter: Another writer changed rows of the table at the same time.
+    """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - the receiver shares this package and has no Spark
 
-    began, job, net = time.monotonic(), prepared.job, prepared.folded.net
-    strategy = strategy_of(prepared)
+    began, task, net = time.monotonic(), plan.task, plan.folded.net
+    strategy = strategy_of(plan)
     with temp_view(F.broadcast(net) if strategy.sent else net, _VIEW):
-        if strategy is _OVERWRITE and (columns := _other_columns(prepared)):
-            base, query = prepared.base, prepared.kind.first(_VIEW, prepared.shape)
-            version = prepared.store.replace(job.stream, base, base.generation, job.span.upto, columns, query)
+        if strategy is _OVERWRITE and (columns := _other_columns(plan)):
+            base, query = plan.base, plan.kind.first(_VIEW, plan.shape)
+            version = plan.silver.replace(task.stream, base, base.generation, task.span.upto, columns, query)
         else:
-            version = prepared.store.commit(
-                job.stream, prepared.base, job.span.upto, lambda table: _run(spark, table, prepared, strategy)
-            )
+            statement = partial(statement_of, plan, strategy)
+            version = plan.silver.commit(task.stream, plan.base, task.span.upto, statement)
     return MergeResult(
-        version, strategy, read_commit_metrics(job.project, job.target, version), time.monotonic() - began
+        version, strategy, read_commit_metrics(task.project, task.target, version), time.monotonic() - began
     )
 
 
-def strategy_of(prepared: PreparedMerge) -> WriteStrategy:
+def strategy_of(plan: MergePlan) -> WriteStrategy:
     """How a prepared span is written."""
-    job, folded = prepared.job, prepared.folded
-    if job.first:
+    task, folded = plan.task, plan.folded
+    if task.first:
         return _OVERWRITE
-    if prepared.kind.identity is RowIdentity.PLACE:
+    if plan.kind.identity is RowIdentity.PLACE:
         return _APPEND
-    return choose(job.project, job.target, prepared.base, folded.part, prepared.summary, folded.survey, job.size)
+    return choose(task.project, task.target, plan.base, folded.part, plan.summary, folded.profile, task.size)
 
 
-def _other_columns(prepared: PreparedMerge) -> tuple[SilverColumn, ...]:
-    """The columns of a table's first content where the table that is there, of an earlier stream, has others."""
-    have, wanted = set(prepared.store.columns() or ()), prepared.kind.columns(prepared.shape)
-    fits = {SilverColumn(column.name, held_as(column.type)) for column in wanted} | set(wanted)
-    return () if have <= fits and len(have) == len(wanted) else tuple(wanted)
-
-
-def _run(spark: SparkSession, table: str, prepared: PreparedMerge, strategy: WriteStrategy) -> None:
-    kind, part = prepared.kind, prepared.folded.part
+def statement_of(plan: MergePlan, strategy: WriteStrategy, table: str) -> str:
+    """The SQL that writes a prepared span to a table or a branch of it."""
     match strategy.way:
         case "overwrite":
-            statement = f"INSERT OVERWRITE {table} BY NAME {kind.first(_VIEW, prepared.shape)}"
+            return f"INSERT OVERWRITE {table} BY NAME {plan.kind.first(_VIEW, plan.shape)}"
         case "append":
-            statement = kind.append_sql(table, _VIEW, part)
+            return plan.kind.append_sql(table, _VIEW, plan.folded.part)
         case "merge":
-            statement = kind.statement(table, _VIEW, part, strategy.within)
-    spark.sql(statement)
+            return plan.kind.statement(table, _VIEW, plan.folded.part, strategy.within)
+
+
+def _other_columns(plan: MergePlan) -> tuple[SilverColumn, ...]:
+    """The columns of a table's first content where the table that is there, of an earlier stream, has others."""
+    have, wanted = set(plan.silver.columns() or ()), plan.kind.columns(plan.shape)
+    fits = {SilverColumn(column.name, held_as(column.type)) for column in wanted} | set(wanted)
+    return () if have <= fits and len(have) == len(wanted) else tuple(wanted)
 
 
 _SHOWN: Final = 20
@@ -235,30 +235,30 @@ class ApplyTotals:
             first.remedy += f"; {shown}{more} also wait: `cdc-lake status` says what for, and what to do"
         return first
 
-    def count(self, prepared: PreparedMerge) -> None:
+    def count(self, plan: MergePlan) -> None:
         """Add how the rules of a table fared."""
-        for rule_count in prepared.counts:
+        for rule_count in plan.counts:
             total = self.rules.setdefault((rule_count.table, rule_count.rule, rule_count.on_fail), [0, 0])
             total[0] += rule_count.evaluated
             total[1] += rule_count.failed
 
-    def count_held(self, prepared: PreparedMerge) -> None:
+    def count_held(self, plan: MergePlan) -> None:
         """Add what of a table is held; a change that breaks several rules once to each."""
-        held, table = prepared.folded.held, prepared.job.target.label
+        held, table = plan.folded.held, plan.task.target.label
         if held is None:
             return
         self.held += held.num_rows
         for rules in held["rules"].to_pylist():
             self.held_by.update((table, rule) for rule in rules or [WAITING])
 
-    def count_merge(self, prepared: PreparedMerge, merged: MergeResult) -> None:
+    def count_merge(self, plan: MergePlan, merged: MergeResult) -> None:
         """Add a table that was written."""
-        job, before = prepared.job, self.tables.get(prepared.job.target.label)
-        self.tables[job.target.label] = TableApplied(
-            job.target,
-            prepared.projection,
-            prepared.kind.columns(prepared.shape),
-            prepared.summary.rows + (before.changes if before else 0),
+        task, before = plan.task, self.tables.get(plan.task.target.label)
+        self.tables[task.target.label] = TableApplied(
+            task.target,
+            plan.projection,
+            plan.kind.columns(plan.shape),
+            plan.summary.rows + (before.changes if before else 0),
             merged.written.files + (before.files if before else 0),
             merged.written.size + (before.size if before else 0),
         )

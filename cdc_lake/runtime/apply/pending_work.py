@@ -24,7 +24,13 @@ from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.runtime.apply.merge import ApplyTotals
-from cdc_lake.runtime.apply.table_integrity import damage, merge_may_be_lost, merge_was_lost, missing_quarantine_rows
+from cdc_lake.runtime.apply.table_integrity import (
+    InSync,
+    find_violation,
+    merge_may_be_lost,
+    missing_quarantine_rows,
+    reconcile,
+)
 from cdc_lake.runtime.cut_retention import JudgingClock, Keeper
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.commit_audit import is_latest_version
@@ -148,13 +154,10 @@ def _is_settled(
         project, target, state.stream, table
     ):
         return True
-    marker = read_marker(project, target, state.stream)  # others may have kept the table up, and changed no row
-    return (
-        marker.generation == table.generation
-        and (marker.position is None or marker.position <= table.position)
-        and damage(project, target, state.stream, table, marker) is None
-        and not merge_was_lost(table, marker)
-    )
+    committed = read_marker(project, target, state.stream)  # maintenance may have committed, which changes no row
+    violation = find_violation(project, target, state.stream, table, committed)
+    in_sync = reconcile(table, committed, violation, table.position) == InSync()
+    return in_sync and committed.generation == table.generation
 
 
 def _is_paused(table: TableState | None) -> bool:

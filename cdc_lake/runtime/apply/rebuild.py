@@ -47,9 +47,10 @@ from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silen
 from cdc_lake.observability.failpoints import REBUILT, REPLACED, failpoint
 from cdc_lake.runtime.apply.merge import merge
 from cdc_lake.runtime.apply.schema_changes import check_divided, check_divisible, projection_of, refused_names
-from cdc_lake.runtime.apply.span_planning import Part, rebuild_plan
-from cdc_lake.runtime.apply.spark_sessions import capture_errors
-from cdc_lake.runtime.apply.table_span import Copied, PreparedMerge, TableTask, prepare, shape_of, stopped_by_rule
+from cdc_lake.runtime.apply.span_planning import Copied, Part, TableTask, rebuild_plan
+from cdc_lake.runtime.apply.spark_sessions import translate_errors
+from cdc_lake.runtime.apply.table_schema import shape_of
+from cdc_lake.runtime.apply.table_span import MergePlan, prepare, stopped_by_rule
 from cdc_lake.runtime.apply.transaction_groups import hold_whole, passed_by, together_at
 from cdc_lake.silver.kinds import Difference, difference, kind_of
 from cdc_lake.silver.layout_mapping import RelationMapping
@@ -261,7 +262,7 @@ class Rebuilding:
         try:
             if plan.layout is not None:
                 first = Span(self._state.epoch, plan.begins - 1, plan.begins)
-                reached = self._step(spark, self._job(draft, first, reached, nearby, layout=plan.layout), reached)
+                reached = self._step(spark, self._task(draft, first, reached, nearby, layout=plan.layout), reached)
             for number, part in enumerate(plan.parts, 1):
                 if self._stop.is_set():
                     raise Stopped
@@ -276,22 +277,22 @@ class Rebuilding:
 
     def _part(self, spark: SparkSession, draft: Target, part: Part, reached: _At, nearby: DataFileCache) -> _At:
         if part.copy is not None:
-            job = self._job(draft, part.span, reached, nearby, layout=part.copy.layout)
-            return self._step(spark, replace(job, copied=Copied(part.commit_ts)), reached)
+            task = self._task(draft, part.span, reached, nearby, layout=part.copy.layout)
+            return self._step(spark, replace(task, copied=Copied(part.commit_ts)), reached)
         span: Span | None = part.span
         while span is not None:
-            full_job = replace(self._job(draft, span, reached, nearby), size=part.size)
-            next_job = full_job if full_job.next_layout is None else full_job.end_before(full_job.next_layout)
-            reached = self._step(spark, next_job, reached)
-            span = None if next_job is full_job else replace(span, after=next_job.span.upto)
+            full_task = replace(self._task(draft, span, reached, nearby), size=part.size)
+            next_task = full_task if full_task.next_layout is None else full_task.end_before(full_task.next_layout)
+            reached = self._step(spark, next_task, reached)
+            span = None if next_task is full_task else replace(span, after=next_task.span.upto)
         return reached
 
-    def _job(
+    def _task(
         self, draft: Target, span: Span, reached: _At, nearby: DataFileCache, layout: int | None = None
     ) -> TableTask:
         files = self._reader.applied_files() if layout is None else self._reader.files()
         decided = self._log.decisions_on(str(draft.source), span) if layout is None else NOTHING_DECIDED
-        job = TableTask(
+        task = TableTask(
             self._project,
             draft,
             self._state.stream,
@@ -308,32 +309,30 @@ class Rebuilding:
             form=self._plan.form,
         )
         if layout is not None:
-            return job
+            return task
         rereads = refetched_rows(self._control.snapshots(), self._state.stream, str(draft.source), span)
-        return replace(job, rereads=rereads, decided=decided).with_summary()
+        return replace(task, rereads=rereads, decided=decided).with_summary()
 
-    def _step(self, spark: SparkSession, job: TableTask, reached: _At) -> _At:
+    def _step(self, spark: SparkSession, task: TableTask, reached: _At) -> _At:
         """One part into the draft; what is so behind it."""
-        prepared = capture_errors(lambda: self._prepare_job(spark, job), self._target)
-        if isinstance(prepared, CdcLakeError):
-            raise prepared
+        with translate_errors(self._target):
+            prepared = self._prepare_task(spark, task)
         if prepared is None:
-            copied = None if job.layout is None else job.layouts[job.layout]
-            return _At(copied or reached.follows, self._read_holds(job.span) if job.decided else reached.held)
+            copied = None if task.layout is None else task.layouts[task.layout]
+            return _At(copied or reached.follows, self._read_holds(task.span) if task.decided else reached.held)
         if prepared.stop is not None:
             raise stopped_by_rule([prepared], "rebuild")
-        folded, span, generation = prepared.folded, job.span, self._generation
-        record(self._control, self._target, job.stream, span, generation, folded.held, folded.closings)
-        merged = capture_errors(lambda: merge(spark, prepared), self._target)
-        if isinstance(merged, CdcLakeError):
-            raise merged
-        return _At(job.layouts[prepared.summary.layouts[-1]], self._read_holds(span))
+        folded, span, generation = prepared.folded, task.span, self._generation
+        record(self._control, self._target, task.stream, span, generation, folded.held, folded.closings)
+        with translate_errors(self._target):
+            merge(prepared)
+        return _At(task.layouts[prepared.summary.layouts[-1]], self._read_holds(span))
 
-    def _prepare_job(self, spark: SparkSession, job: TableTask) -> PreparedMerge | None:
-        prepared = prepare(spark, job)
-        if prepared is None or job.snapshot or not self._grouped:
+    def _prepare_task(self, spark: SparkSession, task: TableTask) -> MergePlan | None:
+        prepared = prepare(spark, task)
+        if prepared is None or task.snapshot or not self._grouped:
             return prepared
-        (settled,) = hold_whole([prepared], self._others, self._reader, lambda job: prepare(spark, job))
+        (settled,) = hold_whole([prepared], self._others, self._reader, lambda task: prepare(spark, task))
         return settled
 
     def _read_holds(self, span: Span) -> _Held:
@@ -365,9 +364,8 @@ class Rebuilding:
         base, generation = self._marker, self._generation
         if self._into:
             base, generation = Marker(None, None), FIRST
-        version = capture_errors(lambda: place.replace(stream, base, generation, upto, columns, query), self._place)
-        if isinstance(version, CdcLakeError):
-            raise version
+        with translate_errors(self._place):
+            version = place.replace(stream, base, generation, upto, columns, query)
         failpoint(REPLACED)
         return version
 

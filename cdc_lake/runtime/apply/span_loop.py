@@ -1,20 +1,18 @@
-"""The first content of silver: the rows of a stream's initial snapshot, and the first cut.
-
-Advancing: from where the tables are to the top of bronze, in spans.
+"""Bronze to silver in spans: from where the tables are to the top of bronze.
 
 A span ends at a transaction and at a bounded number of changes. Each touched table takes `(its own watermark, upto]`;
 all of them are prepared before any is merged, so a `stop` rule ends the span before its transaction for every table.
-Then held rows are recorded, tables merged, and one row goes to `cuts`.
+Then quarantined rows are recorded, tables merged, and one row goes to `cuts`.
 
 The watermark of a table is the later of its own marker and the last cut that lists it as in: a table without changes
-costs nothing, and its marker need not move. Where cuts were lost, tables may be beyond the end of a span; the next cut
-is written where all of them are again.
+costs nothing, and its marker need not move. If cuts were lost, tables may be beyond the end of a span; the next cut is
+written where all of them are again.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
@@ -49,10 +47,10 @@ from cdc_lake.observability.events import ProgressEvent, ProgressReporter, of_ru
 from cdc_lake.observability.failpoints import ALL_MERGED, CUT_WRITTEN, failpoint
 from cdc_lake.runtime.apply.merge import ApplyTotals
 from cdc_lake.runtime.apply.resync_swap import ResyncSwapper
-from cdc_lake.runtime.apply.span_planning import next_span, parts_of
+from cdc_lake.runtime.apply.span_planning import SpanPlan, TableTask, next_span, parts_of
 from cdc_lake.runtime.apply.spark_sessions import SparkLives
 from cdc_lake.runtime.apply.table_planner import Load, TablePlanner
-from cdc_lake.runtime.apply.table_span import TableTask, stopped_by_rule
+from cdc_lake.runtime.apply.table_span import stopped_by_rule
 from cdc_lake.runtime.cut_retention import JudgingClock, Keeper
 from cdc_lake.source.base import domain_of, format_stream_position
 from cdc_lake.tables.control_schema import new_run
@@ -64,7 +62,7 @@ if TYPE_CHECKING:
 
 
 def first_content(
-    project: Project, control: ControlTables, steps: TablePlanner, state: StreamCheckpoint, paused: Container[str]
+    project: Project, control: ControlTables, planner: TablePlanner, state: StreamCheckpoint, paused: Container[str]
 ) -> Cut:
     """Give each table of the snapshot its first content; the cut at the stream's beginning, the caller's to write.
 
@@ -76,34 +74,34 @@ def first_content(
     if copies is None:
         raise SnapshotIncomplete("the initial snapshot is not complete yet: there is nothing to apply")
     tables: dict[str, TableState] = {}
-    jobs, held = [], hold_log(control)
-    shared = steps.shared_names(copies)
+    tasks, held = [], hold_log(control)
+    shared = planner.shared_names(copies)
     for relation, copy in copies.items():
         target = project.target(copy.relation)
         if (error := shared.get(copy.relation)) is not None:  # the marker is of another table's rows
-            steps.set_aside(target, copy.position - 1, error, tables)
+            tables[relation] = planner.set_aside(target, copy.position - 1, error, None)
             continue
         marker = read_marker(project, target, state.stream)
-        adopts = steps.adopts(target)
+        adopts = planner.adopts(target)
         if adopts is True:
             marker = replace(marker, position=None, version=None)  # what it holds is nothing to go on from
         position = marker.position or copy.position
-        layout = steps.layout_at(state, target, copy.position, position, copy.layout)
+        layout = planner.layout_at(state, target, copy.position, position, copy.layout)
         if isinstance(adopts, SilverNotOwned):
-            steps.set_aside(target, copy.position - 1, adopts, tables)
+            tables[relation] = planner.set_aside(target, copy.position - 1, adopts, None)
             continue
         tables[relation] = replace(state_from_marker(target, state, marker, position, held), layout=layout)
         if marker.position is None and relation in paused:
             tables[relation] = replace(tables[relation], state=PAUSED, position=copy.position - 1)  # before its copy
         elif marker.position is None:
-            first = replace(steps.first(state, target, copy.position, copy.layout, marker), adopts=adopts)
-            jobs.append(steps.follow_earlier_stream(state, first))
-    prepared = steps.prepare(jobs, tables)
-    for prepared_table in prepared:
-        if prepared_table.stop is not None:
-            steps.totals.count(prepared_table)
-            raise stopped_by_rule([prepared_table])
-    steps.merge(prepared, tables)
+            first = replace(planner.first(state, target, copy.position, copy.layout, marker), adopts=adopts)
+            tasks.append(planner.follow_earlier_stream(state, first))
+    prepared = planner.prepare(SpanPlan(tables, tasks))
+    for merge_plan in prepared.merges:
+        if merge_plan.stop is not None:
+            planner.totals.count(merge_plan)
+            raise stopped_by_rule([merge_plan])
+    tables = planner.merge(prepared)
     for relation, table in tables.items():
         if table.version is None and table.state == IN:
             version = read_marker(project, project.target(TableName.parse(relation)), state.stream).version
@@ -139,10 +137,10 @@ class SpanLoop:
         self._report = report = of_run(self._run, report)
         self._bronze = bronze_reader(project)
         self._control = control_tables(project)
-        self._steps = TablePlanner(project, spark, report, allowed, lives)
-        self._steps.totals.run = self._run
+        self._planner = TablePlanner(project, spark, report, allowed, lives)
+        self._planner.totals.run = self._run
         self._renewing = ResyncSwapper(project, self._control, spark, report)
-        self._keeper = Keeper(project, self._control, self._steps.sql, report)
+        self._keeper = Keeper(project, self._control, self._planner.sql, report)
         self._clock = JudgingClock(project, self._control, report)
         self._began = datetime.now(UTC)
 
@@ -154,12 +152,12 @@ class SpanLoop:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._renewing.__exit__(kind, value, trace)
-        self._steps.__exit__(kind, value, trace)
+        self._planner.__exit__(kind, value, trace)
 
     @property
     def totals(self) -> ApplyTotals:
         """What was done so far."""
-        return self._steps.totals
+        return self._planner.totals
 
     def run(self, goal: int | None, stop: threading.Event) -> None:
         """Apply everything bronze holds now, at most to `goal`. Returns at a span's end when `stop` is set."""
@@ -170,15 +168,15 @@ class SpanLoop:
         self._renewing.refresh(state)
         self._keeper.keep()
         cut = last_cut(self._control, state.stream)
-        self._steps.read_trim(state, loaded=cut is not None)
+        self._planner.read_trim(state, loaded=cut is not None)
         cut = cut or self._begin(state)
         position, listed = cut.position, self._apply_pauses(state, cut.tables, cut.position)
         if not self._verified:
             self._verified = True
-            tables = self._steps.verify_all_tables(state, listed, position)
+            tables = self._planner.verify_all_tables(state, listed, position)
         else:
-            tables = self._steps.recheck_recent_commits(state, listed)
-        tables = self._steps.set_aside_trimmed(state, tables)
+            tables = self._planner.recheck_recent_commits(state, listed)
+        tables = self._planner.set_aside_trimmed(state, tables)
         self._cut_again(state, position, listed, tables)
         self.totals.upto = begins = position
         top = self.totals.top = state.upto if goal is None else min(goal, state.upto)
@@ -190,7 +188,7 @@ class SpanLoop:
             if not commits and not self._has_other_work(state, ahead, marked=mark is not None):
                 break
             upto = commits[-1].position if commits else ahead.upto
-            position, tables = self._span(state, tables, position, commits, upto)
+            position, tables = self._apply_span(state, tables, position, commits, upto)
             self.totals.upto = position
             self._report(backlog("applied", position, begins, top, domain_of(state.stream)))
             if position < top or position == mark:
@@ -213,7 +211,7 @@ class SpanLoop:
             rows = [row for row in self._control.streams() if row.stream == state.stream]
             return Cut(rows[-1].start if rows else 0, {})
         paused = stopped_tables(self._project, self._control)
-        cut = first_content(self._project, self._control, self._steps, state, paused)
+        cut = first_content(self._project, self._control, self._planner, state, paused)
         self._cut(state, cut.position, None, cut.tables)
         return cut
 
@@ -241,40 +239,36 @@ class SpanLoop:
             return False
         return next(iter(self._bronze.commits_in_turn(ahead)), None) is None
 
-    def _span(
+    def _apply_span(
         self,
         state: StreamCheckpoint,
-        tables: dict[str, TableState],
+        tables: Mapping[str, TableState],
         after: int,
         commits: Sequence[CommitRow],
         upto: int,
     ) -> tuple[int, dict[str, TableState]]:
         """Apply one span, up to where a table needs another layout; the position reached and the tables there.
 
-        A table that waits is not of it: it catches up alone, when it can or when it is not paused any more.
+        A table that waits takes no part: it catches up alone, when it can or when it is no longer paused.
         """
         touched = {relation for commit in commits for relation in commit.counts}
         touched -= {relation for relation, table in tables.items() if table.state in STAYS}
         touched -= (unfollowed := self._renewing.unfollowed_tables(tables, after))
         load = Load(sum(commit.changes for commit in commits), sum(commit.size for commit in commits))
-        jobs = self._steps.jobs(state, tables, touched, Span(state.epoch, after, upto), load, without=unfollowed)
-        layouts = [job.next_layout for job in jobs if job.next_layout is not None]
-        if layouts:
-            fewer = [c for c in commits if c.position < min(layouts)]
-            return self._span(state, tables, after, fewer, fewer[-1].position if fewer else min(layouts) - 1)
-        prepared = self._steps.prepare(jobs, tables)
-        stops = sorted(p.stop for p in prepared if p.stop is not None)
-        if stops:
-            position, _ = stops[0]
-            before = [c for c in commits if c.position < position]
+        plan = self._planner.plan_span(state, tables, touched, Span(state.epoch, after, upto), load, without=unfollowed)
+        if (next_layout := plan.next_layout) is not None:
+            fewer = [commit for commit in commits if commit.position < next_layout]
+            return self._apply_span(state, plan.tables, after, fewer, fewer[-1].position if fewer else next_layout - 1)
+        prepared = self._planner.prepare(plan)
+        if (stop := prepared.stop) is not None:
+            before = [commit for commit in commits if commit.position < stop]
             if before:
-                self._span(state, tables, after, before, before[-1].position)
-            for prepared_table in prepared:
-                if not before:
-                    self.totals.count(prepared_table)
-            raise stopped_by_rule(prepared)
-        reached = dict(tables)
-        self._steps.merge(prepared, reached)
+                self._apply_span(state, prepared.tables, after, before, before[-1].position)
+            else:
+                for merge_plan in prepared.merges:
+                    self.totals.count(merge_plan)
+            raise stopped_by_rule(prepared.merges)
+        reached = self._planner.merge(prepared)
         for relation, table in reached.items():
             if table.state == IN and table.position < upto:
                 reached[relation] = replace(table, position=upto)
@@ -323,7 +317,7 @@ class SpanLoop:
         self, state: StreamCheckpoint, tables: dict[str, TableState], position: int
     ) -> dict[str, TableState]:
         """The tables as they are, of which those wait to catch up whose commits another program took the place of."""
-        now = self._steps.recheck_recent_commits(state, tables)
+        now = self._planner.recheck_recent_commits(state, tables)
         self._cut_again(state, position, tables, now)
         return now
 
@@ -340,42 +334,42 @@ class SpanLoop:
         last = self._control.last_cut(state.stream) if back else None
         self._cut(state, position, None if last is None else last.commit_ts, tables)
 
-    def _within_a_span(self, job: TableTask) -> TableTask:
+    def _within_a_span(self, task: TableTask) -> TableTask:
         """As much of what a table catches up with as one span takes."""
-        if job.snapshot:
-            return job
-        bounds, relation = self._project.pipeline.apply, str(job.target.source)
-        commits = (commit for commit in self._bronze.commits_in_turn(job.span) if relation in commit.counts)
-        parts = parts_of(commits, relation, job.span, bounds)
+        if task.snapshot:
+            return task
+        bounds, relation = self._project.pipeline.apply, str(task.target.source)
+        commits = (commit for commit in self._bronze.commits_in_turn(task.span) if relation in commit.counts)
+        parts = parts_of(commits, relation, task.span, bounds)
         first = next(parts, None)
-        return job if first is None or next(parts, None) is None else job.end_before(first.span.upto + 1)
+        return task if first is None or next(parts, None) is None else task.end_before(first.span.upto + 1)
 
     def _catch_up(
-        self, state: StreamCheckpoint, tables: dict[str, TableState], position: int, stop: threading.Event
+        self, state: StreamCheckpoint, before: dict[str, TableState], position: int, stop: threading.Event
     ) -> dict[str, TableState]:
-        """Try again the tables that could not go on: what kept them may be mended, and the others need not move.
+        """Try again the tables that could not continue: what kept them may be mended, and the others need not move.
 
         Each goes layout by layout, as much as a span takes at a time, to where the others are.
         """
-        waiting = {relation for relation, table in tables.items() if table.state == BROKEN}
-        before, tables = tables, dict(tables)
+        waiting, tables = {relation for relation, table in before.items() if table.state == BROKEN}, before
         while waiting and not stop.is_set():
-            jobs = self._steps.jobs(state, tables, waiting, Span(state.epoch, position, position), Load(0, 0))
-            limited_jobs = map(self._within_a_span, jobs)
-            parts = [job if job.next_layout is None else job.end_before(job.next_layout) for job in limited_jobs]
-            now = self._steps.groups.align_jobs(parts)
-            prepared = self._steps.prepare(now, tables)
-            if any(prepared_table.stop is not None for prepared_table in prepared):
-                raise stopped_by_rule(prepared)
-            self._steps.merge(prepared, tables)
-            for job in now:  # also one that found nothing to merge
-                if (table := tables[str(job.target.source)]).state == IN:
-                    upto = max(table.position, job.span.upto)
-                    tables[str(job.target.source)] = replace(table, position=upto)
-            later = {str(job.target.source) for job in parts} - {str(job.target.source) for job in now}
+            plan = self._planner.plan_span(state, tables, waiting, Span(state.epoch, position, position), Load(0, 0))
+            parts = [
+                task if task.next_layout is None else task.end_before(task.next_layout)
+                for task in map(self._within_a_span, plan.tasks)
+            ]
+            tasks = self._planner.groups.align_jobs(parts)
+            prepared = self._planner.prepare(SpanPlan(plan.tables, tasks))
+            if prepared.stop is not None:
+                raise stopped_by_rule(prepared.merges)
+            tables = self._planner.merge(prepared)
+            for task in tasks:  # also one that found nothing to merge
+                if (table := tables[str(task.target.source)]).state == IN:
+                    upto = max(table.position, task.span.upto)
+                    tables[str(task.target.source)] = replace(table, position=upto)
+            later = {str(task.target.source) for task in parts} - {str(task.target.source) for task in tasks}
             waiting = {r for r in waiting if tables[r].state == IN and tables[r].position < position} | later
-        for relation in waiting:
-            tables[relation] = replace(tables[relation], state=BROKEN)  # it goes on from there at the next start
+        tables = tables | {relation: replace(tables[relation], state=BROKEN) for relation in waiting}
         if tables != before:
             self._cut(state, position, None, tables)
         return tables

@@ -1,4 +1,6 @@
-"""What a rebuild is made of: where the table begins in bronze, up to where it goes, and in which parts.
+"""Plans: what a span does to its tables, what a rebuild is made of, and how many transactions go together.
+
+What a rebuild is made of: where the table begins in bronze, up to where it goes, and in which parts.
 
 It begins with the rows of a copy, or with nothing where the pipeline takes none, and goes on with every transaction
 that touched the table. A kind that remembers what was begins with the first copy, and takes later ones for what they
@@ -9,18 +11,19 @@ The next span: how many of the transactions ahead go together. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 import pyarrow.compute as pc
 
 from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.data_files import Files
 from cdc_lake.bronze.reader import BronzeReader, CommitRow, span_filter
-from cdc_lake.bronze.span_index import outline
+from cdc_lake.bronze.span_index import SpanSummary, as_they_are, outline
 from cdc_lake.config.model import Apply
 from cdc_lake.config.project import Project, Target
-from cdc_lake.control.cuts import content_before
+from cdc_lake.control.cuts import TableState, content_before
 from cdc_lake.control.quarantine import hold_log
 from cdc_lake.control.snapshots import (
     CaptureInterval,
@@ -32,11 +35,115 @@ from cdc_lake.control.snapshots import (
     refetched_rows,
 )
 from cdc_lake.control.streams import undecoded_error
-from cdc_lake.errors import NothingToRebuild, PastTrimmed, PositionNotHeld, SnapshotIncomplete
+from cdc_lake.errors import CdcLakeError, NothingToRebuild, PastTrimmed, PositionNotHeld, SnapshotIncomplete
 from cdc_lake.model.position import Span
+from cdc_lake.model.quarantine import NOTHING_DECIDED, Decided, RefetchedRows, rereads_in
 from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.observability.events import ProgressReporter, silent
+from cdc_lake.runtime.apply.schema_changes import next_layout
+from cdc_lake.silver.row_tracing import QuarantineState, Unit
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_tables import ControlTables, control_tables
+from cdc_lake.tables.silver_table import Marker
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Of a table that was copied again: when the last transaction that the copy has was committed, None: not known."""
+
+    commit_ts: datetime | None
+
+
+@dataclass(frozen=True)
+class TableTask:
+    """What to prepare: a table's changes in `span`, or the rows of its snapshot at the span's end, then with the layout
+    they follow. `held`: what waits; `stood`: the table's marker when the span was chosen. `size`: bytes that
+    the changes took as they were received, at most; None where nobody knows. `near`: where Spark reads data files.
+    `follows`: the layout that silver's rows have, None: nobody knows; `allowed`: destructive operations in words;
+    `all_relations`: all layouts of the table. `summary`: the outline, where it was read. `rereads`: what of the table
+    was read again and comes into force in the span, `decided` what was decided of it. `held_units`: transactions that
+    are held whole. `copied`: the snapshot's rows end all that silver has, None where nothing is there. `adopts`: the
+    table is somebody else's, and its content is replaced on purpose. `form`: the table's last layout, where it is built
+    from the beginning (`table_schema.looking_ahead`).
+    """
+
+    project: Project
+    target: Target
+    stream: str
+    span: Span
+    files: Files
+    layouts: Mapping[int, Relation]
+    held: QuarantineState
+    stood: Marker
+    layout: int | None = None
+    size: int | None = None
+    near: Callable[[Files, Sequence[str]], list[str]] = as_they_are
+    follows: Relation | None = None
+    allowed: Container[str] = frozenset()
+    all_relations: Callable[[], Iterable[Relation]] = tuple
+    summary: SpanSummary | None = None
+    rereads: tuple[RefetchedRows, ...] = ()
+    decided: Decided = NOTHING_DECIDED
+    held_units: frozenset[Unit] = frozenset()
+    report: ProgressReporter = silent
+    copied: Copied | None = None
+    adopts: bool = False
+    form: Relation | None = None
+
+    @property
+    def snapshot(self) -> bool:
+        """Whether this is rows of a copy."""
+        return self.layout is not None
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the table's first content."""
+        return self.snapshot and self.copied is None
+
+    @property
+    def next_layout(self) -> int | None:
+        """The position of the first transaction of the span that needs another silver table than those before it."""
+        try:
+            return None if self.summary is None else next_layout(self.summary, self.layouts, self.target)
+        except CdcLakeError:  # a layout that cannot be had: `prepare` says why, and only this table waits
+            return None
+
+    def end_before(self, position: int) -> TableTask:
+        """The same up to before a position."""
+        span = Span(self.span.epoch, self.span.after, position - 1)
+        rereads, decided = rereads_in(self.rereads, span), self.decided.select_span(span)
+        return replace(self, span=span, summary=None, rereads=rereads, decided=decided).with_summary()
+
+    def with_summary(self) -> TableTask:
+        """The same, with the outline read."""
+        summary = outline(
+            self.files,
+            self.target.source,
+            self.span,
+            snapshot=self.snapshot,
+            rereads=self.rereads,
+            released=self.decided.released_rows,
+            follows=None if self.follows is None else self.follows.layout,
+        )
+        return replace(self, summary=summary)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanPlan:
+    """What a span does to its tables.
+
+    Attributes:
+        tables: Source table → its state before the tasks, for the next cut.
+        tasks: What is to be prepared, a task a table.
+    """
+
+    tables: dict[str, TableState]
+    tasks: list[TableTask]
+
+    @property
+    def next_layout(self) -> int | None:
+        """The position of the first transaction that needs another silver table than those before it."""
+        return min((task.next_layout for task in self.tasks if task.next_layout is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
@@ -126,17 +127,27 @@ class Sessions:
         return results
 
 
-def capture_errors(work: Callable[[], _R], target: Target) -> _R | CdcLakeError:
-    """The result, or the error in the terms of this package."""
+@contextmanager
+def translate_errors(target: Target) -> Iterator[None]:
+    """Raise what Spark raises inside as an error of this package, which names the table."""
     try:
-        return work()
+        yield
     except Unconvertible as failure:
         failure.remedy = copied_again(target)
-        return failure
+        raise
+    except CdcLakeError:
+        raise
+    except Exception as cause:  # whatever Spark raises is this table's failure
+        raise _explain_error(cause, target) from cause
+
+
+def capture_errors(work: Callable[[], _R], target: Target) -> _R | CdcLakeError:
+    """The result, or the error as `translate_errors` has it."""
+    try:
+        with translate_errors(target):
+            return work()
     except CdcLakeError as failure:
         return failure
-    except Exception as cause:  # noqa: BLE001 - whatever Spark raises is this table's failure and is kept as the cause
-        return _explain_error(cause, target)
 
 
 def _error_kind(cause: Exception) -> str:
@@ -169,5 +180,4 @@ def _explain_error(cause: Exception, target: Target) -> CdcLakeError:
         error = TableEndsSpark(f"Spark had no room to work on {target.label}: {lack}")
     else:
         error = ApplyFailed(f"{target.label} could not be merged: {_error_kind(cause)}")
-    error.__cause__ = cause
     return error

@@ -1,15 +1,15 @@
-"""Intact: whether only this pipeline changed the rows of a silver table since the last cut, and what is held of it is
-recorded.
+"""What a silver table's own commits say against what the last cut says of it, and what a run does about that.
 
-What a run may do to silver tables although it would lose something: operations that were allowed by their words.
-
-It remembers which of them a table waited with, so that words which nothing waited for can be said: mostly they have an
-error in them, and the table waits on.
+`find_violation` reads commits and control tables; `reconcile` reads nothing and names the case. Operations that a
+person allowed by their words are here too: `ApprovedOperations` remembers which of them a table waited for, so that
+words which nothing waited for, mostly a typing error, can be reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cuts import TableState
@@ -20,19 +20,93 @@ from cdc_lake.tables.commit_audit import find_foreign_commit, is_version_replace
 from cdc_lake.tables.silver_table import Marker
 
 
-def damage(project: Project, target: Target, stream: str, listed: TableState, marker: Marker) -> CdcLakeError | None:
-    """What became of a table that the last cut lists and whose marker is this now, None where all is well."""
-    version, older = marker.version, marker.generation < listed.generation
-    if listed.version is None or (listed.version == version and not older):
-        return first_merge_was_lost(project, target, stream, listed, marker)
+@dataclass(frozen=True, slots=True)
+class InSync:
+    """The table is where it is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitUnrecorded:
+    """The table is ahead of the last cut: the process that merged it ended before it wrote the cut."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLost:
+    """The table is behind the last cut: another program's commit replaced our last merge.
+
+    Delta publishes a version by a rename that, in a folder, silently replaces an existing file, so two writers of the
+    same version both believe that they won. What was merged is in bronze, and is merged again. Iceberg cannot lose a
+    commit this way: its catalog swaps the metadata pointer atomically.
+    """
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationReplaced:
+    """A rebuild or a resync published new content that no cut lists yet."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Violated:
+    """Another writer changed the table or restored an older version, or quarantine rows are gone: the table waits."""
+
+    error: CdcLakeError
+
+
+Reconciliation: TypeAlias = InSync | CommitUnrecorded | CommitLost | GenerationReplaced | Violated
+
+
+def reconcile(
+    recorded: TableState | None, committed: Marker, violation: CdcLakeError | None, expected: int
+) -> Reconciliation:
+    """Compare what the last cut says of a silver table with what the table's own commits say.
+
+    Args:
+        recorded: The table in the last cut; None if no cut lists it yet.
+        committed: Position, version and generation that the table itself has.
+        violation: What the table has to wait for (`find_violation`, `missing_quarantine_rows`), None if nothing.
+        expected: The position of `recorded`, or where a table that no cut lists begins.
+    """
+    if recorded is not None and violation is not None:
+        return Violated(violation)
+    if committed.position is None:
+        return InSync()
+    if recorded is not None and committed.generation > recorded.generation:
+        return GenerationReplaced(committed.position)
+    if (
+        recorded is not None
+        and recorded.format == "delta"
+        and recorded.merged is not None
+        and committed.generation == recorded.generation
+        and committed.position < recorded.merged
+    ):
+        return CommitLost(committed.position)
+    return CommitUnrecorded(committed.position) if committed.position > expected else InSync()
+
+
+def find_violation(
+    project: Project, target: Target, stream: str, recorded: TableState, committed: Marker
+) -> CdcLakeError | None:
+    """What others did to a table since the last cut, None if nothing: a version restored, rows changed, the table gone.
+
+    Commits of maintenance, which change no rows, are none.
+    """
+    version, older = committed.version, committed.generation < recorded.generation
+    if recorded.version is None or (recorded.version == version and not older):
+        return first_merge_was_lost(project, target, stream, recorded, committed)
     if version is None:
         return SilverLost(f"the last cut lists {target.label}, and the table is gone")
     if older:  # at the same version, too: another program may have taken it
-        text = f"it has generation {marker.generation}, and the last cut lists {listed.generation}"
+        text = f"it has generation {committed.generation}, and the last cut lists {recorded.generation}"
         return SilverPutBack(f"{target.label} was put back to an older content: {text}", where=target.label)
-    foreign_commit = find_foreign_commit(project, target, stream, listed.version, version, listed.generation)
+    foreign_commit = find_foreign_commit(project, target, stream, recorded.version, version, recorded.generation)
     if foreign_commit is None:
-        return first_merge_was_lost(project, target, stream, listed, marker)
+        return first_merge_was_lost(project, target, stream, recorded, committed)
     if foreign_commit.put_back:
         return SilverPutBack(
             f"{target.label} was put back to an older content: {foreign_commit.text}", where=target.label
@@ -40,49 +114,42 @@ def damage(project: Project, target: Target, stream: str, listed: TableState, ma
     return OtherWriter(f"something else changed rows of {target.label}: {foreign_commit.text}", where=target.label)
 
 
-def merge_may_be_lost(project: Project, target: Target, stream: str, listed: TableState) -> bool:
-    """Whether the last merge that the last cut counts may be gone: the quick question, by the version that it names."""
-    if listed.version is None or listed.merged is None:
-        return False
-    return is_version_replaced(project, target, stream, listed.version, listed.merged)
+def merge_may_be_lost(project: Project, target: Target, stream: str, recorded: TableState) -> bool:
+    """Cheap check whether another writer replaced the commit of our last merge; `reconcile` confirms it.
 
-
-def merge_was_lost(listed: TableState, marker: Marker) -> bool:
-    """Whether the last merge that the last cut counts is not in the past of a Delta table at `marker`.
-
-    Delta gives a commit its version by a rename that, in a folder, replaces what is there: of two processes that commit
-    the same version at the same time both may think that it is theirs. What was merged is in bronze, so it is merged
-    again.
+    Reads the one log entry that the last cut names. False if the entry was cleaned up: a checkpoint covers it then.
     """
-    if listed.format != "delta" or listed.merged is None or marker.position is None:
+    if recorded.version is None or recorded.merged is None:
         return False
-    return marker.generation == listed.generation and marker.position < listed.merged
+    return is_version_replaced(project, target, stream, recorded.version, recorded.merged)
 
 
 def first_merge_was_lost(
-    project: Project, target: Target, stream: str, listed: TableState, marker: Marker
+    project: Project, target: Target, stream: str, recorded: TableState, committed: Marker
 ) -> SilverPutBack | None:
-    """The same of the first merge of a table, behind which there is nothing to go on from."""
-    if marker.version is None or marker.position is not None or not merge_may_be_lost(project, target, stream, listed):
+    """The error if another writer replaced the first merge of a table: no position is left to continue from."""
+    if committed.version is None or committed.position is not None:
+        return None
+    if not merge_may_be_lost(project, target, stream, recorded):
         return None
     text = f"{target.label} is empty again: another program's commit took the version of its first merge"
     return SilverPutBack(text, where=target.label)
 
 
-def missing_quarantine_rows(held: QuarantineLog, target: Target, epoch: int, listed: TableState) -> HeldLost | None:
-    """What is missing of what is held of a table, by what the last cut counts; None where nothing is."""
-    if not listed.held:
+def missing_quarantine_rows(held: QuarantineLog, target: Target, epoch: int, recorded: TableState) -> HeldLost | None:
+    """The error if the control tables have fewer quarantined keys of a table than the last cut counts."""
+    if not recorded.held:
         return None
-    recorded = len(recorded_keys(held, str(target.source), epoch, listed.generation, listed.position))
-    if recorded >= listed.held:
+    present = len(recorded_keys(held, str(target.source), epoch, recorded.generation, recorded.position))
+    if present >= recorded.held:
         return None
-    counts = f"the last cut counts {listed.held} held keys of {target.label}, and {recorded} are recorded"
+    counts = f"the last cut counts {recorded.held} held keys of {target.label}, and {present} are recorded"
     return HeldLost(counts, where=target.label)
 
 
-def may_go_on(project: Project, error: CdcLakeError | None) -> bool:
-    """Whether the pipeline merges into a table in spite of what became of it."""
-    return error is None or (isinstance(error, OtherWriter) and project.pipeline.apply.other_writers == "warn")
+def is_tolerated(project: Project, violation: CdcLakeError) -> bool:
+    """Whether the pipeline merges into a table in spite of a violation (`apply.other_writers: warn`)."""
+    return isinstance(violation, OtherWriter) and project.pipeline.apply.other_writers == "warn"
 
 
 class ApprovedOperations:

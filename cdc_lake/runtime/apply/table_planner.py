@@ -1,6 +1,7 @@
-"""What a span does to the tables it touches: which of them, from where, prepared side by side, merged, or waiting.
+"""What a span does to the tables it touches: which of them, from which watermark, prepared and merged side by side.
 
-A table that cannot go on is noted in the cut as it is, with its error in `done.broken`; the others go on.
+Each step takes the tables as the last cut has them and returns them as they are afterwards; it changes nothing that it
+was given. A table that cannot continue is returned as broken, with its error in `totals.broken`; the others continue.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.data_files import Files
@@ -28,25 +29,33 @@ from cdc_lake.errors import (
     SpanTrimmed,
     TableChangedMeanwhile,
 )
+from cdc_lake.errors.base import without_table_copies
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.observability.failpoints import HELD_RECORDED, PREPARED, TABLE_MERGED, failpoint
 from cdc_lake.runtime.apply.merge import ApplyTotals, MergeResult, merge
 from cdc_lake.runtime.apply.schema_changes import refused_names
-from cdc_lake.runtime.apply.spark_sessions import Sessions, SparkLives, capture_errors
+from cdc_lake.runtime.apply.span_planning import Copied, SpanPlan, TableTask
+from cdc_lake.runtime.apply.spark_sessions import Sessions, SparkLives, capture_errors, translate_errors
 from cdc_lake.runtime.apply.table_integrity import (
-    damage,
-    may_go_on,
+    CommitLost,
+    CommitUnrecorded,
+    GenerationReplaced,
+    InSync,
+    Violated,
+    find_violation,
+    is_tolerated,
     merge_may_be_lost,
-    merge_was_lost,
     missing_quarantine_rows,
+    reconcile,
 )
-from cdc_lake.runtime.apply.table_span import Copied, PreparedMerge, TableTask, prepare
+from cdc_lake.runtime.apply.table_span import MergePlan, prepare
 from cdc_lake.runtime.apply.transaction_groups import GroupSteps
 from cdc_lake.silver.row_tracing import NOTHING_WAITS
-from cdc_lake.source.base import format_stream_position
+from cdc_lake.source.base import format_stream_position, takes_table_copies
 from cdc_lake.tables.commit_audit import is_latest_version
+from cdc_lake.tables.control_schema import SnapshotRow
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.silver_table import Marker, read_marker
 
@@ -54,12 +63,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-SECOND_LOOK = 30.0
-"""Seconds after a merge, or after one may have been made that nobody heard of, for which its commit is looked at
-again, and once more when they are over.
+RECHECK_SECONDS: Final = 30.0
+"""Seconds after a merge, or after one may have been made that nobody heard of, for which its commit is checked again,
+and once more when they are over.
 """
-
-_UPKEEPS = 2  # commits of upkeep that a merge gives way to, one after the other
+_MAINTENANCE_COMMITS: Final = 2
+"""Commits of maintenance, one after the other, that a merge gives way to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +79,38 @@ class Load:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedSpan:
+    """Tables that are ready to be merged, and all tables as they are before that.
+
+    Attributes:
+        tables: Source table → its state for the next cut.
+        merges: What is to be merged; a table without changes has nothing here.
+    """
+
+    tables: dict[str, TableState]
+    merges: list[MergePlan]
+
+    @property
+    def stop(self) -> int | None:
+        """The position of the first transaction that fails a `stop` rule."""
+        return min((merge_plan.stop[0] for merge_plan in self.merges if merge_plan.stop is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _SpanInputs:
+    """What is read once for all tables of a span. `parts`: their files, where the span was divided for that."""
+
+    span: Span
+    load: Load
+    files: Files
+    parts: Mapping[str, Files] | None
+    held: QuarantineLog
+    refetched: Sequence[SnapshotRow]
+
+
 class TablePlanner:
-    """The steps of one run, which counts in `totals` what they did."""
+    """Plans, prepares and merges the tables of one run, and counts in `totals` what was done."""
 
     def __init__(
         self,
@@ -96,6 +135,7 @@ class TablePlanner:
         self._sessions = Sessions(spark, 1 if lives.suspects else project.pipeline.apply.parallelism, lives)
         self._ownership = Ownership(project)
         self._trimmed_to = -1
+        self._takes_table_copies = True
         self._fresh_since: dict[str, float] = {}  # of tables whose last merge may be a short time ago
         self.totals = ApplyTotals()
         self.groups = GroupSteps(project, self._control, self._bronze, self._sessions, self.totals, self.set_aside)
@@ -112,12 +152,12 @@ class TablePlanner:
 
     def sql(self, target: Target, statement: str) -> None:
         """Run a statement that changes no rows, in the session of a table. Raises LakeError."""
-        failed = capture_errors(lambda: self._sessions.session_for(target).sql(statement), target)
-        if isinstance(failed, CdcLakeError):
-            raise failed
+        with translate_errors(target):
+            self._sessions.session_for(target).sql(statement)
 
     def read_trim(self, state: StreamCheckpoint, *, loaded: bool) -> None:
         """Note where bronze begins. Raises SpanTrimmed where that is too late for silver, which was never `loaded`."""
+        self._takes_table_copies = takes_table_copies(state.stream)
         left = self._bronze.last_trimmed().get(state.epoch)
         self._trimmed_to = -1 if left is None else left[0]
         if left is not None and not loaded:
@@ -128,12 +168,12 @@ class TablePlanner:
             )
 
     def set_aside_trimmed(self, state: StreamCheckpoint, tables: Mapping[str, TableState]) -> dict[str, TableState]:
-        """The tables of the last cut, of which those wait whose next transactions left bronze."""
+        """The tables of the last cut; those whose next transactions were trimmed from bronze wait."""
         result = dict(tables)
         for relation, table in tables.items():
             target = self._project.target(TableName.parse(relation))
             if table.state not in STAYS and (error := self._span_trimmed(state, target, table)) is not None:
-                self.set_aside(target, table.position, error, result)
+                result[relation] = self.set_aside(target, table.position, error, table)
         return result
 
     def _span_trimmed(self, state: StreamCheckpoint, target: Target, listed: TableState) -> SpanTrimmed | None:
@@ -158,179 +198,233 @@ class TablePlanner:
     def verify_all_tables(
         self, state: StreamCheckpoint, tables: Mapping[str, TableState], position: int
     ) -> dict[str, TableState]:
-        """The tables of the last cut, at `position`, as they are: those that something else put back or wrote to wait.
+        """Reconcile every table of the last cut with its own commits; those that others changed wait.
 
-        Asked once a start, of all tables, also of those that no span touches; not of those that are paused.
+        Called once at the start of a run, also for tables that no span touches; paused ones are left out.
+
+        Args:
+            state: Where bronze is.
+            tables: As the last cut has them.
+            position: Of the last cut.
         """
-        self._fresh_since = dict.fromkeys(tables, time.monotonic())  # who was there before may have merged just now
-        result = dict(tables)
-        held = hold_log(self._control)
+        self._fresh_since = dict.fromkeys(tables, time.monotonic())  # the run before may have merged just now
+        result, held = dict(tables), hold_log(self._control)
         for relation, table in tables.items():
-            target = self._project.target(TableName.parse(relation))
             if table.version is None or table.state == PAUSED:
                 continue
-            if not self._remembers(state, target, table, held, result):
+            target = self._project.target(TableName.parse(relation))
+            if self._is_untouched(state, target, table, held):
                 continue
-            quiet = table.state == IN and is_latest_version(self._project, target, table.version)
-            if quiet and not merge_may_be_lost(self._project, target, state.stream, table):
-                continue
-            marker = read_marker(self._project, target, state.stream)
-            if not self._intact(state.stream, target, table, marker, result) or marker.position is None:
-                continue
-            if merge_was_lost(table, marker):
-                result[relation] = replace(self._rewound(state, target, table, marker), state=BROKEN)
-                continue
-            if marker.generation > table.generation:
-                standing = self._standing(state, target, marker, marker.position, held)
-                result[relation] = standing if marker.position >= position else replace(standing, state=BROKEN)
+            committed = read_marker(self._project, target, state.stream)
+            recorded, violation = self._audit_with_quarantine(state, target, table, committed, held)
+            match reconcile(recorded, committed, violation, table.position):
+                case Violated(error):
+                    result[relation] = self.set_aside(target, table.position, error, table)
+                case CommitLost():
+                    result[relation] = replace(self._rewound(state, target, table, committed), state=BROKEN)
+                case GenerationReplaced(reached):
+                    replaced = self._state_at_marker(state, target, committed, reached, held)
+                    result[relation] = replaced if reached >= position else replace(replaced, state=BROKEN)
+                case InSync() | CommitUnrecorded():  # the span that it touches next moves it on
+                    result[relation] = recorded
         return result
 
     def recheck_recent_commits(
         self, state: StreamCheckpoint, tables: Mapping[str, TableState]
     ) -> dict[str, TableState]:
-        """The tables of the last cut; one waits where another program's commit has taken the place of our last one.
+        """The tables of the last cut; one waits if another program's commit replaced our last one.
 
-        Asked of tables that were or may have been merged a short time ago: whoever took the version had looked for it
-        before.
+        Checked for tables that were or may have been merged a short time ago: the other program chose its version
+        before our commit.
         """
         result, now = dict(tables), time.monotonic()
         for relation, since in [*self._fresh_since.items()]:
-            if now - since > SECOND_LOOK:
+            if now - since > RECHECK_SECONDS:
                 del self._fresh_since[relation]
-            listed, target = tables.get(relation), self._project.target(TableName.parse(relation))
-            if (
-                listed is None
-                or listed.state != IN
-                or not merge_may_be_lost(self._project, target, state.stream, listed)
-            ):
+            table, target = tables.get(relation), self._project.target(TableName.parse(relation))
+            if table is None or table.state != IN or not merge_may_be_lost(self._project, target, state.stream, table):
                 continue
-            marker = read_marker(self._project, target, state.stream)
-            if self._intact(state.stream, target, listed, marker, result) and merge_was_lost(listed, marker):
-                result[relation] = replace(self._rewound(state, target, listed, marker), state=BROKEN)
+            committed = read_marker(self._project, target, state.stream)
+            recorded, violation = self._audit(state.stream, target, table, committed)
+            match reconcile(recorded, committed, violation, table.position):
+                case Violated(error):
+                    result[relation] = self.set_aside(target, table.position, error, table)
+                case CommitLost():
+                    result[relation] = replace(self._rewound(state, target, table, committed), state=BROKEN)
+                case InSync() | CommitUnrecorded() | GenerationReplaced():
+                    result[relation] = recorded
         return result
 
-    def _standing(
+    def _is_untouched(self, state: StreamCheckpoint, target: Target, table: TableState, held: QuarantineLog) -> bool:
+        """Whether a table certainly is as the last cut has it, by its version alone."""
+        return (
+            table.state == IN
+            and table.version is not None
+            and is_latest_version(self._project, target, table.version)
+            and not merge_may_be_lost(self._project, target, state.stream, table)
+            and missing_quarantine_rows(held, target, state.epoch, table) is None
+        )
+
+    def _audit(
+        self, stream: str, target: Target, recorded: TableState, committed: Marker
+    ) -> tuple[TableState, CdcLakeError | None]:
+        """What a table has to wait for because of its commits, None if nothing; and its state, which has the version of
+        a foreign commit that the pipeline tolerates.
+        """
+        error = find_violation(self._project, target, stream, recorded, committed)
+        if error is not None and committed.version is not None:
+            error = self._ownership.refusal(target) or error
+        if error is None or not is_tolerated(self._project, error):
+            return recorded, error
+        self._report(ProgressEvent("warning", error.message, facts={"code": error.code}))
+        return replace(recorded, version=committed.version), None
+
+    def _audit_with_quarantine(
+        self, state: StreamCheckpoint, target: Target, recorded: TableState, committed: Marker, held: QuarantineLog
+    ) -> tuple[TableState, CdcLakeError | None]:
+        """The same, because of its quarantine rows too; those of replaced content are gone, and are not missed."""
+        recorded, error = self._audit(state.stream, target, recorded, committed)
+        if error is None and committed.generation <= recorded.generation:
+            error = missing_quarantine_rows(held, target, state.epoch, recorded)
+        return recorded, error
+
+    def _state_at_marker(
         self, state: StreamCheckpoint, target: Target, marker: Marker, position: int, held: QuarantineLog
     ) -> TableState:
-        """A table at its marker's position, whatever a cut says of it."""
+        """The state of a table at its marker's position, whatever a cut says of it."""
         layout = self.layout_at(state, target, -1, position, None)
         return replace(state_from_marker(target, state, marker, position, held), layout=layout)
 
-    def _rewound(self, state: StreamCheckpoint, target: Target, listed: TableState, marker: Marker) -> TableState:
-        """A table of which a commit is gone, as it stands; told."""
-        assert marker.position is not None, "otherwise it is not intact"
+    def _rewound(self, state: StreamCheckpoint, target: Target, recorded: TableState, marker: Marker) -> TableState:
+        """The state of a table that lost a commit; reports it."""
+        assert marker.position is not None, "without a position it has lost its first merge, which is a violation"
         text = (
             f"{target.label} is at {format_stream_position(state.stream, marker.position)} again: another program's "
             "commit took the version of ours at the same time; what it had merged is merged again"
         )
         self._report(ProgressEvent("warning", text, facts={"table": target.label, "upto": marker.position}))
-        standing = self._standing(state, target, marker, marker.position, hold_log(self._control))
-        return replace(standing, copied=listed.copied)
+        rewound = self._state_at_marker(state, target, marker, marker.position, hold_log(self._control))
+        return replace(rewound, copied=recorded.copied)
 
-    def jobs(
+    def plan_span(
         self,
         state: StreamCheckpoint,
-        tables: dict[str, TableState],
+        tables: Mapping[str, TableState],
         touched: Iterable[str],
         span: Span,
         load: Load,
         *,
         without: Container[str] = (),
-    ) -> list[TableTask]:
-        """The jobs that bring the touched tables to the end of `span`; `tables`, as the last cut has them, is made
-        current.
+    ) -> SpanPlan:
+        """Decide for each table of a span from which watermark it is merged.
 
-        Tables that were read again or decided on come with the touched ones, unless they wait or are among `without`.
-        A table that no cut lists yet stands at the span's beginning.
+        Args:
+            state: Where bronze is.
+            tables: As the last cut has them.
+            touched: Source tables with changes in the span. Tables with repaired rows or decisions that take effect in
+                it are added, unless they wait or are among `without`.
+            span: A table that no cut lists yet begins at its start.
+            load: What the span holds.
+            without: Source tables that are left out.
+
+        Returns:
+            The tasks that bring the tables to the end of the span, and the tables as they stand before these.
         """
-        files, held, rereads = self._bronze.applied_files(), hold_log(self._control), self._control.snapshots()
-        again = refetched_tables(rereads, state.stream, span) | held.decided_tables(span)
+        files, held, refetched = self._bronze.applied_files(), hold_log(self._control), self._control.snapshots()
         waiting = {relation for relation, table in tables.items() if table.state in STAYS}
-        after, upto = span.after, span.upto
-        names = sorted({*touched, *(name for name in again - waiting if name not in without)})
+        others = (refetched_tables(refetched, state.stream, span) | held.decided_tables(span)) - waiting
+        names = sorted({*touched, *(name for name in others if name not in without)})
         large = load.rows * (len(names) - 1) >= SPLIT_FROM
         parts = self._splitter.split(files, span) if large else None
-        jobs = []
-        for relation in self._able(state, names, after, tables):
+        inputs = _SpanInputs(span, load, files, parts, held, refetched)
+        plan = SpanPlan(dict(tables), [])
+        for relation in names:
             target = self._project.target(TableName.parse(relation))
-            listed = tables.get(relation)
-            marker = read_marker(self._project, target, state.stream)
-            listed_position = after if listed is None else listed.position
-            adopts = self.adopts(target) if listed is None or marker.position is None else False
-            if isinstance(adopts, SilverNotOwned):
-                self.set_aside(target, listed_position, adopts, tables)
-                continue
-            marker = replace(marker, position=None) if adopts else marker
-            watermark = max(listed_position, marker.position if marker.position is not None else listed_position)
-            layout = None if listed is None else listed.layout
-            if listed is not None and not (
-                self._intact(state.stream, target, listed, marker, tables)
-                and self._remembers(state, target, listed, held, tables)
-            ):
-                continue
-            if listed is not None and marker.position is not None and merge_was_lost(listed, marker):
-                tables[relation] = self._rewound(state, target, listed, marker)
-                watermark = listed_position = marker.position
-                layout = tables[relation].layout
-            if listed is not None and marker.position is not None and marker.generation > listed.generation:
-                watermark = listed_position = marker.position  # what the cut says is of a content that was replaced
-                tables[relation], layout = state_from_marker(target, state, marker, watermark, held), None
-            if watermark > listed_position:
-                layout = self.layout_at(state, target, listed_position, watermark, layout)
-                copied = None if listed is None or marker.generation > listed.generation else listed.copied
-                self._fresh_since[relation] = time.monotonic()  # by who did not live to say so, or got no answer
-                tables[relation] = replace(
-                    state_from_marker(target, state, marker, watermark, held), layout=layout, copied=copied
-                )
-            if watermark >= upto:
-                if listed is not None and listed.state == BROKEN:  # what kept it is mended, and nothing is to be done
-                    tables[relation] = replace(tables[relation], state=IN)
-                    self.totals.broken.pop(target.label, None)
-                continue
-            own_span = Span(state.epoch, watermark, upto)
-            begins = listed is not None and listed.state == BROKEN and marker.position is None
-            if begins and (copy := self._copy(state, relation)) is not None:  # what kept it from that may be mended
-                jobs.append(
-                    self.follow_earlier_stream(state, replace(self.first(state, target, *copy, marker), adopts=adopts))
-                )
-                continue
-            part = parts.get(relation, Files.empty()) if parts is not None and watermark >= after else None
-            job = replace(
-                self._job(state, target, own_span, files if part is None else part, marker, layout, held),
-                size=load.size if watermark >= after else None,
-                near=self._nearby.local_paths if part is None else as_they_are,
-                rereads=refetched_rows(rereads, state.stream, relation, own_span),
-                adopts=adopts,
-            )
-            jobs.append(job.with_summary())
-        return jobs
+            error = self._unmergeable(state, target, tables, names)
+            if error is None:
+                self._plan_table(state, target, plan, inputs)
+            else:
+                recorded = tables.get(relation)
+                expected = span.after if recorded is None else recorded.position
+                plan.tables[relation] = self.set_aside(target, expected, error, recorded)
+        return plan
 
-    def _job(
+    def _plan_table(self, state: StreamCheckpoint, target: Target, plan: SpanPlan, inputs: _SpanInputs) -> None:
+        """Add to `plan` how a table stands, and the task that takes it to the end of the span, if there is one."""
+        relation, span, held = str(target.source), inputs.span, inputs.held
+        recorded, committed = plan.tables.get(relation), read_marker(self._project, target, state.stream)
+        expected = span.after if recorded is None else recorded.position
+        adopts = self.adopts(target) if recorded is None or committed.position is None else False
+        if isinstance(adopts, SilverNotOwned):
+            plan.tables[relation] = self.set_aside(target, expected, adopts, recorded)
+            return
+        committed = replace(committed, position=None) if adopts else committed
+        current, violation = recorded, None
+        if recorded is not None:
+            current, violation = self._audit_with_quarantine(state, target, recorded, committed, held)
+        match reconcile(current, committed, violation, expected):
+            case Violated(error):
+                plan.tables[relation] = self.set_aside(target, expected, error, recorded)
+                return
+            case CommitLost():
+                assert current is not None, "only a recorded merge can be lost"
+                current = self._rewound(state, target, current, committed)
+            case GenerationReplaced(position):
+                current = self._state_at_marker(state, target, committed, position, held)
+            case CommitUnrecorded(position):  # by a run that did not live to say so, or got no answer
+                self._fresh_since[relation] = time.monotonic()
+                reached = state_from_marker(target, state, committed, position, held)
+                layout, copied = (None, None) if current is None else (current.layout, current.copied)
+                layout = self.layout_at(state, target, expected, position, layout)
+                current = replace(reached, layout=layout, copied=copied)
+            case InSync():
+                pass
+        if current is not None:
+            plan.tables[relation] = current
+        watermark = expected if current is None else current.position
+        if watermark >= span.upto:
+            if recorded is not None and recorded.state == BROKEN and current is not None:
+                plan.tables[relation] = replace(current, state=IN)  # what it waited for is over, and nothing is to do
+                self.totals.broken.pop(target.label, None)
+            return
+        never_merged = recorded is not None and recorded.state == BROKEN and committed.position is None
+        if never_merged and (copy := self._copy(state, relation)) is not None:
+            first = replace(self.first(state, target, *copy, committed), adopts=adopts)
+            plan.tasks.append(self.follow_earlier_stream(state, first))
+            return
+        task = self._task(state, target, watermark, None if current is None else current.layout, committed, inputs)
+        plan.tasks.append(replace(task, adopts=adopts).with_summary())
+
+    def _task(
         self,
         state: StreamCheckpoint,
         target: Target,
-        span: Span,
-        files: Files,
-        marker: Marker,
+        watermark: int,
         layout: int | None,
-        held: QuarantineLog,
+        marker: Marker,
+        inputs: _SpanInputs,
     ) -> TableTask:
-        """The job of a table at `marker`, whose rows follow `layout`, for its changes in `span`."""
-        relation = str(target.source)
-        decided = held.decisions_on(relation, span)
+        """The task of a table at `marker`, whose rows follow `layout`, for its changes behind `watermark`."""
+        relation, span = str(target.source), Span(state.epoch, watermark, inputs.span.upto)
+        decided = inputs.held.decisions_on(relation, span)
         layouts = self._bronze.layouts([target.source], None if decided else span)  # what was held may be old
+        own = watermark >= inputs.span.after  # otherwise the table catches up, and the span's figures are not its own
+        part = inputs.parts.get(relation, Files.empty()) if inputs.parts is not None and own else None
         return TableTask(
             self._project,
             target,
             state.stream,
             span,
-            files,
+            inputs.files if part is None else part,
             layouts,
-            open_holds(held, relation, state.epoch, marker.generation, span.after).waiting,
+            open_holds(inputs.held, relation, state.epoch, marker.generation, span.after).waiting,
             marker,
+            size=inputs.load.size if own else None,
+            near=self._nearby.local_paths if part is None else as_they_are,
             follows=self._follows(target, layout, layouts),
             allowed=self._allowed,
             all_relations=partial(self._all_layouts, target),
+            rereads=refetched_rows(inputs.refetched, state.stream, relation, span),
             decided=decided,
             report=self._report,
         )
@@ -341,21 +435,15 @@ class TablePlanner:
             self._shared_relations, self._shared = names, refused_names(self._project, map(TableName.parse, names))
         return self._shared
 
-    def _able(
-        self, state: StreamCheckpoint, relations: Sequence[str], after: int, tables: dict[str, TableState]
-    ) -> list[str]:
-        """The tables that have a silver table to themselves (else the marker there is of another's rows) and whose
-        transactions bronze has; the others wait.
+    def _unmergeable(
+        self, state: StreamCheckpoint, target: Target, tables: Mapping[str, TableState], names: Sequence[str]
+    ) -> CdcLakeError | None:
+        """Why a table is not planned at all: its silver table would be another one's too, whose rows the marker there
+        is of, or bronze trimmed transactions that it does not have.
         """
-        shared, able = self.shared_names({*tables, *relations}), []
-        for relation in relations:
-            target, listed = self._project.target(TableName.parse(relation)), tables.get(relation)
-            error = shared.get(target.source) or (None if listed is None else self._span_trimmed(state, target, listed))
-            if error is None:
-                able.append(relation)
-            else:
-                self.set_aside(target, after if listed is None else listed.position, error, tables)
-        return able
+        recorded = tables.get(str(target.source))
+        shared = self.shared_names({*tables, *names}).get(target.source)
+        return shared or (None if recorded is None else self._span_trimmed(state, target, recorded))
 
     def adopts(self, target: Target) -> bool | SilverNotOwned:
         """Whether a table without content of this stream is somebody else's that the run adopts; the refusal where it
@@ -389,48 +477,17 @@ class TablePlanner:
         copy = (initial_copies(self._control.snapshots(), state.stream) or {}).get(relation)
         return None if copy is None else (copy.position, copy.layout)
 
-    def _intact(
-        self, stream: str, target: Target, listed: TableState, marker: Marker, tables: dict[str, TableState]
-    ) -> bool:
-        """Whether a table at `marker` goes on, as far as others are concerned; told, or noted as broken."""
-        error = damage(self._project, target, stream, listed, marker)
-        if error is not None and marker.version is not None:
-            error = self._ownership.refusal(target) or error
-        if not may_go_on(self._project, error):
-            assert error is not None
-            self.set_aside(target, listed.position, error, tables)
-            return False
-        if error is not None:
-            tables[str(target.source)] = replace(listed, version=marker.version)
-            self._report(ProgressEvent("warning", error.message, facts={"code": error.code}))
-        return True
-
-    def _remembers(
-        self,
-        state: StreamCheckpoint,
-        target: Target,
-        listed: TableState,
-        held: QuarantineLog,
-        tables: dict[str, TableState],
-    ) -> bool:
-        """Whether what the last cut counts as held is recorded; noted as broken where it is not."""
-        error = missing_quarantine_rows(held, target, state.epoch, listed)
-        if error is None or read_marker(self._project, target, state.stream).generation > listed.generation:
-            return True  # what is recorded of a content that was replaced is gone
-        self.set_aside(target, listed.position, error, tables)
-        return False
-
     def first(self, state: StreamCheckpoint, target: Target, position: int, layout: int, marker: Marker) -> TableTask:
-        """The job that gives a table at `marker` its first content: its rows of the snapshot, with the layout they
+        """The task that gives a table at `marker` its first content: its rows of the snapshot, with the layout they
         follow.
         """
         span = Span(state.epoch, position - 1, position)
         files, layouts = self._bronze.files(), self._bronze.layouts([target.source], span)
-        job = TableTask(self._project, target, state.stream, span, files, layouts, NOTHING_WAITS, marker, layout)
-        return replace(job, all_relations=partial(self._all_layouts, target), near=self._nearby.local_paths)
+        task = TableTask(self._project, target, state.stream, span, files, layouts, NOTHING_WAITS, marker, layout)
+        return replace(task, all_relations=partial(self._all_layouts, target), near=self._nearby.local_paths)
 
     def follow_earlier_stream(self, state: StreamCheckpoint, first: TableTask) -> TableTask:
-        """The job of a table's first content in a stream behind another one: of a table that keeps what its rows were
+        """The task of a table's first content in a stream behind another one: of a table that keeps what its rows were
         the copied rows end those of that stream, and take no place of theirs.
         """
         relation = str(first.target.source)
@@ -442,130 +499,138 @@ class TablePlanner:
         follows = None if before.layout is None else self._bronze.layouts([first.target.source]).get(before.layout)
         return replace(first, copied=Copied(None), follows=follows, allowed=self._allowed)
 
-    def prepare(self, jobs: Sequence[TableTask], tables: dict[str, TableState]) -> list[PreparedMerge]:
-        """Prepare tables side by side; those that cannot go on are noted as broken."""
+    def prepare(self, plan: SpanPlan) -> PreparedSpan:
+        """Prepare the tables of a plan side by side; those that cannot continue are returned as broken."""
 
-        def prepare_table(job: TableTask) -> PreparedMerge | CdcLakeError | None:
-            if (error := self._lives.given_up.get(job.target.label)) is not None:
+        def prepare_table(task: TableTask) -> MergePlan | CdcLakeError | None:
+            if (error := self._lives.given_up.get(task.target.label)) is not None:
                 return error  # it ended Spark
-            return capture_errors(lambda: prepare(self._sessions.session_for(job.target), job), job.target)
+            return capture_errors(lambda: prepare(self._sessions.session_for(task.target), task), task.target)
 
-        prepared, idle, failed = [], [], list[tuple[TableTask, CdcLakeError]]()
-        for job, result in zip(
-            jobs, self._sessions.run_each(prepare_table, jobs, lambda job: job.target.label), strict=True
-        ):
-            if isinstance(result, CdcLakeError):
-                failed.append((job, result))
+        tables, merges, idle, failed = dict(plan.tables), [], [], list[tuple[TableTask, CdcLakeError]]()
+        outcomes = self._sessions.run_each(prepare_table, plan.tasks, lambda task: task.target.label)
+        for task, outcome in zip(plan.tasks, outcomes, strict=True):
+            if isinstance(outcome, CdcLakeError):
+                failed.append((task, outcome))
                 continue
-            self.totals.broken.pop(job.target.label, None)
-            if result is not None:
-                prepared.append(result)
+            self.totals.broken.pop(task.target.label, None)
+            if outcome is not None:
+                merges.append(outcome)
             else:
-                idle.append(job)
-        for job, error in failed:
-            self.set_aside(job.target, job.span.after, error, tables)
-        for table, error in self._shared.items():  # behind what goes on: it may have the label of one that waits
+                idle.append(task)
+        for task, error in failed:
+            relation = str(task.target.source)
+            tables[relation] = self.set_aside(task.target, task.span.after, error, tables.get(relation))
+        for (
+            table,
+            shared,
+        ) in self._shared.items():  # after those that continue: one may have the label of one that waits
             if str(table) in tables:
-                self.totals.broken.setdefault(self._project.target(table).label, error)
-        prepared = self.groups.hold_whole_transactions(prepared, tables)
-        for job in idle:
-            waits = tables.get(relation := str(job.target.source))
-            if waits is not None and waits.state == BROKEN and not self.groups.waits(job.target):
-                layout = job.layout if job.snapshot else waits.layout
-                tables[relation] = replace(waits, position=job.span.upto, state=IN, layout=layout)
-        return prepared
+                self.totals.broken.setdefault(self._project.target(table).label, shared)
+        merges, tables = self.groups.hold_whole_transactions(merges, tables)
+        for task in idle:
+            waits = tables.get(relation := str(task.target.source))
+            if waits is not None and waits.state == BROKEN and not self.groups.waits(task.target):
+                layout = task.layout if task.snapshot else waits.layout
+                tables[relation] = replace(waits, position=task.span.upto, state=IN, layout=layout)
+        return PreparedSpan(tables, merges)
 
-    def merge(self, prepared: Sequence[PreparedMerge], tables: dict[str, TableState]) -> None:
-        """Record what is held, then merge tables side by side; `tables` says afterwards where they stand."""
+    def merge(self, prepared: PreparedSpan) -> dict[str, TableState]:
+        """Record what is quarantined, then merge tables side by side; the tables as they are afterwards."""
         failpoint(PREPARED)
-        for prepared_table in prepared:
-            folded = prepared_table.folded
-            job, generation = prepared_table.job, prepared_table.base.generation
-            record(self._control, job.target, job.stream, job.span, generation, folded.held, folded.closings)
+        for merge_plan in prepared.merges:
+            folded, task = merge_plan.folded, merge_plan.task
+            record(
+                self._control,
+                task.target,
+                task.stream,
+                task.span,
+                merge_plan.base.generation,
+                folded.held,
+                folded.closings,
+            )
         failpoint(HELD_RECORDED)
-
-        def write(prepared_table: PreparedMerge) -> MergeResult | CdcLakeError:
-            merged = capture_errors(lambda: self._merge_table(prepared_table), prepared_table.job.target)
-            failpoint(TABLE_MERGED)
-            return merged
-
-        held = hold_log(self._control)
-        for prepared_table, merged in zip(
-            prepared,
-            self._sessions.run_each(write, prepared, lambda prepared_table: prepared_table.job.target.label),
-            strict=True,
-        ):
-            target = prepared_table.job.target
+        tables, held = dict(prepared.tables), hold_log(self._control)
+        outcomes = self._sessions.run_each(
+            self._merge_table, prepared.merges, lambda merge_plan: merge_plan.task.target.label
+        )
+        for merge_plan, merged in zip(prepared.merges, outcomes, strict=True):
+            target, relation = merge_plan.task.target, str(merge_plan.task.target.source)
             if isinstance(merged, CdcLakeError):
-                self.set_aside(target, prepared_table.job.span.after, merged, tables)
+                tables[relation] = self.set_aside(target, merge_plan.task.span.after, merged, tables.get(relation))
                 continue
             self._lives.record_merge(target.label)
-            relation, generation = str(target.source), prepared_table.base.generation
-            upto, layout = prepared_table.job.span.upto, prepared_table.shape.relation.layout
-            listed = tables.get(relation)
-            between = listed is not None and _may_have_foreign_commit(
-                target, listed, prepared_table.base.version, merged.version
-            )
-            reached = Marker(upto, merged.version, generation)
-            if (
-                listed is not None
-                and between
-                and not self._intact(prepared_table.job.stream, target, listed, reached, tables)
-            ):
+            if (error := self._violation_beside(merge_plan, merged, tables.get(relation))) is not None:
+                recorded = tables[relation]
+                tables[relation] = self.set_aside(target, recorded.position, error, recorded)
                 continue
-            keys = open_holds(held, relation, prepared_table.job.span.epoch, generation, upto).keys
-            copied = None if listed is None else listed.copied
-            tables[relation] = TableState(
-                target.label, target.format, merged.version, upto, IN, len(keys), generation, layout, copied, upto
-            )
+            tables[relation] = self._merged_state(merge_plan, merged, tables.get(relation), held)
             self._fresh_since[relation] = time.monotonic()
-            self.totals.count(prepared_table)
-            self.totals.count_merge(prepared_table, merged)
-            self.totals.count_held(prepared_table)
+            self.totals.count(merge_plan)
+            self.totals.count_merge(merge_plan, merged)
+            self.totals.count_held(merge_plan)
             facts = {"table": target.label, **merged.strategy.facts, **merged.written.facts}
             facts["seconds"] = round(merged.seconds, 3)
-            self._report(ProgressEvent("merge", target.label, prepared_table.summary.rows, unit="changes", facts=facts))
-        self.groups.bind(tables)
+            self._report(ProgressEvent("merge", target.label, merge_plan.summary.rows, unit="changes", facts=facts))
         self._nearby.release()
+        return self.groups.bind(tables)
 
-    def _merge_table(self, prepared_table: PreparedMerge) -> MergeResult:
-        """Merge; once more where another commit came first that took the table no further: upkeep, whose rows are the
-        same.
+    def _merge_table(self, merge_plan: MergePlan) -> MergeResult | CdcLakeError:
+        """Merge; again if a commit came first that took the table no further: maintenance, which changes no rows."""
+        task, remaining = merge_plan.task, _MAINTENANCE_COMMITS
+        spark = self._sessions.session_for(task.target)
+        try:
+            with translate_errors(task.target):
+                while True:
+                    try:
+                        return merge(merge_plan)
+                    except TableChangedMeanwhile:
+                        base, now = merge_plan.base, merge_plan.silver.marker(task.stream)
+                        if not remaining or now.version == base.version or replace(now, version=base.version) != base:
+                            raise
+                        again = prepare(spark, task)
+                        assert again is not None  # the span is the same
+                        merge_plan, remaining = again, remaining - 1
+        except CdcLakeError as error:
+            return error
+        finally:
+            failpoint(TABLE_MERGED)
+
+    def _violation_beside(
+        self, merge_plan: MergePlan, merged: MergeResult, recorded: TableState | None
+    ) -> CdcLakeError | None:
+        """What another writer did to a table between the last cut and our merge, None if nothing.
+
+        On Iceberg nothing comes between the version that a merge was made on and its own.
         """
-        spark = self._sessions.session_for(prepared_table.job.target)
-        for _ in range(_UPKEEPS):
-            try:
-                return merge(spark, prepared_table)
-            except TableChangedMeanwhile:
-                now = prepared_table.store.marker(prepared_table.job.stream)
-                if (
-                    now.version == prepared_table.base.version
-                    or replace(now, version=prepared_table.base.version) != prepared_table.base
-                ):
-                    raise
-                again = prepare(spark, prepared_table.job)
-                assert again is not None  # the span is the same
-                prepared_table = again
-        return merge(spark, prepared_table)
+        task, base = merge_plan.task, merge_plan.base
+        if recorded is None or recorded.version is None:
+            return None
+        beside = base.version != recorded.version
+        beside = beside or (task.target.format == "delta" and merged.version != recorded.version + 1)
+        reached = Marker(task.span.upto, merged.version, base.generation)
+        return self._audit(task.stream, task.target, recorded, reached)[1] if beside else None
 
-    def set_aside(self, target: Target, position: int, error: CdcLakeError, tables: dict[str, TableState]) -> None:
-        """Note that a table, which is at `position`, cannot go on and waits."""
-        relation = str(target.source)
-        before = tables.get(relation)
-        empty = TableState(target.label, target.format, None, position, BROKEN, 0)
-        why = (error.code, error.message, error.for_table(relation).remedy)
-        tables[relation] = replace(before or empty, position=position, state=BROKEN, error=why)
+    def _merged_state(
+        self, merge_plan: MergePlan, merged: MergeResult, recorded: TableState | None, held: QuarantineLog
+    ) -> TableState:
+        """The state of a table that was just merged."""
+        target, span, generation = merge_plan.task.target, merge_plan.task.span, merge_plan.base.generation
+        keys = open_holds(held, str(target.source), span.epoch, generation, span.upto).keys
+        copied, layout = None if recorded is None else recorded.copied, merge_plan.shape.relation.layout
+        return TableState(
+            target.label, target.format, merged.version, span.upto, IN, len(keys), generation, layout, copied, span.upto
+        )
+
+    def set_aside(self, target: Target, position: int, error: CdcLakeError, recorded: TableState | None) -> TableState:
+        """The state of a table that cannot continue from `position`, and waits; reports it the first time."""
+        error = error.for_table(str(target.source))
+        if not self._takes_table_copies:
+            error.remedy = without_table_copies(error.remedy)
         if target.label not in self.totals.broken:
             facts = {"table": target.label, "code": error.code}
             self._report(ProgressEvent("broken", f"{target.label} waits: {error.message}", facts=facts))
         self.totals.broken[target.label] = error
-
-
-def _may_have_foreign_commit(target: Target, listed: TableState, base: int | None, version: int) -> bool:
-    """Whether there may be a commit of somebody else among ours since the last cut: none was looked for since.
-
-    On Iceberg nothing comes between the version a merge was made on and its own.
-    """
-    if listed.version is None:
-        return False
-    return base != listed.version or (target.format == "delta" and version != listed.version + 1)
+        why = (error.code, error.message, error.remedy)
+        empty = TableState(target.label, target.format, None, position, BROKEN, 0)
+        return replace(recorded or empty, position=position, state=BROKEN, error=why)

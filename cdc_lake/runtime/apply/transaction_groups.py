@@ -30,10 +30,10 @@ from cdc_lake.model.quarantine import CEILING, RELEASE
 from cdc_lake.model.relation import TableName
 from cdc_lake.runtime.apply.key_following import check_few, events
 from cdc_lake.runtime.apply.merge import ApplyTotals
-from cdc_lake.runtime.apply.span_planning import RebuildPlan
+from cdc_lake.runtime.apply.span_planning import RebuildPlan, TableTask
 from cdc_lake.runtime.apply.spark_sessions import Sessions, capture_errors
 from cdc_lake.runtime.apply.table_integrity import missing_quarantine_rows
-from cdc_lake.runtime.apply.table_span import PreparedMerge, TableTask, prepare
+from cdc_lake.runtime.apply.table_span import MergePlan, prepare
 from cdc_lake.silver.kind import RowIdentity
 from cdc_lake.silver.row_tracing import TRUNCATE, TableEvents, Unit, held_whole, unit_of
 from cdc_lake.source.base import format_stream_position
@@ -162,45 +162,43 @@ def _check_recorded(project: Project, lost: HeldLost | None, target: Target) -> 
 
 
 def hold_whole(
-    prepared: Sequence[PreparedMerge],
+    prepared: Sequence[MergePlan],
     others: Sequence[AheadTable],
     reader: BronzeReader,
-    prepare: Callable[[TableTask], PreparedMerge | None],
-) -> list[PreparedMerge]:
+    prepare: Callable[[TableTask], MergePlan | None],
+) -> list[MergePlan]:
     """The tables of a group, prepared so that each transaction that is held is held whole; `others`: those ahead.
 
     Raises NoKey, TruncateHeld, GroupDisagrees, TooManyFollowed.
     """
-    for prepared_table in prepared:
-        if prepared_table.kind.identity is not RowIdentity.KEY:
-            raise NoKey(
-                f"{prepared_table.job.target.source} has no key, and its group holds whole transactions by their keys"
-            )
+    for plan in prepared:
+        if plan.kind.identity is not RowIdentity.KEY:
+            raise NoKey(f"{plan.task.target.source} has no key, and its group holds whole transactions by their keys")
     current, held_units = list(prepared), frozenset[Unit]()
     fixed = frozenset(unit for other in others for unit in other.held)
     while (reasons := fixed.union(*map(_reasons, current))) - held_units:
-        check_few(sum(prepared_table.summary.rows for prepared_table in current), current[0].job.target)
-        tables = {str(prepared_table.job.target.source): _events(prepared_table) for prepared_table in current}
+        check_few(sum(plan.summary.rows for plan in current), current[0].task.target)
+        tables = {str(plan.task.target.source): _events(plan) for plan in current}
         held_units = held_whole(tables, reasons | held_units)
         _check_truncates(current, held_units)
-        _check_agreed(current[0].job, held_units - fixed, others, reader)
+        _check_agreed(current[0].task, held_units - fixed, others, reader)
         again = []
-        for prepared_table in current:
-            its = held_units & {event.unit for event in tables[str(prepared_table.job.target.source)].events}
-            prepared_again = prepare(replace(prepared_table.job, held_units=its)) if its else prepared_table
+        for plan in current:
+            its = held_units & {event.unit for event in tables[str(plan.task.target.source)].events}
+            prepared_again = prepare(replace(plan.task, held_units=its)) if its else plan
             assert prepared_again is not None, "the span is the same"
             again.append(prepared_again)
         current = again
     return current
 
 
-def _reasons(prepared_table: PreparedMerge) -> frozenset[Unit]:
+def _reasons(plan: MergePlan) -> frozenset[Unit]:
     """What is held for a change of this table."""
-    held = prepared_table.folded.held
+    held = plan.folded.held
     if held is None:
         return frozenset()
     rows = zip(*(held[name].to_pylist() for name in ("position", "ordinal", "op")), strict=True)
-    return units_of(rows, prepared_table.summary.truncates)
+    return units_of(rows, plan.summary.truncates)
 
 
 def units_of(rows: Iterable[tuple[int, int, str]], truncates: Iterable[tuple[int, int]]) -> frozenset[Unit]:
@@ -210,26 +208,26 @@ def units_of(rows: Iterable[tuple[int, int, str]], truncates: Iterable[tuple[int
     return frozenset(unit for unit in units if unit is not None)
 
 
-def _events(prepared_table: PreparedMerge) -> TableEvents:
-    held = prepared_table.folded.held
+def _events(plan: MergePlan) -> TableEvents:
+    held = plan.folded.held
     alone = set()
     if held is not None:
         again = held.filter(pc.field("op") == "S")
         alone = set(zip(again["position"].to_pylist(), again["ordinal"].to_pylist(), strict=True))
-    table_events = events(prepared_table.folded.changes, None, prepared_table.summary, prepared_table.job.decided)
+    table_events = events(plan.folded.changes, None, plan.summary, plan.task.decided)
     return TableEvents(
         [replace(e, failed=True) if e.again and (e.position, e.ordinal) in alone else e for e in table_events],
-        prepared_table.job.held,
+        plan.task.held,
     )
 
 
-def _check_truncates(prepared: Sequence[PreparedMerge], units: frozenset[Unit]) -> None:
-    for prepared_table in prepared:
-        for position, _ in prepared_table.summary.truncates:
+def _check_truncates(prepared: Sequence[MergePlan], units: frozenset[Unit]) -> None:
+    for plan in prepared:
+        for position, _ in plan.summary.truncates:
             if (position, False) in units:
                 position_text, table = (
-                    format_stream_position(prepared_table.job.stream, position),
-                    prepared_table.job.target.source,
+                    format_stream_position(plan.task.stream, position),
+                    plan.task.target.source,
                 )
                 raise TruncateHeld(f"the transaction at {position_text} truncates {table}, and is held in its group")
 
@@ -252,7 +250,10 @@ def _check_agreed(job: TableTask, units: frozenset[Unit], others: Sequence[Ahead
 
 
 class GroupSteps:
-    """`wait`: notes that a table waits at a position, and why."""
+    """Holds whole transactions of groups, and lets the tables of a group wait for one that cannot continue.
+
+    `set_aside` makes the state of a table that waits, from its target, position, error and state in the last cut.
+    """
 
     def __init__(
         self,
@@ -261,51 +262,54 @@ class GroupSteps:
         reader: BronzeReader,
         sessions: Sessions,
         totals: ApplyTotals,
-        wait: Callable[[Target, int, CdcLakeError, dict[str, TableState]], None],
+        set_aside: Callable[[Target, int, CdcLakeError, TableState | None], TableState],
     ) -> None:
         self._project = project
         self._control = control
         self._reader = reader
         self._sessions = sessions
         self._totals = totals
-        self._wait = wait
+        self._set_aside = set_aside
 
     def hold_whole_transactions(
-        self, prepared: Sequence[PreparedMerge], tables: dict[str, TableState]
-    ) -> list[PreparedMerge]:
-        """What was prepared, with whole transactions held in groups, and without those of groups that wait."""
-        result = {str(prepared_table.job.target.source): prepared_table for prepared_table in prepared}
+        self, prepared: Sequence[MergePlan], tables: Mapping[str, TableState]
+    ) -> tuple[list[MergePlan], dict[str, TableState]]:
+        """What was prepared, with whole transactions held in groups and without the groups that wait; and all tables
+        as they are then.
+        """
+        result, states = {str(plan.task.target.source): plan for plan in prepared}, dict(tables)
         for group in self._project.groups:
             members = [result.pop(str(name)) for name in group.tables if str(name) in result]
             if members and self._cause(group) is None:
-                settled = self._hold_group(group, members, tables)
-                result |= {str(prepared_table.job.target.source): prepared_table for prepared_table in settled}
-                members = [] if settled else members
+                outcome = self._hold_group(group, members, tables)
+                if isinstance(outcome, CdcLakeError):
+                    states |= {str(plan.task.target.source): self._wait(plan, outcome, tables) for plan in members}
+                else:
+                    result |= {str(plan.task.target.source): plan for plan in outcome}
+                members = []
             if (cause := self._cause(group)) is not None:
-                for prepared_table in members:
-                    if not self._has_failed(prepared_table.job.target):
-                        self._wait(
-                            prepared_table.job.target,
-                            prepared_table.job.span.after,
-                            _waits(prepared_table.job.target, cause),
-                            tables,
-                        )
-        self.bind(tables)
-        return [
-            result[relation]
-            for prepared_table in prepared
-            if (relation := str(prepared_table.job.target.source)) in result
-        ]
+                for plan in members:
+                    if not self._has_failed(plan.task.target):
+                        waits = _waits(plan.task.target, cause)
+                        states[str(plan.task.target.source)] = self._wait(plan, waits, tables)
+        merges = [result[relation] for plan in prepared if (relation := str(plan.task.target.source)) in result]
+        return merges, self.bind(states)
 
-    def bind(self, tables: dict[str, TableState]) -> None:
-        """Where a table of a group cannot go on, the others wait where they are."""
+    def _wait(self, plan: MergePlan, error: CdcLakeError, tables: Mapping[str, TableState]) -> TableState:
+        task = plan.task
+        return self._set_aside(task.target, task.span.after, error, tables.get(str(task.target.source)))
+
+    def bind(self, tables: Mapping[str, TableState]) -> dict[str, TableState]:
+        """The tables; of a group in which one cannot continue all wait where they are."""
+        result = dict(tables)
         for group in self._project.groups:
             cause = self._cause(group)
             for name in group.tables if cause is not None else ():
                 listed, target = tables.get(str(name)), self._project.target(name)
                 if cause is not None and listed is not None and target != cause and listed.state != PAUSED:
-                    tables[str(name)] = replace(listed, state=BROKEN)
+                    result[str(name)] = replace(listed, state=BROKEN)
                     self._totals.broken.setdefault(target.label, _waits(target, cause))
+        return result
 
     def waits(self, target: Target) -> bool:
         """Whether a table of the group of `target` cannot go on."""
@@ -332,31 +336,26 @@ class GroupSteps:
         return result
 
     def _hold_group(
-        self, group: Group, members: Sequence[PreparedMerge], tables: dict[str, TableState]
-    ) -> list[PreparedMerge]:
-        """The tables of a group with whole transactions held; none where that cannot be, which is noted."""
-        streamed = [member for member in members if not member.job.snapshot]
+        self, group: Group, members: Sequence[MergePlan], tables: Mapping[str, TableState]
+    ) -> list[MergePlan] | CdcLakeError:
+        """The tables of a group with whole transactions held; the error if that cannot be."""
+        streamed = [member for member in members if not member.task.snapshot]
         if not streamed:
             return list(members)
 
-        def hold_transactions(others: Sequence[AheadTable]) -> list[PreparedMerge] | CdcLakeError:
+        def hold_transactions(others: Sequence[AheadTable]) -> list[MergePlan] | CdcLakeError:
             again = partial(_prepare_again, self._sessions)
-            return capture_errors(lambda: hold_whole(streamed, others, self._reader, again), streamed[0].job.target)
+            return capture_errors(lambda: hold_whole(streamed, others, self._reader, again), streamed[0].task.target)
 
-        (outcome,) = self._sessions.run_each(
-            hold_transactions, [self._ahead(group, streamed, tables)], lambda _: group.name
-        )
+        ahead_tables = [self._ahead(group, streamed, tables)]
+        (outcome,) = self._sessions.run_each(hold_transactions, ahead_tables, lambda _: group.name)
         if isinstance(outcome, CdcLakeError):
-            for member in members:
-                self._wait(member.job.target, member.job.span.after, outcome, tables)
-            return []
-        return [member for member in members if member.job.snapshot] + outcome
+            return outcome
+        return [member for member in members if member.task.snapshot] + outcome
 
-    def _ahead(
-        self, group: Group, members: Sequence[PreparedMerge], tables: Mapping[str, TableState]
-    ) -> list[AheadTable]:
+    def _ahead(self, group: Group, members: Sequence[MergePlan], tables: Mapping[str, TableState]) -> list[AheadTable]:
         """The tables of a group that have passed a part of what is judged now."""
-        after, epoch = min(member.job.span.after for member in members), members[0].job.span.epoch
+        after, epoch = min(member.task.span.after for member in members), members[0].task.span.epoch
         states = {str(name): tables[str(name)] for name in group.tables if str(name) in tables}
         passed = {name: table for name, table in states.items() if table.position > since_copy(table, after)}
         if not passed:
@@ -376,7 +375,7 @@ class GroupSteps:
         return next((target for target in targets if self._has_failed(target)), None)
 
 
-def _prepare_again(sessions: Sessions, job: TableTask) -> PreparedMerge | None:
+def _prepare_again(sessions: Sessions, job: TableTask) -> MergePlan | None:
     return prepare(sessions.session_for(job.target), job)
 
 
