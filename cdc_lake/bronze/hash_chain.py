@@ -84,7 +84,7 @@ class Link:
         self.position = -1
 
     def take(self, row: tuple[Any, ...]) -> LinkedTransaction | None:
-        """Take the next row (`ROW`); what the COMMIT row closes. Raises Misfit."""
+        """Take the next row (`ROW`); what the COMMIT row closes. Raises ChainMismatch."""
         self._place(row)
         op = row[_OP]
         try:

@@ -112,7 +112,7 @@ class ChainVerification:
         return self.pinned.state
 
     def run(self, report: ProgressReporter) -> None:
-        """Every row in order. Raises Broken at the first that does not fit."""
+        """Every row in order. Raises ChainBreak at the first that does not fit."""
         self._read_layouts()
         self._current = self._enter(1 if self.span is None else self.span.epoch)
         for rows in self._rows(report):

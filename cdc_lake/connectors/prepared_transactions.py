@@ -214,7 +214,7 @@ class PreparedTransactions:
     """Those of one stream, for one connection that goes on from `state`.
 
     Their bytes count in the budget of `spool`. `tick` is called between two blocks that are written; `highest` gives
-    the position of bronze's last transaction; `changed`: see Parking.
+    the position of bronze's last transaction; `changed`: see PreparedStorage.has_changes.
     """
 
     def __init__(

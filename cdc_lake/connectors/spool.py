@@ -225,8 +225,8 @@ class SpooledFrames:
 class Spool:
     """Makes stores (`decode.transaction.FrameStoreFactory`), all of which are closed when it is left.
 
-    `at_most`: bytes on disk; `part`: see `NewFrames`, and how many bytes are in memory. `written` counts all bytes of
-    frames that went to disk.
+    `at_most`: bytes on disk; `part`: see `FrameStoreFactory`, and how many bytes are in memory. `written` counts all
+    bytes of frames that went to disk.
     """
 
     def __init__(self, folder: Path, at_most: int, part: int) -> None:

@@ -62,13 +62,13 @@ class FallBackToRowDecoder(Exception):
 
 
 def require(condition: Any) -> None:
-    """Raise Irregular unless the condition holds."""
+    """Raise FallBackToRowDecoder unless the condition holds."""
     if not condition:
         raise FallBackToRowDecoder
 
 
 def require_offsets(size: int) -> None:
-    """Raise Irregular where so many bytes are more than the offsets of one array (int32) reach."""
+    """Raise FallBackToRowDecoder where so many bytes are more than the offsets of one array (int32) reach."""
     require(size <= _LARGEST_OFFSET)
 
 
@@ -195,7 +195,7 @@ def as_binary(chunk: FrameBuffer, slots: Any, *, utf8: bool) -> pa.Array:
 
 def copy_texts(chunk: FrameBuffer, slots: Any, *, utf8: bool = True) -> tuple[pa.Buffer, pa.Buffer]:
     """The texts at these slots (int64 ndarray, not empty): offsets and bytes of a string array, known to be UTF-8.
-    Raises Irregular, also where the chunk is larger than offsets reach.
+    Raises FallBackToRowDecoder, also where the chunk is larger than offsets reach.
 
     The slots ascend, so start, end, start, end … are valid offsets of an array over the chunk's own bytes, in which
     every second string is a value: one `take` of those copies all of them.
@@ -222,7 +222,7 @@ def is_large(size: int, count: int) -> bool:
 
 def gather_bytes(chunk: FrameBuffer, start: Any, end: Any) -> tuple[pa.Buffer, pa.Buffer]:
     """The bytes between these bounds (int ndarrays) one behind the other, in no more room than they take: offsets of a
-    binary array, and the bytes. Raises Irregular where they are more than offsets reach.
+    binary array, and the bytes. Raises FallBackToRowDecoder where they are more than offsets reach.
     """
     require_offsets(int((end - start).sum(dtype=np.int64)))
     ends = np.zeros(len(start) + 1, np.int32)

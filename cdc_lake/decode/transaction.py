@@ -116,7 +116,7 @@ class FrameStore(Protocol):
         ...
 
     def parts(self) -> Iterator[Part]:
-        """All frames, some `NewFrames.part` bytes at a time; can be asked for again. Raises LakeError."""
+        """All frames, some `FrameStoreFactory.part` bytes at a time; can be asked for again. Raises LakeError."""
         ...
 
     def close(self) -> None:

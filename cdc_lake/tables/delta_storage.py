@@ -110,7 +110,7 @@ class DeltaStorage(Protocol):
         fenced: bool = True,
     ) -> int:
         """Commit and move `table` to the version made: right behind the one it stood at where `fenced`, otherwise
-        behind what others committed meanwhile too. Raises NotLanded.
+        behind what others committed meanwhile too. Raises DeltaCommitFailed.
         """
         ...
 
@@ -119,7 +119,7 @@ class DeltaStorage(Protocol):
         ...
 
     def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
-        """Set table properties right behind the version that `table` stands at. Raises NotLanded."""
+        """Set table properties right behind the version that `table` stands at. Raises DeltaCommitFailed."""
         ...
 
     def checkpoint(self, table: DeltaTable) -> None:
@@ -330,7 +330,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
     ) -> int:
         """Put the log entry of the next version; repeated under the same id while the store fails.
 
-        Not `fenced`: behind whoever was faster, each time fenced, so that it lands once. Raises NotLanded,
+        Not `fenced`: behind whoever was faster, each time fenced, so that it lands once. Raises DeltaCommitFailed,
         CommitUncertain where the entry could not be read either.
         """
         while True:

@@ -313,7 +313,7 @@ class IcebergLog:
         return [entry.data_file for entry in self._files.entries(manifest)]
 
     def commit(self, change: Change, note: Mapping[str, str]) -> Snapshot:
-        """Make a version whose summary carries the note. Raises NotLanded, Unknown."""
+        """Make a version whose summary carries the note. Raises IcebergCommitFailed, CommitOutcomeUnknown."""
         table, parent, mark = self.table, self._head, uuid4().hex
         version, sequence = table.metadata.new_snapshot_id(), table.metadata.next_sequence_number()
         manifests, removed = list(self.manifests()), list[DataFile]()
@@ -377,7 +377,7 @@ class IcebergLog:
         return True
 
     def _reload_table(self) -> Table | None:
-        """The table as it is after a call that failed, None where it is gone. Raises Unknown."""
+        """The table as it is after a call that failed, None where it is gone. Raises CommitOutcomeUnknown."""
         try:
             return self._catalog.load_table(self._identifier)
         except (NoSuchTableError, NoSuchNamespaceError):

@@ -376,7 +376,7 @@ def _part(
 
 
 def _outermost(xids: Sequence[int | None]) -> tuple[int | None, int | None]:
-    """The oldest and the newest of these transactions. Raises Irregular where some have no number and others have."""
+    """The oldest and the newest of these transactions. Raises FallBackToRowDecoder if only some have a number."""
     known_xids = [xid for xid in xids if xid is not None]
     require(not known_xids or len(known_xids) == len(xids))
     if not known_xids:
@@ -413,7 +413,7 @@ def _groups(
 def _plans(row_groups: list[RowGroup], layouts: RelationResolver, xid: int | None) -> list[RowMapping]:
     """The plan of each group, and the layouts as they are after the last row.
 
-    A DELETE has the layout its table had last. That is taken to be one in the whole chunk; otherwise Irregular.
+    A DELETE has the layout its table had last. That has to be one in the whole chunk; otherwise FallBackToRowDecoder.
     """
     before = layouts.latest()
     plans: list[RowMapping] = []

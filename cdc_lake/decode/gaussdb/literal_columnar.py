@@ -129,7 +129,7 @@ def rewritten(source: Statements, start: Any, end: Any, *, escaped: bool, inner:
     """A chunk of the values between these bounds (int64 ndarrays), and their slots (n, 2) in it.
 
     `escaped`: backslashes are JSON's; `inner`: there are quotes inside values. Before each value stands its length.
-    Raises Irregular, also where they are more bytes than slots (int32) reach.
+    Raises FallBackToRowDecoder, also where they are more bytes than slots (int32) reach.
     """
     require_offsets(int((end - start).sum()) + ROOM * len(start))
     if is_large(len(source.bytes), len(start)):
@@ -152,7 +152,7 @@ def write_lengths(chunk: FrameBuffer, start: Any, sizes: Any) -> None:
 
 
 def require_all(source: Statements, start: Any, end: Any, pattern: str) -> None:
-    """Raise Irregular unless all that stands between these bounds is of this pattern."""
+    """Raise FallBackToRowDecoder unless all that stands between these bounds is of this pattern."""
     if len(start):
         texts, _ = _texts(source, start, end)
         require(pc.all(pc.match_substring_regex(texts, f"^(?:{pattern})$")).as_py())
@@ -357,7 +357,7 @@ class MatchedStatements:
 
 
 def by_shape(count: int, next_shape: Callable[[Any], MatchedStatements]) -> list[MatchedStatements]:
-    """All of `count` rows by shape, in the order of their first rows. Raises Irregular where too few share one.
+    """All of `count` rows by shape, in the order of their first rows. Raises FallBackToRowDecoder if too few share one.
 
     `next_shape` takes the rows that are left, ascending, and finds those of the first one's shape, itself among them.
     """
@@ -395,8 +395,8 @@ def regular_chunk(
 ) -> tuple[FrameBuffer, list[RowGroup]]:
     """A chunk of the values, in the form of style b, and the groups in it. `escaped`: backslashes are JSON's.
 
-    Its `start` is where a letter stands that is the row's operation. Raises Irregular where a literal is none, or where
-    a value of an old row was not sent. The statements are of no other use afterwards.
+    Its `start` is where a letter stands that is the row's operation. The statements are of no other use afterwards.
+    Raises FallBackToRowDecoder if a literal is none, or if a value of an old row was not sent.
     """
     parts = [part for each in shapes for part in each.parts()]
     all_bounds, closed = _resolve_literals(source, parts)

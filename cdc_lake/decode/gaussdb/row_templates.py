@@ -92,7 +92,7 @@ class _Shape:
 
 
 def groups(chunk: FrameBuffer) -> Iterator[RowGroup]:
-    """The rows of a chunk by shape, in the order of their first rows. Raises Irregular where there is none,
+    """The rows of a chunk by shape, in the order of their first rows. Raises FallBackToRowDecoder where there is none,
     or where shapes are so many that the plain decoder is faster.
     """
     left = np.arange(len(chunk.start))
@@ -113,7 +113,7 @@ def groups(chunk: FrameBuffer) -> Iterator[RowGroup]:
 
 
 def _shape(frame: memoryview) -> _Shape:
-    """The shape of a row: all of it but its values. Raises Irregular where its parts do not fit."""
+    """The shape of a row: all of it but its values. Raises FallBackToRowDecoder where its parts do not fit."""
     head = 1
     for _ in range(2):
         head += _COUNT + int.from_bytes(frame[head : head + _COUNT], "big")
@@ -135,7 +135,7 @@ def _shape(frame: memoryview) -> _Shape:
 
 @lru_cache(maxsize=4096)
 def _shape_of(head: bytes, tuples: tuple[tuple[bytes, tuple[tuple[bytes, bytes], ...]], ...]) -> _Shape:
-    """The shape of these parts, as the plain decoder reads a row of nothing but NULL. Raises Irregular."""
+    """The shape of these parts, as the plain decoder reads a row of nothing but NULL. Raises FallBackToRowDecoder."""
     bodies = [before + b"".join([name + oid + _NO_VALUE for name, oid in columns]) for before, columns in tuples]
     try:
         row = record_of(head + b"".join(bodies), _UTF8)

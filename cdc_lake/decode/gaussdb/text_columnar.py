@@ -59,7 +59,7 @@ class _LiteralQuotes:
 def text_rows(
     source: Statements, codec: Codec, table_heads: TableHeads | None, *, serial: bool
 ) -> list[MatchedStatements]:
-    """The rows by shape, in the order of their first rows. Raises Irregular."""
+    """The rows by shape, in the order of their first rows. Raises FallBackToRowDecoder."""
     quotes = _literal_quotes(source)
     shape_cache = _shape_cache(codec, table_heads, serial=serial)
 
@@ -219,7 +219,7 @@ class _JsonQuotes:
 
 
 def json_rows(source: Statements, codec: Codec) -> list[MatchedStatements]:
-    """The rows by shape, in the order of their first rows. Raises Irregular."""
+    """The rows by shape, in the order of their first rows. Raises FallBackToRowDecoder."""
     quotes = _json_quotes(source)
     long = partial(_long, source, quotes)
 
@@ -336,7 +336,7 @@ def text_groups(
     """The rows of these statements by shape, and a chunk of their values, in the form of `shapes`.
 
     `chunk.data[chunk.start]` are the letters of their operations, as in a chunk of style b. Types of the rows' fields
-    are by name. Only for databases in UTF-8. Raises Irregular where a statement is no row, or no regular one.
+    are by name. Only for databases in UTF-8. Raises FallBackToRowDecoder if one is no row, or no regular one.
     """
     require(codec.python == "utf-8")
     if source.data[source.start[0]] == _JSON:

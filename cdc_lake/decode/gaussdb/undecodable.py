@@ -115,7 +115,7 @@ def layouts_of(
     """Layouts as they were known when the transaction came. Raises BronzeDamaged, UnknownEncoding.
 
     `described`: the layouts that were described with it; `codec` makes one of an encoding; `catalog` is asked of tables
-    that nothing was kept of; `takes`, `takes_back`: see Layouts.
+    that nothing was kept of; `takes`, `takes_back`: see RelationResolver.
     """
     info = frames[0].info
     try:

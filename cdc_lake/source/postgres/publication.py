@@ -192,7 +192,7 @@ def load_published_tables(session: Session, name: str) -> list[PublishedTable]:
 
 
 def member_of(session: Session, name: str, oid: int) -> tuple[TableName, int] | None:
-    """The name that table `oid` has now, and its `Published.member`; None if table or publication is not there.
+    """The name that table `oid` has now, and its `PublishedTable.member`; None if table or publication is not there.
 
     Raises SourceError.
     """
