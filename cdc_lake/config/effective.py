@@ -21,7 +21,7 @@ from cdc_lake.config.schema import check
 from cdc_lake.config.secrets import is_secret
 from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.config.validation.source import cross_field
-from cdc_lake.config.yaml_tree import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
+from cdc_lake.config.yaml_tree import MappingNode, Mark, ScalarNode, join, nodes
 from cdc_lake.model.diagnostic import ConfigInvalid, Problem, Severity
 
 MASKED = "••••••"
@@ -163,7 +163,7 @@ def read_deployment(file: Path, environment: str) -> Deployed:
     tree, diagnostics = read_tree(file, environment)
     if tree is None:
         raise ConfigInvalid(diagnostics)
-    values = tuple(_values(tree, ""))
+    values = tuple(Written(path, n.text, n.mark) for path, n, _ in nodes(tree) if isinstance(n, ScalarNode))
     references = References(project_root(file), lambda _scope, _key: _STAND_IN, environ={})
     references.resolve(tree)
     _, problems = check(tree)
@@ -187,17 +187,6 @@ def _name(tree: MappingNode) -> str:
     """Its name, empty where that is known elsewhere only."""
     node = tree.entries.get("pipeline")
     return node.text if isinstance(node, ScalarNode) and not node.broken else ""
-
-
-def _values(node: Node, path: str) -> Iterator[Written]:
-    if isinstance(node, ScalarNode):
-        yield Written(path, node.text, node.mark)
-    elif isinstance(node, SequenceNode):
-        for i, item in enumerate(node.items):
-            yield from _values(item, join(path, i))
-    else:
-        for key, value in node.entries.items():
-            yield from _values(value, join(path, key))
 
 
 def _references(value: Written) -> Iterator[Reference]:

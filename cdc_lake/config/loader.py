@@ -24,7 +24,7 @@ from cdc_lake.config.project import Origin, Project
 from cdc_lake.config.schema import check
 from cdc_lake.config.secrets import is_secret, secret_rules
 from cdc_lake.config.validation.source import cross_field
-from cdc_lake.config.yaml_tree import MappingNode, Mark, Node, ScalarNode, SequenceNode, join, parse, resolve_plain
+from cdc_lake.config.yaml_tree import MappingNode, Mark, Node, ScalarNode, nodes, parse, resolve_plain
 from cdc_lake.model.diagnostic import ConfigInvalid, Diagnostic, Problem, Severity
 
 Secrets: TypeAlias = Callable[[str, str], str]
@@ -56,17 +56,11 @@ class References:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
-    def resolve(self, node: Node, path: str = "") -> None:
+    def resolve(self, root: Node) -> None:
         """Replace every reference below a node; a missing one becomes a diagnostic and leaves None."""
-        if isinstance(node, ScalarNode):
-            if isinstance(node.value, str) and "${" in node.value:
+        for path, node, _ in nodes(root):
+            if isinstance(node, ScalarNode) and isinstance(node.value, str) and "${" in node.value:
                 self._scalar(node, path)
-        elif isinstance(node, SequenceNode):
-            for i, item in enumerate(node.items):
-                self.resolve(item, join(path, i))
-        else:
-            for key, value in node.entries.items():
-                self.resolve(value, join(path, key))
 
     def _scalar(self, node: ScalarNode, path: str) -> None:
         text = node.text
@@ -215,7 +209,10 @@ def _load(file: Path, environment: str | None, secrets: Secrets | None) -> _Load
     loaded.diagnostics.sort(key=reading_order(display(file)))
     if not any(d.severity is Severity.ERROR for d in loaded.diagnostics):
         loaded.pipeline = pipeline
-    _origins(tree, "", loaded.origins)
+    for path, node, _ in nodes(tree):
+        if not isinstance(node, MappingNode):
+            through = node.references if isinstance(node, ScalarNode) else ()
+            loaded.origins[path] = Origin(node.mark.file, node.mark.line, node.mark.column, through)
     return loaded
 
 
@@ -300,15 +297,3 @@ def lay_over(base: MappingNode, over: MappingNode) -> MappingNode:
             merged.entries[key] = value
             merged.keys[key] = over.keys[key]
     return merged
-
-
-def _origins(node: Node, path: str, into: dict[str, Origin]) -> None:
-    if isinstance(node, ScalarNode):
-        into[path] = Origin(node.mark.file, node.mark.line, node.mark.column, node.references)
-    elif isinstance(node, SequenceNode):
-        into[path] = Origin(node.mark.file, node.mark.line, node.mark.column)
-        for i, item in enumerate(node.items):
-            _origins(item, join(path, i), into)
-    else:
-        for key, value in node.entries.items():
-            _origins(value, join(path, key), into)

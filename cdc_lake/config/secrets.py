@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 from pydantic import BaseModel, SecretStr
 
 from cdc_lake.config.model import Pipeline
-from cdc_lake.config.yaml_tree import MappingNode, Node, ScalarNode, join
+from cdc_lake.config.yaml_tree import MappingNode, ScalarNode, nodes
 from cdc_lake.model.diagnostic import Diagnostic, Problem, Severity
 
 CATALOG = "lake.iceberg.uri"
@@ -42,15 +42,16 @@ _FILE = "file:"
 def secret_rules(root: MappingNode, folder: Path) -> Iterator[Diagnostic]:
     """Warnings about the secrets of a pipeline; `folder` is that of the project."""
     reported: set[Path] = set()
-    for path, node in _secrets(root):
+    values = {path: node for path, node, _ in nodes(root) if isinstance(node, ScalarNode) and not node.broken}
+    for path, node in _secrets(values):
         if not node.references and path != "bronze.redact_key":  # which is refused, by the rules of redaction
             yield _plain_secret(path, node)
         for file in _files(node, folder):
             if file not in reported and _readable_by_others(file):
                 reported.add(file)
                 yield _exposed_secret(file, path, node)
-    key = _node_at(root, "source.tls.key")
-    if isinstance(key, ScalarNode) and isinstance(key.value, str) and _readable_by_others(folder / key.value):
+    key = values.get("source.tls.key")
+    if key is not None and isinstance(key.value, str) and _readable_by_others(folder / key.value):
         yield _exposed_secret(folder / key.value, "source.tls.key", key)
 
 
@@ -64,18 +65,15 @@ def has_password(address: str) -> bool:
     return _ADDRESS.match(address) is not None
 
 
-def _secrets(root: MappingNode) -> Iterator[tuple[str, ScalarNode]]:
-    """The secret values that are there, by path."""
-    for path in PATHS:
-        node = _node_at(root, path)
-        if isinstance(node, ScalarNode) and node.value and not node.broken:
-            if path == CATALOG and not has_password(node.text):
-                continue
+def _secrets(values: Mapping[str, ScalarNode]) -> Iterator[tuple[str, ScalarNode]]:
+    """The secrets among the values of a file, by path."""
+    for path, node in values.items():
+        if path == CATALOG:
+            secret = has_password(node.text)
+        else:
+            secret = path in PATHS or (is_secret(path) and _NAMED.search(path.removeprefix(PROPERTIES)) is not None)
+        if secret and node.value:
             yield path, node
-    properties = _node_at(root, PROPERTIES)
-    for name, node in properties.entries.items() if isinstance(properties, MappingNode) else ():
-        if isinstance(node, ScalarNode) and node.value and not node.broken and _NAMED.search(name):
-            yield join(PROPERTIES, name), node
 
 
 def _files(node: ScalarNode, folder: Path) -> Iterator[Path]:
@@ -110,13 +108,6 @@ def _exposed_secret(file: Path, path: str, node: ScalarNode) -> Diagnostic:
     summary = f"everyone on this machine can read the secret in `{file}`"
     hint = f"`chmod o= {file}`, or `chmod 600 {file}` if no group needs it"
     return Diagnostic(Severity.WARNING, Problem.EXPOSED, summary, node.mark.location(path), hint)
-
-
-def _node_at(root: MappingNode, path: str) -> Node | None:
-    node: Node | None = root
-    for part in path.split("."):
-        node = node.entries.get(part) if isinstance(node, MappingNode) else None
-    return node
 
 
 def secret_values(pipeline: Pipeline) -> frozenset[str]:

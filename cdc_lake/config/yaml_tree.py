@@ -270,6 +270,17 @@ def _syntax(bad: yaml.MarkedYAMLError, mark: Mark, text: str) -> tuple[str, Mark
     return f"not valid YAML: {problem}{context}", mark, "check for an unclosed bracket or quote, and the indentation"
 
 
+def nodes(node: Node, path: str = "", key: Mark | None = None) -> Iterator[tuple[str, Node, Mark]]:
+    """The node and every one below it, each with its path and the place of its key, or its own if it has none."""
+    yield path, node, key or node.mark
+    if isinstance(node, SequenceNode):
+        for i, item in enumerate(node.items):
+            yield from nodes(item, join(path, i))
+    elif isinstance(node, MappingNode):
+        for name, value in node.entries.items():
+            yield from nodes(value, join(path, name), node.keys[name])
+
+
 def fault(problem: Problem, summary: str, mark: Mark, path: str, hint: str) -> Diagnostic:
     """An error at a place of the file."""
     return Diagnostic(Severity.ERROR, problem, summary, mark.location(path), hint)

@@ -19,7 +19,7 @@ from cdc_lake.config.fields import captures, compile_pattern
 from cdc_lake.config.model import Bronze, Lake, Pipeline, Silver
 from cdc_lake.config.schema import plain, walk
 from cdc_lake.config.source import FamilySource, PostgresSource
-from cdc_lake.config.yaml_tree import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
+from cdc_lake.config.yaml_tree import MappingNode, Mark, Node, ScalarNode, nodes
 from cdc_lake.model.diagnostic import Diagnostic, Problem, Severity
 from cdc_lake.model.relation import TableName
 
@@ -76,7 +76,7 @@ class CheckedPipeline:
     """The valid sections of a pipeline file. Reading one that is not valid raises NotApplicable."""
 
     def __init__(self, root: MappingNode) -> None:
-        self._nodes = dict(_nodes(root, "", root.mark))
+        self._nodes = {path: (node, key) for path, node, key in nodes(root)}
         self._pipeline, self._wrong = _valid_sections(root)
 
     def diagnose(self, rules: Iterable[RuleFunction]) -> Iterator[Diagnostic]:
@@ -182,16 +182,6 @@ def table_name(text: str) -> TableName | None:
         return TableName.parse(text)
     except ValueError:
         return None
-
-
-def _nodes(node: Node, path: str, key: Mark) -> Iterator[tuple[str, tuple[Node, Mark]]]:
-    yield path, (node, key)
-    if isinstance(node, SequenceNode):
-        for i, item in enumerate(node.items):
-            yield from _nodes(item, join(path, i), item.mark)
-    elif isinstance(node, MappingNode):
-        for name, value in node.entries.items():
-            yield from _nodes(value, join(path, name), node.keys[name])
 
 
 def _valid_sections(root: MappingNode) -> tuple[Pipeline, set[str]]:
