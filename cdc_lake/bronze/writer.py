@@ -139,7 +139,7 @@ class TableBronze:
         return _commit_result(state, version, changes=table.num_rows - 1, bytes_written=_bytes(written))
 
     def as_landed(self, relation: Relation) -> Relation:
-        """See BronzeWriter: the same."""
+        """The layout itself: nothing is redacted here."""
         return relation
 
     def append_reread(self, relation: Relation, rows: pa.Array, absent: pa.Array, position: int) -> RefetchedRows:

@@ -122,7 +122,7 @@ class CommitLsnOrdering:
         return (OrderedTransaction(bounds.position, bounds.confirm, transaction if landed else None),)
 
     def expire_gaps(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:  # noqa: ARG002 - part of the port
-        """See Order: nothing is ever waited for."""
+        """Nothing: no transaction is ever waited for."""
         return ()
 
 

@@ -1,24 +1,16 @@
-"""Delta's per-file statistics (protocol, section Per-file Statistics) of a file's bounds.
+"""Delta tables in a local folder, written without Spark: data file, commit, and both durable before it returns.
 
-Lines of JSON, as entries of a Delta log are.
+A commit is a file of ours made known by an `add` action, with its bounds as Delta's per-file statistics. `deltalake`
+itself never calls fsync (tried), so the data file, the log entry and their folders are synced here if `durable` is
+set. A failed call may have committed: each commit carries an id of its own, and the log says whether it is there. What
+others committed is looked at for data files that came or left.
 
-A line ends at a line feed and nowhere else: `str.splitlines` also cuts at the other line breaks of Unicode (U+0085,
-U+2028, U+2029, and more), which JSON allows inside of a string and Spark writes into the statistics of a column.
+An entry is complete when it gets its name, so an incomplete one was cut by a loss of power, before it was durable and
+so before anybody was told of it. The same holds for checkpoints, which replace nothing until they are durable, and for
+one whose own entry is gone. What is cut is renamed, never removed; the table is then as it was one commit before.
 
-Mending: what a loss of power may leave of a local Delta log, and taking it out of the way.
-
-An entry is complete when it gets its name, so one that is not was cut by a loss of power, before it was on disk and so
-before anybody was told of it. The same holds for checkpoints, which replace nothing until they are on disk, and for one
-whose own entry is gone: that one says what a checkpoint does not. What is cut is renamed, never removed; the table is
-then as it was one commit before.
-
-Delta tables in a local folder, written without Spark: data file, commit, and both on disk before anything is said.
-
-A commit here is a file of ours made known by an `add` action. `deltalake` itself never calls fsync (tried), so the
-data file, the log entry and their folders are synced here when `durable` is set. A failed call may have committed: each
-commit carries an id of its own, and the log says whether it is there.
-
-Log entries of others: whether data files came or left with what something else committed to a Delta table.
+A line of the log ends at a line feed and nowhere else: `str.splitlines` also cuts at the other line breaks of Unicode
+(U+0085, U+2028, U+2029, and more), which JSON allows inside of a string and Spark writes into statistics.
 """
 
 from __future__ import annotations
@@ -243,7 +235,7 @@ def submit(
     read: ReadEntry,
     hooks: PostCommitHookProperties | None = None,
 ) -> int:
-    """Commit, and find the commit in the log by its `mark` whatever the call said; its version. Raises NotLanded.
+    """Commit, and find it in the log by its `mark` whatever the call said; its version. Raises DeltaCommitFailed.
 
     `table` stays where it is. Tried again with the same mark, table and `fenced`, a commit lands once.
     """
@@ -268,7 +260,7 @@ def submit(
 def set_properties(
     table: DeltaTable, folder: Path, properties: Mapping[str, str], *, note: Mapping[str, object], durable: bool
 ) -> int:
-    """Set table properties as the very next version; which it is. Raises NotLanded."""
+    """Set table properties as the very next version; which it is. Raises DeltaCommitFailed."""
     version = submit_properties(
         table, properties, note=note, mark=str(uuid4()), read=lambda number: entry_at(folder, number)
     )
@@ -298,7 +290,7 @@ def create_checkpoint(table: DeltaTable, folder: Path, *, durable: bool) -> None
 
 
 def _run_commit(call: Callable[[], None], base: int, mark: str, read: ReadEntry) -> int:
-    """Make the call, and find what it committed. Raises NotLanded."""
+    """Make the call, and find what it committed. Raises DeltaCommitFailed."""
     failure: Exception | None = None
     try:
         call()

@@ -1,15 +1,14 @@
-"""A draft of an Iceberg table: its next content, with other columns if need be, published in one commit.
-
-A branch has the columns of its table, and Iceberg's own REPLACE TABLE takes the place of whatever was committed
-meanwhile. So a second entry of the catalog is made at the table's own metadata. What is replaced and written there is
-seen by nobody else; publishing commits the schema, layout and version it came to to the table itself, on the condition
-that its newest version is still the one the draft was made for. Old versions, tags and branches stay.
-
-Iceberg silver tables in a catalog shared by Spark and pyiceberg.
+"""Iceberg silver tables in a catalog shared by Spark and pyiceberg, and staged tables that replace their content.
 
 The marker is a property of the version's summary. Iceberg would let a stale plan take data and marker back (tried), so
-a statement runs on a branch made at the version whose marker was read, and `fast_forward` publishes it: refused when
+a statement runs on a branch made at the version whose marker was read, and `fast_forward` publishes it: refused if
 main has moved meanwhile. The branch is the session's own: on a shared one a rival's statement would build on ours.
+
+A branch has the columns of its table, and Iceberg's own REPLACE TABLE takes the place of whatever was committed
+meanwhile. So new content, with other columns if need be, is written through a second entry of the catalog made at the
+table's own metadata, which nobody else sees. Publishing commits its schema, layout and version to the table itself, on
+the condition that the table's newest version is still the one the staged table was made for. Old versions, tags and
+branches stay.
 """
 
 from __future__ import annotations

@@ -1,27 +1,20 @@
-"""Markers: the watermark of a silver table, read from the table's own commits and from nowhere else.
+"""A silver table of any format: its watermark, what merging needs of it, how it was made, and whose it is.
 
-Delta keeps it as the version of an application transaction, Iceberg as a property of the version's summary. Both are
-read without a JVM. A compaction's version carries no property, so Iceberg's ancestors are walked until one has it.
+The watermark is read from the table's own commits and from nowhere else, without a JVM. Delta keeps it as the version
+of an application transaction, Iceberg as a property of the version's summary. A compaction's version carries no
+property, so Iceberg's ancestors are walked until one has it.
 
 The application id names stream, table and **generation**: the number of the table's content. A rebuild's one commit
-begins the next generation, so which one is in force stands in the table itself: on Delta as a property that this commit
-sets (asking for ids that the table does not know would read its log anew, tried), on Iceberg in our newest version.
-Nothing else says it.
-
-The silver store: what merging needs of a table, whatever its format.
+begins the next generation, so which one is in force stands in the table itself: on Delta as a property that this
+commit sets (asking for ids that the table does not know would read its log anew, tried), on Iceberg in our newest
+version.
 
 A commit carries its data and its marker, or neither. `commit` hands the work a table name to write to; the work does
 exactly one writing statement on it. A commit made on a state that is no longer the newest is refused.
 
-How a silver table was made: its transforms and how its files are divided, read from the table itself.
-
-What the format knows is read from the format; the rest stands in properties of the table, written with its DDL.
-
-Owners: the pipeline that a silver table belongs to, as the table itself says.
-
-A table names its pipeline, and the stream that it was made or adopted for, in two properties. A table made by version
-0.3.0 or before has neither: the marker of its newest commit names the stream. A table with rows and without either was
-written by something else.
+Transforms and layout that the format does not know stand in properties of the table, written with its DDL. So do its
+pipeline and the stream that it was made or adopted for. A table made by version 0.3.0 or before has neither: the
+marker of its newest commit names the stream. A table with rows and without either was written by something else.
 """
 
 from __future__ import annotations

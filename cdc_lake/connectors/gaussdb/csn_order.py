@@ -107,7 +107,7 @@ class CsnOrdering:
         return len(self._waiting)
 
     def add(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
-        """See Order. Raises NoOrderNumber, CsnTwice, LateTransaction."""
+        """Take a committed transaction; what can be closed now. Raises NoOrderNumber, CsnTwice, LateTransaction."""
         bounds = transaction.bounds
         csn = bounds.csn
         if csn is None:
@@ -128,7 +128,7 @@ class CsnOrdering:
         return self._run() if csn == self._upto + 1 else ()
 
     def expire_gaps(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
-        """See Order. Raises CsnMissing where the policy is to stop."""
+        """Close what waits behind a gap that is too old. Raises CsnMissing if the policy is to stop."""
         beyond = [csn for csn in opened if csn > self._upto]
         front = self._upto + 1
         if front in beyond or not (beyond or self._waiting):

@@ -155,7 +155,7 @@ class FailoverOrdering:
         return self._order.waiting + len(self._buffer)
 
     def add(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
-        """See Order. Raises BronzeAhead, HistoryDiffers as well."""
+        """Take a committed transaction, first those that come again. Raises BronzeAhead, HistoryDiffers as well."""
         if self._rejoin.agreed:
             return [*self._release_buffer(), *self._order.add(transaction)]
         bounds = transaction.bounds
@@ -200,7 +200,7 @@ class FailoverFrames:
         return self._frames.reply_requested
 
     def poll(self, timeout: float) -> list[tuple[int, bytes]]:
-        """See FrameSource. Raises BronzeAhead as well."""
+        """Frames, waiting up to `timeout` seconds. Raises BronzeAhead as well."""
         frames = self._frames.poll(timeout)
         if not frames and not self._rejoin.agreed and self._rejoin.has_resent_all(self._frames.keepalive_end):
             self._rejoin.finish()

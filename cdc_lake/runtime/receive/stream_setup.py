@@ -107,7 +107,7 @@ class DuplicateVerifier:
         return self._order.waiting
 
     def add(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
-        """See Order. Raises RepeatDiffers."""
+        """Take a committed transaction, and compare a repeat with bronze. Raises RepeatDiffers."""
         closed = self._order.add(transaction)  # what it says of a server that lost something says more
         if transaction.bounds.position <= self._state.upto and transaction.count:
             self._check(transaction)
