@@ -15,7 +15,9 @@ def test_a_remedy_names_the_table_as_a_shell_takes_it():
     assert "`cdc-lake resync 'public.My Orders'` copies" in Unconvertible("m").for_table("public.My Orders").remedy
 
 
-@pytest.mark.parametrize("kind", [kind for kind in kinds(CdcLakeError) if "cdc-lake resync TABLE`" in (kind.hint or "")])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in kinds(CdcLakeError) if "cdc-lake resync TABLE`" in (kind.hint or "")]
+)
 def test_no_remedy_copies_one_table_where_its_stream_takes_no_copy_of_one(kind: type[CdcLakeError]) -> None:
     remedy = without_table_copies(kind("it waits").for_table("public.loans").remedy)
     assert "cdc-lake resync" not in remedy
