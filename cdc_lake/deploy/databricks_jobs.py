@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cdc_lake import api
+from cdc_lake.api import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.config.secrets import secret_values
 from cdc_lake.deploy.databricks_bundle import ENTRY_POINTS, NEEDED, from_cluster
@@ -112,41 +112,43 @@ def apply() -> None:
 
 def report() -> None:
     """Write the report."""
-    _run("report", lambda job: api.report(job.project))
+    _run("report", lambda job: job.pipeline.write_report())
 
 
 def maintain() -> None:
     """Keep bronze and silver up."""
-    _run("maintain", lambda job: api.maintain(job.project, report_progress=job.report, spark=_spark(job.project)))
+    _run("maintain", lambda job: job.pipeline.maintain(report_progress=job.report, spark=_spark(job.pipeline.project)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
     """One run of an entry point."""
 
-    project: Project
+    pipeline: Pipeline
     once: bool
     report: Callable[[ProgressEvent], None]
 
 
 def _receive(job: _Job) -> object:
-    return api.run(job.project, once=job.once, only="receive", report_progress=job.report)
+    return job.pipeline.run(once=job.once, only="receive", report_progress=job.report)
 
 
 def _apply(job: _Job) -> object:
-    return api.run(job.project, once=job.once, only="apply", report_progress=job.report, spark=_spark(job.project))
+    spark = _spark(job.pipeline.project)
+    return job.pipeline.run(once=job.once, only="apply", report_progress=job.report, spark=spark)
 
 
 def _run(name: str, work: Callable[[_Job], object]) -> None:
     with _with_remedy():
         job_parameters = parameters(name, sys.argv[1:])
-        project = api.load_pipeline(
+        loaded = Pipeline.load(
             Path(job_parameters[NEEDED]), environment=job_parameters.get("environment") or None, secrets=from_cluster
         )
+        project = loaded.project
         secrets = secret_values(project.pipeline)
         configure(sys.stderr, level=Level.INFO, pretty=False, colour=False, secrets=secrets)
         require_folder(project)
-        work(_Job(project, job_parameters.get("once") == "true", Log(project.name, name).report))
+        work(_Job(loaded, job_parameters.get("once") == "true", Log(project.name, name).report))
 
 
 def parameters(name: str, arguments: Sequence[str]) -> Mapping[str, str]:

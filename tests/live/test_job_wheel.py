@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cdc_lake.api import load_pipeline, open_bronze, read
+from cdc_lake.api import Pipeline
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.control.streams import is_complete
@@ -210,7 +210,7 @@ def loaded(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Project:
         monkeypatch.setenv(key, value)
     secrets = {("ops", "user"): os.environ[variable("ops", "user")]}
     file = workspace.files / "pipelines" / "shop.yaml"
-    return load_pipeline(file, environment="prod", secrets=lambda scope, key: secrets[scope, key])
+    return Pipeline.load(file, environment="prod", secrets=lambda scope, key: secrets[scope, key]).project
 
 
 def received(workspace: Workspace, project: Project, database: Database) -> None:
@@ -251,7 +251,7 @@ def test_the_wheels_receiver_runs_as_its_bundle_says(
 ) -> None:
     project = loaded(workspace, monkeypatch)
     received(workspace, project, database)
-    assert open_bronze(project).transactions().num_rows >= 1
+    assert Pipeline(project).bronze().transactions().num_rows >= 1
     files = [f for f in project.lake.rglob("*") if f.is_file()]
     assert not any(database.password.encode() in f.read_bytes() for f in files)
     assert not any(f.suffix == ".parquet" for f in files), "bronze and control tables are in the store"
@@ -289,7 +289,7 @@ def test_all_four_jobs_of_the_wheel_run_in_a_runtimes_own_spark(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    rows = {row["id"]: row["amount"] for row in read(project, "public.orders").to_pylist()}
+    rows = {row["id"]: row["amount"] for row in Pipeline(project).read("public.orders").to_pylist()}
     assert len(rows) == 100
     assert (rows[1], rows[100]) == (0, 100)
     assert (project.reports / "report.html").is_file()

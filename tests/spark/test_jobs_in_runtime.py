@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
-from cdc_lake.api import load_pipeline, read
+from cdc_lake.api import Pipeline
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.deploy import databricks_jobs
 from cdc_lake.deploy.databricks_jobs import require_seen
@@ -44,7 +44,7 @@ def test_apply_report_and_maintain_work_in_the_session_that_is_there(
         "source: {type: postgres, host: 127.0.0.1, port: 1, database: d, user: u, tables: ['public.*']}\n"
         f"snapshot: {{mode: none}}\nlake: {{path: {tmp_path}/lake}}\nsilver: {{defaults: {{namespace: jobs}}}}\n"
     )
-    project = load_pipeline(file)
+    project = Pipeline.load(file).project
     bronze = DeltaBronze(project.bronze, durability="os")
     bronze.begin_stream("test", 10)
     for position, id_ in ((20, "1"), (30, "2")):
@@ -56,7 +56,7 @@ def test_apply_report_and_maintain_work_in_the_session_that_is_there(
     call(databricks_jobs.report, f"--pipeline={file}")
     call(databricks_jobs.maintain, f"--pipeline={file}")
 
-    assert sorted(row["id"] for row in read(project, "public.orders").to_pylist()) == [1, 2]
+    assert sorted(row["id"] for row in Pipeline(project).read("public.orders").to_pylist()) == [1, 2]
     assert (project.reports / "report.html").is_file()
     assert spark.sparkContext.applicationId == before
     assert not (project.lake / "logs" / "spark.log").exists(), "no JVM was started"

@@ -19,7 +19,7 @@ from xml.etree import ElementTree as ET
 import pandas as pd
 import pytest
 
-from cdc_lake import load_pipeline
+from cdc_lake import Pipeline
 from cdc_lake.tables.catalog import catalog_settings
 from cdc_lake.tables.spark_session import RUNTIME_SETTINGS
 from tests.conftest import INTERPRETED
@@ -106,7 +106,7 @@ def demo(spark: Any) -> Iterator[Demo]:
             match line.split():
                 case ["python", "pipelines/shop_workload.py", verb, _]:
                     program.main(verb)
-                    project = load_pipeline(shell.folder / "pipelines" / "shop.yaml")
+                    project = Pipeline.load(shell.folder / "pipelines" / "shop.yaml").project
                     for key, value in (catalog_settings(project) | (INTERPRETED if BUDGET == 1 else {})).items():
                         patch.setitem(RUNTIME_SETTINGS, key, value)
                 case ["cdc", *words]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from cdc_lake import open_bronze
+from cdc_lake.api import Pipeline as Shop
 from cdc_lake.bronze.change_reader import ChangeReader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
@@ -172,7 +172,7 @@ def test_a_pipeline_file_opens_its_bronze(tmp_path: Path) -> None:
         'source: {type: postgres, host: h, database: d, user: u, tables: ["public.*"]}\n'
     )
     with pytest.raises(NotInBronze, match="bronze holds no stream"):
-        open_bronze(file).span()
+        Shop.load(file).bronze().span()
 
 
 def test_the_values_of_a_random_history_come_back(bronze: TableBronze, ledger: ChangeReader) -> None:
@@ -228,7 +228,7 @@ def test_what_was_decoded_later_is_read_in_its_place(tmp_path: Path) -> None:
         raw = raw_transaction(Transaction(boundaries(position), (Insert(ORDERS, (str(position), "a")),)))
         writer.append([raw], StoreUndecodable(PgoutputFormat(_refuse) if position == 300 else sound))
     assert retry(project, None, silent).failed_count == 0
-    assert open_bronze(project).changes("public.orders")["id"].to_pylist() == [200, 300, 400]
+    assert Shop(project).bronze().changes("public.orders")["id"].to_pylist() == [200, 300, 400]
 
 
 def _refuse(*_: object) -> NoReturn:

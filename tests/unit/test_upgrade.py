@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from cdc_lake.api import session
+from cdc_lake.api import Pipeline
 from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.cli.app import app
@@ -151,7 +151,7 @@ def test_a_lake_of_bronze_contract_1_and_control_version_1_is_read(kept: Path, f
     assert (found.holds, found.transactions) == (True, 2)
     changes = bronze_reader(project).changes(TableName("public", "now"), Span(1, 200, 300))
     assert changes["op"].to_pylist() == ["U", "D", "I"]
-    now, first = (session(project, as_of=at, allow_behind=True) for at in ("latest", "first"))
+    now, first = (Pipeline(project).cut(at, allow_behind=True) for at in ("latest", "first"))
     assert (now.position, first.position) == ("0/12C", "0/C8")
     amounts = {name: set(now.read(name)["amount"].to_pylist()) for name in ("now", "then", "log", "off")}
     assert amounts == {"now": {3, 7}, "then": {3, 7}, "log": {None, 1, 2, 3}, "off": {1, 2, 3}}

@@ -105,9 +105,9 @@ in the table tells: `inspect chain --against source` does, or a hash that was no
 From Python, without Spark and without the source:
 
 ```python
-from cdc_lake import open_bronze
+from cdc_lake import Pipeline
 
-bronze = open_bronze("pipelines/shop.yaml")  # or a loaded project
+bronze = Pipeline.load("pipelines/shop.yaml").bronze()
 span = bronze.span("0/7D0", "0/BB8")  # behind the first position, up to the second and with it
 
 changes = bronze.changes("public.orders", span)  # a pyarrow table

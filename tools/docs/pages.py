@@ -8,6 +8,7 @@ from typing import Final
 
 from cdc_lake.config.schema import json_schema
 from tools.docs import (
+    api,
     command_line,
     decoding_options,
     json_output,
@@ -20,6 +21,7 @@ from tools.docs import (
 )
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "api.md": api.api_page,
     "bronze.md": lake_tables.bronze_page,
     "cli.md": command_line.commands_page,
     "control.md": lake_tables.control_page,
