@@ -133,7 +133,6 @@ def event(  # what an event says
     *,
     once: bool,
     error: BaseException | None = None,
-    event_time: datetime | None = None,
 ) -> str:
     """One event as JSON. `state`: START, RUNNING, COMPLETE, FAIL or ABORT; `error`: what ended the run."""
     tables = [table for _, table in sorted(totals.tables.items())]
@@ -142,7 +141,7 @@ def event(  # what an event says
     if error is not None:
         facets["errorMessage"] = ErrorMessageRunFacet(_message(error), "PYTHON", producer=_PRODUCER)
     run_event = RunEvent(
-        eventTime=(event_time or datetime.now(UTC)).isoformat(),
+        eventTime=datetime.now(UTC).isoformat(),
         eventType=RunState(state),
         run=Run(run_id(project.name, run), facets),
         job=Job(namespace, f"{project.name}.apply", {"jobType": kind}),

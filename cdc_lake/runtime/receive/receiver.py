@@ -35,7 +35,7 @@ from cdc_lake.runtime.receive.commit_pipeline import RetryingBronzeWriter, retry
 from cdc_lake.runtime.receive.loop import ReceiveLoop, ReceiveSummary
 from cdc_lake.runtime.receive.stream_setup import open_stream
 from cdc_lake.runtime.receive.wal_budget_monitor import WalBudgetMonitor
-from cdc_lake.tables.control_tables import ControlTables, control_tables
+from cdc_lake.tables.control_tables import control_tables
 
 SOURCE_PAUSES: Final = (1.0, 1.25)
 """Seconds: the shortest and the longest pause before the source is tried."""
@@ -133,7 +133,6 @@ def receive(
     once: bool,
     stop: threading.Event,
     report: ProgressReporter,
-    control: ControlTables | None = None,
     slot_patience: float = PATIENCE,
     health: ReceiverHealth | None = None,
     pauses: tuple[float, float] = SOURCE_PAUSES,
@@ -146,7 +145,7 @@ def receive(
     before the source is tried again.
     Raises SourceError, DecodeError, LakeError, StateError; bronze is then whole up to its last commit.
     """
-    control = control or control_tables(project, project.pipeline.bronze.durability)
+    control = control_tables(project, project.pipeline.bronze.durability)
     with ReceiverNote(project.lake, project.name, report) as note:
         outlasting = None if once else RetryingBronzeWriter(bronze, stop, report, note)
         bronze, waiting = outlasting or bronze, outlasting or nullcontext()

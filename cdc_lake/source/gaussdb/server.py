@@ -220,9 +220,9 @@ def _values(settings: GaussDbSettings) -> dict[str, Any]:
     return {field.name: getattr(settings, field.name) for field in fields(settings)}
 
 
-def check_server(facts: GaussDbServerFacts, place: str, *, standby: bool = False) -> None:
-    """Raise ServerSettings or NoPrimary where it cannot be decoded from; `standby`: decoding on one is wanted."""
-    if facts.in_recovery and not standby:
+def check_server(facts: GaussDbServerFacts, place: str) -> None:
+    """Raise ServerSettings or NoPrimary if it cannot be decoded from."""
+    if facts.in_recovery:
         raise NoPrimary("the server is a standby", where=place)
     if facts.wal_level != "logical":
         words = f"the server runs with wal_level = {facts.wal_level}; logical decoding needs logical"

@@ -2,9 +2,8 @@
 
 The request codes are those of PostgreSQL up to 8; 10 to 13 are the family's own (in PostgreSQL 10 is SASL). Passwords
 stored for sha256 are answered by a challenge in the manner of RFC 5802, whose constants and one misspelling are the
-family's: key K = PBKDF2-HMAC-SHA1(password, salt, iterations). The request's layout depends on the protocol minor
-number of the start-up packet: above 50 it has the iterations, at 50 nothing, below 50 the server's own signature; the
-answer then counts 2048.
+family's: key K = PBKDF2-HMAC-SHA1(password, salt, iterations). A request has the iterations because we start with the
+protocol minor number 51; to older clients it has none.
 
 The family has texts of its own for mistakes that PostgreSQL does not know; what is not among them is judged as
 everywhere (`source.refusals`).
@@ -49,17 +48,13 @@ from cdc_lake.errors import (
 )
 from cdc_lake.errors.base import ANEW
 from cdc_lake.source.gaussdb.wire import protocol
-from cdc_lake.source.gaussdb.wire.protocol import MINOR, ServerMessage, WireTls
+from cdc_lake.source.gaussdb.wire.protocol import ServerMessage, WireTls
 from cdc_lake.source.refusals import connection_kind, statement_kind, statement_words
 from cdc_lake.source.sql_text import identifier
 
 DEFAULT_ITERATIONS = 2048
-"""What a client counts where the request does not say it."""
+"""What a client counts if the request does not say it."""
 
-SERVER_ITERATIONS = 10_000
-"""What a server counts by default when a password is set."""
-
-_ITERATIONS_MINOR = 50  # protocol minor number above which the request says the iterations
 _STORED_OTHERWISE = {3: "for SM3", 7: "for md5 and sha256 together"}
 _CODES = {
     1: "Kerberos 4",
@@ -72,7 +67,7 @@ _CODES = {
     12: "the RFC variant of sha256 (code 12, of lite clients)",
     13: "SM3 (code 13)",
 }
-_SALT, _TOKEN, _SIGNATURE = 64, 8, 64  # characters, hexadecimal
+_SALT, _TOKEN = 64, 8  # characters, hexadecimal
 _MOST_ITERATIONS = 10_000_000  # a server that asks for more wants us to be busy, not to log in
 _INT = struct.Struct(">i")
 _HEX = re.compile(r"[0-9a-fA-F]*")
@@ -97,12 +92,11 @@ class Md5:
 
 @dataclass(frozen=True, slots=True)
 class Sha256:
-    """A password stored for sha256. `signature` is what a server sends to clients below minor 50."""
+    """A password stored for sha256."""
 
     salt: str
     token: str
     iterations: int
-    signature: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +131,7 @@ class Keys:
         return hashlib.sha256(self.client).digest()
 
 
-def parse(body: bytes, minor: int = MINOR) -> Request:
+def parse(body: bytes) -> Request:
     """Read the body of an authentication request. Raises AuthenticationUnsupported, StreamProtocol."""
     if len(body) < 4:
         raise StreamProtocol(f"an authentication request of {len(body)} bytes")
@@ -150,7 +144,7 @@ def parse(body: bytes, minor: int = MINOR) -> Request:
         case 5:
             return Md5(_exactly(rest, 4, code))
         case 10:
-            return _sha256(rest, minor)
+            return _sha256(rest)
         case 11:
             return Md5OverSha256(_hex(rest[:_SALT], _SALT), _exactly(rest[_SALT:], 4, code))
         case _:
@@ -184,24 +178,7 @@ def derive(password: str, salt: str, iterations: int) -> Keys:
     return Keys(_hmac(key, b"Client Key"), _hmac(key, b"Sever Key"))  # spelled like this on the server
 
 
-def server_signature(keys: Keys, token: str) -> str:
-    """What only a server that keeps this password can sign the token with."""
-    return _hmac(keys.server, bytes.fromhex(token)).hex()
-
-
-def check_server(request: Sha256, password: str) -> None:
-    """Raise AuthenticationRefused where the server's signature is not of this password; without one it passes."""
-    if request.signature is None:
-        return
-    # the server signs with what it has stored, whatever the old client is to count
-    for iterations in (DEFAULT_ITERATIONS, SERVER_ITERATIONS):
-        signature = server_signature(derive(password, request.salt, iterations), request.token)
-        if hmac.compare_digest(signature, request.signature):
-            return
-    raise AuthenticationRefused("the server's signature does not fit the password: wrong password, or another server")
-
-
-def _sha256(rest: bytes, minor: int) -> Request:
+def _sha256(rest: bytes) -> Request:
     """Code 10: how the password is stored, then what that asks for."""
     if len(rest) < 4:
         raise StreamProtocol("a sha256 request without the kind of password")
@@ -215,15 +192,10 @@ def _sha256(rest: bytes, minor: int) -> Request:
             how = _STORED_OTHERWISE.get(stored, f"in a way unknown here ({stored})")
             raise AuthenticationUnsupported(f"the server has the password stored {how}")
     salt, token, rest = _hex(rest[:_SALT], _SALT), _hex(rest[_SALT : _SALT + _TOKEN], _TOKEN), rest[_SALT + _TOKEN :]
-    if minor > _ITERATIONS_MINOR:
-        iterations = int(_INT.unpack(_exactly(rest, 4, 10))[0])
-        if not 0 < iterations <= _MOST_ITERATIONS:
-            raise StreamProtocol(f"a sha256 request of {iterations} iterations")
-        return Sha256(salt, token, iterations)
-    if minor == _ITERATIONS_MINOR:
-        _exactly(rest, 0, 10)
-        return Sha256(salt, token, DEFAULT_ITERATIONS)
-    return Sha256(salt, token, DEFAULT_ITERATIONS, _hex(rest, _SIGNATURE))
+    iterations = int(_INT.unpack(_exactly(rest, 4, 10))[0])
+    if not 0 < iterations <= _MOST_ITERATIONS:
+        raise StreamProtocol(f"a sha256 request of {iterations} iterations")
+    return Sha256(salt, token, iterations)
 
 
 def _proof(request: Sha256, password: str) -> str:

@@ -53,10 +53,10 @@ class ServerMessage:
     hint: str = ""
 
 
-def startup(parameters: Mapping[str, str], minor: int = MINOR) -> bytes:
+def startup(parameters: Mapping[str, str]) -> bytes:
     """The start-up packet; the order of the parameters is kept."""
     body = b"".join(text(name) + text(value) for name, value in parameters.items()) + b"\0"
-    return struct.pack(">IHH", 8 + len(body), _MAJOR, minor) + body
+    return struct.pack(">IHH", 8 + len(body), _MAJOR, MINOR) + body
 
 
 def ssl_request() -> bytes:

@@ -223,8 +223,6 @@ class WireSession:
                 where=self.place,
                 hint="set `source.password`, by reference: ${env:NAME} or ${file:path}",
             )
-        if isinstance(request, auth.Sha256):
-            auth.check_server(request, self.target.password)
         return auth.answer(request, self.target.user, self.target.password) or ""
 
     def _startup_refusal(self, body: bytes, asked: auth.Request | None) -> SourceError:
