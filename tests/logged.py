@@ -14,7 +14,7 @@ from cdc_lake.observability.logging import Level, Log, configure
 def logged(told: Iterable[ProgressEvent]) -> str:
     """Everything as JSON lines; asserts that no field was refused."""
     stream = io.StringIO()
-    configure(stream, level=Level.DEBUG, pretty=False, colour=False)
+    configure(stream, level=Level.DEBUG)
     try:
         log = Log("shop", "run")
         for one in told:

@@ -142,7 +142,7 @@ def begin(project: Project, verb: str, options: OutputOptions, stream: TextIO) -
 
     global _log  # noqa: PLW0603  # as above
     level = Level.DEBUG if options.verbose or options.debug else Level.ERROR if options.quiet else Level.INFO
-    configure(stream, level=level, pretty=False, colour=False, secrets=secret_values(project.pipeline))
+    configure(stream, level=level, secrets=secret_values(project.pipeline))
     _log = Log(project.name, verb)
 
 

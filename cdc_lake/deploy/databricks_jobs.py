@@ -146,7 +146,7 @@ def _run(name: str, work: Callable[[_Job], object]) -> None:
         )
         project = loaded.project
         secrets = secret_values(project.pipeline)
-        configure(sys.stderr, level=Level.INFO, pretty=False, colour=False, secrets=secrets)
+        configure(sys.stderr, level=Level.INFO, secrets=secrets)
         require_folder(project)
         work(_Job(loaded, job_parameters.get("once") == "true", Log(project.name, name).report))
 

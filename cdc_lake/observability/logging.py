@@ -1,4 +1,4 @@
-"""Logs: structlog to standard error, pretty on a terminal, one JSON object a line otherwise.
+"""Logs as JSON lines on standard error, by structlog.
 
 Every line is one of the events of `observability.events` and goes through one pair of processors: what is no field of
 its event is left out and named, and secrets that are known are masked. No row value is ever an argument of a log call.
@@ -27,22 +27,15 @@ _SHORTEST_SECRET: Final = 4
 _Fields = MutableMapping[str, Any]
 
 
-def configure(
-    stream: TextIO, *, level: Level, pretty: bool, colour: bool, secrets: frozenset[str] = frozenset()
-) -> None:
-    """Send the logs of this process to a stream: for people where `pretty`, as JSON lines otherwise; no `secrets`."""
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer(colors=colour, exception_formatter=structlog.dev.plain_traceback)
-        if pretty
-        else structlog.processors.JSONRenderer(ensure_ascii=False)
-    )
+def configure(stream: TextIO, *, level: Level, secrets: frozenset[str] = frozenset()) -> None:
+    """Send the logs of this process to a stream as JSON lines, with `secrets` masked."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             only_declared,
             masking(secrets),
-            renderer,
+            structlog.processors.JSONRenderer(ensure_ascii=False),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(file=stream),

@@ -142,11 +142,11 @@ def parse(body: bytes) -> Request:
         case 3:
             return Cleartext()
         case 5:
-            return Md5(_exactly(rest, 4, code))
+            return Md5(_four_bytes(rest, code))
         case 10:
             return _sha256(rest)
         case 11:
-            return Md5OverSha256(_hex(rest[:_SALT], _SALT), _exactly(rest[_SALT:], 4, code))
+            return Md5OverSha256(_hex(rest[:_SALT], _SALT), _four_bytes(rest[_SALT:], code))
         case _:
             name = _CODES.get(code, f"code {code}")
             raise AuthenticationUnsupported(f"the server asks for authentication by {name}")
@@ -185,14 +185,14 @@ def _sha256(rest: bytes) -> Request:
     stored, rest = int(_INT.unpack_from(rest)[0]), rest[4:]
     match stored:
         case 1:
-            return Sha256OverMd5(_exactly(rest, 4, 10))
+            return Sha256OverMd5(_four_bytes(rest, 10))
         case 0 | 2:  # stored in clear: the same exchange
             pass
         case _:
             how = _STORED_OTHERWISE.get(stored, f"in a way unknown here ({stored})")
             raise AuthenticationUnsupported(f"the server has the password stored {how}")
     salt, token, rest = _hex(rest[:_SALT], _SALT), _hex(rest[_SALT : _SALT + _TOKEN], _TOKEN), rest[_SALT + _TOKEN :]
-    iterations = int(_INT.unpack(_exactly(rest, 4, 10))[0])
+    iterations = int(_INT.unpack(_four_bytes(rest, 10))[0])
     if not 0 < iterations <= _MOST_ITERATIONS:
         raise StreamProtocol(f"a sha256 request of {iterations} iterations")
     return Sha256(salt, token, iterations)
@@ -211,9 +211,9 @@ def _hex(raw: bytes, size: int) -> str:
     return text
 
 
-def _exactly(raw: bytes, size: int, code: int) -> bytes:
-    if len(raw) != size:
-        raise StreamProtocol(f"an authentication request of code {code} with {len(raw)} bytes where {size} belong")
+def _four_bytes(raw: bytes, code: int) -> bytes:
+    if len(raw) != _INT.size:
+        raise StreamProtocol(f"an authentication request of code {code} with {len(raw)} bytes where 4 belong")
     return raw
 
 
