@@ -191,29 +191,23 @@ class MaintainedTable(BronzeTable, Protocol):
 
     def prepare(self, state: StreamCheckpoint) -> None:
         """Set what upkeep wants of the table itself, once."""
-        ...
 
     def exchange(
         self, removed: Sequence[str], files: Sequence[WrittenFile], state: StreamCheckpoint, *, gone: bool
     ) -> int:
         """Put files in the place of others, by their paths; `gone`: what the others held leaves the table."""
-        ...
 
     def record_trimmed(self, trimmed: Mapping[int, tuple[int, bytes]], state: StreamCheckpoint) -> None:
         """Record what `BronzeTable.trimmed` then says."""
-        ...
 
     def leftovers(self, now: float, files_seconds: float | None) -> OrphanFiles | None:
         """What nobody needs any more (`tables.orphan_files`); None where nobody can say."""
-        ...
 
     def tidy(self, now: float, files_seconds: float | None) -> OrphanFiles | None:
         """Make a checkpoint and remove the leftovers."""
-        ...
 
     def written_at(self) -> float | None:
         """When the version looked at was written, by the clock that gives its files their times; None: nobody knows."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,6 @@ class BronzeWriter(Protocol):
 
     def state(self) -> StreamCheckpoint | None:
         """What bronze holds of the newest stream, read from the table itself; None for an empty table."""
-        ...
 
     def begin_stream(self, stream: str, start: int, confirm: int | None = None, *, after: int = 0) -> StreamCheckpoint:
         """Start a stream in the epoch after the last one and `after`: a commit without rows.
@@ -150,7 +149,6 @@ class BronzeWriter(Protocol):
         Its transactions lie above the position `start`; `confirm` is the slot's position there, in the lsn domain
         (None) the same number.
         """
-        ...
 
     def append(self, batch: TransactionBatch | Sequence[ReceivedTransaction], tabulate: Tabulate = ...) -> BronzeCommit:
         """Commit whole transactions in order; those at or below `upto` are dropped. Raises LakeError, StateError.
@@ -158,7 +156,6 @@ class BronzeWriter(Protocol):
         Of a bare sequence the last transaction says what bronze is then. `tabulate` belongs to their format; pgoutput's
         is the default.
         """
-        ...
 
     def advance(self, position: int, confirm: int, empty: int = 0) -> BronzeCommit:
         """Record by an empty commit that nothing is missing up to `position`, and that `confirm` may be confirmed.
@@ -166,24 +163,20 @@ class BronzeWriter(Protocol):
         `empty`: transactions without rows counted behind the last one that has. PostgreSQL: a keepalive's WAL end, for
         both.
         """
-        ...
 
     def turn_back(self, position: int) -> StreamCheckpoint:
         """Record by an empty commit that bronze is complete up to `position` only, and may confirm no more; its state.
 
         For an lsn domain whose log is another one behind it; the caller has seen that bronze holds nothing there.
         """
-        ...
 
     def append_snapshot(
         self, snapshot: str, chunk: int, relation: Relation, rows: object, first_ordinal: int, position: int
     ) -> BronzeCommit:
         """Commit a chunk of snapshot rows, a list<string> array by position in the layout; a repeat is dropped."""
-        ...
 
     def as_landed(self, relation: Relation) -> Relation:
         """The layout that snapshot rows of one have in bronze: another one where columns are redacted on the way."""
-        ...
 
 
 InParts: TypeAlias = SpooledTransaction | SpooledRecords

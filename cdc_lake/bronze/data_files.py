@@ -332,50 +332,40 @@ class BronzeTable(Protocol):
     @property
     def place(self) -> str:
         """Where it is, as errors and views name it."""
-        ...
 
     @property
     def version(self) -> int:
         """The version looked at; grows with each commit."""
-        ...
 
     def refresh(self) -> bool:
         """Move to the newest version; False where there is no table.
 
         Raises BronzeUnknown for a table that is not bronze, or of a contract that this version does not know.
         """
-        ...
 
     def create(self) -> None:
         """Make the empty table and look at it. Raises BronzeNotWritten."""
-        ...
 
     def state(self) -> StreamCheckpoint | None:
         """What the version says of its newest stream; None where no stream was started. Raises BronzeDamaged."""
-        ...
 
     def prove(self) -> None:
         """Raise BronzeAltered where something else changed the data since the newest version that was made here.
 
         A commit proves the version that it is made on, where that was not made by the same table.
         """
-        ...
 
     def last_chunk(self, app: str) -> int | None:
         """The last chunk of a snapshot, by its application id."""
-        ...
 
     def files(self) -> Files:
         """The data files of the version."""
-        ...
 
     def last_trimmed(self) -> Mapping[int, tuple[int, bytes]]:
         """Epoch → position and hash of the last transaction that left by retention; the chain goes on behind it."""
-        ...
 
     def write(self, rows: Rows) -> WrittenFile:
         """Write one data file, on disk where the durability says so. Raises BronzeNotWritten."""
-        ...
 
     def commit(self, files: Sequence[WrittenFile], state: StreamCheckpoint, chunks: Mapping[str, int]) -> int:
         """Make the files part of the table together with the state and chunk numbers; the version made, looked at.
@@ -383,4 +373,3 @@ class BronzeTable(Protocol):
         Raises AnotherReceiver where the version looked at is not the newest one, BronzeNotWritten where the commit is
         known not to have landed. After either, look again.
         """
-        ...

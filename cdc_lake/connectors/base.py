@@ -130,33 +130,26 @@ class SourceIntrospection(Protocol):
 
     def tables(self) -> list[TableName]:
         """The tables that the stream carries, or would."""
-        ...
 
     def origin(self) -> str:
         """Server, database and slot that a stream of this pipeline comes from (`StreamIdentity.origin`)."""
-        ...
 
     def end(self, domain: OrderDomain) -> int:
         """The newest position: everything committed by now lies at or below it."""
-        ...
 
     def received_position(self) -> int | None:
         """The position up to which the slot's receiver has read, as far as the server tells."""
-        ...
 
     def slot(self) -> SlotSeen | None:
         """The pipeline's slot."""
-        ...
 
     def steps(self, state: Callable[[], StreamCheckpoint | None]) -> Iterator[Action]:
         """What `run` would do at the source; `state`: what bronze holds, asked behind the slot: receivers land before
         they confirm. Raises StateError where it could not go on.
         """
-        ...
 
     def layout(self, table: TableName) -> Relation | None:
         """The layout of a captured table now; None where it is none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,25 +332,20 @@ class SlotAdmin(Protocol):
 
     def views(self) -> list[SlotView]:
         """Every slot, of other databases and readers too, by name."""
-        ...
 
     def find(self, name: str) -> SlotFound | None:
         """A slot, and where the server's log ends."""
-        ...
 
     def inspect(self, name: str, state: Callable[[], StreamCheckpoint | None]) -> SlotDetails | None:
         """Everything of one slot; `state`: what bronze holds, asked behind it: receivers land before they confirm."""
-        ...
 
     def advance(self, state: Callable[[], StreamCheckpoint], upto: int | None) -> SlotAdvanced:
         """Let the pipeline's slot forget what bronze holds; `state` is asked behind the slot. Raises AdvancePastBronze,
         SlotActive, StateError.
         """
-        ...
 
     def drop(self, name: str, wait: float) -> None:
         """Drop a slot, waiting so many seconds for who reads it. Raises SlotActive."""
-        ...
 
 
 class ComparisonSource(Protocol):
@@ -365,37 +353,29 @@ class ComparisonSource(Protocol):
 
     def captured_tables(self) -> list[PublishedTable]:
         """The tables that the stream carries, sorted."""
-        ...
 
     def snapshot(self, tables: Sequence[TableName]) -> AbstractContextManager[SnapshotVisibility]:
         """One snapshot for all that is read inside."""
-        ...
 
     def relation_of(self, source_table: PublishedTable) -> Relation:
         """The layout of a captured table, as the stream would announce it."""
-        ...
 
     def parts(self, relation: Relation, source_table: PublishedTable) -> Iterator[pa.Table]:
         """The rows of a captured table in the snapshot that its row filter takes, a block at a time: large_string
         columns by name, text as the server prints it.
         """
-        ...
 
     def rows(self, relation: Relation, source_table: PublishedTable) -> pa.Table:
         """All of them in one table: for few."""
-        ...
 
     def unsummable_reason(self, relation: Relation) -> str:
         """Why the server cannot sum up hashes of the rows that silver should have; empty where it can."""
-        ...
 
     def sums(self, source_table: PublishedTable, hashed: HashSql) -> Iterator[tuple[int, int, int]]:
         """The same rows as `parts` gives, summed up by the server: bucket, number of rows, sum of their hashes."""
-        ...
 
     def ahead(self, shown: SnapshotVisibility, after: int) -> Sequence[PendingTransaction] | None:
         """What the slot still has of what the snapshot shows, above position `after`; None where somebody reads it."""
-        ...
 
 
 def join_blocks(blocks: Iterable[pa.Table], relation: Relation) -> pa.Table:
@@ -409,8 +389,6 @@ class RetainedWal(Protocol):
 
     def looking(self) -> AbstractContextManager[Callable[[], WalSample | None]]:
         """Connect; each call looks once, None where there is no slot that could be read. Raises SourceError."""
-        ...
 
     def drop(self, patience: float) -> None:
         """Drop the slot, once its reader has gone, waited for up to `patience` seconds. Raises SourceError."""
-        ...

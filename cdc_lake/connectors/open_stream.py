@@ -79,23 +79,19 @@ class TransactionOrdering(Protocol):
     @property
     def repeats(self) -> int:
         """Transactions dropped because they were closed before."""
-        ...
 
     @property
     def waiting(self) -> int:
         """Transactions that arrived and are not closed yet."""
-        ...
 
     def add(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
         """Take the next committed transaction, also one without changes; what can be closed now. Raises StateError."""
-        ...
 
     def expire_gaps(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
         """Look at the clock, after each reading of the stream; what is closed by passing over a gap. Raises CsnMissing.
 
         `opened`: CSNs whose BEGIN came and whose COMMIT did not.
         """
-        ...
 
 
 class CommitLsnOrdering:

@@ -44,23 +44,18 @@ class PreparedFileStore(Protocol):
     @property
     def name(self) -> str:
         """As errors name it."""
-        ...
 
     def sizes(self) -> dict[str, int]:
         """The files that are there, and their bytes."""
-        ...
 
     def put(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> None:
         """Write a file, in place of one that is there; `blocks` may be asked again."""
-        ...
 
     def read(self, name: str, offset: int, size: int) -> bytes | None:
         """So many bytes of a file, fewer at its end; None where it is not there."""
-        ...
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
-        ...
 
 
 class LocalPreparedFiles:

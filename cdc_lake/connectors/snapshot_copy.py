@@ -270,7 +270,6 @@ class Recopy(Protocol):
         opened: OpenedConnection,
     ) -> tuple[CopiedTable, ...]:
         """Copy tables of a stream, and put the copies in force. Raises CdcLakeError, Stopped."""
-        ...
 
 
 class BackgroundCopies:

@@ -26,17 +26,14 @@ class ReceivedTransaction(Protocol):
     @property
     def bounds(self) -> Boundaries:
         """Its BEGIN and COMMIT."""
-        ...
 
     @property
     def size(self) -> int:
         """Bytes of all changes."""
-        ...
 
     @property
     def count(self) -> int:
         """Data messages; 0 where the transaction changed nothing that is captured."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,40 +85,31 @@ class FrameStore(Protocol):
     @property
     def size(self) -> int:
         """Bytes of all frames."""
-        ...
 
     @property
     def is_spilled(self) -> bool:
         """Whether memory alone does not hold them."""
-        ...
 
     def __len__(self) -> int:
         """How many frames there are."""
-        ...
 
     def append(self, payload: bytes, lsn: int) -> None:
         """Add a frame. Raises LakeError where there is no room for it."""
-        ...
 
     def extend(self, payloads: Sequence[bytes], lsns: Sequence[int]) -> None:
         """Add frames. Raises LakeError where there is no room for them."""
-        ...
 
     def truncate(self, count: int) -> None:
         """Keep the first `count` frames only."""
-        ...
 
     def seal(self) -> None:
         """Nothing more is added. Raises LakeError."""
-        ...
 
     def parts(self) -> Iterator[Part]:
         """All frames, some `FrameStoreFactory.part` bytes at a time; can be asked for again. Raises LakeError."""
-        ...
 
     def close(self) -> None:
         """Forget them."""
-        ...
 
 
 class FrameStoreFactory(Protocol):
@@ -130,11 +118,9 @@ class FrameStoreFactory(Protocol):
     @property
     def part(self) -> int:
         """Bytes from which on a transaction is large."""
-        ...
 
     def __call__(self) -> FrameStore:
         """An empty store for one more transaction."""
-        ...
 
 
 class MemoryFrames:

@@ -68,19 +68,15 @@ class Format(Protocol[R_contra]):
 
     def tabulate(self, batch: Sequence[R_contra]) -> ChangeColumns:
         """The changes of whole transactions. Raises DecodeError."""
-        ...
 
     def mark(self) -> object:
         """What was learned so far."""
-        ...
 
     def restore(self, mark: object) -> None:
         """Forget what was learned since."""
-        ...
 
     def keep(self, raw: R_contra, error: DecodeError) -> StoredTransaction:
         """What to keep of a transaction that gave this error."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

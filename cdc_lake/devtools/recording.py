@@ -55,11 +55,9 @@ class Capture(Protocol):
 
     def poll(self, timeout: float) -> list[bytes]:
         """Bodies of CopyData messages (`w…` and `k…`), waiting up to `timeout` seconds for the first."""
-        ...
 
     def close(self) -> None:
         """Close the connection; a slot of its own goes with it."""
-        ...
 
 
 class PostgresCapture:

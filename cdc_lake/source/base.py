@@ -139,30 +139,24 @@ class TransactionAssembler(Protocol):
     @property
     def in_transaction(self) -> bool:
         """True between a BEGIN and its COMMIT."""
-        ...
 
     @property
     def open_csn(self) -> int | None:
         """The CSN of the BEGIN whose COMMIT has not come, None where there is none or it has no CSN."""
-        ...
 
     @property
     def open_bytes(self) -> int:
         """Bytes of changes held for transactions whose COMMIT has not come."""
-        ...
 
     @property
     def completed_transactions(self) -> Sequence[ReceivedTransaction]:
         """After `feed` raised: the transactions that its payload completed before that."""
-        ...
 
     def feed(self, payload: bytes, lsn: int) -> Sequence[ReceivedTransaction]:
         """Take a frame and the position it came with; the transactions it completes, in the order they came."""
-        ...
 
     def reset(self) -> None:
         """Forget what this connection sent."""
-        ...
 
 
 class FrameSource(Protocol):
@@ -177,28 +171,22 @@ class FrameSource(Protocol):
 
         0 where a keepalive promises nothing of the kind (parallel decoding of the GaussDB family).
         """
-        ...
 
     @property
     def reply_requested(self) -> bool:
         """True once after the server asked for a reply; reading it clears it."""
-        ...
 
     def poll(self, timeout: float) -> list[tuple[int, bytes]]:
         """Frames as `(lsn, payload)`, waiting up to `timeout` seconds for the first; also answers keepalives."""
-        ...
 
     def confirm(self, position: int) -> None:
         """Everything up to the slot position `position` is durable: tell the server so now."""
-        ...
 
     def tick(self, *, ping: bool = False) -> None:
         """Send the status if it is due, without reading; with `ping`, now, and ask for a keepalive."""
-        ...
 
     def close(self) -> None:
         """Close the connection; the slot stays."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,20 +221,16 @@ class SnapshotVisibility(Protocol):
     @property
     def column(self) -> str:
         """Column of bronze's COMMIT rows that holds the number: xid or csn."""
-        ...
 
     @property
     def position(self) -> int:
         """A position, in the stream's order domain, that no transaction it shows lies above."""
-        ...
 
     def shows(self, number: int, position: int, /) -> bool:
         """Whether it shows the transaction of this number that committed at a position of the stream's order domain."""
-        ...
 
     def may_be_hidden(self, numbers: Any, positions: Any, /) -> Any:
         """For int64 ndarrays of numbers and positions a bool ndarray: False if the snapshot surely shows it."""
-        ...
 
 
 VERSION: Final = (

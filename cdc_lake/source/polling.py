@@ -25,11 +25,9 @@ class SlotFunctions(Protocol):
     @property
     def settling(self) -> float:
         """Seconds after which whatever was committed before `end` was asked for is decoded for certain."""
-        ...
 
     def end(self) -> int:
         """Where the server's log ends now."""
-        ...
 
     def peek(self, least: int) -> Iterator[Sequence[tuple[int, bytes]]] | None:
         """Changes of whole transactions behind the slot's position as `(position, payload)`, ending with the
@@ -38,19 +36,15 @@ class SlotFunctions(Protocol):
         They come in pieces, none of which is empty. What is not taken of an answer is lost with the next one; the other
         functions may be called in between.
         """
-        ...
 
     def advance(self, position: int) -> None:
         """Let the server forget everything up to a position."""
-        ...
 
     def load_flush_lsn(self) -> int:
         """How far the slot is confirmed now."""
-        ...
 
     def close(self) -> None:
         """Close the session."""
-        ...
 
 
 class PollingStream:

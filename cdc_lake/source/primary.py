@@ -29,7 +29,6 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """End it."""
-        ...
 
 
 T = TypeVar("T", bound=Closable)

@@ -63,42 +63,33 @@ class DeltaStorage(Protocol):
     @property
     def name(self) -> str:
         """As errors and views name it."""
-        ...
 
     @property
     def filesystem(self) -> pafs.FileSystem:
         """What reads its files."""
-        ...
 
     def path(self, relative: str) -> str:
         """A file of the table as the file system has it."""
-        ...
 
     def open(self) -> DeltaTable | None:
         """The newest version, None where there is no table."""
-        ...
 
     def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
         """Make the empty table, at version 0. Raises BronzeNotWritten."""
-        ...
 
     def refresh(self, table: DeltaTable) -> None:
         """Move an open table to the newest version."""
-        ...
 
     def ask(self, question: Callable[[], _T]) -> _T:
         """Ask an open table something that it may have to read; asked again where the place fails for a while."""
-        ...
 
     def entry(self, version: int) -> str | None:
         """The log entry of a version; None where it was cleaned up."""
-        ...
 
     def write(
         self, rows: Rows, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]
     ) -> AddAction:
         """Write one data file that no version names yet. Raises OSError or BronzeNotWritten."""
-        ...
 
     def commit(
         self,
@@ -112,35 +103,27 @@ class DeltaStorage(Protocol):
         """Commit and move `table` to the version made: right behind the one it stood at where `fenced`, otherwise
         behind what others committed meanwhile too. Raises DeltaCommitFailed.
         """
-        ...
 
     def persist_last_commit(self, table: DeltaTable) -> None:
         """Make what a call of the library committed last, and `table` stands at, stay."""
-        ...
 
     def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
         """Set table properties right behind the version that `table` stands at. Raises DeltaCommitFailed."""
-        ...
 
     def checkpoint(self, table: DeltaTable) -> None:
         """Write what a reader needs of the log up to the version that `table` stands at into one file."""
-        ...
 
     def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> OrphanFiles | None:
         """What nobody needs any more (`tables.orphan_files`), None where this place cannot say."""
-        ...
 
     def written_at(self, table: DeltaTable) -> float | None:
         """When the version at hand was written, by the clock of its files, in seconds; None: nobody knows."""
-        ...
 
     def remove(self, leftovers: OrphanFiles) -> None:
         """Remove it."""
-        ...
 
     def mark_replaced(self, names: Sequence[str]) -> None:
         """Remember that data files are being replaced now."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

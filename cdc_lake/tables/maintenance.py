@@ -76,11 +76,9 @@ class SilverTableMaintenance(Protocol):
 
     def plan_steps(self, keep: Keep, now: datetime) -> Iterator[MaintenanceStep]:
         """What would be done."""
-        ...
 
     def run_steps(self, keep: Keep, now: datetime) -> Iterator[MaintenanceStep]:
         """Do it, step by step."""
-        ...
 
 
 def silver_upkeep(spark: SparkSession, project: Project, target: Target) -> SilverTableMaintenance:

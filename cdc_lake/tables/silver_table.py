@@ -160,23 +160,18 @@ class SilverStore(Protocol):
     @property
     def name(self) -> str:
         """The table as SQL reads it."""
-        ...
 
     def marker(self, stream: str) -> Marker:
         """Its watermark and version, read from the table."""
-        ...
 
     def columns(self) -> tuple[SilverColumn, ...] | None:
         """Its columns, None where it does not exist."""
-        ...
 
     def create(self, columns: Sequence[SilverColumn], stream: str) -> None:
         """Make the table, the pipeline's own from its first version on (`tables.silver_table`)."""
-        ...
 
     def laid_out(self, stream: str, base: Marker) -> int | None:
         """The position of the last layout whose operations were all done; None where there were none."""
-        ...
 
     def reshape(self, stream: str, base: Marker, position: int, changes: Sequence[SchemaChange], live: str) -> None:
         """Do what a new layout that begins at `position` asks of the table, once, however often it is called.
@@ -184,24 +179,20 @@ class SilverStore(Protocol):
         `base`: the marker the changes were worked out from; `live`: SQL of the condition under which a row is one that
         the source's table has. Raises TableChangedMeanwhile, Unconvertible.
         """
-        ...
 
     def take_over(self, columns: Sequence[SilverColumn], stream: str) -> None:
         """Make a table that was somebody else's the pipeline's own: empty, with these columns, in one commit. Its
         versions before that stay readable; its generation is one that no marker of it names.
         """
-        ...
 
     def cluster(self) -> None:
         """Keep rows together as the pipeline says now, from the next commit on."""
-        ...
 
     def commit(self, stream: str, base: Marker, position: int, statement: Statement) -> int:
         """Run a statement whose commit carries `position`, in the generation of `base`; the version it made.
 
         Raises TableChangedMeanwhile.
         """
-        ...
 
     def replace(
         self, stream: str, base: Marker, generation: int, position: int, columns: Sequence[SilverColumn], query: str
@@ -210,7 +201,6 @@ class SilverStore(Protocol):
         `position`; the version it made. Versions before it stay readable, with the columns they had. A table that is
         not there is made. Raises TableChangedMeanwhile where it is not at `base` any more.
         """
-        ...
 
 
 CLUSTER: Final = "cdc_lake.cluster_by"

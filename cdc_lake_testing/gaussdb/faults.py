@@ -57,7 +57,6 @@ class Sender(Protocol):
 
     def send(self, data: bytes | memoryview) -> None:
         """Send all of it; raises OSError where the peer is gone."""
-        ...
 
 
 class FaultySender:

@@ -30,7 +30,6 @@ class Exporter(Protocol):
 
     def export(self, session: SqlSession, *, use: bool) -> Exported:
         """See SqlAnswers."""
-        ...
 
 
 class FunctionError(Exception):

@@ -93,12 +93,9 @@ class SqlAnswers(Protocol):
 
     def answer(self, sql: str, session: SqlSession) -> Sequence[Answer]:
         """What a simple query brings, an answer a statement; an error comes as `Failed`, never as an exception."""
-        ...
 
     def export(self, session: SqlSession, *, use: bool) -> Exported:
         """A snapshot at this moment, exact in the ledger; with `use`, the session's transaction reads by it."""
-        ...
 
     def end(self, session: SqlSession) -> None:
         """The connection is gone: forget what `own` holds."""
-        ...

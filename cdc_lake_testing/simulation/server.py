@@ -30,11 +30,9 @@ class Sending(Protocol):
     @property
     def reached(self) -> int:
         """See above; 0 where a keepalive promises nothing."""
-        ...
 
     def messages(self) -> Iterator[tuple[int, bytes]]:
         """Each with its LSN."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,6 @@ class Kind(Protocol):
 
     def open(self, state: StreamCheckpoint, after: int, world: World, store: Store) -> Opened:
         """A connection of a receiver whose bronze is at `state`, to a slot that was confirmed up to `after`."""
-        ...
 
 
 @dataclass

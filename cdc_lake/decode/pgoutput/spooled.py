@@ -264,19 +264,15 @@ class PreparedStorage(Protocol):
 
     def park(self, prepared: Prepared, content: PreparedContent) -> None:
         """Keep one, durably when this returns; one that is kept already is not kept twice."""
-        ...
 
     def commit_prepared(self, xid: int, gid: str, end_lsn: int) -> PreparedContent | None:
         """It committed by a record that ends at `end_lsn`: what was parked, None where nothing was."""
-        ...
 
     def has_changes(self, xid: int, end_lsn: int) -> bool:
         """Whether one of which nothing is parked changed anything, by what the server says. Raises SourceError."""
-        ...
 
     def rolled_back(self, xid: int, gid: str, end_lsn: int) -> None:
         """It was rolled back by such a record; nothing happens where nothing was parked."""
-        ...
 
 
 _HALF: Final = 1 << 31

@@ -217,17 +217,14 @@ class Decodable(Protocol):
     @property
     def product(self) -> Product:
         """Which server it is."""
-        ...
 
     @property
     def wal_level(self) -> str:
         """The setting of this name."""
-        ...
 
     @property
     def in_recovery(self) -> bool:
         """True on a standby."""
-        ...
 
 
 def decodes(facts: Decodable) -> bool:
