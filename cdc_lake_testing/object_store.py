@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from http.client import HTTPConnection
-from types import TracebackType
 from typing import Self
 
 from pydantic import SecretStr
@@ -45,9 +44,7 @@ class LocalStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.stop()
 
 

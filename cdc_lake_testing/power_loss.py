@@ -11,7 +11,6 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 
@@ -30,9 +29,7 @@ class LyingDisk:
         os.fsync = self._synced  # type: ignore[assignment]  # a number is all we call it with
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.fsync = self._fsync
 
     def image(self, target: Path, dice: random.Random) -> None:

@@ -13,7 +13,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from cdc_lake_testing.ports import free_port
@@ -45,9 +44,7 @@ class Relay:
         self._begin(self._accept)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         for thread in self._threads:
             thread.join(10)

@@ -11,7 +11,6 @@ import threading
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
@@ -71,9 +70,7 @@ class RestCatalogServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.closed.set()
         self._server.shutdown()
         self._server.server_close()

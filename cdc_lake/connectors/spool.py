@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from cdc_lake.config.fields import format_bytes
@@ -242,9 +241,7 @@ class Spool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for store in list(self._stores):
             store.close()
 

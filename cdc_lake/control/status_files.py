@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from cdc_lake.errors import LakeError
@@ -91,9 +90,7 @@ class ReceiverNote:
         self.goes_on()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.goes_on()
 
     def waits(self, error: LakeError) -> None:

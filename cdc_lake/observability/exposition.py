@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from itertools import accumulate
-from types import TracebackType
 from typing import Final, Self
 
 from prometheus_client.exposition import choose_encoder
@@ -181,9 +180,7 @@ class Endpoint:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -16,7 +16,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
@@ -81,9 +80,7 @@ class StagedTable:
             self._catalog.register_table(self._entry, self._base.metadata_location)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with reaching(self._address):
             self._drop()
 

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from cdc_lake_testing.gaussdb.authentication import Credentials, Method
@@ -216,9 +215,7 @@ class GaussServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _thread(self, target: object, *args: object) -> None:

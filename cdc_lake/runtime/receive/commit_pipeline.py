@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass
 from itertools import groupby
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
@@ -137,9 +136,7 @@ class BronzeCommitPipeline:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._writing.shutdown(wait=True)
         self._decoding.shutdown(wait=True, cancel_futures=True)
 
@@ -289,9 +286,7 @@ class RetryingBronzeWriter:
         self._left.clear()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._left.set()
 
     def state(self) -> StreamCheckpoint | None:

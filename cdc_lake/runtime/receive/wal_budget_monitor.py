@@ -176,9 +176,7 @@ class BronzeMaintenance:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._thread is not None:
             self._thread.shutdown(wait=True)
 
