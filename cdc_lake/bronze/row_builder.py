@@ -107,9 +107,7 @@ class Place:
 
 
 def snapshot_rows(relation: Relation, rows: Any, place: Place, first_ordinal: int) -> pa.Table:
-    """The rows of one snapshot chunk: its layout row, then one `S` row an entry of `rows`, list<string>, an array or a
-    chunked one, whose values are not copied.
-    """
+    """The rows of a snapshot chunk: its layout row, then an `S` row for each entry of `rows`; values are not copied."""
     kind = SCHEMA.field("new").type
     pieces = rows.chunks if isinstance(rows, pa.ChunkedArray) else [rows]
     size = len(rows) + 1
@@ -129,9 +127,7 @@ def snapshot_rows(relation: Relation, rows: Any, place: Place, first_ordinal: in
 
 
 def absent_rows(relation: Relation, keys: Any, place: Place, first_ordinal: int) -> pa.Table:
-    """One `S` row without a new tuple an entry of `keys`, a list<string> array by position in the layout, where only
-    the key is told: a snapshot has no row of it.
-    """
+    """An `S` row without a new tuple for each entry of `keys`, if only the key is told: a snapshot has no row of it."""
     size = len(keys)
     columns = {
         "position": pa.array(np.full(size, place.position, np.int64)),

@@ -72,9 +72,7 @@ class TableBronze:
         return state
 
     def begin_stream(self, stream: str, start: int, confirm: int | None = None, *, after: int = 0) -> StreamCheckpoint:
-        """Start a stream at `start`, in the epoch after the last one and `after`; the table is made where there is
-        none.
-        """
+        """Start a stream at `start`, in the epoch after the last one and `after`; makes the table if need be."""
         exists, last = self._read()
         if not exists:
             self._table.create()

@@ -347,9 +347,7 @@ class SilverView:
         return self._target.transforms.expressions
 
     def project_rows(self, source: pa.Table) -> SourceRows:
-        """What silver would have of some rows, texts by source column. Raises JavaMissing, SparkMissing,
-        SparkNotStarted.
-        """
+        """What silver would have of some rows, texts by column. Raises JavaMissing, SparkMissing, SparkNotStarted."""
         selected = source.select(list(self.names))
         if not self.evaluates:
             return SourceRows(selected, selected, pa.table({}))
@@ -417,9 +415,7 @@ class Layout:
         return pa.table({**dict(zip(expected.column_names, expected.columns, strict=True)), **computed}), all_rows
 
     def silver(self, rows: pa.Table, buckets: Any = None) -> SilverRows:
-        """Rows of silver, as its table has them: those of the source's table now. `buckets`: of which to take rows, a
-        bool each; None: all.
-        """
+        """Silver's rows as its table has them, of the source's table now. `buckets`: which (bools); None: all."""
         rows = source_rows(rows, self.target, self.relation)
         result = SilverRows(self, rows)
         return result if buckets is None else result.filter_rows(buckets[result.buckets])

@@ -114,9 +114,7 @@ def _snapshot(
     pinned: Sequence[ComparedTable],
     report: ProgressReporter,
 ) -> Iterator[AlignmentPoint]:
-    """A snapshot of the source. Another is taken where silver holds what it does not show: that is committed, and will
-    be seen in a moment.
-    """
+    """A snapshot of the source; another one if silver holds what it does not show yet: it will be seen in a moment."""
 
     def ahead(snapshot: SnapshotVisibility, after: int) -> Sequence[PendingTransaction] | None:
         try:

@@ -145,9 +145,7 @@ def fold_changes(
 def folded_copies(
     changes: Sequence[HeldChange], columns: Sequence[str], silver: Mapping[Key, int]
 ) -> tuple[dict[Key, int], frozenset[Key]]:
-    """How often each row that a held change touches is there after it, of a table without a key, and the rows that a
-    change takes away where there is none.
-    """
+    """How often each row that a held change touches exists after it (no key), and rows removed that were not there."""
     state: dict[Key, int] = {}
     odd: set[Key] = set()
     for change in changes:
@@ -212,9 +210,7 @@ class Held:
     """
 
     def __init__(self, job: CompareTask, layout: Layout, later: Sequence[HeldChange], *, closed: bool) -> None:
-        """`later`: changes above the watermark that are folded too, where they touch held keys; `closed`: a TRUNCATE
-        above it ended all holds.
-        """
+        """`later`: changes above the watermark folded too, of held keys; `closed`: a TRUNCATE above ended all holds."""
         pinned = job.pinned
         relation, generation = str(pinned.target.source), pinned.marker.generation
         holds = open_holds(hold_log(job.control), relation, job.state.epoch, generation, pinned.watermark)
@@ -291,9 +287,7 @@ class PendingChanges:
 
 
 def forward(job: CompareTask, layout: Layout, positions: Sequence[int], changes: int) -> PendingChanges | Gap:
-    """What the transactions at these positions change of a table, or why it cannot be folded; `changes`: how many they
-    have over all tables.
-    """
+    """What the transactions at these positions change of a table, or why it cannot be folded; `changes`: of all."""
     if not positions:
         return PendingChanges()
     table, state, after = layout.relation.table, job.state, job.pinned.watermark
@@ -345,9 +339,7 @@ class Overlay:
         self.shared: frozenset[RowKey] = frozenset()
 
     def among(self, buckets: Any) -> Overlay:
-        """What is needed of it for the rows of some buckets, a bool each: their keys, and those that changes connect
-        with them.
-        """
+        """What is needed for the rows of some buckets (bools): their keys, and those that changes connect with them."""
         if buckets is None or not self._keys:
             return self
         layout, keys = self._layout, list(self._keys)
@@ -362,9 +354,7 @@ class Overlay:
         return None if buckets is None else buckets | self._buckets
 
     def overlay_blocks(self, blocks: Iterable[SilverRows], buckets: Any) -> Iterator[SilverRows | pa.Table]:
-        """Blocks of silver's rows, which `needed` asks for, as of the snapshot: those that no change touched as they
-        are, the others in canonical text.
-        """
+        """Blocks of silver's rows as of the snapshot: untouched ones as they are, the others in canonical text."""
         have = []
         for rows in () if self._emptied else blocks:
             if self._keys:

@@ -186,9 +186,7 @@ def _match_rows(
     wanted: Any,
     rows_of_keys: KeyRows,
 ) -> tuple[Differences, bool, tuple[int, int]]:
-    """The differences among the rows of some buckets, whether their number differs in some part of them, and how many
-    each side has.
-    """
+    """The differences in some buckets, whether their number of rows differs in a part, and how many each side has."""
     source, silver = sides
     buckets = None if wanted.all() else wanted
     parts, uneven, here_read, there_read = [], False, 0, 0

@@ -185,9 +185,7 @@ class SlotList:
 
 @dataclass(frozen=True, slots=True)
 class SlotFound:
-    """A slot that may be dropped: `confirmed` as people paste it, `retained` bytes of log; `end` of the server's log,
-    None where the slot's positions are not those of the log.
-    """
+    """A slot that may be dropped: `confirmed` to paste, `retained` bytes; `end` of the log, None: other positions."""
 
     confirmed: str | None
     retained: int | None
@@ -340,9 +338,7 @@ class SlotAdmin(Protocol):
         """Everything of one slot; `state`: what bronze holds, asked behind it: receivers land before they confirm."""
 
     def advance(self, state: Callable[[], StreamCheckpoint], upto: int | None) -> SlotAdvanced:
-        """Let the pipeline's slot forget what bronze holds; `state` is asked behind the slot. Raises AdvancePastBronze,
-        SlotActive, StateError.
-        """
+        """Let the slot forget what bronze (`state`) holds. Raises AdvancePastBronze, SlotActive, StateError."""
 
     def drop(self, name: str, wait: float) -> None:
         """Drop a slot, waiting so many seconds for who reads it. Raises SlotActive."""
@@ -361,9 +357,7 @@ class ComparisonSource(Protocol):
         """The layout of a captured table, as the stream would announce it."""
 
     def parts(self, relation: Relation, source_table: PublishedTable) -> Iterator[pa.Table]:
-        """The rows of a captured table in the snapshot that its row filter takes, a block at a time: large_string
-        columns by name, text as the server prints it.
-        """
+        """The rows of a captured table that its filter takes, in blocks: large_string columns, text as printed."""
 
     def rows(self, relation: Relation, source_table: PublishedTable) -> pa.Table:
         """All of them in one table: for few."""

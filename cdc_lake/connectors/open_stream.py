@@ -233,9 +233,7 @@ class ReceiverHealth:
             self.streaming, self.open_bytes, self.prepared, self.newest_decoded = False, 0, None, None
 
     def record_iteration(self, open_bytes: int, spilled: int, *, idle: bool) -> None:
-        """The loop has turned once; `spilled`: bytes that the open stream has spooled; `idle`: nothing waits to be
-        landed.
-        """
+        """The loop has turned once; `spilled`: bytes spooled by the open stream; `idle`: nothing waits to be landed."""
         self.open_bytes = open_bytes
         self.spilled_bytes += spilled - self._spilled
         self._spilled = spilled

@@ -153,9 +153,7 @@ class RedactedComparison:
         return self._redaction.relation(self._source.relation_of(source_table))
 
     def parts(self, relation: Relation, source_table: PublishedTable) -> Iterator[pa.Table]:
-        """The rows of a captured table in the snapshot that its row filter takes, a block at a time: large_string
-        columns by name, text as the server prints it.
-        """
+        """The rows of a captured table that its filter takes, in blocks: large_string columns, text as printed."""
         del relation  # it is asked for with the columns that are left out
         full_relation = self._source.relation_of(source_table)
         return (

@@ -310,9 +310,7 @@ class BackgroundCopies:
     def wait_for_copies(
         self, meanwhile: Sequence[Callable[[], object]], stop: threading.Event
     ) -> tuple[CopiedTable, ...]:
-        """What was copied, once it is whole; what is done `meanwhile` is called now and then. Raises what failed or is
-        raised there, Stopped.
-        """
+        """What was copied, once complete; calls `meanwhile` now and then. Raises what failed there or here, Stopped."""
         while self._thread.is_alive():
             if stop.is_set():
                 raise Stopped

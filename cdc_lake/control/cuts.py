@@ -212,9 +212,7 @@ def standing(candidates: Iterable[Promise], now: datetime) -> tuple[Promise, ...
 
 
 def kept_versions(control: ControlTables, now: datetime) -> Mapping[str, frozenset[int]]:
-    """The versions of each silver table, by source table, that nothing may remove: those of promised cuts and of the
-    newest cut of each stream.
-    """
+    """The versions of each silver table that nothing may remove: of pinned cuts and each stream's newest cut."""
     cuts = [promise.cut for promise in standing(promises(control), now)]
     places = control.cut_places()
     newest = {stream: index for index, stream in enumerate(places["stream"].to_pylist())}  # places are in order

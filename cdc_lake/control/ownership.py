@@ -186,9 +186,7 @@ def _raise_first(refused: Sequence[SilverNotOwned]) -> None:
 
 
 def _has(project: Project, pipeline: str, stream: str) -> bool:
-    """Whether another pipeline of the lake has a stream; taken for granted where control tables are in an object store,
-    or cannot be read.
-    """
+    """Whether another pipeline of the lake has a stream; assumed if control tables are remote or cannot be read."""
     folder = project.control.with_name(pipeline)
     if project.control_address is not None:
         return True

@@ -122,9 +122,7 @@ def open_holds(log: QuarantineLog, relation: str, epoch: int, generation: int, w
 
 
 def recorded_keys(log: QuarantineLog, relation: str, epoch: int, generation: int, watermark: int) -> frozenset[Key]:
-    """The keys of all changes of a generation of a table that were held up to its watermark, whatever became of them:
-    rows of those are not removed.
-    """
+    """The keys of all changes that one generation of a table held up to its watermark, whatever became of them."""
     own_rows = (
         (pc.field("relation") == relation) & (pc.field("epoch") == epoch) & (pc.field("generation") == generation)
     )

@@ -152,9 +152,7 @@ class TableTimeline:
         return TableTimeline((*before, CaptureInterval(copy, later=later)))
 
     def end_at(self, position: int) -> TableTimeline:
-        """The same up to a position; one that was left already stays as it is. A copy that is ahead of the position is
-        left where it stands.
-        """
+        """The same up to a position. One that was left already, or whose copy is ahead of it, stays as it is."""
         if self.waits:
             return self
         first = self.stretches.index(self.stretch_at(position))
@@ -182,9 +180,7 @@ def courses(rows: Iterable[SnapshotRow], stream: str) -> dict[str, TableTimeline
 
 
 def record_left(control: ControlTables, state: StreamCheckpoint, tables: Sequence[TableName]) -> None:
-    """Record that tables are not followed behind what bronze holds now, until they are copied. Raises
-    ControlNotWritten.
-    """
+    """Record that tables are left at what bronze holds now, until they are copied. Raises ControlNotWritten."""
     recorded = utc_now()
     name = f"left-{state.epoch}-{state.upto}-{recorded.timestamp():.6f}"
     told_names = json.dumps([str(table) for table in tables])
@@ -194,9 +190,7 @@ def record_left(control: ControlTables, state: StreamCheckpoint, tables: Sequenc
 def record_recopied(
     control: ControlTables, state: StreamCheckpoint, snapshot: str, copied: Sequence[CopiedTable]
 ) -> None:
-    """Record that tables were copied again, whole, in one snapshot: that puts the copies in force. Raises
-    ControlNotWritten.
-    """
+    """Record that tables were copied again in one snapshot: the copies are in force. Raises ControlNotWritten."""
     position = copied[0].position
     control.record(SnapshotRow(snapshot, state.stream, state.epoch, position, tables_json(copied), COMPLETE, utc_now()))
 

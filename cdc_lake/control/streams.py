@@ -81,9 +81,7 @@ def record_copy(control: ControlTables, state: StreamCheckpoint, word: str, copi
 def finish_copy(
     control: ControlTables, state: StreamCheckpoint, copied: Sequence[CopiedTable], report: ProgressReporter
 ) -> int:
-    """Record that a stream's initial copy is whole, and tell of it; the rows of all its tables. Raises
-    ControlNotWritten.
-    """
+    """Record and report that a stream's initial copy is complete; the rows of its tables. Raises ControlNotWritten."""
     failpoint(SNAPSHOT_DONE)
     record_copy(control, state, COMPLETE, copied)
     rows = sum(table.rows for table in copied)

@@ -29,9 +29,7 @@ SAMPLE = 10
 
 
 class Verdict(enum.Enum):
-    """What is proven of a table, worst last. `NOT_COMPARED`: of a kind that has no rows to set beside the source's; it
-    counts for nothing beside others.
-    """
+    """What is proven of a table, worst last. `NOT_COMPARED`: a kind without rows to compare; it counts for nothing."""
 
     NOT_COMPARED = "not compared"
     EQUAL = "equal"

@@ -241,9 +241,7 @@ What nobody waited for is lost once the next begins.
 
 @contextmanager
 def meanwhile(begun: Callable[[], object]) -> Iterator[None]:
-    """Do something else until digests are there. Where that fails they are waited for all the same: before, no other
-    thread is answered.
-    """
+    """Do something until digests are there; if it fails, wait for them all the same: before, no thread is answered."""
     try:
         yield
     except Exception:

@@ -70,9 +70,7 @@ class UniqueIndex:
 
 @dataclass(frozen=True, slots=True)
 class IdentifiedBy:
-    """What identified rows: the kind of replica identity, and the numbers of its columns. `ambiguous`: it may have been
-    something else as well.
-    """
+    """What identified rows: kind of replica identity, numbers of its columns. `ambiguous`: it may have been another."""
 
     kind: ReplicaIdentity
     columns: frozenset[int]

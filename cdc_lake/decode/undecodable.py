@@ -215,9 +215,7 @@ class PgoutputFormat:
         """Nothing to undo."""
 
     def keep(self, raw: BufferedTransaction, error: DecodeError) -> StoredTransaction:
-        """All frames, each with its layout. Raises the error for a part that came without a fault: its transaction is
-        kept as a whole, or not at all.
-        """
+        """All frames with layouts. Raises a faultless part's error: its transaction is kept whole or not at all."""
         if raw.part and raw.fault is None:
             raise error
         frames, tables = [], []

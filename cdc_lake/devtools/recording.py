@@ -73,9 +73,7 @@ class PostgresCapture:
         status_interval: float,
         silence: float = LONGEST,
     ) -> None:
-        """`session` is a replication connection; `slot` None: a temporary one. `silence`: see PostgresStream. Raises
-        SourceError.
-        """
+        """`session`: for replication; `slot` None: temporary. `silence`: see PostgresStream. Raises SourceError."""
         self._session = session
         self._pgconn = session.pgconn
         self._interval = status_interval

@@ -139,9 +139,7 @@ class RowsByKey(Generic[Row]):
         return rows[-1] if rows else None
 
     def move(self, leaves: Key | None, gives: Key | None, row: Row | None, old: Row | None = None) -> None:
-        """The row at `leaves` named by `old` goes, and `row` comes to `gives`; None: from nowhere, or away. Where both
-        are one key the row stays in its turn.
-        """
+        """The row at `leaves` named by `old` goes, `row` comes to `gives`; None: from nowhere, or away."""
         rows = self._rows.get(leaves) if leaves is not None else None
         place = _place(rows, old) if rows else 0
         if rows and leaves == gives and row is not None:

@@ -36,9 +36,7 @@ from cdc_lake.observability.metrics import ERRORS_TOTAL, METRICS, Kind, Loop, Me
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The value of one series; of a histogram `counts` by bucket, the last of them beyond all bounds, and `value` the
-    sum.
-    """
+    """The value of one series; of a histogram `counts` by bucket, the last beyond all bounds, and `value` the sum."""
 
     metric: Metric
     value: float

@@ -110,9 +110,7 @@ def environment(package: str) -> jinja2.Environment:
 
 
 def sparkline(values: Sequence[float], width: int = 96, height: int = 24) -> str:
-    """Points of a polyline for values over time, oldest first, scaled to the largest, which touches the top; empty
-    where there are less than two: that is no trend.
-    """
+    """Points of a polyline for values over time, oldest first, scaled to the largest; empty below two: no trend."""
     if len(values) < 2:
         return ""
     top = max(values, default=0.0) or 1.0
@@ -123,9 +121,7 @@ def sparkline(values: Sequence[float], width: int = 96, height: int = 24) -> str
 
 
 def bars(values: Sequence[float], width: int = 480, height: int = 96) -> list[tuple[float, float, float, float]]:
-    """Left, top, width and height of a bar a value, oldest first, scaled to the largest; none is too low to be seen,
-    nor wider than a third.
-    """
+    """Left, top, width, height of each value's bar, oldest first, scaled to the largest; at least visible."""
     top, step = max(values, default=0.0) or 1.0, width / max(len(values), 3)
     tall = [max(height * value / top, 1.0) if value else 0.0 for value in values]
     return [

@@ -121,9 +121,7 @@ def type_ledger(project: Project) -> tuple[TableLedger, ...]:
 def ledger_of(
     project: Project, source: SourceIntrospection, columns_of: Made = lambda _: ()
 ) -> tuple[TableLedger, ...]:
-    """The ledger of all captured tables. `columns_of`: the columns that a silver table has, where it is there and can
-    be asked. Raises SourceError.
-    """
+    """The ledger of all captured tables. `columns_of`: a silver table's columns, if known. Raises SourceError."""
     pairs = ((project.target(name), source.layout(name)) for name in source.tables())
     return tuple(_table(project, target, layout, columns_of) for target, layout in pairs if layout is not None)
 

@@ -41,9 +41,7 @@ from cdc_lake.quality.table_rules import Referenced, Tally, in_order, instants, 
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """A silver table as rules of tables see it. `current_time`: the time that ages are reckoned to; `referenced`: the
-    rows that a `foreign_key` refers to.
-    """
+    """A silver table for rules of tables. `current_time`: for ages; `referenced`: rows of a `foreign_key`'s table."""
 
     rows: pa.Table
     current_time: dt.datetime

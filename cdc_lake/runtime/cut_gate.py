@@ -73,9 +73,7 @@ NO_TABLE = "no table yet"
 
 @dataclass(frozen=True, slots=True)
 class GateFindings:
-    """What rules found of a table, by name; `note`: why those that are not there were not judged; `keys`: of some rows
-    that break them, where these were asked for.
-    """
+    """What rules found of a table, by name; `note`: why others were not judged; `keys`: of failing rows, if asked."""
 
     results: Mapping[str, RuleResult]
     note: str = ""

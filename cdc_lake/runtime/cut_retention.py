@@ -222,9 +222,7 @@ class PromiseLine:
 
 @dataclass(frozen=True, slots=True)
 class CutLine:
-    """A cut in a list. `behind`: tables that are not at its position; `held`: keys that wait in it; `withheld`: the
-    promises of it that rules kept back.
-    """
+    """A cut in a list. `behind`: tables elsewhere; `held`: keys that wait; `withheld`: pins that rules kept back."""
 
     epoch: int
     position: str

@@ -63,9 +63,7 @@ class ColumnOrigin:
 
 
 def columns_from(projection: Projection, columns: Sequence[SilverColumn]) -> dict[str, tuple[ColumnOrigin, ...]]:
-    """Of each silver column that comes from the source what it comes from, by name. Columns that tell of the change and
-    not of the row are left out.
-    """
+    """What each silver column comes from, by name; without columns that describe the change and not the row."""
     indexes = {column.name: index for index, column in _places(projection)}
     old = {old_column(column).name: index for index, column in _places(projection)}
     sources: dict[str, tuple[ColumnOrigin, ...]] = {}

@@ -90,9 +90,7 @@ def held_list(project: Project) -> HeldList:
 
 @dataclass(frozen=True)
 class HeldOf:
-    """What is held of one table at its watermark, as rows of the control table; `pending`: place → what was decided
-    and is not in force yet.
-    """
+    """What is held of a table at its watermark, as control rows; `pending`: place → decision not in force yet."""
 
     target: Target
     stream: str

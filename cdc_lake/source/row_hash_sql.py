@@ -143,9 +143,7 @@ class _Part:
         )
 
     def far(self) -> str:
-        """Of an instant: 0, or a hash of the text where seconds in a float do not tell it apart
-        (`tables.row_hash.EXACT`).
-        """
+        """Of an instant: 0, or a hash of the text if seconds in a float do not tell it apart (`row_hash.EXACT`)."""
         kind = _INSTANTS[self.column.type_oid]
         near = f"{self.name} > {kind} '1840-01-01 00:00:00+00' AND {self.name} < {kind} '2100-01-01 00:00:00+00'"
         text = f"hashtextextended(concat({self.name}) {_C}, {FIRST})"

@@ -70,9 +70,7 @@ class IdleTimeout:
         self._asked = None
 
     def to_ask(self) -> bool:
-        """Nothing is there: True where the server is to be asked for a sign, once. Raises ServerUnreachable where it
-        was asked and has not answered.
-        """
+        """Nothing is there: True once, if the server is to be asked. Raises ServerUnreachable if it did not answer."""
         now = self._clock()
         if self._asked is None:
             self._asked = now

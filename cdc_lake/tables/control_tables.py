@@ -105,9 +105,7 @@ _ORDER = [("epoch", "ascending"), ("position", "ascending"), ("recorded_at", "as
 
 
 def places_of(files: pa.Table, read: Callable[[str], pa.Table]) -> pa.Table:
-    """`PLACE` of every cut, and the `path` of its file, in order. `files`: data files with their bounds; `read` gives
-    these columns of one.
-    """
+    """`PLACE` and file `path` of every cut, in order. `files`: data files with bounds; `read`: these columns of one."""
     is_exact = _has_exact_bounds(files)
     parts = [_bounds(files.filter(is_exact))]
     for path in files.filter(pc.invert(is_exact))["path"].to_pylist():

@@ -177,9 +177,7 @@ class DeltaSilver:
         return self._committed_version(stream, generation, position)
 
     def _properties(self) -> dict[str, str]:
-        """The table's properties, which a REPLACE would reset: how long versions are kept is one; of columns' numbers
-        it makes new ones.
-        """
+        """Properties that a REPLACE would reset (how long versions are kept); not columns' numbers, which it renews."""
         if not (self._path / "_delta_log").exists():
             return {}
         configuration = DeltaTable(str(self._path)).metadata().configuration

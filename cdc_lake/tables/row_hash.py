@@ -241,9 +241,7 @@ def step(values: Any, way: HashStrategy) -> Step:
 
 
 def of_text(text: Any, way: HashStrategy, kind: pa.DataType) -> tuple[Any, Any]:
-    """Canonical text (large_string Array) as `step` takes it beside silver's type, and which rows have none such there:
-    an ndarray of bool.
-    """
+    """Canonical text (large_string) as `step` takes it beside silver's type, and a bool ndarray: rows without one."""
     if way.by_text:
         return text, np.zeros(len(text), bool)
     try:

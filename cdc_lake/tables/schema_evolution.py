@@ -144,9 +144,7 @@ class ChangeType:
 
 @dataclass(frozen=True, slots=True)
 class AssumeColumn:
-    """A column, by its name afterwards, that may be another column of the source's table as well. `former`: the name
-    that it had, None: it is a new one.
-    """
+    """A column, by its later name, that may be another one of the source's table. `former`: its old name, None: new."""
 
     name: str
     former: str | None

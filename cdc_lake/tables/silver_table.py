@@ -56,9 +56,7 @@ APP_PROPERTY = "cdc-lake.app"
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What a silver table says of itself: its watermark for one stream (None: never merged), its version, and the
-    generation of its content.
-    """
+    """What a silver table says of itself: watermark for one stream (None: never merged), version, generation."""
 
     position: int | None
     version: int | None

@@ -274,9 +274,7 @@ def _not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 def _log_no_values(spark: SparkSession) -> None:
-    """Let the JVM log nothing that may quote a row: Spark's errors name the value that they failed on. What ends the
-    JVM is logged.
-    """
+    """Let the JVM log nothing that may quote a row: Spark's errors name values. What ends the JVM is logged."""
     spark.sparkContext.setLogLevel("OFF")
     jvm = spark.sparkContext._jvm  # noqa: SLF001 - pyspark has no other word for it
     assert jvm is not None, "it was just started"

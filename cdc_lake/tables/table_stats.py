@@ -42,9 +42,7 @@ _TOPS_KEPT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class TableStatistics:
-    """Data files of the newest version, their bytes, and whether rows that go are marked in them
-    (`tables.table_stats`).
-    """
+    """Data files of the newest version, their bytes, and whether deleted rows are marked in them."""
 
     files: int
     size: int
@@ -225,9 +223,7 @@ _PROPERTIES: Final = {
 
 
 def mark_when_large(spark: SparkSession, silver: SilverStore, project: Project, target: Target) -> None:
-    """Let a table that has grown large mark rows from its next commit on. It is never taken back: old versions have
-    marks, and a reader of the table needs to know them anyway.
-    """
+    """Let a table that has grown large mark rows from its next commit on; never undone: old versions have marks."""
     if project.pipeline.apply.row_marks == "never":
         return
     now = weight(project, target)

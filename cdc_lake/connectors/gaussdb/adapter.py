@@ -268,9 +268,7 @@ def is_slot_intended(
     *,
     new_stream: bool = False,
 ) -> bool:
-    """Whether this pipeline once set out to make its slot: then one that bronze knows nothing of yet is ours; where it
-    starts over (`new_stream`), since the newest stream.
-    """
+    """Whether this pipeline once set out to make its slot, since the newest stream if it starts over (`new_stream`)."""
     after = _intention(project, facts).recorded_epoch(control)
     return after is not None and not (new_stream and after < last_epoch(state, control))
 

@@ -126,9 +126,7 @@ class GaussDbComparison:
         return self._layouts.relation_of(source_table.table)
 
     def parts(self, relation: Relation, source_table: PublishedTable) -> Iterator[pa.Table]:
-        """The rows of a captured table in the snapshot that its row filter takes, a block at a time: large_string
-        columns by name, text as the server prints it.
-        """
+        """The rows of a captured table that its filter takes, in blocks: large_string columns, text as printed."""
         columns = ", ".join(identifier(name) for name in relation.names)
         where = f" WHERE {source_table.row_filter}" if source_table.row_filter else ""
         query = f"SELECT {columns} FROM {quote_table(source_table.table)}{where}"
@@ -286,9 +284,7 @@ def copy_family(
     report: ProgressReporter,
     opened: Opened = ignore_open,
 ) -> tuple[str, tuple[CopiedTable, ...]]:
-    """Copy those of the tables that the stream carries; the name of their copy in bronze. Raises CopyUnplaced,
-    SourceError, LakeError, StateError, Stopped.
-    """
+    """Copy tables that the stream carries; the copy's name. Raises CopyUnplaced, SourceError, LakeError, StateError."""
     if StreamIdentity.parse(state.stream).domain is not OrderDomain.CSN:
         raise CopyUnplaced("the stream is ordered by LSN, and a snapshot of this server is placed by its CSN")
     limits = project.pipeline.snapshot

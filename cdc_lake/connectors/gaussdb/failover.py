@@ -133,9 +133,7 @@ def rejoining(reader: BronzeReader, state: StreamCheckpoint, slot: GaussDbSlotFa
 
 
 class FailoverOrdering:
-    """An order that lets nothing through before the server has shown what it has
-    (`connectors.open_stream.TransactionOrdering`).
-    """
+    """A `TransactionOrdering` that lets nothing through before the server has shown what it has."""
 
     def __init__(self, order: TransactionOrdering, rejoin: FailoverReplay, state: StreamCheckpoint) -> None:
         self._order = order

@@ -113,9 +113,7 @@ class GaussDbIntrospection:
         )
 
     def steps(self, state: Callable[[], StreamCheckpoint | None]) -> Iterator[Action]:
-        """What `run` would do at the source; `state`: what bronze holds, asked behind the slot: receivers land before
-        they confirm.
-        """
+        """What `run` would do at the source; `state`: what bronze holds, asked after the slot."""
         existing_slot, held = find_slot(self._session, self._project.slot), state()
         facts = identify_server(self._project, self._session)
         check_server(facts, self._session.place)

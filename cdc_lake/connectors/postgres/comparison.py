@@ -50,9 +50,7 @@ class PostgresComparison:
         return relation_of(self._reading, source_table.table, source_table.columns)
 
     def parts(self, relation: Relation, source_table: PublishedTable) -> Iterator[pa.Table]:
-        """The rows of a captured table in the snapshot that its row filter takes, a block at a time: large_string
-        columns by name, text as the server prints it.
-        """
+        """The rows of a captured table that its filter takes, in blocks: large_string columns, text as printed."""
         return read_blocks(self._reading, relation, codec_by_name(self._project, "SQL_ASCII"), source_table.row_filter)
 
     def rows(self, relation: Relation, source_table: PublishedTable) -> pa.Table:

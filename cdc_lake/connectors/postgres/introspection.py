@@ -109,9 +109,7 @@ class PostgresIntrospection:
         )
 
     def steps(self, state: Callable[[], StreamCheckpoint | None]) -> Iterator[Action]:
-        """What `run` would do at the source; `state`: what bronze holds, asked behind the slot: receivers land before
-        they confirm.
-        """
+        """What `run` would do at the source; `state`: what bronze holds, asked after the slot."""
         check_server(limits(self._session, self._project.postgres), place_of(self._project.postgres))
         names = self.tables()
         yield from self._publication(names, state())

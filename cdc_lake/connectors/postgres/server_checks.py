@@ -43,9 +43,7 @@ from cdc_lake.tables.control_tables import ControlTables, control_tables
 
 
 class SessionFactory:
-    """Opens sessions that `opened` closes. What belongs together is read from one host, also while a failover is under
-    way: all are opened to the host of the first.
-    """
+    """Opens sessions that `opened` closes, all to the host of the first, also while a failover is in progress."""
 
     def __init__(self, project: Project, opened: ExitStack, on_open: Opened = ignore_open) -> None:
         """`on_open`: of every connection."""

@@ -442,9 +442,7 @@ def begin(
 def exported_point(
     project: Project, session: Session, replication: Session, dial: Callable[[str], Session], stop: threading.Event
 ) -> Iterator[slot.ExportedSlot]:
-    """A temporary slot, and an exported snapshot of exactly what was committed up to where it begins. Raises
-    SourceError, Stopped.
-    """
+    """A temporary slot, and a snapshot of exactly what was committed up to its start. Raises SourceError, Stopped."""
     plugin = project.postgres.slot.plugin
     if for_replication(replication):
         with _slots_counted(session):
@@ -518,9 +516,7 @@ def _resumable_copy(
     intention: PendingSlot,
     report: ProgressReporter,
 ) -> StreamCheckpoint | None:
-    """The stream whose copy broke off and can go on. Where there is none, no slot is in the way of a new one: ours is
-    dropped.
-    """
+    """The stream whose copy broke off and can go on. If there is none, a slot of ours is dropped for a new one."""
     existing_slot = slot.find_slot(session, project.slot)
     check_own_bronze(project, state, control)
     if state is None or starts_over(state, control):
@@ -561,9 +557,7 @@ def copy_postgres(
     report: ProgressReporter,
     on_open: Opened = ignore_open,
 ) -> tuple[str, tuple[CopiedTable, ...]]:
-    """Copy those of the tables that the stream carries; the name of their copy in bronze. Raises SourceError,
-    LakeError, StateError, Stopped.
-    """
+    """Copy the tables that the stream carries; the copy's name. Raises SourceError, LakeError, StateError, Stopped."""
     with ExitStack() as opened:
         dial = SessionFactory(project, opened, on_open)
         replication = dial("copy's slot", replication=project.postgres.streams)

@@ -193,9 +193,7 @@ class TransactionBuffer:
         return RecordTransaction(bounds, self._style, records, lsns, sum(map(len, records)))
 
     def set_aside(self) -> FrameStore:
-        """The rows in a store, which the caller closes, and nothing is open: the transaction is prepared. Raises
-        LakeError.
-        """
+        """The rows in a store that the caller closes; nothing stays open: it is prepared. Raises LakeError."""
         self._outgrown()
         store = self._store
         assert store is not None, "made, where there was none"

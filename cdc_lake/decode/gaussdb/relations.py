@@ -177,9 +177,7 @@ def relation_of(
 
 
 def _may_be_null(sent_names: Collection[str], facts: GaussDbTableMetadata, numbers: Mapping[str, int]) -> bool:
-    """Whether an old row has a column that no key has: then it was a whole one, whatever is logged now, without its
-    NULLs.
-    """
+    """Whether an old row has a column that no key has: then it was a whole row, whatever is logged now."""
     nullable = {c.number for c in facts.columns if not c.filled}
     return facts.storage is not Storage.USTORE and any(
         numbers[column_name] in nullable for column_name in sent_names if column_name in numbers
@@ -212,9 +210,7 @@ def _is_key(
 def _identify_columns(
     columns: Names, facts: GaussDbTableMetadata | None, before: PriorRelation, xid: int | None
 ) -> dict[str, tuple[int | None, bool]]:
-    """The number that each column had at its row, and whether it may be another one as well; nothing where the catalog
-    does not tell.
-    """
+    """The number that each column had at its row, and whether it is uncertain; empty if the catalog does not tell."""
     if facts is None or not facts.attributes:
         return {}
     kinds = [kind if isinstance(kind, int) else _oid(column_name, kind, facts) for column_name, kind in columns]
@@ -576,9 +572,7 @@ class RelationResolver:
         )
 
     def plan(self, row: Row, xid: int | None = None) -> RowMapping:
-        """The plan for rows of this shape in transaction `xid`, after which its layout is the table's last one. Raises
-        DecodeError.
-        """
+        """The plan for rows of this shape in transaction `xid`; its layout is the table's last. Raises DecodeError."""
         table = self._table_state(row.table)
         if table.used != self._round:
             table.used = self._round

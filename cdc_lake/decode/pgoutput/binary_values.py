@@ -107,9 +107,7 @@ READERS: Final[Mapping[int, Text]] = {
 
 
 class BinaryValue(str):
-    """A value that came in binary, until its column says what its bytes mean; `offset`: where they begin in the
-    message.
-    """
+    """A binary value until its column says what its bytes mean; `offset`: where they begin in the message."""
 
     __slots__ = ("data", "offset")
     data: bytes

@@ -280,9 +280,7 @@ def _part(cut: _Cut, numbering: Numbering, hashing: Hashing) -> _Part:
 def _digests(
     chunk: FrameBuffer, shape: _Shape, numbering: Numbering, hashing: Hashing, *, none: bool
 ) -> Callable[[], Digests]:
-    """One digest a frame, begun; of no use for odd frames and binary values, which get theirs later. `none`: they all
-    are such.
-    """
+    """One digest for each frame, begun; not for odd frames and binary values (`none`: all are), which follow later."""
     if none:
         return lambda: Digests(bytes(DIGEST_SIZE * len(shape.letter)))
     return frame_digests(chunk, shape.letter, shape.relation, numbering.relations, hashing)

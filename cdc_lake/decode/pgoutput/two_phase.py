@@ -139,9 +139,7 @@ class TwoPhaseAssembler:
             self._announced.defer(payload, lsn, (transaction.xid, len(transaction.frames)))
 
     def _introduce(self, transaction: StreamedTransaction, oid: bytes) -> None:
-        """A table that was announced before it, and not in it, with its partitions: who reads what is parked knows
-        nothing of that.
-        """
+        """A table announced before it, with its partitions: who reads what is parked knows nothing of that."""
         if oid in transaction.announced:
             return
         for table_oid in (oid, *self._announced.partitions_of(oid)):
@@ -208,9 +206,7 @@ def encode_prepared(prepared: Prepared, content: PreparedContent) -> Iterator[by
 
 
 def read_back(read: Read, part: int, where: str) -> tuple[Prepared, PreparedContent]:
-    """The transaction whose bytes `read` gives; `part`: see `decode.transaction.FrameStoreFactory`. Raises
-    PreparedDamaged.
-    """
+    """The transaction that `read` gives; `part`: see `transaction.FrameStoreFactory`. Raises PreparedDamaged."""
     head = read(0, len(MAGIC) + _HEADER.size)
     if len(head) < len(MAGIC) + _HEADER.size or not head.startswith(MAGIC):
         raise PreparedDamaged("the file of a prepared transaction begins as none does", where=where)

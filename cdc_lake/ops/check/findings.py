@@ -98,9 +98,7 @@ def shape_of(target: Target, layout: Relation) -> RelationMapping:
 def table_change_lines(
     project: Project, changes: TableChanges, *, publishes: bool, placed: bool = True
 ) -> Iterator[CheckLine]:
-    """A line for each kind of change. `publishes`: a start publishes what is lacking; `placed`: a copy has a place in
-    the stream.
-    """
+    """A line for each kind of change. `publishes`: a start publishes what lacks; `placed`: a copy has a place."""
     initial = project.pipeline.snapshot.copies
     if publishes and changes.lacking:
         copied = " and copies it, while the others flow" if initial else "; `snapshot.mode` asks for no copy"

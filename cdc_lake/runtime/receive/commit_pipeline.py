@@ -74,9 +74,7 @@ class _Later:
 
 
 class _Ready:
-    """What a batch's writer asks for columns (`bronze.contract.Tabulate`): decoded before, but for parts of large ones
-    and what has to be decoded behind them.
-    """
+    """What a batch's writer asks for columns: decoded before, except parts of large ones and what follows them."""
 
     def __init__(self, batch: TransactionBatch, tabulate: Tabulate) -> None:
         self.batch = batch

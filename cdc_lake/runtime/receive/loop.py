@@ -105,9 +105,7 @@ class OpenBatch:
         return max(self._since, self._closed + self._limits.max_delay / 1000) - self._clock()
 
     def hand_over(self) -> Sequence[ReceivedTransaction]:
-        """The transactions that were not handed over for decoding yet. Their bytes are held no longer, but for large
-        ones, whose bytes are on disk.
-        """
+        """The transactions not handed over for decoding yet. Their bytes are let go, except large ones on disk."""
         handed = self._transactions[self._handed :]
         self._transactions[self._handed :] = [
             raw if isinstance(raw, InParts) else DecodedMarker(raw.bounds, raw.size, raw.count) for raw in handed

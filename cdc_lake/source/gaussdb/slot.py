@@ -124,9 +124,7 @@ def drop_slot_when_free(session: WireSession, name: str, patience: float) -> Non
 
 
 def advance_slot(session: WireSession, name: str, upto: Lsn) -> Lsn:
-    """Let an ordinary slot forget everything up to a position without reading it; how far it then is. Raises
-    SourceError.
-    """
+    """Let an ordinary slot forget everything up to a position, unread; how far it then is. Raises SourceError."""
     sql = f"SELECT * FROM pg_replication_slot_advance({literal(name)}, {literal(str(upto))})"
     return Lsn.parse(session.query(sql, doing=f"advancing slot `{name}`").rows[0][1] or "")
 

@@ -152,9 +152,7 @@ def not_addable(session: Session, name: str, tables: Iterable[TableName]) -> lis
 
 
 def load_published_tables(session: Session, name: str) -> list[PublishedTable]:
-    """What a publication carries, sorted by table; raises PublicationMissing, and PublicationUnfit where partitions
-    come under their own names.
-    """
+    """What a publication carries, sorted by table. Raises PublicationMissing, PublicationUnfit."""
     if not publication_exists(session, name):
         raise PublicationMissing(f"publication `{name}` is not there")
     with translate_errors(f"reading publication `{name}`"):

@@ -450,9 +450,7 @@ def holders_named(session: Session, patterns: Sequence[str]) -> Iterator[None]:
 
 
 def holders(session: Session, chosen: Callable[[TableName], bool]) -> list[Holder]:
-    """Who holds chosen tables, or partitions of them, that others wait for; who holds any where nobody holds one of
-    these. Raises SourceError.
-    """
+    """Who holds locks on chosen tables that others wait for; if nobody, who holds any. Raises SourceError."""
     rows = _rows(session, _OF_TABLES)
     all_holders = [(_holder(row[:7]), TableName(str(row[7]), str(row[8]))) for row in rows]
     matching = [holder for holder, root in all_holders if chosen(holder.table) or chosen(root)]
