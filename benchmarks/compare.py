@@ -35,7 +35,7 @@ from steps import Place, Steps
 from workload_sql import fill
 
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
-from cdc_lake.comparison import table as compare_table
+from cdc_lake.comparison import compare as compare_table
 from cdc_lake.comparison.compare import compare
 from cdc_lake.comparison.row_sets import SilverRowSet, SourceRowSet
 from cdc_lake.config.project import Project

@@ -1,40 +1,368 @@
 """Compare: prove silver equal to the source, row by row, by key.
 
 One read-only snapshot of the source for all tables. What it shows and silver does not hold yet is folded onto silver in
-memory (`comparison.pending_changes`), transaction by transaction (`runtime.apply.snapshot_alignment`); where bronze
-does not have it, the verdict is inconclusive and says what to do. Silver's values are written as the server prints them
+memory (`comparison.pending_changes`), transaction by transaction (`runtime.apply.snapshot_alignment`); if bronze does
+not have it, the verdict is inconclusive and says what to do. Silver's values are written as the server prints them
 by code that the projection does not use (`tables.canonical_values`), the source is read by another reader than the
 initial copy's (`source.postgres.snapshot_visibility`), so that a mistake in either path shows. Keys that a rule or a
 cast holds are accounted for one by one (`comparison.pending_changes`).
+
+Both sides of a table are summed up by bucket first (`tables.row_hash`). The buckets that differ, and those with held
+keys, are read again from both and matched row by row, so that hashes only say where to look: every difference that is
+told is one of values.
 """
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.comparison.columns import ComparedTable, CompareOptions, CompareTask, Sample, pin, pin_at
-from cdc_lake.comparison.repair import repair_run
-from cdc_lake.comparison.table import table_compared
+from cdc_lake.comparison.columns import (
+    ComparedTable,
+    CompareOptions,
+    CompareTask,
+    Differences,
+    Key,
+    Layout,
+    Sample,
+    TypesApart,
+    count_copies,
+    layout_of,
+    match,
+    merge_differences,
+    pin,
+    pin_at,
+    type_gap,
+)
+from cdc_lake.comparison.pending_changes import Held, Overlay, PendingChanges, forward
+from cdc_lake.comparison.repair import DifferingKeys, repair, repair_run
+from cdc_lake.comparison.row_sets import (
+    BucketStore,
+    KeyRows,
+    SilverRowSet,
+    SourceRowSet,
+    both_sums,
+    differing_keys,
+    pair_shelves,
+)
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.base import ComparisonSource
 from cdc_lake.connectors.factory import compare_source
 from cdc_lake.connectors.redaction import RedactedComparison, redaction_of
 from cdc_lake.control.cut_lookup import find_cut
 from cdc_lake.control.streams import source_table
-from cdc_lake.control.verdicts import Comparison, Judged, TableComparison, record
+from cdc_lake.control.verdicts import SAMPLE, Comparison, DifferingKey, Judged, Repair, TableComparison, Verdict, record
 from cdc_lake.errors import NoStream, NoTableMatches, SlotInvalidated, SlotMissing, WalGone
 from cdc_lake.model.position import AsOf
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
-from cdc_lake.runtime.apply.snapshot_alignment import AlignmentPoint, point
-from cdc_lake.source.base import PendingTransaction, PublishedTable, SnapshotVisibility, format_stream_position
+from cdc_lake.runtime.apply.snapshot_alignment import CATCH_UP, AlignmentPoint, Gap, SnapshotTransaction, point
+from cdc_lake.source.base import (
+    PendingTransaction,
+    PublishedTable,
+    SnapshotVisibility,
+    format_stream_position,
+    takes_table_copies,
+)
 from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.row_hash import BUCKETS
+from cdc_lake.tables.silver_reader import silver_blocks, silver_exists, silver_rows
+
+SHARED = "name columns in `keys` of the table that identify its rows, then `cdc-lake rebuild TABLE`"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What comparing the rows of a table gave. `apart`: keys of which changes were given up; `rows`: of the source, and
+    of silver; `uneven`: rows of one key differ in number; `streamed`: why the source's rows were hashed here;
+    `matched`: how many were read to be matched; `forward`: by how many transactions silver was rolled forward;
+    `sampled`: the part of the buckets that was compared, None: all; `rows_of_keys`: the rows of some keys that differ.
+    """
+
+    differences: Differences
+    accounted: frozenset[Key]
+    unaccounted: frozenset[Key]
+    rows: tuple[int, int]
+    layout: Layout | None = None
+    apart: frozenset[Key] = frozenset()
+    astray: frozenset[str] = frozenset()
+    uneven: bool = False
+    streamed: str = ""
+    matched: int = 0
+    sampled: float | None = None
+    rows_of_keys: KeyRows | None = None
+    forward: int = 0
+
+    @property
+    def by_content(self) -> bool:
+        """Whether rows have no key."""
+        return self.layout is not None and self.layout.by_content
+
+
+def table_compared(job: CompareTask, where: AlignmentPoint) -> TableComparison:
+    """The verdict of one table. Raises SourceError, LakeError."""
+    began = time.monotonic()
+    pinned = job.pinned
+    table, watermark = pinned.target.source, pinned.watermark
+    if pinned.target.kind == "append":
+        reason = "silver keeps every change of it, the source only the rows they led to"
+        label = pinned.target.label
+        return TableComparison(str(table), label, Verdict.NOT_COMPARED, reason=reason, seconds=_elapsed_seconds(began))
+    outcome = (
+        where.unknown(table)
+        or where.gap_ahead(table, watermark)
+        or _compare_sides(job, where.find_unapplied(table, watermark))
+    )
+    if isinstance(outcome, _Found):
+        return _judge_findings(job, where, outcome, began)
+    why, remedy = outcome.reason, outcome.hint
+    if pinned.waits is not None and pinned.waits[0] not in remedy:
+        why, remedy = f"{why}; {pinned.waits[0]}", pinned.waits[1]
+    return TableComparison(
+        str(pinned.target.source),
+        pinned.target.label,
+        Verdict.INCONCLUSIVE,
+        reason=why,
+        hint=remedy,
+        seconds=_elapsed_seconds(began),
+    )
+
+
+def _compare_sides(job: CompareTask, unapplied: Sequence[SnapshotTransaction]) -> _Found | Gap:
+    """What differs, or why the sides cannot be set side by side."""
+    pinned = job.pinned
+    if not pinned.readable:
+        return Gap("the cut does not have it, or its version is no longer there", "`cdc-lake cuts list`")
+    if not silver_exists(job.project, pinned.target):
+        return _without_silver(job)
+    schema, _ = silver_blocks(job.project, pinned.target, pinned.marker.version)
+    layout = layout_of(job, schema)
+    if isinstance(layout, Gap):
+        return layout
+    try:
+        later = forward(job, layout, [touch.position for touch in unapplied], sum(touch.changes for touch in unapplied))
+        return later if isinstance(later, Gap) else _both_sides(job, layout, later)
+    except TypesApart as odd:
+        return type_gap(str(odd))
+
+
+def _without_silver(job: CompareTask) -> _Found | Gap:
+    relation = job.source.relation_of(job.pinned.published)
+    if sum(block.num_rows for block in job.source.parts(relation, job.pinned.published)):
+        return Gap("the silver table has not been made yet", "run `cdc-lake run --once`")
+    return _Found(Differences(), frozenset(), frozenset(), (0, 0))
+
+
+def _both_sides(job: CompareTask, layout: Layout, later: PendingChanges) -> _Found | Gap:
+    held = Held(job, layout, later.changes, closed=later.emptied)
+    overlay = Overlay(layout, held.others, emptied=later.emptied)
+    source, silver = SourceRowSet(job, layout), SilverRowSet(job, layout, overlay)
+    among, rows_of_keys = _among(job), KeyRows(layout, held.keys)
+    differences, uneven, read = Differences(), False, (0, 0)
+    if job.asked.full:
+        wanted = np.ones(BUCKETS, bool) if among is None else among
+    else:
+        source_sums, silver_sums = both_sums(source, silver, among)
+        wanted = source_sums.unlike(silver_sums)
+    wanted = wanted | layout.buckets_of(held.keys)
+    if wanted.any():
+        sides = (source, silver)
+        differences, uneven, read = _match_rows(job.project, layout, sides, held, wanted, rows_of_keys)
+    if silver.shared:
+        backlog = f"{later.transactions} landed transactions are not applied yet"
+        return Gap(f"{backlog}, and they give one key to several rows", CATCH_UP)
+    accounted, unaccounted = held.explain_keys()
+    return _Found(
+        differences,
+        accounted,
+        unaccounted,
+        rows=read if job.asked.full else (source_sums.rows, silver_sums.rows),
+        layout=layout,
+        apart=held.apart,
+        astray=silver.astray,
+        uneven=uneven and not held.keys and not differences.keys,
+        streamed="" if job.asked.full else source.streamed,
+        matched=read[0],
+        sampled=None if among is None else float(among.mean()),
+        rows_of_keys=rows_of_keys,
+        forward=later.transactions,
+    )
+
+
+def _among(job: CompareTask) -> Any:
+    """The buckets that are compared, a bool each; None: all."""
+    if job.asked.sample is None:
+        return None
+    pinned = job.pinned
+    return job.asked.sample.buckets(silver_rows(job.project, pinned.target, pinned.marker.version))
+
+
+def _match_rows(
+    project: Project,
+    layout: Layout,
+    sides: tuple[SourceRowSet, SilverRowSet],
+    held: Held,
+    wanted: Any,
+    rows_of_keys: KeyRows,
+) -> tuple[Differences, bool, tuple[int, int]]:
+    """The differences in some buckets, whether their number of rows differs in a part, and how many each side has."""
+    source, silver = sides
+    buckets = None if wanted.all() else wanted
+    parts, uneven, here_read, there_read = [], False, 0, 0
+    with _shelves(project) as (source_shelf, silver_shelf):
+        for rows, all_rows in source.blocks(buckets):
+            here_read += rows.num_rows
+            held.at_source(all_rows)
+            source_shelf.add(rows, layout.form.buckets(rows))
+        for rows in silver.blocks(buckets):
+            there_read += rows.num_rows
+            held.in_silver(rows)
+            silver_shelf.add(rows, layout.form.buckets(rows))
+        for source_part, silver_part in pair_shelves(source_shelf, silver_shelf):
+            rows_in_source, rows_in_silver = _rows(source_part, layout), _rows(silver_part, layout)
+            parts.append(match(rows_in_source, rows_in_silver, layout.keys))
+            rows_of_keys.add(parts[-1], rows_in_source, rows_in_silver)
+            uneven |= rows_in_source.num_rows != rows_in_silver.num_rows
+    return merge_differences(parts), uneven, (here_read, there_read)
+
+
+@contextmanager
+def _shelves(project: Project) -> Iterator[tuple[BucketStore, BucketStore]]:
+    project.scratch.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f"{project.name}.compare.", dir=project.scratch.parent) as folder:
+        yield BucketStore(Path(folder), "source"), BucketStore(Path(folder), "silver")
+
+
+def _rows(rows: pa.Table | None, layout: Layout) -> pa.Table:
+    """Rows as they are matched: without a key each once, with how often it is there."""
+    if rows is None:
+        rows = pa.schema([pa.field(name, pa.large_string()) for name in layout.form.columns]).empty_table()
+    return count_copies(rows) if layout.by_content else rows
+
+
+def _judge_findings(job: CompareTask, where: AlignmentPoint, findings: _Found, began: float) -> TableComparison:
+    pinned, differences = job.pinned, findings.differences
+    held = findings.accounted | findings.unaccounted
+    kinds = {
+        "missing": _without_held(differences.missing, held),
+        "extra": _without_held(differences.extra, held),
+        "changed": _without_held(differences.changed, held),
+        "repeated": _without_held(differences.repeated, held),
+        "unaccounted": _without_held(tuple(findings.unaccounted), frozenset()),
+    }
+    counts = {kind: len(keys) for kind, keys in kinds.items()}
+    # Without a key a sample would be a whole row, and values are not told.
+    samples = () if findings.by_content else tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys)
+    shared = frozenset(differences.shared) - findings.accounted
+    verdict = _verdict(
+        any(kinds.values()) or findings.uneven or bool(findings.astray), findings.accounted, findings.apart
+    )
+    why, remedy = (
+        _reason(findings, shared),
+        SHARED if shared else _remedy_text(job) if verdict is Verdict.DIFFERENT else "",
+    )
+    if not why and pinned.waits is not None:
+        why, remedy = pinned.waits
+    return TableComparison(
+        table=str(pinned.target.source),
+        silver=pinned.target.label,
+        verdict=verdict,
+        source_rows=findings.rows[0],
+        silver_rows=findings.rows[1],
+        held_keys=len(findings.accounted - findings.apart),
+        discarded_keys=len(findings.accounted & findings.apart),
+        missing=counts["missing"],
+        extra=counts["extra"],
+        changed=counts["changed"],
+        repeated=counts["repeated"],
+        unaccounted=counts["unaccounted"],
+        columns=() if findings.by_content else _columns(differences, held),
+        samples=samples,
+        watermark=format_stream_position(job.state.stream, pinned.watermark) if pinned.watermark >= 0 else "",
+        reason=why,
+        hint=remedy,
+        repair=_repair_keys(job, where, findings, kinds),
+        hashed_by="" if findings.layout is None or job.asked.full else "client" if findings.streamed else "server",
+        streamed=findings.streamed,
+        rows_matched=findings.matched,
+        differing=_differing_keys_of(job, findings, samples),
+        rolled_forward=findings.forward,
+        sampled=findings.sampled,
+        seconds=_elapsed_seconds(began),
+    )
+
+
+def _differing_keys_of(
+    job: CompareTask, findings: _Found, samples: Sequence[tuple[str, Sequence[Key]]]
+) -> tuple[DifferingKey, ...]:
+    if findings.layout is None or findings.rows_of_keys is None:
+        return ()
+    return differing_keys(job, findings.layout, samples, findings.rows_of_keys)
+
+
+def _repair_keys(
+    job: CompareTask, where: AlignmentPoint, findings: _Found, kinds: Mapping[str, Sequence[Key]]
+) -> Repair | None:
+    """What is done about the keys that differ; None where nothing was asked for or none differs."""
+    keys_by_kind = {kind: frozenset(keys) for kind, keys in kinds.items()}
+    names = () if findings.layout is None or findings.by_content else findings.layout.keys
+    types = findings.layout.types if findings.layout is not None else {}
+    differing = DifferingKeys(
+        names, types, keys_by_kind["missing"] | keys_by_kind["changed"], keys_by_kind["extra"], keys_by_kind["repeated"]
+    )
+    return repair(job, where, differing) if job.asked.repairs and differing.keys else None
+
+
+def _remedy_text(job: CompareTask) -> str:
+    """What makes silver equal again; of an older version nothing does, and of a repair its own outcome is told."""
+    if job.asked.repairs or not job.asked.now:
+        return ""
+    table = shlex.quote(str(job.pinned.target.source))
+    if not takes_table_copies(job.state.stream):
+        return f"`cdc-lake compare {table} --repair` copies the rows of single keys again"
+    return f"`cdc-lake resync {table}` copies the table again, `cdc-lake compare {table} --repair` single keys"
+
+
+def _verdict(different: bool, accounted: frozenset[Key], apart: frozenset[Key]) -> Verdict:
+    if different:
+        return Verdict.DIFFERENT
+    if accounted & apart:
+        return Verdict.EQUAL_BUT_DISCARDED
+    return Verdict.EQUAL_BUT_HELD if accounted else Verdict.EQUAL
+
+
+def _reason(findings: _Found, shared: frozenset[Key]) -> str:
+    if findings.astray:
+        return f"not the numbers of the text beside them: {', '.join(sorted(findings.astray))}"
+    if shared and findings.layout is not None:
+        return f"the source has several rows of one key: {', '.join(findings.layout.keys)} identifies none of them"
+    return "rows of one key differ in number" if findings.uneven else ""
+
+
+def _columns(differences: Differences, held: frozenset[Key]) -> tuple[tuple[str, int], ...]:
+    """Rows that differ by column; not said where some of them are held keys, which are explained otherwise."""
+    return () if held.intersection(differences.changed) else differences.columns
+
+
+def _without_held(keys: Sequence[Key], held: frozenset[Key]) -> tuple[Key, ...]:
+    return tuple(sorted((key for key in keys if key not in held), key=repr))
+
+
+def _elapsed_seconds(began: float) -> float:
+    return round(time.monotonic() - began, 3)
 
 
 def compare(

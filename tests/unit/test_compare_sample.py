@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.comparison import table
+from cdc_lake.comparison import compare
 from cdc_lake.comparison.columns import Sample
 from cdc_lake.model.position import Csn, Lsn
 from cdc_lake.source.base import Kind, StreamIdentity
@@ -40,5 +40,5 @@ def test_a_different_table_is_offered_a_new_copy_only_if_its_stream_takes_one(
     pinned = SimpleNamespace(target=SimpleNamespace(source="public.loans"))
     asked = SimpleNamespace(repairs=False, now=True)
     job: Any = SimpleNamespace(state=SimpleNamespace(stream=str(stream)), pinned=pinned, asked=asked)
-    assert ("cdc-lake resync public.loans" in table._remedy_text(job)) is offered
-    assert "cdc-lake compare public.loans --repair" in table._remedy_text(job)
+    assert ("cdc-lake resync public.loans" in compare._remedy_text(job)) is offered
+    assert "cdc-lake compare public.loans --repair" in compare._remedy_text(job)

@@ -179,4 +179,4 @@ def test_the_document_says_all_that_the_text_says():
 
 def test_there_is_nothing_to_agree_to_without_a_repair(capsys: pytest.CaptureFixture[str]):
     assert run_command(app, ["compare", "--yes"]) == 2
-    assert "without --repair" in capsys.readouterr().err
+    assert "requires --repair" in capsys.readouterr().err
