@@ -30,17 +30,17 @@ def install(extra: str) -> str:
     return f"pip install 'cdc_lake[{extra}] @ {place}'" if place else f"pip install 'cdc_lake[{extra}]'"
 
 
-ANEW: Final = "`cdc-lake restart` begins a new stream with new copies; silver, cuts and decisions stay"
-"""The remedy where a stream cannot go on, as hints say it."""
+ANEW: Final = "`cdc-lake restart` begins a new stream with new copies; silver, cuts and decisions are kept"
+"""The remedy for a stream that cannot continue, as hints word it."""
 
 
 _RESYNC: Final = re.compile(
-    r"`cdc-lake resync [^`]+`(?: then)?(?: copies (?:it|the table) again)?(?:,? (?:while )?the others go on)?"
+    r"`cdc-lake resync [^`]+`(?: then)?(?: copies (?:it|the table) again)?(?:,? (?:while )?the other tables continue)?"
 )
 
 
 def without_table_copies(remedy: str) -> str:
-    """A remedy for a stream that takes no copy of a single table: a new copy is one of every table there."""
+    """Rewords a remedy for a stream that cannot copy a single table: there, every table must be copied again."""
     return _RESYNC.sub("`cdc-lake restart` copies every table again (this stream takes no copy of one table)", remedy)
 
 
@@ -55,7 +55,7 @@ class Retry(enum.Enum):
 
 
 class CdcLakeError(Exception):
-    """The root: a code, a message in the user's words, a place, a hint, and whether waiting helps."""
+    """The root of the tree: a code, a message in the user's terms, a location, a hint, and whether waiting helps."""
 
     code: ClassVar[str] = "CDC000"
     hint: ClassVar[str] = ""
@@ -69,20 +69,20 @@ class CdcLakeError(Exception):
         self.remedy = type(self).hint if hint is None else hint
 
     def for_table(self, table: str) -> Self:
-        """The error, whose remedy names the table where it said TABLE: it is to be done as it stands."""
+        """Puts the name of the table in place of TABLE in the remedy, so that its commands can be run as printed."""
         self.remedy = _TABLE.sub(lambda command: command[1] + shlex.quote(table), self.remedy)
         return self
 
     @classmethod
     def status(cls) -> int:
-        """The process exit code these errors stand for (`docs/reference/exit-codes.md`)."""
+        """The process exit code of this class of errors (`docs/reference/exit-codes.md`)."""
         if cls.exit_code is not None:
             return cls.exit_code
         return 4 if cls.retry is Retry.LATER else 1
 
     @property
     def exit_status(self) -> int:
-        """That of this one."""
+        """The process exit code of this error."""
         return self.status()
 
 
@@ -90,7 +90,7 @@ _E = TypeVar("_E", bound=CdcLakeError)
 
 
 def kinds(kind: type[_E]) -> list[type[_E]]:
-    """A class of errors and all below it."""
+    """A class of errors and all its subclasses."""
     return [kind, *(descendant for child in kind.__subclasses__() for descendant in kinds(child))]
 
 
@@ -109,15 +109,18 @@ class NotForThisSource(ConfigError):
 
 
 class RedactionUnfit(ConfigError):
-    """A rule of `bronze.redact` names a column that is not there, or would take one that identifies rows."""
+    """A rule of `bronze.redact` names a column that does not exist, or would redact one that identifies rows."""
 
     code = "CFG154"
-    hint = "correct the name; for a column that comes later write a pattern, for example `public.users.emai?`"
+    hint = (
+        "correct the name; to cover a column that will be added later, write a pattern, for example "
+        "`public.users.emai?`"
+    )
 
 
 class RecordingNotRedacted(ConfigError):
-    """A pipeline that redacts is to be recorded as its server sends it."""
+    """A pipeline with redaction was to be recorded exactly as its server sends it."""
 
     code = "CFG155"
     exit_code = 2
-    hint = "`--redact` overwrites every value of every row; `--raw` records them as they are"
+    hint = "add `--redact` to overwrite every value of every row, or `--raw` to record the values as they are"

@@ -6,13 +6,16 @@ from cdc_lake.errors.base import ANEW, CdcLakeError
 
 
 class DecodeError(CdcLakeError):
-    """Bytes that are not what the protocol allows. `offset` counts from the start of the message.
+    """Bytes that the protocol does not allow. `offset` counts from the start of the message.
 
-    `good`: where it is of one of several transactions, how many of those before it can be decoded.
+    `good`: if the error is in one of several transactions, how many of those before it can be decoded.
     """
 
     code = "DEC300"
-    hint = "leave the slot as it is, it keeps the bytes; report what `cdc-lake run --only receive --debug` says"
+    hint = (
+        "leave the slot as it is, because it retains the data; report the output of `cdc-lake run --only receive "
+        "--debug`"
+    )
 
     def __init__(self, message: str, *, offset: int = 0, where: str = "", hint: str | None = None) -> None:
         super().__init__(f"{message} (at byte {offset})", where=where, hint=hint)
@@ -30,10 +33,10 @@ class TruncatedMessage(DecodeError):
 
 
 class UnexpectedMessage(DecodeError):
-    """A message, tuple or value of a kind that was not asked for, or that nobody knows."""
+    """A message, tuple or value of an unexpected or unknown kind."""
 
     code = "DEC302"
-    hint = "is the slot's plugin the one that `source.slot.plugin` names? if it is, report it"
+    hint = "check that `source.slot.plugin` names the slot's plugin; if it does, report the error"
 
 
 class MalformedMessage(DecodeError):
@@ -47,8 +50,8 @@ class InvalidText(DecodeError):
 
     code = "DEC304"
     hint = (
-        "a database in SQL_ASCII checks nothing: name the column in `source.hex_columns`, which keeps its bytes in "
-        f"hexadecimal digits; or repair the row, and {ANEW}"
+        "name the column in `source.hex_columns`, which stores its bytes as hexadecimal digits: a database in "
+        f"SQL_ASCII checks no encoding; or repair the row, and {ANEW}"
     )
 
     def __init__(self, *, offset: int) -> None:
@@ -56,7 +59,7 @@ class InvalidText(DecodeError):
 
 
 class OutOfSequence(DecodeError):
-    """A message where the protocol does not allow it: a change outside a transaction, a BEGIN inside one."""
+    """A message where the protocol does not allow it: a change outside a transaction, or a BEGIN inside one."""
 
     code = "DEC305"
 
@@ -65,53 +68,59 @@ class UnknownRelation(DecodeError):
     """A change of a table whose layout was never announced on this connection."""
 
     code = "DEC306"
-    hint = "run `cdc-lake run` again: a new connection announces every table anew; if it repeats, report it"
+    hint = (
+        "run `cdc-lake run` again: on a new connection the server announces every table again; if the error recurs, "
+        "report it"
+    )
 
 
 class UnknownType(DecodeError):
-    """A column of a type whose name neither the stream nor the catalog gives."""
+    """A column whose type has no name in the stream or in the catalog."""
 
     code = "DEC307"
-    hint = f"was the type dropped since? `SELECT typname FROM pg_type WHERE oid = …` tells; if so, {ANEW}"
+    hint = f"run `SELECT typname FROM pg_type WHERE oid = …` to see whether the type was dropped; if so, {ANEW}"
 
 
 class BatchTooLarge(DecodeError):
-    """More bytes in one batch of transactions than an Arrow array can address."""
+    """A batch of transactions has more bytes than an Arrow array can address."""
 
     code = "DEC308"
-    hint = f"a batch holds less than 2 GiB of values; a committed transaction cannot be split any more: {ANEW}"
+    hint = f"a batch contains less than 2 GiB of values, and a committed transaction cannot be split any more: {ANEW}"
 
 
 class RecordingUnreadable(DecodeError):
-    """A file that is no recording, or one that was cut off or damaged. `offset` counts from the start of the file."""
+    """A file that is not a recording, or is truncated or damaged. `offset` counts from the start of the file."""
 
     code = "DEC320"
-    hint = "a recording is what `cdc-lake record` wrote, whole; `inspect payload` also takes bare payloads"
+    hint = "name a complete file that `cdc-lake record` wrote; `inspect payload` also reads bare payloads"
 
 
 class UnexpectedRecord(DecodeError):
-    """A record, tuple or separator of the GaussDB family's binary style that is not of its format."""
+    """A record, tuple or separator that does not conform to the binary style of the GaussDB family."""
 
     code = "DEC315"
-    hint = "is the server's answer in `decode-style` b? Amid an upgrade it may use another one; if it is, report it"
+    hint = (
+        "check that the server sends `decode-style` b: during an upgrade it may use another style; if it sends b, "
+        "report the error"
+    )
 
 
 class UnmatchedDelete(DecodeError):
-    """A DELETE without a key at the beginning of a part, which may take back the last INSERT of the part before."""
+    """A DELETE without a key at the start of a part, which may revert the last INSERT of the part before."""
 
     code = "DEC316"
-    hint = "`cdc-lake held retry` decodes again what a version before landed as bytes"
+    hint = "run `cdc-lake held retry`, which decodes transactions again that an earlier version landed as bytes"
 
 
 class UnreadableRow(DecodeError):
     """A row whose values the server did not send: an INSERT or UPDATE without a new tuple, or with an empty one."""
 
     code = "DEC317"
-    hint = f"the server could not read its own log record: see its log; then {ANEW}"
+    hint = f"see the server's log: the server could not read its own WAL record; then {ANEW}"
 
 
 class NoOrderNumber(DecodeError):
-    """A transaction without the number that orders the stream, its CSN or its commit LSN, or with one too large."""
+    """A transaction without the number that orders the stream, its CSN or commit LSN, or with one too large."""
 
     code = "DEC318"
     hint = f"use parallel decoding, or a server that prints CSNs; otherwise set `source.order: lsn`: {ANEW}"
@@ -121,41 +130,45 @@ class StreamedBlock(DecodeError):
     """A transaction that test_decoding streams before its commit: its changes come without their values."""
 
     code = "DEC319"
-    hint = f"raise logical_decoding_work_mem so that it is not streamed; or set `plugin: pgoutput`: {ANEW}"
+    hint = f"raise logical_decoding_work_mem so that the transaction is not streamed; or set `plugin: pgoutput`: {ANEW}"
 
 
 class PreparedUnread(DecodeError):
     """A transaction that a slot with two-phase decoding sends when it is prepared, before it is committed."""
 
     code = "DEC321"
-    hint = "take two-phase decoding from the slot by copying it, and copying it back: the page of this code says how"
+    hint = "turn two-phase decoding off by copying the slot and copying it back, as `cdc-lake explain DEC321` describes"
 
 
 class UnreadBinary(DecodeError):
-    """A binary value of a type whose bytes only the server can print. `column`: in full; `kind`: its type."""
+    """A binary value of a type that only the server can print. `column`: its full name; `kind`: its type."""
 
     code = "DEC325"
-    hint = "take `binary` out of `source.decoding` and run again: the server then sends the same changes as text"
+    hint = "remove `binary` from `source.decoding` and run again: the server then sends the same changes as text"
 
     def __init__(self, column: str, kind: str) -> None:
-        super().__init__(f"column `{column}` is of type `{kind}`, whose binary values are not read")
+        super().__init__(f"column `{column}` is of type `{kind}`, whose binary values cannot be read")
 
 
 class PreparedUnknown(DecodeError):
-    """COMMIT PREPARED of a transaction that changed something, whose PREPARE was not sent and is not kept either."""
+    """COMMIT PREPARED of a transaction with changes whose PREPARE was neither sent nor stored."""
 
     code = "DEC322"
     hint = (
-        "is the lake's folder the one that the receiver had when it was prepared? bring `prepared` of its control "
-        "folder back; if it is gone for good, the page of this code says how the server sends it whole"
+        "check that the folder of the lake is the one that the receiver had at PREPARE, and restore `prepared` of "
+        "its control folder; if it is lost permanently, `cdc-lake explain DEC322` describes how to have the server "
+        "send the transaction again"
     )
 
 
 class StyleMismatch(DecodeError):
-    """A payload of the GaussDB family that is written in another style than the one that was asked for."""
+    """A payload of the GaussDB family in another style than the requested one."""
 
     code = "DEC310"
-    hint = "amid an upgrade a server may fall back to serial decoding: wait for its end, then run again"
+    hint = (
+        "wait until an upgrade of the server has ended, then run again: during one, the server may fall back to "
+        "serial decoding"
+    )
 
     def __init__(self, *, asked: str, actual: str, offset: int = 0) -> None:
         super().__init__(f"asked for {asked}, the payload looks like {actual}", offset=offset)
@@ -166,7 +179,7 @@ class TextNotInEncoding(DecodeError):
 
     code = "DEC311"
     hint = (
-        "name the column in `source.hex_columns`, which keeps its bytes in hexadecimal digits; or repair the row, "
+        "name the column in `source.hex_columns`, which stores its bytes as hexadecimal digits; or repair the row, "
         f"and {ANEW}"
     )
 
@@ -177,24 +190,27 @@ class TextNotInEncoding(DecodeError):
 
 
 class UnknownEncoding(DecodeError):
-    """A database encoding nobody here can read."""
+    """A database encoding that is not supported."""
 
     code = "DEC312"
-    hint = "`SELECT getdatabaseencoding()` names the encoding; a database in UTF8 is read best"
+    hint = "run `SELECT getdatabaseencoding()` to see the encoding; UTF8 is supported best"
 
     def __init__(self, encoding: str) -> None:
         super().__init__(f"the database encoding `{encoding}` is not known")
 
 
 class UnknownStatement(DecodeError):
-    """A statement of text or JSON decoding that is none of those a server is known to print."""
+    """A statement of text or JSON decoding that no known server prints."""
 
     code = "DEC313"
-    hint = "leave the slot as it is, it keeps the bytes; `cdc-lake record` saves the stream: report it"
+    hint = (
+        "leave the slot as it is, because it retains the data; save the stream with `cdc-lake record`, and report "
+        "the error"
+    )
 
 
 class UnreadableTime(DecodeError):
-    """A time of a transaction that is not in the form servers print."""
+    """The time of a transaction is not in a form that servers print."""
 
     code = "DEC314"
 

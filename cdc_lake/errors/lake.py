@@ -12,56 +12,59 @@ class LakeError(CdcLakeError):
 
 
 class JavaMissing(LakeError):
-    """Spark's Java is not there."""
+    """No suitable Java is installed for Spark."""
 
     code = "LAK401"
-    hint = "install a Java 17 or 21 runtime, or point JAVA_HOME at one; `cdc-lake check` shows what is found"
+    hint = "install a Java 17 or 21 runtime, or set JAVA_HOME to one; `cdc-lake check` shows which one is found"
 
 
 class SparkMissing(LakeError):
     """The Python package is not installed."""
 
     code = "LAK402"
-    hint = "install the extra `spark` of cdc_lake, from where cdc_lake was installed"
+    hint = "install the extra `spark` of cdc_lake from the same origin as cdc_lake itself"
 
     def __init__(self) -> None:
-        super().__init__("applying needs Spark, and pyspark is not installed here", hint=install("spark"))
+        super().__init__("applying needs Spark, but pyspark is not installed here", hint=install("spark"))
 
 
 class IcebergMissing(LakeError):
     """The Python package is not installed."""
 
     code = "LAK404"
-    hint = "install the extra `iceberg` of cdc_lake, from where cdc_lake was installed"
+    hint = "install the extra `iceberg` of cdc_lake from the same origin as cdc_lake itself"
 
     def __init__(self) -> None:
-        words = "the pipeline has Iceberg tables, and pyiceberg is not installed here"
+        words = "the pipeline has Iceberg tables, but pyiceberg is not installed here"
         super().__init__(words, hint=install("iceberg"))
 
 
 class RepeatDiffers(LakeError):
-    """The server sends a transaction again that bronze holds at its position, and it is another one."""
+    """The server sends a transaction again at a position that bronze contains, but its content is different."""
 
     code = "LAK440"
     hint = (
-        "run `cdc-lake inspect chain`: if it is broken, bronze was altered, so put it back as it was; if it holds, the "
-        f"server was restored or replaced: {ANEW}"
+        "run `cdc-lake inspect chain`: if it is broken, bronze was altered: restore it; if it is intact, the server "
+        f"was restored or replaced: {ANEW}"
     )
 
 
 class SparkNotStarted(LakeError):
-    """Java is there, Spark did not come up."""
+    """Java is installed, but Spark did not start."""
 
     code = "LAK403"
-    hint = "the first start fetches Delta's and Iceberg's jars: check the way to Maven Central or your mirror of it"
+    hint = (
+        "the first start downloads the jars of Delta and Iceberg: check the connection to Maven Central or to your "
+        "mirror of it"
+    )
 
 
 class SparkDied(LakeError):
-    """The JVM that Spark runs in ended while it was needed."""
+    """The JVM of Spark ended while it was needed."""
 
     code = "LAK405"
     retry = Retry.LATER
-    hint = "state is safe, run again; if it dies each time, raise `apply.driver_memory` or lower `apply.span_rows`"
+    hint = "run again: no state was lost; if it ends each time, raise `apply.driver_memory` or lower `apply.span_rows`"
 
     def __init__(self, how: str) -> None:
         super().__init__(f"the Java process that Spark runs in has ended ({how})")
@@ -69,64 +72,69 @@ class SparkDied(LakeError):
 
 
 class OtherCatalog(LakeError):
-    """The session of Spark that runs already has the catalog of another pipeline under this one's name."""
+    """The running Spark session already has the catalog of another pipeline under this one's name."""
 
     code = "LAK406"
-    hint = "run this pipeline in a process of its own, or keep both in one folder: they share its lake and its catalog"
+    hint = (
+        "run this pipeline in its own process, or keep both pipelines in one folder, so that they share a lake and "
+        "a catalog"
+    )
 
 
 class DestructiveChange(LakeError):
-    """The source's table changed in a way that would lose or reinterpret data in silver."""
+    """The source table changed in a way that would lose or reinterpret data in silver."""
 
     code = "LAK410"
     hint = (
-        "the table waits, the others go on; undo the change at the source, or run `cdc-lake rebuild TABLE` to give the "
-        "table the form that it has there now"
+        "the table waits; the other tables continue; undo the change at the source, or run `cdc-lake rebuild TABLE` "
+        "to give the silver table the new columns of the source"
     )
 
 
 class Unconvertible(LakeError):
-    """A column changed its type, and what its old values are in the new one, only the source knows."""
+    """A column changed its type, and only the source knows its old values in the new type."""
 
     code = "LAK456"
     hint = (
-        "the table waits, the others go on: `cdc-lake resync TABLE` copies it again; or undo the change at the source"
+        "the table waits; the other tables continue: `cdc-lake resync TABLE` copies it again; or undo the change at "
+        "the source"
     )
 
 
 class ShapeForeign(LakeError):
-    """A silver table has a column that neither its source table ever had nor the pipeline adds."""
+    """A silver table has a column that the source table never had and that the pipeline does not add."""
 
     code = "LAK457"
     hint = (
-        "move what the column holds into a table or view of its own, joined by key; then `cdc-lake rebuild TABLE` "
-        "makes the silver table without it"
+        "move the content of the column into a separate table or view, joined by key; then run `cdc-lake rebuild "
+        "TABLE` to recreate the silver table without the column"
     )
 
 
 class NameTaken(LakeError):
-    """A column of the source has the name of one that silver adds itself."""
+    """A column of the source has the name of a column that silver adds."""
 
     code = "LAK450"
     hint = (
-        "give the column another name in silver (`rename`) or leave it out (`exclude`), or leave out what adds its "
-        "namesake: `lineage`, `deletes: soft`, or the table's kind; then `cdc-lake rebuild TABLE`"
+        "rename the column in silver (`rename`) or exclude it (`exclude`), or remove the setting that adds a column "
+        "of the same name: `lineage`, `deletes: soft`, or the table's kind; then run `cdc-lake rebuild TABLE`"
     )
 
 
 class TypeRefused(LakeError):
-    """The pipeline declares a silver type for a column that its source type cannot become, or names no column."""
+    """The pipeline declares a silver type to which a column cannot be converted, or names no existing column."""
 
     code = "LAK479"
     hint = "correct `types` of the table; `cdc-lake check` lists every column with its type"
 
 
 class KindChanged(LakeError):
-    """A silver table keeps something else than the pipeline says."""
+    """A silver table is of another kind than the pipeline file says."""
 
     code = "LAK451"
     hint = (
-        "put the pipeline back, or run `cdc-lake rebuild TABLE` to make the table anew from bronze as the pipeline says"
+        "restore the setting in the pipeline file, or run `cdc-lake rebuild TABLE` to recreate the table from "
+        "bronze as the pipeline file says"
     )
 
 
@@ -134,65 +142,68 @@ class ColumnNotTracked(LakeError):
     """History should track a column that the table does not have, or whose values cannot be compared."""
 
     code = "LAK452"
-    hint = "`track` names columns of the source's table; correct it in the pipeline file"
+    hint = "name columns of the source table in `track` of the pipeline file"
 
 
 class MergeRefused(LakeError):
-    """Silver does not hold what the change refers to."""
+    """Silver does not contain the row that a change refers to."""
 
     code = "LAK411"
     hint = (
-        "something else wrote to the table, or rows were missing from the start; `cdc-lake compare TABLE` names them, "
-        "and `cdc-lake resync TABLE` copies the table again"
+        "another program wrote to the table, or rows were missing from the start; `cdc-lake compare TABLE` lists "
+        "them, and `cdc-lake resync TABLE` copies the table again"
     )
 
 
 class ApplyFailed(LakeError):
-    """A table could not be merged, for a reason Spark gave."""
+    """Spark failed to merge a table."""
 
     code = "LAK413"
-    hint = "silver is unchanged; run again with --debug to see what Spark said, or read the log in `<lake>/logs`"
+    hint = "silver is unchanged; run again with --debug to see the error of Spark, or read the log in `<lake>/logs`"
 
 
 class ClockBehind(LakeError):
-    """Iceberg takes no snapshot that is more than a minute older than the table's last one."""
+    """Iceberg rejects a snapshot that is more than a minute older than the table's latest one."""
 
     code = "LAK414"
     retry = Retry.LATER
-    hint = "silver is unchanged: set this machine's clock, or wait until it is past the table's last snapshot"
+    hint = "silver is unchanged: correct this machine's clock, or wait until it is past the table's latest snapshot"
 
 
 class TableChangedMeanwhile(LakeError):
-    """Another writer committed to the silver table while a span was merged."""
+    """Another writer committed to the silver table while a span was being merged."""
 
     code = "LAK412"
     retry = Retry.LATER
-    hint = "nothing was published; run again. Only one `run` may apply a pipeline, and nothing else may write to silver"
+    hint = (
+        "run again: nothing was published. Only one `run` may apply a pipeline, and no other program may write to "
+        "silver"
+    )
 
 
 class TooManyFollowed(LakeError):
-    """More changes of one table must be followed one by one in a span than the driver's memory is for."""
+    """Too many changes of one table in a span must be collected one by one in the driver's memory."""
 
     code = "LAK472"
     identity_hint = (
-        "one transaction moves so many keys, or breaks a rule so often, that it cannot be taken apart: give the rule "
+        "one transaction changes so many keys, or violates a rule so often, that it cannot be split: give the rule "
         "`on_fail: warn` or `stop`"
     )
-    hint = f"{identity_hint}; or else `cdc-lake resync TABLE` copies the table again"
+    hint = f"{identity_hint}; otherwise `cdc-lake resync TABLE` copies the table again"
 
 
 class SilverPutBack(LakeError):
-    """A silver table is at an older content again, and its commits above that are gone."""
+    """A silver table has older content again, and its later commits are gone."""
 
     code = "LAK466"
-    hint = "bring the table forward again to the version the last cut lists, or run `cdc-lake rebuild TABLE` for it"
+    hint = "bring the table forward to the version in the latest cut, or run `cdc-lake rebuild TABLE`"
 
 
 class OtherWriter(LakeError):
-    """Something else changed rows of a silver table."""
+    """Another program changed rows of a silver table."""
 
     code = "LAK467"
-    hint = "find out what writes to the table, take it back or run `cdc-lake rebuild TABLE` for it"
+    hint = "find out what writes to the table and stop it; then revert its commit or run `cdc-lake rebuild TABLE`"
 
 
 class SilverNotOwned(LakeError):
@@ -200,75 +211,84 @@ class SilverNotOwned(LakeError):
 
     code = "LAK469"
     hint = (
-        "give this pipeline its own `silver.defaults.namespace` or the table another name with `to`; to replace what "
-        "the table holds on purpose: `cdc-lake run --adopt TABLE`"
+        "set another `silver.defaults.namespace` for this pipeline, or give the table another name with `to`; to "
+        "replace the content of the existing table on purpose: `cdc-lake run --adopt TABLE`"
     )
 
 
 class RebuildPlaceTaken(LakeError):
-    """The table that a rebuild was to make is there, or will be."""
+    """The table that a rebuild should create exists, or will exist."""
 
     code = "LAK468"
-    hint = "give `--into` a name that no table of the lake has"
+    hint = "give `--into` a name that no table in the lake has"
 
 
 class SilverMissing(LakeError):
-    """A silver table, or a version of it, is not there to be read."""
+    """A silver table, or a version of it, does not exist."""
 
     code = "LAK424"
-    hint = "run `cdc-lake run --once` to make the table; versions that VACUUM or expiry removed cannot be read again"
+    hint = (
+        "run `cdc-lake run --once` to create the table; versions that VACUUM or snapshot expiry removed cannot be "
+        "read again"
+    )
 
     def __init__(self, table: str, version: int | None = None) -> None:
         version_text = "" if version is None else f" at version {version}"
-        super().__init__(f"the silver table {table} is not there{version_text}", where=table)
+        super().__init__(f"the silver table {table} does not exist{version_text}", where=table)
 
 
 class BronzeNotWritten(LakeError):
-    """A commit to bronze failed, and is known not to have landed."""
+    """A commit to bronze failed, and certainly did not land."""
 
     code = "LAK420"
     retry = Retry.LATER
-    hint = "nothing was confirmed, so nothing is lost: check disk space and permissions of the folder, then run again"
+    hint = (
+        "check the disk space and the permissions of the folder, then run again: nothing was acknowledged, so "
+        "nothing is lost"
+    )
 
 
 class CommitNotOnDisk(LakeError):
-    """A commit is in a table's log, and the disk failed to keep it."""
+    """A commit is in a table's log, but the disk failed to store it durably."""
 
     code = "LAK426"
-    hint = "nothing behind it was confirmed: look at the disk (the kernel's log), then run `cdc-lake inspect chain`"
+    hint = (
+        "check the disk (see the kernel's log), then run `cdc-lake inspect chain`: nothing after this commit was "
+        "acknowledged"
+    )
 
 
 class BronzeUnknown(LakeError):
-    """The folder holds a table that is not a bronze table this version can use."""
+    """The folder contains a table that is not a bronze table of this version."""
 
     code = "LAK421"
-    hint = "point `bronze.path` at the pipeline's own table; a newer contract needs a newer cdc_lake"
+    hint = "set `bronze.path` to the pipeline's own table; if the table has a newer contract, install a newer cdc_lake"
 
 
 class BronzeDamaged(LakeError):
-    """Bronze does not hold what its own rows or markers announce."""
+    """Bronze lacks something that its own rows or markers announce."""
 
     code = "LAK422"
     hint = (
-        "run `cdc-lake inspect chain` to see where, and put back from a copy what was removed or edited; if that "
-        f"cannot be had: {ANEW}"
+        "run `cdc-lake inspect chain` to see where, and restore what was removed or edited from a copy; if there is "
+        f"no copy: {ANEW}"
     )
 
 
 class BronzeAltered(LakeError):
-    """Something else changed the data of bronze since the last commit of its receiver."""
+    """Another program changed the data of bronze since the receiver's last commit."""
 
     code = "LAK425"
-    hint = f"find out what writes to the table, and put it back as it was; if that cannot be had: {ANEW}"
+    hint = f"find out what writes to the table, and restore the table; if it cannot be restored: {ANEW}"
 
 
 class BronzeGone(LakeError):
-    """The control tables know a stream, and bronze holds nothing."""
+    """The control tables record a stream, but bronze is empty."""
 
     code = "LAK427"
     hint = (
-        "was `bronze.path` changed, or the folder moved? put it back, and nothing is lost: the slot keeps the log; if "
-        "bronze is lost for good: `cdc-lake restart`"
+        "if `bronze.path` was changed or the folder was moved, restore it, and nothing is lost: the slot retains "
+        "the WAL; if bronze is lost permanently: `cdc-lake restart`"
     )
 
 
@@ -276,118 +296,123 @@ class ControlNewer(LakeError):
     """A control table was written or upgraded by a newer version."""
 
     code = "LAK490"
-    hint = "install a newer cdc_lake, at least the version that upgraded the lake"
+    hint = "install a newer cdc_lake: at least the version that upgraded the lake"
 
 
 class ControlNotWritten(LakeError):
-    """A commit to a control table failed, and is known not to have landed."""
+    """A commit to a control table failed, and certainly did not land."""
 
     code = "LAK423"
     retry = Retry.LATER
-    hint = "check disk space and permissions of the control folder, then run again"
+    hint = "check the disk space and the permissions of the control folder, then run again"
 
 
 class CatalogUnreachable(LakeError):
-    """The Iceberg catalog did not answer, or refused us."""
+    """The Iceberg catalog did not respond, or refused the request."""
 
     code = "LAK430"
     retry = Retry.LATER
-    hint = "check `lake.iceberg`: its `uri`, that the catalog runs, and the credentials in `properties`"
+    hint = "check `lake.iceberg`: its `uri`, whether the catalog is running, and the credentials in `properties`"
 
 
 class CommitUncertain(LakeError):
-    """A commit to bronze failed, and whether it landed could not be asked."""
+    """A commit to bronze failed, and it is unknown whether it landed."""
 
     code = "LAK431"
     retry = Retry.LATER
     hint = (
-        "nothing was confirmed, so nothing is lost: the next run reads from the catalog what bronze holds and goes on"
+        "run again: nothing was acknowledged, so nothing is lost, and the next run reads from the catalog what "
+        "bronze contains"
     )
 
 
 class StoreUnavailable(LakeError):
-    """The object store did not answer, or failed, for as long as we were to be patient."""
+    """The object store did not respond, or failed, until the retries were exhausted."""
 
     code = "LAK435"
     retry = Retry.LATER
-    hint = "nothing is lost, run again; if it stays so check `lake.storage.endpoint` and the way to it"
+    hint = "run again: nothing is lost; if the error persists, check `lake.storage.endpoint` and the network to it"
 
 
 class StoreRefused(LakeError):
-    """The object store answered that we may not, or that the bucket is not there."""
+    """The object store denied access, or the bucket does not exist."""
 
     code = "LAK436"
-    hint = "check the bucket's name and `lake.storage`: region, keys, and what they may do in the bucket"
+    hint = "check the bucket's name and `lake.storage`: region, keys, and their permissions on the bucket"
 
 
 class StoreBehind(LakeError):
-    """The object store has a version of a table and leaves it out of its listing."""
+    """The object store has a version of a table, but its listing omits it."""
 
     code = "LAK437"
     retry = Retry.LATER
-    hint = "run again; a store whose listings stay behind what was written cannot hold bronze"
+    hint = "run again; if listings of the store lag behind its writes, use another store: this one cannot hold bronze"
 
 
 class StoreUnfenced(LakeError):
-    """The object store overwrites where it was asked not to."""
+    """The object store overwrites an object although a conditional PUT forbids it."""
 
     code = "LAK438"
-    hint = "bronze needs a store that honours `If-None-Match` on PUT: choose another one, or a newer version of it"
+    hint = "use a store that honours `If-None-Match` on PUT, or a newer version of this one: bronze needs it"
 
 
 class BronzeBusy(LakeError):
-    """Upkeep of bronze found no moment between two commits of its receiver."""
+    """Maintenance of bronze found no gap between two commits of the receiver."""
 
     code = "LAK445"
     retry = Retry.LATER
-    hint = "nothing was changed; run `cdc-lake maintain` again when less is received"
+    hint = "run `cdc-lake maintain` again when less is received: nothing was changed"
 
 
 class VersionGone(LakeError):
     """The version of a silver table that a cut names was removed."""
 
     code = "LAK462"
-    hint = "`cdc-lake cuts list` marks the cuts that stay readable; promise the next one before it goes"
+    hint = "use a cut that `cdc-lake cuts list` marks as readable; promise the next cut before its versions are removed"
 
     def __init__(self, table: str, version: int, cut: str) -> None:
-        super().__init__(
-            f"version {version} of {table}, which the cut at {cut} names, is not there any more", where=table
-        )
+        super().__init__(f"version {version} of {table}, which the cut at {cut} names, no longer exists", where=table)
 
 
 class NotPromised(LakeError):
-    """A cut could not be promised, or there is no promise of that name."""
+    """A cut could not be promised, or no promise has that name."""
 
     code = "LAK463"
-    hint = "`cdc-lake cuts list` shows the cuts and the promises that stand"
+    hint = "`cdc-lake cuts list` shows the cuts and the current promises"
 
 
 class TransformUnfit(LakeError):
-    """What a pipeline file says of a silver table's columns or rows does not fit its source table."""
+    """The pipeline file's transforms of a silver table do not fit its source table."""
 
     code = "LAK475"
-    hint = "the table waits, the others go on; correct the pipeline file, and the next run goes on with the table"
+    hint = (
+        "the table waits; the other tables continue; correct the pipeline file, and the next run continues with the "
+        "table"
+    )
 
 
 class TransformChanged(LakeError):
-    """A silver table was made with other transforms than the pipeline file has now."""
+    """A silver table was created with other transforms than the pipeline file has now."""
 
     code = "LAK476"
-    hint = "put them back, or have the table made again with those of now: `cdc-lake rebuild TABLE`"
+    hint = "restore the transforms, or run `cdc-lake rebuild TABLE` to recreate the table with the current ones"
 
 
 class DivisionChanged(LakeError):
-    """A silver table's files are divided otherwise than the pipeline file says now."""
+    """A silver table is partitioned differently from what the pipeline file says now."""
 
     code = "LAK477"
-    hint = "put `partition_by` back, or have the table made again with the one of now: `cdc-lake rebuild TABLE`"
+    hint = "restore `partition_by`, or run `cdc-lake rebuild TABLE` to recreate the table with the current setting"
 
 
 class SilverNameShared(LakeError):
     """Two source tables would be written to one silver table."""
 
     code = "LAK493"
-    hint = "both wait, the others go on; give one of them another name: `silver.tables: [{from: …, to: …}]`"
+    hint = (
+        "both tables wait; the other tables continue; give one of the two another name: `silver.tables: [{from: …, "
+        "to: …}]`"
+    )
 
 
 class TableEndsSpark(LakeError):
@@ -395,48 +420,57 @@ class TableEndsSpark(LakeError):
 
     code = "LAK494"
     hint = (
-        "the others go on; give Spark more memory (`apply.driver_memory`) if the machine has it, lower "
-        "`apply.span_rows`, or set the table aside: `cdc-lake pause TABLE`; "
-        "what Java said is in `logs/spark.log` of the lake"
+        "give Spark more memory (`apply.driver_memory`) if the machine has it, lower `apply.span_rows`, or set the "
+        "table aside: `cdc-lake pause TABLE`; the other tables continue; `logs/spark.log` of the lake contains the "
+        "output of Java"
     )
 
 
 class SilverBusy(LakeError):
-    """Upkeep of a silver table lost against apply each time it was tried."""
+    """Maintenance of a silver table conflicted with apply at each attempt."""
 
     code = "LAK478"
     retry = Retry.LATER
-    hint = "nothing was changed by the step that lost; run `cdc-lake maintain` again when less is applied"
+    hint = "run `cdc-lake maintain` again when less is applied: the failed step changed nothing"
 
 
 class SpoolFull(LakeError):
-    """Transactions that are not committed yet take more of this machine's disk than they may."""
+    """Uncommitted transactions take more disk space on this machine than they may."""
 
     code = "LAK481"
     hint = (
-        "nothing is lost, the slot keeps them; raise `bronze.spool.max_bytes`, or end the transaction at the source: "
-        "`SELECT pid, xact_start FROM pg_stat_activity ORDER BY 2` shows the oldest"
+        "raise `bronze.spool.max_bytes`, or end the transaction at the source: `SELECT pid, xact_start FROM "
+        "pg_stat_activity ORDER BY 2` shows the oldest; nothing is lost, because the slot retains the WAL"
     )
 
 
 class SpoolNotWritten(LakeError):
-    """A transaction that is not committed yet could not be kept on this machine's disk, or not read back."""
+    """An uncommitted transaction could not be written to this machine's disk, or not read back."""
 
     code = "LAK482"
     retry = Retry.LATER
-    hint = "is the disk full? make room, or put the folder elsewhere with `bronze.spool.path`; the slot keeps it all"
+    hint = (
+        "free disk space, or move the folder with `bronze.spool.path`; nothing is lost, because the slot retains "
+        "the WAL"
+    )
 
 
 class PreparedNotKept(LakeError):
-    """A prepared transaction could not be kept until its COMMIT PREPARED, or not be read back."""
+    """A prepared transaction could not be stored until its COMMIT PREPARED, or not read back."""
 
     code = "LAK483"
     retry = Retry.LATER
-    hint = "is the disk of the control tables full, or not writable? the slot keeps what is not kept here"
+    hint = (
+        "free disk space for the control tables, and check that their folder is writable; the slot retains what is "
+        "not stored here"
+    )
 
 
 class PreparedDamaged(LakeError):
     """The file of a prepared transaction is not what the receiver wrote."""
 
     code = "LAK484"
-    hint = "bring the file back from a backup; without it, the page of DEC322 says how the server sends it whole"
+    hint = (
+        "restore the file from a backup; if there is none, `cdc-lake explain DEC322` describes how to have the "
+        "server send the transaction again"
+    )

@@ -2,7 +2,7 @@
 
 Rules and reports: QUA5xx.
 
-Bundles and jobs, and what monitoring is shown of them: DEP7xx.
+Bundles, jobs and monitoring: DEP7xx.
 """
 
 from __future__ import annotations
@@ -11,94 +11,102 @@ from cdc_lake.errors.base import ANEW, CdcLakeError, Retry, install
 
 
 class StateError(CdcLakeError):
-    """Positions, watermarks or streams do not fit together."""
+    """Positions, watermarks or streams contradict each other."""
 
     code = "STA600"
 
 
 class SilverLost(StateError):
-    """The last cut lists a silver table that is not there any more."""
+    """The latest cut lists a silver table that no longer exists."""
 
     code = "STA612"
-    hint = "put the table back as it was, or run `cdc-lake rebuild TABLE` to make it again from bronze"
+    hint = "restore the table, or run `cdc-lake rebuild TABLE` to recreate it from bronze"
 
 
 class HeldLost(StateError):
-    """The last cut counts more held keys of a table than are recorded."""
+    """The latest cut counts more held keys of a table than are recorded."""
 
     code = "STA613"
-    hint = "put the control table `held` back as it was, or run `cdc-lake rebuild TABLE`: it judges every change again"
+    hint = "restore the control table `held`, or run `cdc-lake rebuild TABLE`, which evaluates every change again"
 
 
 class TransactionUndecoded(StateError):
-    """Silver cannot go on: the next transaction of bronze is there as bytes that could not be decoded."""
+    """Silver cannot continue: the next transaction of bronze is stored as bytes that could not be decoded."""
 
     code = "STA655"
     hint = (
-        "`cdc-lake held list` shows what is missing; with that set, or with a version that can, `cdc-lake held retry`"
+        "run `cdc-lake held list` to see what is missing; provide it, or install a version that can decode it, then "
+        "run `cdc-lake held retry`"
     )
 
 
 class SlotUndecodable(StateError):
-    """A comparison cannot know what the slot still has: the next of it cannot be decoded."""
+    """A comparison cannot read the pending changes of the slot, because the next one cannot be decoded."""
 
     code = "STA656"
-    hint = "`cdc-lake run` says what is wrong with it; once bronze has it, compare again"
+    hint = "run `cdc-lake run`, which reports why it cannot be decoded; compare again when the transaction is in bronze"
 
 
 class SnapshotIncomplete(StateError):
-    """Bronze has a stream whose initial copy never finished."""
+    """Bronze contains a stream whose initial copy never finished."""
 
     code = "STA611"
-    hint = "let `cdc-lake run --only receive` finish the copy first"
+    hint = "run `cdc-lake run --only receive` to finish the copy first"
 
 
 class NoKey(StateError):
-    """A table has nothing that identifies a row in what the server logs."""
+    """Nothing that the server logs identifies a row of the table."""
 
     code = "STA610"
     identity_hint = (
-        "give it a primary key, or ALTER TABLE … REPLICA IDENTITY USING INDEX …, or name `keys` with identity FULL"
+        "give it a primary key, or run ALTER TABLE … REPLICA IDENTITY USING INDEX …, or name `keys` and use "
+        "identity FULL"
     )
-    hint = f"{identity_hint}; if changes landed without one, `cdc-lake resync TABLE` then copies the table again"
+    hint = (
+        f"{identity_hint}; if changes landed without one, run `cdc-lake resync TABLE`, which then copies the table "
+        "again"
+    )
 
 
 class MalformedPosition(StateError):
-    """A text that is not a position."""
+    """The text is not a valid position."""
 
     code = "STA601"
-    hint = "an LSN looks like 0/16B3748, a CSN like 951909"
+    hint = "write an LSN like 0/16B3748, or a CSN like 951909"
 
     def __init__(self, text: str) -> None:
         super().__init__(f"`{text}` is not a position")
 
 
 class AnotherReceiver(StateError):
-    """Another writer committed to the bronze table since this one read its markers."""
+    """Another writer committed to the bronze table since this receiver read its markers."""
 
     code = "STA620"
-    hint = "one receiver a pipeline: find the other one (`cdc-lake status`) and stop it, then start again"
+    hint = "find the other receiver (`cdc-lake status`) and stop it, then start again: a pipeline has only one receiver"
 
 
 class NotInOrder(StateError):
-    """Transactions given to bronze do not ascend by position."""
+    """The positions of transactions given to bronze are not ascending."""
 
     code = "STA621"
-    hint = "this is a bug in the receiver: leave the slot as it is, it keeps the bytes, and report it"
+    hint = "leave the slot as it is, because it retains the data, and report the error: it is a bug in the receiver"
 
 
 class NoStream(StateError):
-    """Bronze was given transactions before a stream was started, or a stream that stands already."""
+    """Bronze was given transactions before a stream was started, or a stream that it already contains."""
 
     code = "STA622"
-    hint = "`cdc-lake run` starts a stream with its slot; do not reuse a stream's name for another slot"
+    hint = (
+        "use `cdc-lake run`, which starts a stream together with its slot; do not use the name of a stream for "
+        "another slot"
+    )
 
 
 class TableNotKnown(StateError):
-    """A command names a source table that bronze knows nothing of."""
+    """A command names a source table that bronze does not contain."""
 
     code = "STA690"
-    hint = "write it as `cdc-lake status` does: schema.table, or a table of `public`"
+    hint = "write the name as `cdc-lake status` does: schema.table, or only the table for schema `public`"
 
 
 class AnotherApply(StateError):
@@ -106,171 +114,188 @@ class AnotherApply(StateError):
 
     code = "STA624"
     retry = Retry.LATER
-    hint = "let it end or stop it, then run again; bronze was not held up"
+    hint = (
+        "wait for the other apply process to finish, or stop it, then run again; ingestion into bronze was not affected"
+    )
 
 
 class AnotherCopy(StateError):
-    """Another process copies tables of this pipeline beside its stream."""
+    """Another process copies tables of this pipeline while the stream continues."""
 
     code = "STA625"
     retry = Retry.LATER
-    hint = "let it end, then run again: `cdc-lake resync`, or a receiver that copies tables that came to the pipeline"
+    hint = (
+        "wait until it has finished, then run again: it is `cdc-lake resync`, or a receiver that copies tables "
+        "added to the pipeline"
+    )
 
 
 class CopyUnplaced(StateError):
-    """A table cannot be copied again: nothing says where such a copy stands in the stream."""
+    """A table cannot be copied again, because nothing determines the position of such a copy in the stream."""
 
     code = "STA626"
-    hint = f"`cdc-lake compare TABLE --repair` mends rows that differ; to have every table copied again: {ANEW}"
+    hint = f"run `cdc-lake compare TABLE --repair` to repair the rows that differ; to copy every table again: {ANEW}"
 
 
 class NotInBronze(StateError):
-    """What was asked for is not in bronze."""
+    """Bronze does not contain the requested position, table or column."""
 
     code = "STA623"
-    hint = "`cdc-lake status` shows the positions that bronze holds; table and key are written as in the source"
+    hint = (
+        "`cdc-lake status` shows the positions that bronze contains; write the table and key columns as in the source"
+    )
 
 
 class RecordingNotWritten(StateError):
-    """A recording cannot be written: its file is there already, or the folder refuses it."""
+    """A recording cannot be written: its file exists, or the folder is not writable."""
 
     code = "STA630"
-    hint = "name a file that is not there yet: a recording is never overwritten"
+    hint = "name a file that does not exist: recordings are never overwritten"
 
 
 class CsnMissing(StateError):
-    """A CSN did not arrive within the bound: a transaction is lost, or was not sent."""
+    """A CSN did not arrive in time: a transaction was lost, or was not sent."""
 
     code = "STA640"
     retry = Retry.LATER
-    hint = "run again: the server sends from the confirmed position; if it repeats, `cdc-lake explain STA640`"
+    hint = (
+        "run again: the server sends from the acknowledged position; if the error recurs, see `cdc-lake explain STA640`"
+    )
 
 
 class LateTransaction(StateError):
-    """A transaction came whose CSN was recorded as a gap and passed over."""
+    """A transaction arrived whose CSN had been recorded as a gap and passed over."""
 
     code = "STA641"
-    hint = f"its content is kept in the file named, and new copies hold it: {ANEW}"
+    hint = f"the named file keeps its content, and new copies contain it: {ANEW}"
 
 
 class CsnTwice(StateError):
-    """Two different transactions of a stream have one CSN."""
+    """Two different transactions of a stream have the same CSN."""
 
     code = "STA643"
-    hint = f"CSNs of this server do not count its transactions: set `source.order: lsn`; then {ANEW}"
+    hint = f"CSNs of this server do not number its transactions: set `source.order: lsn`; then {ANEW}"
 
 
 class KeylessDelete(StateError):
-    """A delete of a row that the server did not name, for a silver table that is merged by key."""
+    """A delete without a key, for a silver table that is merged by key."""
 
     code = "STA644"
-    hint = "give the table a primary key or REPLICA IDENTITY FULL at the source, then `cdc-lake resync TABLE`"
+    hint = "give the table a primary key or REPLICA IDENTITY FULL at the source, then run `cdc-lake resync TABLE`"
 
 
 class ValueNotTyped(StateError):
-    """A text in bronze has no value of its column's type."""
+    """A text in bronze is not a value of its column's type."""
 
     code = "STA660"
-    hint = 'read with `misfits="keep"`, which gives its text beside it, or with `typed=False`'
+    hint = 'read with `misfits="keep"`, which returns the text in an additional column, or with `typed=False`'
 
 
 class ViewNotMade(StateError):
-    """A view of bronze that cannot be made, or would not show what it says."""
+    """A view of bronze cannot be created, or would not show the current content."""
 
     code = "STA661"
-    hint = "make temporary views (without `database`), or read with `spark_changes`"
+    hint = "create temporary views (without `database`), or read with `spark_changes`"
 
 
 class SpanTrimmed(StateError):
-    """Bronze let go transactions that silver does not have."""
+    """Bronze no longer contains transactions that silver lacks."""
 
     code = "STA665"
-    hint = f"what left bronze is nowhere else in the lake: {ANEW}"
+    hint = f"the lake has no other copy of what was removed from bronze: {ANEW}"
 
 
 class BeforeFirstCut(StateError):
-    """A position or a time before the first cut, or no cut at all."""
+    """A position or time before the first cut, or there is no cut."""
 
     code = "STA675"
-    hint = "`cdc-lake cuts list` shows the first cut; `cdc-lake run --once` makes one where there is none"
+    hint = (
+        "choose a position from the first cut on (`cdc-lake cuts list`); if there is no cut, run `cdc-lake run --once`"
+    )
 
 
 class CutNotReached(StateError):
-    """A position or a time that silver has not come to yet."""
+    """A position or time that silver has not reached yet."""
 
     code = "STA676"
     retry = Retry.LATER
-    hint = "let `cdc-lake run` apply what is there, or read `latest`"
+    hint = "wait until `cdc-lake run` has applied it, or read `latest`"
 
 
 class TableBehind(StateError):
-    """A table of a cut is not at the cut's position."""
+    """A table of a cut has not reached the cut's position."""
 
     code = "STA677"
-    hint = "`cdc-lake status` says why it waits; `allow_behind=True` reads it as it was when it stopped"
+    hint = "see `cdc-lake status` for the reason; `allow_behind=True` reads the table as it was when it stopped"
 
 
 class NotInCut(StateError):
-    """A cut does not list the table that was asked for."""
+    """A cut does not contain the requested table."""
 
     code = "STA678"
-    hint = "`cdc-lake cuts show` lists the tables of a cut; name one as in the source, or as `namespace.table`"
+    hint = "`cdc-lake cuts show` lists the tables of a cut; write the name as in the source, or as `namespace.table`"
 
 
 class CutUnknown(StateError):
-    """What names a cut is neither a position of a stream, nor a time with its zone, nor the name of a promise."""
+    """The argument is not a position of a stream, a time with a time zone, or the name of a promise."""
 
     code = "STA679"
-    hint = "give `latest`, a position as `cdc-lake cuts list` prints it, 2026-01-31T12:00:00Z, or the name of a promise"
+    hint = (
+        "give `latest`, a position from `cdc-lake cuts list`, a time such as 2026-01-31T12:00:00Z, or the name of a "
+        "promise"
+    )
 
 
 class PastTrimmed(StateError):
-    """A table cannot be built again from bronze: its beginning left by retention."""
+    """A table cannot be rebuilt from bronze, because retention removed its beginning."""
 
     code = "STA670"
-    hint = "`cdc-lake resync TABLE` copies it again, and `cdc-lake restart` every table where it keeps a past"
+    hint = (
+        "run `cdc-lake resync TABLE` to copy it again, or `cdc-lake restart` to copy every table if this one keeps "
+        "a past"
+    )
 
 
 class PositionNotHeld(StateError):
-    """There is no state of the table at a position that a rebuild was asked for."""
+    """The requested position of a rebuild is before the table's first copy or after the end of bronze."""
 
     code = "STA671"
-    hint = "give a position between the first copy and what bronze holds; `cdc-lake status` shows the newest"
+    hint = "give a position between the first copy and the end of bronze; `cdc-lake status` shows the latest"
 
 
 class RebuildNeedsPlace(StateError):
-    """A live table was to be put into a past state."""
+    """A rebuild would put a live table into a past state."""
 
     code = "STA672"
-    hint = "add `--into NAME`: the state is put into a table of its own"
+    hint = "add `--into NAME` to write the past state to a separate table"
 
 
 class NothingToRebuild(StateError):
-    """Bronze holds nothing of a table."""
+    """Bronze contains nothing of a table."""
 
     code = "STA673"
-    hint = "`cdc-lake status` lists the tables that the stream carries"
+    hint = "name one of the tables that `cdc-lake status` lists"
 
 
 class QualityError(CdcLakeError):
-    """A rule or a report."""
+    """A rule or a report failed."""
 
     code = "QUA500"
 
 
 class RuleStopped(QualityError):
-    """A change breaks a rule with `on_fail: stop`; everything before its transaction is applied."""
+    """A change violates a rule with `on_fail: stop`; everything before its transaction is applied."""
 
     code = "QUA501"
     exit_code = 5
     hint = (
-        "set the rule to `quarantine` or `warn`, or correct the rule, and run again; where it is `type_<column>`, "
-        "set `misfit: quarantine`, or declare a type that has room"
+        "set the rule to `quarantine` or `warn`, or correct the rule, and run again; for a rule `type_<column>`, "
+        "set `misfit: quarantine`, or declare a type that can hold the value"
     )
 
 
 class RuleDoesNotFit(QualityError):
-    """A rule cannot judge a column of that type, or its constants are no values of it."""
+    """A rule cannot evaluate a column of that type, or its constants are not values of it."""
 
     code = "QUA502"
     exit_code = 3
@@ -278,103 +303,107 @@ class RuleDoesNotFit(QualityError):
 
 
 class RuleColumnMissing(QualityError):
-    """A rule names a column the table does not have."""
+    """A rule names a column that the table does not have."""
 
     code = "QUA503"
     exit_code = 3
-    hint = "name a column of the source table, or take the rule out, then run `cdc-lake validate`"
+    hint = "name a column of the source table, or remove the rule, then run `cdc-lake validate`"
 
 
 class QualityEngineMissing(QualityError):
     """Great Expectations is not installed here."""
 
     code = "QUA505"
-    hint = "install the extra `quality` of cdc_lake, from where cdc_lake was installed"
+    hint = "install the extra `quality` of cdc_lake from the same origin as cdc_lake itself"
 
     def __init__(self, message: str) -> None:
         super().__init__(message, hint=install("quality"))
 
 
 class NotHeld(QualityError):
-    """No change that keeps this key is held, so there is nothing to decide."""
+    """No change of this key is held, so there is nothing to decide."""
 
     code = "QUA510"
-    hint = "`cdc-lake held list` shows what is held, with keys"
+    hint = "`cdc-lake held list` shows the held changes and their keys"
 
 
 class HoldStays(QualityError):
-    """Held changes that nobody can let through, or give up, as they are."""
+    """Held changes that can be neither released nor discarded as they are."""
 
     code = "QUA511"
     hint = (
-        "mend the row at the source, or the pipeline file and then `cdc-lake rebuild TABLE`; a TRUNCATE ends holds too"
+        "correct the row at the source, or correct the pipeline file and run `cdc-lake rebuild TABLE`; a TRUNCATE "
+        "also ends holds"
     )
 
 
 class DecidedOtherwise(QualityError):
-    """The opposite was decided of these held changes, and comes into force with the next run."""
+    """The opposite decision about these held changes is recorded, and takes effect in the next run."""
 
     code = "QUA512"
-    hint = "`cdc-lake run` carries out what was decided; `cdc-lake held list` shows it"
+    hint = "run `cdc-lake run` to carry out the recorded decision; `cdc-lake held list` shows it"
 
 
 class TruncateHeld(QualityError):
-    """A transaction truncates a table of a group and is held: neither can be shown in part."""
+    """A transaction truncates a table of a group and is held: it cannot be applied in part."""
 
     code = "QUA513"
     hint = (
-        "correct the rule, or set it to `warn` until a run has passed the transaction; or take the table out of its "
-        "group for that run"
+        "correct the rule, or set it to `warn` until a run has applied the transaction; or remove the table from "
+        "its group for that run"
     )
 
 
 class GroupDisagrees(QualityError):
-    """A transaction is to be held in one table of a group that another one has passed."""
+    """A transaction is to be held in one table of a group, but another table of the group has applied it."""
 
     code = "QUA514"
     hint = (
-        "set the rules back to what they were, or take the table out of its group, run and rebuild, and put it back: "
-        "`cdc-lake explain QUA514`"
+        "restore the rules; or remove the table from its group, run and rebuild, and put it back: see `cdc-lake "
+        "explain QUA514`"
     )
 
 
 class GroupWaits(QualityError):
-    """A table waits because another one of its group cannot go on."""
+    """A table waits because another table of its group cannot continue."""
 
     code = "QUA515"
-    hint = "mend the table that it waits for: the same run tells its error"
+    hint = "repair the table that it waits for: the same run reports the error of that table"
 
 
 class ReportNotWritten(QualityError):
     """The files of a report could not be written."""
 
     code = "QUA506"
-    hint = "make the folder writable and free space on its disk; the data is not affected"
+    hint = "make the folder writable and free disk space; the data is not affected"
 
 
 class CutWithheld(QualityError):
-    """A cut was not promised: a rule over silver at it has reached the level of `quality.promise_below`."""
+    """A cut was not promised: a rule evaluated at it has reached the level of `quality.promise_below`."""
 
     code = "QUA507"
     exit_code = 5
-    hint = "`cdc-lake report` shows what the rules found; correct the rows at the source or the rule, and promise again"
+    hint = (
+        "see the results of the rules with `cdc-lake report`; correct the rows at the source, or the rule, and "
+        "promise again"
+    )
 
 
 class DeployError(CdcLakeError):
-    """A bundle or a job."""
+    """A bundle or a job failed."""
 
     code = "DEP700"
 
 
 class NotDeployable(DeployError):
-    """A pipeline that would not run as jobs on Databricks, or would carry a secret there."""
+    """A pipeline that could not run as jobs on Databricks, or would expose a secret there."""
 
     code = "DEP701"
     exit_code = 3
 
 
 class ServerlessCompute(DeployError):
-    """A job would run on serverless compute, which speaks Spark Connect only."""
+    """A job would run on serverless compute, which supports only Spark Connect."""
 
     code = "DEP703"
     exit_code = 3
@@ -382,39 +411,39 @@ class ServerlessCompute(DeployError):
 
 
 class RuntimeUnfit(DeployError):
-    """A cluster's Spark is not the one that this version runs on."""
+    """The Spark version of a cluster is not the one that this version of cdc_lake supports."""
 
     code = "DEP709"
     exit_code = 3
-    hint = "use a Databricks Runtime of Spark 4.1: 18.0 or a later one that has it"
+    hint = "use a Databricks Runtime with Spark 4.1: 18.0, or a later one that includes it"
 
 
 class MetricsNotServed(DeployError):
-    """The address for metrics cannot be listened at."""
+    """The address for metrics cannot be used for listening."""
 
     code = "DEP710"
     hint = (
-        "another program listens there, or another receiver: give each pipeline a port of its own in "
-        "`observe.metrics`, with an address that this machine has"
+        "another program or another receiver uses the address: give each pipeline its own port in "
+        "`observe.metrics`, at an address of this machine"
     )
 
 
 class MetricsNotWritten(DeployError):
-    """The file for metrics cannot be written. It is told, and tried again; apply goes on."""
+    """The file for metrics cannot be written. This is reported and retried; apply continues."""
 
     code = "DEP711"
-    hint = "make the folder of `observe.textfile`, and let the user that applies write into it"
+    hint = "create the folder of `observe.textfile`, and give the user that runs apply permission to write to it"
 
 
 class JobParametersWrong(DeployError):
-    """A job was started with parameters that it does not take."""
+    """A job was started with unknown parameters."""
 
     code = "DEP712"
-    hint = "parameters are `--pipeline=FILE`, `--environment=NAME` and, for receive and apply, `--once=true`"
+    hint = "use the parameters `--pipeline=FILE`, `--environment=NAME` and, for receive and apply, `--once=true`"
 
 
 class LakeFolderUnfit(DeployError):
-    """The folder of the lake cannot do what commits stand on."""
+    """The lake's file system lacks an operation that atomic commits need."""
 
     code = "DEP713"
     hint = (
@@ -424,13 +453,13 @@ class LakeFolderUnfit(DeployError):
 
 
 class BundleNotWritten(DeployError):
-    """The file of a bundle could not be written, or holds what somebody changed."""
+    """The file of a bundle could not be written, or was edited by hand."""
 
     code = "DEP715"
 
 
 class LineageNotSent(DeployError):
-    """Events of lineage cannot be sent. It is told, and what was not sent is lost; apply goes on."""
+    """Lineage events cannot be sent. This is reported, and unsent events are lost; apply continues."""
 
     code = "DEP716"
-    hint = "look at the server that `observe.openlineage.to` names, or make the folder of its file"
+    hint = "check the server that `observe.openlineage.to` names, or create the folder of its file"

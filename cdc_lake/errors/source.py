@@ -1,6 +1,6 @@
 """The database: connection, slot, publication, snapshot: SRC2xx.
 
-The slot: missing, taken, not ours, of no more use, or moved where it must not be: codes among SRC2xx.
+The slot: missing, in use, foreign, invalidated, or moved past bronze: codes among SRC2xx.
 """
 
 from __future__ import annotations
@@ -9,24 +9,27 @@ from cdc_lake.errors.base import ANEW, CdcLakeError, Retry, install
 
 
 class SourceError(CdcLakeError):
-    """The source database refused, is not reachable, or is not what bronze was fed from."""
+    """The source database refused an operation, cannot be reached, or is not the one that bronze was fed from."""
 
     code = "SRC200"
 
 
 class ServerUnreachable(SourceError):
-    """Nobody answers at the address, or the connection broke off."""
+    """Nothing responds at the address, or the connection was lost."""
 
     code = "SRC201"
     retry = Retry.LATER
-    hint = "is the server running there? check `source.host` and `source.port`; nothing is lost, the slot keeps the WAL"
+    hint = (
+        "check that the server is running and that `source.host` and `source.port` are correct; nothing is lost, "
+        "because the slot retains the WAL"
+    )
 
 
 class AuthenticationRefused(SourceError):
-    """The server does not accept the role and its password from here."""
+    """The server does not accept the role and its password from this machine."""
 
     code = "SRC202"
-    hint = "check `source.user` and `source.password`, and that pg_hba.conf lets this role in from this machine"
+    hint = "check `source.user` and `source.password`, and that pg_hba.conf admits this role from this machine"
 
 
 class DatabaseUnknown(SourceError):
@@ -37,173 +40,184 @@ class DatabaseUnknown(SourceError):
 
 
 class RoleLacksReplication(SourceError):
-    """The role may not read the write-ahead log."""
+    """The role does not have the REPLICATION attribute."""
 
     code = "SRC205"
-    hint = "a superuser runs: ALTER ROLE <user> REPLICATION"
+    hint = "run as a superuser: ALTER ROLE <user> REPLICATION"
 
 
 class TlsRefused(SourceError):
-    """The encrypted connection that was asked for cannot be had."""
+    """The requested encrypted connection cannot be established."""
 
     code = "SRC206"
-    hint = "check `source.tls`: mode, and root_cert for verify-ca and verify-full; is `ssl` on at the server?"
+    hint = "check `source.tls`: mode, and root_cert for verify-ca and verify-full; check that `ssl` is on at the server"
 
 
 class ServerBusy(SourceError):
-    """The server has no connection or WAL sender left, or is starting up or shutting down."""
+    """The server has no free connection or WAL sender, or is starting up or shutting down."""
 
     code = "SRC207"
     retry = Retry.LATER
-    hint = "try again; if it stays so, raise max_connections or max_wal_senders on the server"
+    hint = "retry; if the error persists, raise max_connections or max_wal_senders on the server"
 
 
 class ServerSettings(SourceError):
-    """The server is not set up for logical decoding, or is not one we can read from."""
+    """The server is not configured for logical decoding, or is not a supported one."""
 
     code = "SRC208"
-    hint = "a superuser runs: ALTER SYSTEM SET wal_level = logical; then the server is restarted"
+    hint = "run as a superuser: ALTER SYSTEM SET wal_level = logical; then restart the server"
 
 
 class DriverMissing(SourceError):
     """The database driver is not installed."""
 
     code = "SRC209"
-    hint = "install the extra `receive` of cdc_lake, from where cdc_lake was installed"
+    hint = "install the extra `receive` of cdc_lake from the same origin as cdc_lake itself"
 
     def __init__(self, message: str = "the driver psycopg is not installed") -> None:
         super().__init__(message, hint=install("receive"))
 
 
 class NoFreeSlot(SourceError):
-    """Every replication slot the server was given is in use."""
+    """All replication slots of the server are in use."""
 
     code = "SRC211"
-    hint = "raise max_replication_slots (the server has to be restarted); `cdc-lake slot list` shows who has them"
+    hint = "raise max_replication_slots and restart the server; `cdc-lake slot list` shows which slots exist"
 
 
 class OtherSource(SourceError):
-    """The server or the database is not the one bronze was fed from."""
+    """The server or the database is not the one that bronze was fed from."""
 
     code = "SRC216"
     hint = (
-        "check `source`: another source is another pipeline, with a name of its own; if the server was replaced or "
-        f"upgraded on purpose: {ANEW}"
+        "check `source`; create another pipeline with its own name for another source; if the server was replaced "
+        f"or upgraded on purpose: {ANEW}"
     )
 
 
 class BronzeAhead(SourceError):
-    """Bronze holds transactions the server does not have: it was restored from a backup, or failed over too early."""
+    """Bronze contains transactions that the server lacks: it was restored from a backup, or failed over too early."""
 
     code = "SRC217"
     hint = (
-        f"keep what was lost, if it matters: `cdc-lake inspect tx POSITION` shows what bronze holds of it; then {ANEW}"
+        "if the lost transactions matter, save them first: `cdc-lake inspect tx POSITION` prints what bronze "
+        f"contains; then {ANEW}"
     )
 
 
 class PublicationMissing(SourceError):
-    """The publication that the slot reads is not there."""
+    """The publication that the slot reads does not exist."""
 
     code = "SRC220"
-    hint = f"changes since it went cannot be decoded, also where it is made again: {ANEW}"
+    hint = f"changes since the publication was dropped cannot be decoded, even if it is created again: {ANEW}"
 
 
 class PublicationUnfit(SourceError):
-    """The publication exists, but does not publish what the pipeline asks for, or is another pipeline's."""
+    """The publication exists, but does not publish what the pipeline needs, or belongs to another pipeline."""
 
     code = "SRC221"
-    hint = "change it by ALTER PUBLICATION, or name another in `source.publication` and it will be made"
+    hint = (
+        "change it with ALTER PUBLICATION, or set `source.publication` to another name, and the publication will be "
+        "created"
+    )
 
 
 class PublicationAltered(SourceError):
-    """Somebody altered what the publication has of a table, or gave its name to another, while changes were read."""
+    """A table's part of the publication was altered, or another table took its name, while changes were read."""
 
     code = "SRC252"
     retry = Retry.LATER
-    hint = "the table is copied again at the next start, which a receiver that runs begins by itself"
+    hint = (
+        "restart the receiver: it copies the table again when it starts; a receiver that is running restarts by itself"
+    )
 
 
 class NoTableMatches(SourceError):
     """A pattern of `tables` matches nothing in the database."""
 
     code = "SRC222"
-    hint = "write `schema.table`, unquoted and in the catalog's case; `*` and `?` match within a part"
+    hint = "write `schema.table`, without quotes and in the catalog's case; `*` and `?` match within each part"
 
 
 class RowFilterUnfit(SourceError):
-    """A filter of `source.row_filters` is none that a publication of this server could have."""
+    """A filter of `source.row_filters` is not valid as the row filter of a publication on this server."""
 
     code = "SRC239"
-    hint = "correct it, or remove it: then all rows of the table are captured"
+    hint = "correct the filter, or remove it to capture all rows of the table"
 
 
 class NoReplicaIdentity(SourceError):
-    """A table has no key that the server could log: nobody could tell which row an update or delete means."""
+    """A table has no key that the server could log, so updates and deletes would not identify a row."""
 
     code = "SRC223"
     hint = "add a primary key, or: ALTER TABLE … REPLICA IDENTITY FULL"
 
 
 class SourcePermission(SourceError):
-    """The role may connect, but not do this."""
+    """The role can connect, but lacks the privilege for this operation."""
 
     code = "SRC224"
-    hint = "`cdc-lake check --sql` prints what a superuser has to run so that the role may do this"
+    hint = "run `cdc-lake check --sql` and have a superuser execute what it prints"
 
 
 class RowsHidden(SourceError):
-    """A policy of row security hides rows of a table from the role, which the stream would have all the same."""
+    """A row security policy hides rows of a table from the role, although the stream would contain them."""
 
     code = "SRC237"
-    hint = "let the role read all rows: `cdc-lake check --sql` prints what a superuser runs, ALTER ROLE … BYPASSRLS"
+    hint = (
+        "let the role read all rows: `cdc-lake check --sql` prints the command for a superuser, ALTER ROLE … BYPASSRLS"
+    )
 
 
 class QueryRefused(SourceError):
-    """The server answered a statement of ours with an error."""
+    """The server answered a statement of this program with an error."""
 
     code = "SRC225"
-    hint = "the server's log says more; with --debug the cause is shown"
+    hint = "see the server's log; run again with --debug to see the cause"
 
 
 class LogUndecodable(SourceError):
-    """The server failed with an internal error while it decoded a transaction of its log."""
+    """The server failed with an internal error while it decoded a transaction of its WAL."""
 
     code = "SRC253"
     hint = (
-        "run again: an error that does not come back was of that moment; where it does, nothing behind this "
-        "transaction can be read from the slot: keep the server's log for its vendor, look for a newer minor release, "
-        f"and without one {ANEW}"
+        "run again: if the error does not recur, nothing else is needed; if it recurs, nothing after this "
+        "transaction can be read from the slot: keep the server's log for its vendor, look for a newer minor "
+        f"release, and if there is none: {ANEW}"
     )
 
 
 class ReceiverDied(SourceError):
-    """The receiver's process ended without saying why."""
+    """The receiver's process ended without a report."""
 
     code = "SRC227"
     retry = Retry.LATER
-    hint = "its log says more; killed by signal 9 it ran out of memory most likely: bronze is whole, run it again"
+    hint = "see its log; if it was killed by signal 9, it most likely ran out of memory; bronze is intact: run it again"
 
 
 class HashingDied(SourceError):
-    """The process beside the receiver that hashes rows ended before the receiver did."""
+    """The helper process of the receiver that hashes rows ended before the receiver did."""
 
     code = "SRC228"
     retry = Retry.LATER
-    hint = "killed by signal 9, memory ran out most likely: bronze is whole, and the receiver goes on with a new one"
+    hint = (
+        "no action is needed: the receiver continues with a new process, and bronze is intact; if it was killed by "
+        "signal 9, the machine most likely ran out of memory"
+    )
 
 
 class StreamProtocol(SourceError):
-    """The server sent a message that the streaming replication protocol does not have."""
+    """The server sent a message that the streaming replication protocol does not define."""
 
     code = "SRC226"
-    hint = "is there a proxy between? report it with the server's version"
+    hint = "connect without a proxy, if there is one; otherwise report the error with the server's version"
 
 
 class CopyUnknown(SourceError):
-    """Bronze holds changes of a stream, but nothing says that its initial copy was finished."""
+    """Bronze contains changes of a stream, but no record shows that its initial copy was finished."""
 
     code = "SRC230"
-    hint = f"were the control tables deleted? put them back; otherwise {ANEW}"
+    hint = f"if the control tables were deleted, restore them; otherwise {ANEW}"
 
 
 class TableRewritten(SourceError):
@@ -211,241 +225,254 @@ class TableRewritten(SourceError):
 
     code = "SRC231"
     retry = Retry.LATER
-    hint = "run again when the ALTER TABLE is over: the copy goes on with what is not whole yet"
+    hint = "run again when the ALTER TABLE has finished: the copy continues with the tables that are not complete yet"
 
 
 class TableLocked(SourceError):
-    """A table cannot be read or copied, because somebody else holds it locked or waits to alter it."""
+    """A table cannot be read or copied, because another session holds a lock on it or waits to alter it."""
 
     code = "SRC232"
     retry = Retry.LATER
-    hint = "run again when the ALTER TABLE is over: pg_stat_activity shows who waits for a lock"
+    hint = "run again when the ALTER TABLE has finished: pg_stat_activity shows which sessions wait for a lock"
 
 
 class ReplicationPortNeeded(SourceError):
-    """A server of the GaussDB family takes replication connections at its HA port only."""
+    """A server of the GaussDB family accepts replication connections only at its HA port."""
 
     code = "SRC240"
-    hint = "set `source.replication_port` to the HA port: the service port + 1 unless the server says otherwise"
+    hint = (
+        "set `source.replication_port` to the HA port: the service port + 1, unless the server is configured otherwise"
+    )
 
 
 class ServicePortNeeded(SourceError):
-    """A statement was sent to the HA port of a server of the GaussDB family, which takes replication only."""
+    """A statement was sent to the HA port of a server of the GaussDB family, which accepts only replication."""
 
     code = "SRC241"
     hint = "set `source.port` to the service port; the HA port belongs in `source.replication_port`"
 
 
 class AuthenticationUnsupported(SourceError):
-    """The server asks for a kind of authentication that this client does not speak."""
+    """The server requires an authentication method that this client does not support."""
 
     code = "SRC242"
-    hint = "use a `sha256` line for this role in pg_hba.conf (gs_hba.conf), and set its password again"
+    hint = "use a `sha256` line for this role in pg_hba.conf (gs_hba.conf), then set its password again"
 
 
 class PluginMissing(SourceError):
-    """The server does not have the output plugin that the slot is to use."""
+    """The server does not have the output plugin of the slot."""
 
     code = "SRC243"
     hint = (
-        "set `source.slot.plugin` to one it has: pgoutput on PostgreSQL, whose contrib package brings test_decoding; "
-        "mppdb_decoding on the GaussDB family"
+        "set `source.slot.plugin` to a plugin that the server has: pgoutput on PostgreSQL, or test_decoding from "
+        "its contrib package; mppdb_decoding on the GaussDB family"
     )
 
 
 class WrongOutputOrder(SourceError):
-    """The slot sends in another order than the pipeline asks for: CSN instead of LSN, or the other way round."""
+    """The slot's output order is not the one that the pipeline asks for: CSN instead of LSN, or the reverse."""
 
     code = "SRC244"
-    hint = f"make `source.slot.output_order` say what the slot has; to have the other order: {ANEW}"
+    hint = f"set `source.slot.output_order` to the order that the slot has; to use the other order: {ANEW}"
 
 
 class SlotNameInvalid(SourceError):
-    """The server does not take this text as the name of a slot."""
+    """The server does not accept this text as the name of a slot."""
 
     code = "SRC245"
-    hint = "in `source.slot.name` use lower-case letters, digits and `_`, at most 63, not beginning with `gs_roach`"
+    hint = (
+        "use at most 63 lower-case letters, digits and `_` in `source.slot.name`; the name must not begin with "
+        "`gs_roach`"
+    )
 
 
 class OptionUnknown(SourceError):
-    """This server, or this kind of decoding, has no option of that name."""
+    """This server, or this mode of decoding, has no option of that name."""
 
     code = "SRC246"
-    hint = "take it out of `source.decoding`: it belongs to another product, version or to parallel decoding"
+    hint = "remove it from `source.decoding`: it belongs to another product or version, or to parallel decoding"
 
 
 class OptionRefused(SourceError):
-    """The server knows the option, but not this value of it."""
+    """The server knows the option, but rejects this value."""
 
     code = "SRC247"
-    hint = "correct its value in `source.decoding`; the server's documentation has its range"
+    hint = "correct its value in `source.decoding`; the server's documentation states the range"
 
 
 class StandbyNeeded(SourceError):
-    """Decoding was asked for on a standby only, and the server is a primary."""
+    """The options ask for decoding on a standby only, but the server is a primary."""
 
     code = "SRC248"
     retry = Retry.LATER
-    hint = "take `standby-connection` out of `source.decoding`, or name one among `source.hosts`"
+    hint = "remove `standby-connection` from `source.decoding`, or name a standby in `source.hosts`"
 
 
 class DecodersExhausted(SourceError):
-    """The server runs as many parallel decodings as it can: 20 in the open source."""
+    """The server already runs as many parallel decodings as it can: 20 in the open-source edition."""
 
     code = "SRC249"
     retry = Retry.LATER
     hint = (
         "stop another parallel stream of this server, or wait until one ends, then run again; a stream in CSN order "
-        f"cannot go on serially: for that set `parallel-decode-num: 1` and `order: lsn`; then {ANEW}"
+        f"cannot continue serially: to decode serially, set `parallel-decode-num: 1` and `order: lsn`; then {ANEW}"
     )
 
 
 class NoPrimary(SourceError):
-    """The server, or every one of several that answers, is a standby."""
+    """The server is a standby or, if several are configured, each one that answers is."""
 
     code = "SRC250"
     retry = Retry.LATER
-    hint = "a failover may be under way; otherwise name the primary in `source.host`, or among `source.hosts`"
+    hint = "wait if a failover is in progress; otherwise name the primary in `source.host` or `source.hosts`"
 
 
 class SeveralPrimaries(SourceError):
-    """More than one of several hosts is a primary: what is committed on the one is not on the other."""
+    """More than one of the configured hosts is a primary: their commits differ."""
 
     code = "SRC251"
     retry = Retry.LATER
-    hint = "stop the one that is not to be, or make it a standby again; until then nothing is read"
+    hint = "stop the server that should not be the primary, or make it a standby again; until then nothing is read"
 
 
 class OtherTimeline(SourceError):
-    """The server is on an older timeline than the stream was read on, or on another one of the same number."""
+    """The server is on an older timeline than the stream was read on, or on a different one of the same number."""
 
     code = "SRC260"
-    hint = "is this the old primary, running beside the new one? name the server that is the primary now in `source`"
+    hint = "name the current primary in `source`: this may be the old primary, which still runs"
 
 
 class TimelineUntold(SourceError):
-    """The server is on a newer timeline, and cannot say where that one branched off."""
+    """The server is on a newer timeline, and does not know where that timeline branched off."""
 
     code = "SRC261"
-    hint = "put the timeline's .history file back into pg_wal (from the archive or another server), then run again"
+    hint = "restore the timeline's .history file in pg_wal (from the archive or another server), then run again"
 
 
 class HistoryDiffers(SourceError):
-    """The server sends a transaction below bronze's end that bronze does not have."""
+    """The server sends a transaction below bronze's end that bronze does not contain."""
 
     code = "SRC262"
     hint = (
-        "were `tables` changed after a crash? then change them back for one run; did another server take over that "
-        f"lacked the end of the log? {ANEW}"
+        "if `tables` was changed after a crash, change it back for one run; if a server that lacked the end of the "
+        f"WAL took over: {ANEW}"
     )
 
 
 class SlotInvalidated(SourceError):
-    """The server gave the slot up for a reason of its own, or it never had a position."""
+    """The server invalidated the slot for another reason, or the slot never had a position."""
 
     code = "SRC218"
-    hint = f"the page of this code says what each reason means, and what to do first; then {ANEW}"
+    hint = f"read `cdc-lake explain SRC218` for the meaning of each reason and what to do first; then {ANEW}"
 
 
 class WalGone(SlotInvalidated):
-    """The server dropped WAL that the slot still needed."""
+    """The server removed WAL that the slot still needed."""
 
     code = "SRC204"
     hint = f"raise max_slot_wal_keep_size on the server; then {ANEW}"
 
 
 class SlotMissing(SourceError):
-    """Bronze was fed from a slot that is no longer there: what came after bronze's last position is not kept."""
+    """The slot that bronze was fed from no longer exists, so the WAL after bronze's last position is not retained."""
 
     code = "SRC212"
-    hint = f"a new slot cannot bring back what was between: {ANEW}"
+    hint = f"a new slot cannot send the changes in between: {ANEW}"
 
 
 class SlotActive(SourceError):
-    """Another process reads the slot."""
+    """Another process is using the slot."""
 
     code = "SRC213"
     retry = Retry.LATER
-    hint = "stop the other receiver; after a crash the server frees the slot within wal_sender_timeout"
+    hint = "stop the other receiver; after a crash the server releases the slot within wal_sender_timeout"
 
 
 class SlotForeign(SourceError):
-    """A slot of this name exists, but it is not one this pipeline can have made or may take over."""
+    """A slot of this name exists, but this pipeline cannot have created it and must not take it over."""
 
     code = "SRC214"
     hint = (
-        "is the volume of `lake.path` mounted, and are `lake.path` and `bronze.path` as they were? put them back, and "
-        "nothing is lost; if this lake is new, name another slot in `source.slot.name`: who owns this one may need it"
+        "check that the volume of `lake.path` is mounted and that `lake.path` and `bronze.path` are unchanged; "
+        "restore them, and nothing is lost; if this lake is new, set `source.slot.name` to another name: the owner "
+        "of this slot may need it"
     )
 
 
 class SlotAhead(SourceError):
-    """The slot's confirmed position lies beyond what bronze holds: the changes between are missing."""
+    """The slot's confirmed position is beyond the end of bronze: the changes in between are missing."""
 
     code = "SRC215"
     hint = (
-        "was an older lake put back? put the newer one back; otherwise the slot was recreated, or something else read "
-        f"it: {ANEW}"
+        "if an older lake was restored, restore the newer one; otherwise the slot was recreated, or another program "
+        f"read it: {ANEW}"
     )
 
 
 class SlotOfOtherPlugin(SlotForeign):
-    """The slot writes its changes by another output plugin than the one the pipeline reads."""
+    """The slot uses another output plugin than the pipeline."""
 
     code = "SRC219"
     hint = (
-        "set `source.slot.plugin` to what the slot has; a new pipeline names another slot in `source.slot.name`; to "
-        f"read the stream by the other plugin: {ANEW}"
+        "set `source.slot.plugin` to the slot's plugin; for a new pipeline, set `source.slot.name` to another name; "
+        f"to read the stream with the other plugin: {ANEW}"
     )
 
 
 class SlotOfOtherDatabase(SlotForeign):
-    """The slot carries the changes of another database of the same server."""
+    """The slot belongs to another database of the same server."""
 
     code = "SRC229"
-    hint = "check `source.database`, or name another slot in `source.slot.name`: names of slots are the server's"
+    hint = (
+        "check `source.database`, or set `source.slot.name` to another name: slot names are shared by all databases "
+        "of a server"
+    )
 
 
 class SlotTwoPhase(SlotForeign):
-    """The slot sends transactions when they are prepared; the pipeline reads them at their COMMIT PREPARED."""
+    """The slot sends transactions when they are prepared, but the pipeline reads them at their COMMIT PREPARED."""
 
     code = "SRC236"
     hint = (
-        "take it from the slot by copying the slot, and copying it back: the page of this code says how; or set "
-        "`two_phase: true` in `source.decoding`"
+        "turn two-phase decoding off by copying the slot and copying it back, as `cdc-lake explain SRC236` "
+        "describes; or set `two_phase: true` in `source.decoding`"
     )
 
 
 class SlotNotTwoPhase(SlotForeign):
-    """The slot sends transactions at their COMMIT PREPARED; the pipeline asks for them when they are prepared, and no
-    plugin but pgoutput can turn that on in a slot that is there.
+    """The slot sends transactions at their COMMIT PREPARED, but the pipeline asks for them when they are prepared, and
+    only pgoutput can turn that on in an existing slot.
     """
 
     code = "SRC238"
     hint = (
-        "take `two_phase` out of `source.decoding`: prepared transactions arrive whole at their COMMIT PREPARED; or "
-        f"have it in a new slot: {ANEW}"
+        "remove `two_phase` from `source.decoding`: prepared transactions then arrive complete at their COMMIT "
+        f"PREPARED; or use it with a new slot: {ANEW}"
     )
 
 
 class AdvancePastBronze(SourceError):
-    """The slot was to forget changes that bronze does not hold."""
+    """The slot was to be advanced past changes that bronze does not contain."""
 
     code = "SRC234"
     hint = (
-        "receive them first: `cdc-lake run --once --only receive`; `cdc-lake slot advance` goes as far as bronze does"
+        "receive the changes first: `cdc-lake run --once --only receive`; `cdc-lake slot advance` then advances the "
+        "slot up to the end of bronze"
     )
 
 
 class WalBudgetExceeded(SourceError):
-    """The server keeps more log for the slot, or older log, than the pipeline allows."""
+    """The server retains more WAL, or older WAL, for the slot than the pipeline allows."""
 
     code = "SRC235"
-    hint = "`cdc-lake status` says why bronze is behind; `cdc-lake slot list` shows what the server keeps for each slot"
+    hint = (
+        "see why bronze is behind: `cdc-lake status`; `cdc-lake slot list` shows how much WAL the server retains "
+        "for each slot"
+    )
 
 
 class SlotGivenUp(SourceError):
-    """The budget stayed exceeded, and the pipeline says that its slot is to be dropped then."""
+    """The WAL budget stayed exceeded, and the pipeline is configured to drop its slot in that case."""
 
     code = "SRC233"
     hint = f"find out why bronze fell behind, or raise `source.wal_budget`; then {ANEW}"

@@ -345,10 +345,11 @@ def _outliving(
     *,
     own: bool,
 ) -> ApplySummary:
-    """Apply, and go on with another JVM where Spark's ended; `own`: it was started here.
+    """Apply, and continue with another JVM if Spark's ended; `own`: it was started here.
 
-    Tables that were worked on when it ended are worked on one by one from then on, and one that ends it alone twice
-    waits with its error while the others go on. Raises what `apply` raises; SparkDied where another JVM does not help.
+    Tables that were worked on when it ended are worked on one by one from then on. A table
+    that alone ends it twice waits with its error, and the other tables continue. Raises what `apply` raises; SparkDied
+    if another JVM does not help.
     """
     lives, pause, short = SparkLives(), _FIRST_PAUSE, 0
     while True:

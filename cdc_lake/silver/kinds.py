@@ -67,7 +67,8 @@ def check_kind(have: Collection[str], wanted: Collection[str], label: str, sourc
         if {current_kind.words, wanted_kind.words} == {_PLAIN.words, KeylessKind.words}:
             hint = (
                 f"if a primary key of {source} came or went, `cdc-lake resync {source}` copies the table again while "
-                f"the others go on; if `keys` of the pipeline did, put them back, or run `cdc-lake rebuild {source}`"
+                "the other tables continue; if `keys` of the pipeline did, put them back, or run `cdc-lake rebuild "
+                f"{source}`"
             )
         raise KindChanged(f"{label} was made as {current_kind.words}, and now is {wanted_kind.words}", hint=hint)
 

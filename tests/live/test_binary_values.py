@@ -348,7 +348,7 @@ def test_a_column_of_another_type_is_named_with_its_type_and_the_remedy(
     for decode in (tabulate, tabulate_plain):
         with pytest.raises(UnreadBinary, match=r"`public\.odd\.v` is of type `.*" + kind.strip("[]")) as refused:
             decode(slot.transactions(binary="true"))
-    assert "take `binary` out of `source.decoding`" in refused.value.remedy
+    assert "remove `binary` from `source.decoding`" in refused.value.remedy
     assert len(tabulate(slot.transactions())) == 1
 
 

@@ -168,7 +168,7 @@ def test_a_comparison_that_the_slot_stops_says_what_a_run_says_and_is_equal_once
             pytest.raises(SlotUndecodable) as asked,
         ):
             side.ahead(shown, state.upto)
-        assert "`cdc-lake run` says what is wrong" in asked.value.remedy
+        assert "`cdc-lake run`, which reports" in asked.value.remedy
         with pytest.raises(TextNotInEncoding) as said:
             once(project)
         assert said.value.code in asked.value.message

@@ -95,8 +95,8 @@ def test_a_receiver_started_again_on_a_failing_store_holds_what_the_source_has(
 @pytest.mark.parametrize(
     ("fault", "code", "remedy"),
     [
-        (Fault.FAILED, "LAK435", "run again; if it stays so check `lake.storage.endpoint`"),
-        (Fault.UNFENCED, "LAK438", "choose another one"),
+        (Fault.FAILED, "LAK435", "run again: nothing is lost; if the error persists, check `lake.storage.endpoint`"),
+        (Fault.UNFENCED, "LAK438", "honours `If-None-Match`"),
         (None, "LAK436", "check the bucket's name"),
     ],
 )

@@ -207,5 +207,5 @@ def test_a_port_in_use_ends_a_run_with_its_receiver_in_a_process_by_the_same_err
             ReceiverProcess(load_project(made.file), threading.Event(), told.append) as receiver,
         ):
             assert receiver.over.wait(60)
-    assert "a port of its own" in refused.value.remedy
+    assert "its own port" in refused.value.remedy
     assert not [one for one in told if one.stage == "retry"], "waiting would not help"

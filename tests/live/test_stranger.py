@@ -281,7 +281,7 @@ def test_a_wrong_password_is_refused_without_saying_it(project: QuickShell, serv
 def test_a_server_that_is_down_may_be_tried_again(project: QuickShell, server: EmbeddedServer) -> None:
     server.stop()
     for words in (("plan",), RUN):
-        refused(project, *words, code="SRC201", place=f"{HOST}:{server.port}/mistakes", remedy="is the server running",
+        refused(project, *words, code="SRC201", place=f"{HOST}:{server.port}/mistakes", remedy="that the server is running",
                 exit_code=4)  # fmt: skip
     assert "not reachable" in project.fine("status"), "status answers without the source"
 

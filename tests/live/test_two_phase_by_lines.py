@@ -197,7 +197,7 @@ def test_it_cannot_be_asked_for_of_a_slot_that_was_made_without(
     later = changed(project, {"two_phase": True})
     with pytest.raises(SlotNotTwoPhase) as refused:
         once(later)
-    assert "take `two_phase` out" in refused.value.remedy
+    assert "remove `two_phase`" in refused.value.remedy
     assert [line.code for line in check(later) if line.subject == "slot"] == [SlotNotTwoPhase.code]
     write(phased, "INSERT INTO b VALUES (1, 1, 'behind')")
     once(project)

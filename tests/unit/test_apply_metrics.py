@@ -168,7 +168,7 @@ def test_a_file_that_cannot_be_written_is_told_once_and_stops_nothing(tmp_path: 
         metrics.on_pass_end()
     assert [(one.stage, one.facts["code"]) for one in told] == [("warning", "DEP711")]
     assert "No such file or directory" in told[0].text
-    assert "make the folder of `observe.textfile`" in told[0].text
+    assert "create the folder of `observe.textfile`" in told[0].text
     (tmp_path / "missing").mkdir()
     with ApplyMetrics(project, project.textfile, told.append):
         pass

@@ -144,7 +144,7 @@ def test_a_port_in_use_is_an_error_with_its_remedy() -> None:
             pass
     assert (refused.value.code, refused.value.where, refused.value.exit_status) == ("DEP710", "observe.metrics", 1)
     assert "Address already in use" in refused.value.message
-    assert "a port of its own" in refused.value.remedy
+    assert "its own port" in refused.value.remedy
     with pytest.raises(MetricsNotServed), taken("192.0.2.1:9187"):
         pass
 

@@ -294,7 +294,7 @@ def copied_again(target: Target) -> str:
         words = f"give {target.source} another silver table in the pipeline file (`to`), then run `cdc-lake restart`"
         text = f"{words}, which copies every table: {target.label} stays as it is, with its past"
     else:
-        text = f"`cdc-lake resync {target.source}` copies the table again while the others go on"
+        text = f"`cdc-lake resync {target.source}` copies the table again while the other tables continue"
     return f"{text}; until then the table waits"
 
 

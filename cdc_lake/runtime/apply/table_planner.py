@@ -192,7 +192,11 @@ class TablePlanner:
             format_stream_position(state.stream, position),
         )
         words = f"bronze begins behind {begins}, and {target.source} stands at {stands}"
-        hint = None if target.keeps_past else f"`cdc-lake resync {target.source}` copies it again, the others go on"
+        hint = (
+            None
+            if target.keeps_past
+            else f"`cdc-lake resync {target.source}` copies it again, the other tables continue"
+        )
         return SpanTrimmed(words, where=self._bronze.place, hint=hint)
 
     def verify_all_tables(
