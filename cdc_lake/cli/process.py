@@ -65,7 +65,7 @@ def _run(app: typer.Typer, arguments: list[str], name: str) -> int:
 
 def _report_interrupt(name: str) -> int:
     CommandOutput(current_options(), name).note(
-        "interrupted: state is as the last commit left it, run the same command to go on"
+        "interrupted: state is as the last commit left it; run the same command to continue"
     )
     return EXIT_INTERRUPTED
 
@@ -77,7 +77,7 @@ def _usage(error: Any) -> int:
         return EXIT_USAGE
     context = getattr(error, "ctx", None)
     command = f"{context.command_path} --help" if context else "cdc-lake --help"
-    stderr().write(f"error: {message}\n\nhint: `{command}` shows what is possible\n")
+    stderr().write(f"error: {message}\n\nhint: `{command}` shows its options\n")
     return EXIT_USAGE
 
 

@@ -98,7 +98,7 @@ def seconds(value: float | None) -> str:
 
 def new_project_text(project: NewProject) -> str:
     """What `init` wrote and what to do next."""
-    lines = [f"made a {project.template} project in {project.folder}", ""]
+    lines = [f"created a {project.template} project in {project.folder}", ""]
     lines += [f"  {name}" for name in project.files]
     return "\n".join([*lines, "", "next:", *(f"  {command}" for command in project.next)])
 
@@ -159,7 +159,7 @@ def check_text(
             result.append(f"  {''.ljust(subject)}  … and {left} more of this kind: `cdc-lake check -v`")
     bad = sum(line.ok is False for line in lines)
     ready = f"ready: `cdc-lake run{' --only receive' if receives else ''}`"
-    verdict = f"{pluralize(bad, 'thing')} to fix" if bad else ready
+    verdict = f"{pluralize(bad, 'problem')} to fix" if bad else ready
     return "\n".join([*result, "", verdict] if result else [verdict])
 
 
@@ -196,17 +196,19 @@ def plan_text(planned: Plan, *, verbose: bool = False) -> str:
             lines.append(f"    … and {len(left)} more of this kind{about}: `cdc-lake plan -v`")
     lines.append("")
     if waiting := planned.waiting:
-        lines.append(f"! {pluralize(len(waiting), 'destructive action')}: not done unless allowed:")
+        lines.append(f"! {pluralize(len(waiting), 'destructive action')}: not carried out unless allowed:")
         lines.append("  cdc-lake run " + " \\\n    ".join(f"--allow {shlex.quote(text)}" for text in waiting))
     if planned.rebuilds:
-        lines.append(f"! {pluralize(planned.rebuilds, 'rebuild')} needed, which no run makes")
+        lines.append(f"! {pluralize(planned.rebuilds, 'rebuild')} needed, which a run does not do")
     if planned.copy_count:
-        lines.append(f"! {pluralize(planned.copy_count, 'operation')} for which only another copy of the table helps")
+        lines.append(f"! {pluralize(planned.copy_count, 'operation')} that need a new copy of the table")
     if adopted := planned.adopted_tables:
-        lines.append(f"! {pluralize(len(adopted), 'table')} of others: not replaced unless adopted:")
+        lines.append(f"! {pluralize(len(adopted), 'table')} of other writers: not replaced unless adopted:")
         lines.append("  cdc-lake run " + " ".join(f"--adopt {shlex.quote(label)}" for label in adopted))
     if not planned.destructive:
-        lines.append("nothing destructive; `cdc-lake run` does it" if planned.changes else "nothing to make or alter")
+        lines.append(
+            "nothing destructive; `cdc-lake run` carries it out" if planned.changes else "nothing to create or alter"
+        )
     return "\n".join(lines)
 
 
@@ -222,7 +224,7 @@ def run_text(summary: RunSummary) -> str:
         position = _position(applied.stream, applied.upto)
         lines.append(f"applied   {moved} in {pluralize(applied.merges, 'merge')}; silver is at {position}")
         if applied.held:
-            lines.append(f"held      {pluralize(applied.held, 'change')}: `cdc-lake status` says by which rule")
+            lines.append(f"held      {pluralize(applied.held, 'change')}: `cdc-lake status` shows by which rule")
         lines += [f"paused    {table}: it stays where it was paused" for table in applied.paused]
     return "\n".join(lines)
 

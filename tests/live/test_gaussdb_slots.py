@@ -140,7 +140,7 @@ def test_an_ordinary_slot_goes_as_far_as_bronze_and_never_further(stand_in: Stan
         done = advance_slot(project)
         assert fell_back is not None
         assert done.bytes > 0
-        assert "of log need not be kept" in advanced_text(done)
+        assert "of WAL can be discarded" in advanced_text(done)
         state = bronze_reader(project).state()
         assert state is not None
         assert confirmed(project) == state.confirm

@@ -558,7 +558,7 @@ def break_and_obey(library: Library, case: Case) -> None:
         would = library.shell.fine("slot", "drop")
         assert "not known: there is no bronze at" in would, would
         assert "if its lake is not mounted, or was moved, the stream is lost with the slot" in would
-        assert "nothing was done: say --yes to do it" in would
+        assert "nothing was done: add --yes to do it" in would
     if case.mend is not None:
         case.mend(library)
     done = [] if case.mend is not None else obey(library, said)

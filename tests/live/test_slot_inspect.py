@@ -75,7 +75,7 @@ def test_everything_of_the_pipelines_slot_is_told_beside_what_bronze_holds(
         [standbys] if standbys else []
     ), "what this version tells"
     assert "nothing bounds what is kept" in threats(found), "as the server is set"
-    assert "all of it is confirmed" in details_text(found, 80)
+    assert "all of it is acknowledged" in details_text(found, 80)
 
 
 def test_who_reads_it_is_named(project: Project) -> None:
@@ -108,7 +108,7 @@ def test_a_slot_of_which_bronze_holds_nothing_or_too_little_is_told_with_the_rem
     assert ahead.bronze.unconfirmed is not None
     assert ahead.bronze.unconfirmed < 0
     assert "are missing" in threats(ahead)
-    assert "further" in details_text(ahead, 80)
+    assert "ahead" in details_text(ahead, 80)
 
 
 def test_a_position_that_the_server_forgot_is_told_once_it_keeps_log_for_it(
@@ -128,7 +128,7 @@ def test_a_position_that_the_server_forgot_is_told_once_it_keeps_log_for_it(
     monkeypatch.setattr("cdc_lake.connectors.postgres.introspection.LEAST_LET_GO", 1)
     found = inspect_slot(project)
     assert "bronze holds already → cdc-lake slot advance" in threats(found)
-    assert "may be confirmed still" in details_text(found, 80)
+    assert "can still be acknowledged" in details_text(found, 80)
 
 
 def test_slots_of_others_are_told_too(database: Database, project: Project) -> None:

@@ -62,12 +62,12 @@ def end(conn: psycopg.Connection) -> int:
 def test_a_slot_made_beforehand_keeps_every_change_for_the_first_run(database: Database, project: Project) -> None:
     made = create_slot(project)
     assert (made.created, made.rows) == (True, 100)
-    assert "with a copy of 100 rows" in made_text(made)
+    assert "with a snapshot of 100 rows" in made_text(made)
     with database.connect() as conn:
         conn.execute("INSERT INTO orders VALUES (101); DELETE FROM orders WHERE id = 1")
         again = create_slot(project)
         assert (again.created, again.rows, again.position) == (False, 0, made.position)
-        assert "is there already" in made_text(again)
+        assert "already exists" in made_text(again)
         assert once(project).transactions == 1
         assert_equal_to_source(project, database)
 
@@ -89,7 +89,7 @@ def test_every_slot_of_the_server_is_listed_and_ones_own_is_marked(database: Dat
             assert any(line.startswith("*") and project.slot in line for line in text.splitlines()), text
             told = drop_slot(project, other.name)
             assert (told.own, told.done) == (False, False)
-            assert "say --yes" in dropped_text(told)
+            assert "add --yes" in dropped_text(told)
             drop_slot(project, other.name, yes=True)
             assert other.name not in {one.name for one in list_slots(project).slots}
     finally:

@@ -32,7 +32,7 @@ def test_problems_stand_first_and_500_tables_fit_a_screen():
     lines = text.splitlines()
     assert len(lines) <= SCREEN
     assert lines[0].startswith("✗ identity")
-    assert lines[-1] == "501 things to fix"
+    assert lines[-1] == "501 problems to fix"
     marks = [line[0] for line in lines if line and line[0] in "✗-✓"]
     assert marks == sorted(marks, key="✗-✓".index)
     assert "… and 495 more of this kind: `cdc-lake check -v`" in text

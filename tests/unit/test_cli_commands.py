@@ -194,7 +194,7 @@ def test_a_wrong_command_line_ends_with_2(arguments, project):
     done = cdc_lake(project, *arguments)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("error: ")
-    assert "--help` shows what is possible" in done.err
+    assert "--help` shows its options" in done.err
     assert "Traceback" not in done.err
 
 
@@ -337,7 +337,7 @@ def test_init_says_what_it_wrote_and_what_comes_next(tmp_path):
     assert (
         done.out
         == """\
-made a postgres project in my-shop
+created a postgres project in my-shop
 
   README.md
   conf/dev.yaml

@@ -117,7 +117,7 @@ def test_validate_says_what_a_data_node_alone_does_not_give(tmp_path: Path) -> N
     file.write_text(text)
     said = [(one.severity.value, one.summary) for one in validate([file])]
     assert [severity for severity, _ in said] == ["warning", "warning"]
-    assert "part of every transaction across shards" in said[0][1]
+    assert "part of each transaction across shards" in said[0][1]
     assert "replicated table" in said[1][1]
     file.write_text(text + "  decoding: {slice-id: 3}\n")
     assert len(validate([file])) == 1

@@ -135,7 +135,7 @@ def test_held_changes_are_listed_with_their_key_and_rule(project: Project):
     ]
     text = list_text(found)
     assert "in_set_note" in text
-    assert "waits behind a held change of its key" in text
+    assert "queued behind a held change of its key" in text
     assert [one.position for one in found.undecodable] == ["0/12C", "0/1F4"]
 
 

@@ -98,7 +98,7 @@ def test_a_span_is_a_line_a_transaction_and_its_totals(inspect: Shell, bronze: D
     assert (
         said
         == """\
-epoch 1, from its start up to 0/FA0
+epoch 1, from the start up to 0/FA0
 3 transactions, 6 changes, 118 B
 
   0/7D0  2026-01-01T00:00:00Z  2 changes  45 B
@@ -114,7 +114,7 @@ epoch 1, from its start up to 0/FA0
 
 def test_a_part_of_it_lies_behind_its_start_and_up_to_its_end(inspect: Shell, bronze: DeltaBronze) -> None:
     said, _ = inspect("span", "--from", "0/7D0", "--to", "0/FA0", "--limit", "1")
-    assert said.splitlines()[0] == "epoch 1, behind 0/7D0 up to 0/FA0"
+    assert said.splitlines()[0] == "epoch 1, after 0/7D0 up to 0/FA0"
     assert said.splitlines()[4] == "  … and 1 more (`--limit`)"
 
 
@@ -136,7 +136,7 @@ def test_a_span_in_the_csn_domain_takes_csns(inspect: Shell, tmp_path: Path) -> 
     dense(tmp_path, (101, 0), (105, 3))
     said, _ = inspect("span", "--from", "101")
     assert said.splitlines()[:4] == [
-        "epoch 1, behind 101 up to 105",
+        "epoch 1, after 101 up to 105",
         "1 transaction, 3 without rows, 1 change, 22 B",
         "",
         "  105  2026-01-01T00:00:00Z  1 change  22 B",

@@ -85,7 +85,7 @@ def test_with_yes_other_readers_see_every_column_and_rows_stay_as_they_are(old: 
     ControlTables(old.control).record(StreamRow(2, "new", 1, "s", "i", "d", "lsn", utc_now(), True, 150, "ab"))
     seen = control(old, "streams").to_pyarrow_table().sort_by("epoch").select(["epoch", "last_position"])
     assert seen.to_pylist() == [{"epoch": 1, "last_position": None}, {"epoch": 2, "last_position": 150}]
-    assert said(capsys) == "nothing to upgrade: old_delta is as this version writes it\n"
+    assert said(capsys) == "nothing to upgrade: old_delta has the format of this version\n"
     assert said(capsys, "--yes").startswith("nothing to upgrade")
 
 

@@ -94,7 +94,7 @@ def _duration(text: str | None) -> timedelta | None:
 def list_text(cuts: CutList) -> str:
     """One cut a line, the newest first."""
     if not cuts.cuts:
-        return "there is no cut yet: `cdc-lake run --once` makes one" if not cuts.total else "no cut is promised"
+        return "no cuts yet: `cdc-lake run --once` creates one" if not cuts.total else "no cut is promised"
     rows: list[tuple[str, ...]] = [("epoch", "position", "committed", "tables", "stays readable")]
     rows += [_line(cut) for cut in cuts.cuts]
     more = cuts.total - len(cuts.cuts)
@@ -134,7 +134,9 @@ def _table(cut_table: CutTable) -> tuple[str, ...]:
 def promised_text(promised: Promised) -> str:
     """What stands now."""
     if promised.ended:
-        return f"the promise `{promised.name}` is ended; the cut at {promised.position} may go with the next upkeep"
+        return (
+            f"the promise `{promised.name}` has ended; the next maintenance may remove the cut at {promised.position}"
+        )
     until = "until the promise is ended" if promised.until is None else _until_text(promised.until)
     return f"the cut at {promised.position} stays readable as `{promised.name}` {until}"
 

@@ -220,7 +220,7 @@ def transaction_text(transaction: TransactionView) -> str:
 
 def span_text(span: SpanView) -> str:
     """The transactions of a span, one a line, and the totals by table."""
-    start_text = "from its start" if span.after < 0 else f"behind {format_stream_position(span.stream, span.after)}"
+    start_text = "from the start" if span.after < 0 else f"after {format_stream_position(span.stream, span.after)}"
     upto = "" if span.upto == END else f" up to {format_stream_position(span.stream, span.upto)}"
     empty = f", {span.empty:,} without rows" if span.empty else ""
     lines = [
@@ -274,10 +274,14 @@ def proof_text(proof: SourceProof) -> str:
     """The chain, the slot and each table."""
     lines = [chain_text(proof.chain)]
     if proof.confirmed is None:
-        lines.append("slot: it is not there")
+        lines.append("slot: missing")
     else:
-        word = "forgot what bronze does not have" if proof.forgotten else "forgot nothing that bronze does not have"
-        lines.append(f"slot: confirmed {proof.confirmed}, bronze holds {proof.held}: it {word}")
+        word = (
+            "discarded changes that bronze does not have"
+            if proof.forgotten
+            else "discarded nothing that bronze does not have"
+        )
+        lines.append(f"slot: confirmed {proof.confirmed}, bronze holds {proof.held}: the server {word}")
     for table_proof in proof.tables:
         kinds = ("missing", "extra", "changed", "repeated")
         odd = ", ".join(f"{getattr(table_proof, kind):,} {kind}" for kind in kinds if getattr(table_proof, kind))
@@ -358,7 +362,7 @@ def _row_text(values: Mapping[str, str | None] | None) -> str:
 
 
 def _held_text(change: HeldChange) -> str:
-    why = f"breaks {', '.join(change.rules)}" if change.rules else "waits behind a held change"
+    why = f"breaks {', '.join(change.rules)}" if change.rules else "queued behind a held change"
     return f"{change.position}:{change.ordinal} {OPS.get(change.op, change.op)}, {why}"
 
 
@@ -380,8 +384,8 @@ def failpoints_text(listing: FailpointList) -> str:
     rows = table([(name, says[name]) for name in says], indent="     ")
     lines = dict(zip(says, rows, strict=True))
     texts = [
-        f"{listing.variable}=NAME kills the process that comes there (SIGKILL), NAME:3 the third time it does.",
-        "Whatever died there, the next start ends at the same state.",
+        f"{listing.variable}=NAME kills the process that reaches it (SIGKILL), NAME:3 the third time.",
+        "Wherever a process dies, the next start reaches the same state.",
         "",
     ]
     for point in listing.points:
@@ -397,9 +401,9 @@ _NUMBERS = frozenset({1, 4, 5})  # columns
 def parked_text(listing: ParkedList) -> str:
     """Each with what it has; its gid as Python writes it, since it may hold anything."""
     if listing.place is None:
-        return "none are kept: they arrive whole at their COMMIT PREPARED (`source.decoding.two_phase` is off)"
+        return "no prepared transactions are kept: they arrive at COMMIT PREPARED (`source.decoding.two_phase` is off)"
     if not listing.transactions:
-        return f"none wait in {listing.place}"
+        return f"no prepared transactions in {listing.place}"
     heads = ("gid", "xid", "position", "prepared", "changes", "bytes", "tables")
     lines = table([heads, *map(_prepared_row, listing.transactions)], right=_NUMBERS, indent="")
     many, held = (

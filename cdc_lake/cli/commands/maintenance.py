@@ -112,12 +112,10 @@ def resume(call: Call, table: Table) -> None:
 
 def _pause_text(state: PauseState) -> str:
     if state.paused and state.changed:
-        return (
-            f"{state.table} is paused: a run stops it at its next span; `cdc-lake resume {state.source}` lets it go on"
-        )
+        return f"{state.table} is paused: a run stops it at its next span; `cdc-lake resume {state.source}` resumes it"
     if state.paused and state.since is not None:
-        return f"{state.table} is paused already, since {state.since.isoformat(timespec='seconds')}"
-    return f"{state.table} goes on with the next span of a run" if state.changed else f"{state.table} is not paused"
+        return f"{state.table} is already paused, since {state.since.isoformat(timespec='seconds')}"
+    return f"{state.table} continues with the next span of a run" if state.changed else f"{state.table} is not paused"
 
 
 @verb(maintenance_app, "upgrade")
@@ -133,7 +131,7 @@ def upgrade(
 
 def _upgrade_text(result: Upgrade) -> str:
     if not result.pending:
-        return f"nothing to upgrade: {result.pipeline} is as this version writes it"
+        return f"nothing to upgrade: {result.pipeline} has the format of this version"
     rows = [
         (table_upgrade.table, f"{table_upgrade.version} → {table_upgrade.to}", "; ".join(table_upgrade.steps))
         for table_upgrade in result.pending
@@ -149,14 +147,14 @@ def rebuilt_text(result: Rebuilt) -> str:
 
     what = f"{result.table} at {result.position} from {result.source}"
     if result.version is None:
-        head = f"{what}: built and set beside the table, which was left as it is"
+        head = f"{what}: built and compared with the table, which was not changed"
     else:
         head = f"{what}: generation {result.generation}, version {result.version}"
     lines = [head, *_rows(result.difference), *_columns(result.difference), *_keys(result.difference)]
-    lines += [f"done on the way: {operation}" for operation in result.operations]
+    lines += [f"also done: {operation}" for operation in result.operations]
     if result.operations and result.version is not None and result.generation > FIRST:
         shows = f"`cdc-lake compare {result.source}` shows it"
-        lines.append(f"what the server did to rows with them and did not send is not in bronze: {shows}")
+        lines.append(f"what the server did to rows with them without sending it is not in bronze: {shows}")
     if result.held:
         lines.append(f"{pluralize(result.held, 'change')} held by rules: `cdc-lake held list`")
     return "\n".join(lines)
@@ -167,8 +165,7 @@ def _rows(difference: Difference) -> Iterator[str]:
         yield pluralize(difference.after, "row")
     elif difference.added is None:
         yield (
-            f"{pluralize(difference.after, 'row')}, {difference.before:,} before; they cannot be "
-            "set beside each other one by one"
+            f"{pluralize(difference.after, 'row')}, {difference.before:,} before; they cannot be compared one by one"
         )
     else:
         yield (
@@ -191,7 +188,7 @@ def _keys(difference: Difference) -> Iterator[str]:
 def resynced_text(result: Resynced) -> str:
     """A line for each table, then what comes next."""
     lines = [_table(result, resynced) for resynced in result.tables]
-    then = "nothing was changed" if result.position is None else "silver takes the copy with the next `cdc-lake run`"
+    then = "nothing was changed" if result.position is None else "the next `cdc-lake run` applies the copy to silver"
     return "\n".join([*lines, then])
 
 
@@ -203,14 +200,14 @@ def restarted_text(result: Restarted) -> str:
         lines.append(f"slot `{result.slot}` {'is' if result.done else 'would be'} dropped")
     if result.left is not None:
         remove = f"if nobody reads it any more, `cdc-lake slot drop {result.left}` removes it"
-        lines.append(f"slot `{result.left}` of the old stream stays, and the server keeps log for it: {remove}")
+        lines.append(f"slot `{result.left}` of the old stream stays, and the server keeps WAL for it: {remove}")
     end = "" if result.position is None else f"; the stream before it ends at {result.position}"
     begins, copied = "begins" if result.done else "begin", pluralize(len(result.tables), "table")
     lines.append(f"the next `cdc-lake run` {would}{begins} a new stream with copies of {copied}{end}")
-    lines.append("silver tables, cuts, promises and decisions stay; each table begins again with its copy")
+    lines.append("silver tables, cuts, promises and decisions stay; each table starts again from its copy")
     if keep := [restarted_table.table for restarted_table in result.tables if restarted_table.keeps]:
         more = f" and {len(keep) - 5} more" if len(keep) > 5 else ""
-        lines.append(f"kept, with what they were: {', '.join(keep[:5])}{more}; changes since then are in no stream")
+        lines.append(f"kept with their history: {', '.join(keep[:5])}{more}; changes since then are in no stream")
     if result.unapplied:
         count = pluralize(result.unapplied, "transaction")
         lines.append(f"silver has not applied {count} of bronze: first `cdc-lake run --once --only apply`")
@@ -224,8 +221,8 @@ def _table(result: Resynced, table: ResyncedTable) -> str:
     else:
         what = f"{table.source} copied again at {result.position}: {pluralize(table.rows, 'row')}"
     if table.remembers:
-        return f"{what}; {table.table} ({table.kind}) ends what it has there, and keeps what it was before"
-    return f"{what}; {table.table} begins again with the copy"
+        return f"{what}; {table.table} ({table.kind}) ends its current rows, and keeps their history"
+    return f"{what}; {table.table} starts again from the copy"
 
 
 def maintenance_text(result: Maintenance) -> str:

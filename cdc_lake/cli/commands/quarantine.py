@@ -162,13 +162,13 @@ def decided_text(decision: HeldDecision) -> str:
         was = "was" if decision.before == 1 else "were"
         lines.append(f"{pluralize(decision.before, 'change')} {was} {past} before")
     if not decision.changes:
-        return "\n".join([*lines, *([] if lines else [f"nothing of {decision.source} is held that was asked for"])])
+        return "\n".join([*lines, *([] if lines else [f"no such change of {decision.source} is held"])])
     many = pluralize(len(decision.changes), "change")
     if decision.done:
         when = "a run carries it out once the table is resumed" if decision.paused else "the next run carries it out"
         verdict = f"{many} {past}: {when}, before position {decision.position}"
     else:
-        verdict = f"{many} would be {past}: say --yes to do it"
+        verdict = f"{many} would be {past}: add --yes to do it"
     return "\n".join([*lines, "", verdict])
 
 
@@ -176,7 +176,7 @@ def _change(change: HeldChange) -> tuple[str, ...]:
     from cdc_lake.model.quarantine import CEILING
 
     waits = "a held change of its key" if change.group is None else f"what group {change.group} holds"
-    why = ", ".join(change.rules) or f"waits behind {waits}"
+    why = ", ".join(change.rules) or f"queued behind {waits}"
     decided = {None: "", "release": "; to be released", "discard": "; to be discarded"}
     return (
         change.table,
@@ -202,9 +202,9 @@ def retry_text(result: HeldRetry) -> str:
                 f"{attempt.position}  decoded: {pluralize(attempt.changes, 'change')} {_tables(attempt.tables)}"
             )
     if not result.tried:
-        return "nothing waits to be decoded"
+        return "nothing to decode"
     verdict = (
         f"{pluralize(result.failed_count, 'transaction')} of {len(result.tried)} cannot be "
         f"decoded by cdc_lake {result.version}"
     )
-    return "\n".join([*lines, verdict if result.failed_count else "`cdc-lake run` applies what waited"])
+    return "\n".join([*lines, verdict if result.failed_count else "`cdc-lake run` applies them"])

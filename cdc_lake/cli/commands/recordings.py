@@ -257,7 +257,7 @@ def replayed_text(replay: Replayed) -> str:
 
 def _unreadable(recorded: Recorded) -> str:
     number = recorded.unreadable
-    return f", and {pluralize(number, 'message')} as a whole: not to be read" if number else ""
+    return f", and {pluralize(number, 'message')} as a whole: not decodable" if number else ""
 
 
 def recorded_text(recorded: Recorded) -> str:

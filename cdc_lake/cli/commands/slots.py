@@ -96,7 +96,7 @@ def details_text(details: SlotDetails, width: int) -> str:
     lines.append("")
     for threat in details.threats:
         lines += [*wrap_line("! ", threat.text, width), f"    → {threat.remedy}"]
-    return "\n".join(lines if details.threats else [*lines, "nothing threatens it, and it threatens nothing"])
+    return "\n".join(lines if details.threats else [*lines, "no risks found"])
 
 
 def _facts(details: SlotDetails) -> Iterator[tuple[str, str]]:
@@ -131,13 +131,15 @@ def _facts(details: SlotDetails) -> Iterator[tuple[str, str]]:
 
 
 def _bronze(bronze: BesideBronze, order: str) -> str:
-    text = f"has everything up to {bronze.landed}"
+    text = f"holds everything up to {bronze.landed}"
     if bronze.unconfirmed is None:
         return text
     far = size(abs(bronze.unconfirmed)) if order == "lsn" else pluralize(abs(bronze.unconfirmed), "commit number")
     if bronze.unconfirmed < 0:
-        return f"{text}: the slot is {far} further"
-    return f"{text}: {far} may be confirmed still" if bronze.unconfirmed else f"{text}, and all of it is confirmed"
+        return f"{text}: the slot is {far} ahead"
+    return (
+        f"{text}: {far} can still be acknowledged" if bronze.unconfirmed else f"{text}, and all of it is acknowledged"
+    )
 
 
 def _counters_text(counters: SlotCounters) -> str:
@@ -160,7 +162,7 @@ def list_text(listing: SlotList) -> str:
     heads = ("", "slot", "plugin", "database", "confirmed", "WAL kept", "still safe", "state")
     lines = table([heads, *map(_row, listing.slots)], right=_NUMBERS, indent="")
     has_own = any(slot.own for slot in listing.slots)
-    return "\n".join([*lines, "", "* is this pipeline's" if has_own else "none of them is this pipeline's"])
+    return "\n".join([*lines, "", "* this pipeline's slot" if has_own else "none of them is this pipeline's slot"])
 
 
 def _row(slot: SlotView) -> tuple[str, ...]:
@@ -174,24 +176,24 @@ def _row(slot: SlotView) -> tuple[str, ...]:
 def made_text(created: SlotMade) -> str:
     """What `create` made."""
     if not created.created:
-        return f"slot `{created.slot}` is there already, and the stream can go on after {created.position}"
-    copied = f", with a copy of {pluralize(created.rows, 'row')} as of then" if created.rows else ""
+        return f"slot `{created.slot}` already exists, and the stream can continue after {created.position}"
+    copied = f", with a snapshot of {pluralize(created.rows, 'row')} as of then" if created.rows else ""
     return f"slot `{created.slot}` keeps changes after {created.position}{copied}: `cdc-lake run` receives them"
 
 
 def advanced_text(result: SlotAdvanced) -> str:
     """What `advance` let go."""
     if not result.bytes:
-        return f"slot `{result.slot}` is at {result.position} already"
+        return f"slot `{result.slot}` is already at {result.position}"
     return (
-        f"slot `{result.slot}` went from {result.before} to {result.position}: "
-        f"{size(result.bytes)} of log need not be kept"
+        f"slot `{result.slot}` advanced from {result.before} to {result.position}: "
+        f"{size(result.bytes)} of WAL can be discarded"
     )
 
 
 def dropped_text(result: SlotDropped) -> str:
     """What is lost by a drop, and whether it was made."""
-    freed = f"; {size(result.freed_bytes)} of WAL may go" if result.freed_bytes is not None else ""
+    freed = f"; {size(result.freed_bytes)} of WAL can be discarded" if result.freed_bytes is not None else ""
     if result.done:
         return f"slot `{result.slot}` is dropped{freed}\nlost: {result.lost}"
-    return f"slot `{result.slot}` would be dropped{freed}\nlost: {result.lost}\n\nnothing was done: say --yes to do it"
+    return f"slot `{result.slot}` would be dropped{freed}\nlost: {result.lost}\n\nnothing was done: add --yes to do it"

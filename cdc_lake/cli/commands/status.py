@@ -49,7 +49,9 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
         since, tried = (when.isoformat(timespec="seconds") for when in (waits.since, waits.tried))
         what = f"the receiver waits since {since}: {waits.message} ({waits.code}) at {waits.where}"
         lines += wrap_line("waiting   ", what, width)
-        lines.append(f"          last tried {tried}; it goes on by itself; the server keeps what was not confirmed")
+        lines.append(
+            f"          last tried {tried}; it continues by itself; the server keeps what was not acknowledged"
+        )
     lines += ["", *_flow(status), "", *_tables(status, width, colour=colour)]
     lines += _verified_lines(status)
     if status.undecodable:
@@ -57,7 +59,7 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
         also = f", and {pluralize(more, 'transaction')} more" if more else ""
         what = f"silver stops before {transaction.position}, which could not be decoded ({transaction.code}){also}"
         lines += ["", *wrap_line("stopped   ", what, width)]
-        lines.append("          `cdc-lake held list` says more")
+        lines.append("          `cdc-lake held list` shows more")
     if (withheld := status.withheld) is not None:
         what = f"the cut at {withheld.position} is not promised as {withheld.name}: {withheld.reason}"
         lines += ["", *wrap_line("withheld  ", what, width)]
@@ -102,7 +104,7 @@ def _verified_lines(status: Status) -> list[str]:
 def _slot(status: Status, width: int, *, colour: bool) -> list[str]:
     slot = status.slot
     retained = f", {size(slot.retained_bytes)} of WAL kept" if slot.retained_bytes is not None else ""
-    retained += f", {size(slot.safe_bytes)} until it is in danger" if slot.safe_bytes is not None else ""
+    retained += f", {size(slot.safe_bytes)} until it is at risk" if slot.safe_bytes is not None else ""
     first, *more = wrap_line("slot      ", f"{slot.name}  {slot.state}{retained}: {slot.reason}", width)
     tinted = tint(slot.state, _COLOURS.get(slot.state, ""), on=colour and slot.state in _COLOURS)
     return [first.replace(f"{slot.name}  {slot.state}", f"{slot.name}  {tinted}", 1), *more]
@@ -139,7 +141,7 @@ def _flow(status: Status) -> list[str]:
 
 def _tables(status: Status, width: int, *, colour: bool) -> list[str]:
     if not status.tables:
-        return ["no tables yet: `cdc-lake run --once` takes the first copy"]
+        return ["no tables yet: `cdc-lake run --once` takes the initial snapshot"]
     rows = [("table", "format", "state", "position")]
     rows += [(t.table, t.format, t.state, t.position or "-") for t in status.tables]
     lines = table(rows, indent="")
