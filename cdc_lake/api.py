@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cdc_lake import METHODS
 from cdc_lake.config.loader import load_project, validate
 from cdc_lake.config.project import Project
 from cdc_lake.model.position import Given
@@ -576,17 +577,6 @@ class Pipeline:
 
 # ── the functions of 0.3, to be removed after 0.4 ──
 
-METHODS: Final = {
-    "advance_slot": "advance_slot", "check": "check", "compare": "compare", "create_slot": "create_slot",
-    "cuts": "cuts", "discard_held": "discard_quarantined", "drop_slot": "drop_slot", "end_promise": "unpin_cut",
-    "held": "quarantine", "history": "history", "inspect_parked": "prepared_transactions",
-    "inspect_row": "inspect_row", "inspect_slot": "inspect_slot", "inspect_transaction": "inspect_transaction",
-    "maintain": "maintain", "open_bronze": "bronze", "pause": "pause", "plan": "plan", "promise": "pin_cut",
-    "read": "read", "rebuild": "rebuild", "release_held": "release_quarantined", "report": "write_report",
-    "restart": "restart", "resume": "resume", "resync": "resync", "run": "run", "run_once": "run_once",
-    "session": "cut", "slots": "slots", "status": "status", "status_page": "write_status_page", "upgrade": "upgrade",
-}  # fmt: skip
-"""Function of 0.3, whose first argument is the project or a pipeline file → the method that takes its place."""
 _KEYWORDS: Final = {"tell": "report_progress", "promised": "pinned"}
 
 

@@ -18,7 +18,6 @@ import pytest
 from deltalake import DeltaTable
 from py4j.protocol import Py4JNetworkError
 
-from cdc_lake.runtime.apply import merge
 from cdc_lake.tables.catalog import catalog_settings
 from cdc_lake.tables.silver_table import iceberg_table
 from cdc_lake.tables.spark_session import RUNTIME_SETTINGS
@@ -65,7 +64,13 @@ def on_delta(root: Path, spark: Any, seed: int, patched: pytest.MonkeyPatch) -> 
             over.set()
             beside.join()
 
-    patched.setattr(merge, "_run", doubts.failing(merge._run, torn))
+    sql = type(spark).sql
+    failing = doubts.failing(sql, torn)
+
+    def doubted(session: Any, query: str, *given: Any, **more: Any) -> Any:
+        return (failing if query.startswith(("MERGE", "INSERT")) else sql)(session, query, *given, **more)
+
+    patched.setattr(type(spark), "sql", doubted)
     yield there, doubts
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import cdc_lake
-from cdc_lake.api import METHODS, Pipeline
+from cdc_lake import METHODS
+from cdc_lake.api import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.errors.base import kinds

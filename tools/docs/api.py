@@ -6,7 +6,8 @@ import inspect
 import re
 from typing import Final
 
-from cdc_lake.api import METHODS, Pipeline
+from cdc_lake import METHODS
+from cdc_lake.api import Pipeline
 from tools.docs import GENERATED
 
 _SECTION: Final = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
