@@ -118,7 +118,9 @@ def _resolve_table(project: Project, control: ControlTables, table: str) -> str:
     state = reader.state()
     if state is None:
         hint = "`cdc-lake run --once --only receive` copies into bronze alone: pause it then, before silver takes it"
-        raise NoStream("bronze holds no stream yet: no table flows that could be paused", where=reader.place, hint=hint)
+        raise NoStream(
+            "bronze contains no stream yet: no table flows that could be paused", where=reader.place, hint=hint
+        )
     cut = last_cut(control, state.stream)
     tables = {str(layout.table) for layout in reader.layouts().values()} | set(cut.tables if cut is not None else ())
     matching = [name for name in (table, f"public.{table}") if name in tables]

@@ -123,7 +123,9 @@ class SilverJudge:
             return NO_TABLE
         most = self.project.pipeline.quality.max_rows
         if number > most:
-            self.notes.append(f"{target.label} has {count(number)} rows; tables of up to {count(most)} are judged.")
+            self.notes.append(
+                f"{target.label} has {count(number)} rows; tables with up to {count(most)} rows are checked."
+            )
             return "too large"
         return ""
 
@@ -134,7 +136,7 @@ class SilverJudge:
         try:
             return key_columns(self.project, target, self._state(target))
         except CdcLakeError as problem:
-            self.notes.append(f"Rows of {target.label} that break a rule are not named: {problem.message}.")
+            self.notes.append(f"Rows of {target.label} that violate a rule are not listed: {problem.message}.")
             return ()
 
     def _rows_judged(self, target: Target, written: Mapping[str, str], by: Sequence[str]) -> GateFindings:
@@ -176,7 +178,7 @@ class SilverJudge:
         """The rows that a foreign key refers to, as of the cut that the table itself is read at."""
         other = self.project.target(TableName.parse(rule.references))
         if self.cut is not None and ((state := self._state(other)) is None or state.state != IN):
-            return Referenced(None, f"{other.label} is not in the last cut")
+            return Referenced(None, f"{other.label} is not in the latest cut")
         try:
             return Referenced(self._holding(other, set(rule.referenced)))
         except CdcLakeError as problem:
@@ -199,7 +201,7 @@ class SilverJudge:
         return None if state is None else state.version
 
     def _not_judged(self, target: Target, problem: CdcLakeError) -> str:
-        self.notes.append(f"{target.label} was not judged: {problem.message}. {problem.remedy}".strip())
+        self.notes.append(f"{target.label} was not checked: {problem.message}. {problem.remedy}".strip())
         return "not judged"
 
 

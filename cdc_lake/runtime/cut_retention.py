@@ -67,8 +67,8 @@ class Keeper:
     def cut(self, cut: WrittenCut) -> None:
         """A cut was written: it may be one that the schedule promises."""
         settings = self._project.pipeline.silver.cuts
-        if settings.promise_every is not None:
-            every, keep = timedelta(milliseconds=settings.promise_every), timedelta(milliseconds=settings.keep)
+        if settings.pin_every is not None:
+            every, keep = timedelta(milliseconds=settings.pin_every), timedelta(milliseconds=settings.keep)
             if (promise := due(self._refresh_promises(), cut, every, keep, self._last_withheld())) is not None:
                 self._promise(promise)
         self.keep()
@@ -82,7 +82,7 @@ class Keeper:
             return
         record(self._control, promise, promise.cut.written_at)
         self._control.compact("promises")
-        self._report(ProgressEvent("promise", f"the cut stays readable as `{promise.name}`"))
+        self._report(ProgressEvent("promise", f"the cut is kept readable as `{promise.name}`"))
 
     def _last_withheld(self) -> datetime | None:
         """When the last cut was written that the schedule did not promise; read once, as nobody else makes any."""
@@ -104,7 +104,7 @@ class Keeper:
                 self._keep(target, needs)
             except CdcLakeError as error:
                 failed = True
-                what = f"{target.label} is not told yet which versions are promised: {error.message}"
+                what = f"{target.label} does not list the promised versions yet: {error.message}"
                 self._report(ProgressEvent("promise", what, facts={"code": error.code, "table": target.label}))
         self._enforced_promises = None if failed else stand
 
@@ -128,7 +128,7 @@ class Keeper:
     def _tag(self, target: Target, needs: Sequence[tuple[Promise, int]]) -> None:
         wanted = {f"{TAG_PREFIX}{promise.name}": version for promise, version in needs}
         for tag in set_tags(self._project, target, wanted):
-            what = f"the version of {target.label} that `{tag.removeprefix(TAG_PREFIX)}` promises is not there any more"
+            what = f"the version of {target.label} that `{tag.removeprefix(TAG_PREFIX)}` promises no longer exists"
             self._report(ProgressEvent("promise", what, facts={"code": "LAK462", "table": target.label}))
 
     def _refresh_promises(self) -> tuple[Promise, ...]:
@@ -181,10 +181,10 @@ def promise_cut(
     NotPromised, VersionGone, BeforeFirstCut, CutNotReached, CutUnknown; CutWithheld where a rule objects.
     """
     if not PROMISE_NAME.fullmatch(name) or _RESERVED.fullmatch(name):
-        raise NotPromised(f"`{name}` is no name for a promise")
+        raise NotPromised(f"`{name}` is not a valid name for a promise")
     control, now = control_tables(project), datetime.now(UTC)
     if any(existing.name == name and existing.stands(now) for existing in promises(control)):
-        raise NotPromised(f"there is a promise `{name}` already")
+        raise NotPromised(f"a promise `{name}` exists already")
     cut = find_cut(project, asked, epoch)
     for relation, state in cut.tables.items():
         target = relocate_target(project.target(TableName.parse(relation)), state.table, state.format)
@@ -204,7 +204,7 @@ def end_promise(project: Project, name: str, report: ProgressReporter = silent) 
     control, now = control_tables(project), datetime.now(UTC)
     stands = [existing for existing in promises(control) if existing.name == name and existing.stands(now)]
     if not stands:
-        raise NotPromised(f"no promise `{name}` stands")
+        raise NotPromised(f"there is no promise `{name}`")
     ended = replace(stands[0], until=now)
     record(control, ended, now)
     Keeper(project, control, None, report).keep()
@@ -375,7 +375,7 @@ class JudgingClock:
             cut = self._control.last_cut(stream)
             if cut is not None:
                 judge_cut(self._project, self._control, parse_cut(cut), now)
-                self._report(ProgressEvent("judge", "silver was judged by its rules"))
+                self._report(ProgressEvent("judge", "the rules over silver were evaluated"))
         except CdcLakeError as error:
-            text = f"silver was not judged: {error.message}; it is tried again later"
+            text = f"the rules over silver were not evaluated: {error.message}; this is retried later"
             self._report(ProgressEvent("warning", text, facts={"code": error.code}))

@@ -47,14 +47,14 @@ class LineageSender:
         try:
             self._events.put_nowait(event)
         except queue.Full:
-            self._fail("nothing takes the events, and no more are kept")
+            self._fail("the receiving server accepts no events, and the buffer is full")
 
     def close(self) -> None:
         """Wait until everything is sent, at most the timeout."""
         try:
             self._events.put(None, timeout=self._timeout)
         except queue.Full:
-            self._fail("nothing takes the events")
+            self._fail("the receiving server accepts no events")
             return
         self._thread.join(self._timeout)
         if self._thread.is_alive():
@@ -177,5 +177,5 @@ class LineageWatch:
         )
 
     def _report_failure(self, why: str) -> None:
-        error = LineageNotSent(f"events of lineage are not sent to {self._to.to}: {why}")
+        error = LineageNotSent(f"lineage events are not sent to {self._to.to}: {why}")
         self.on_progress(ProgressEvent("warning", f"{error.message}; {error.remedy}", facts={"code": error.code}))

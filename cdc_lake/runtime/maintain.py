@@ -126,7 +126,7 @@ def _steps(
     except CdcLakeError:
         raise
     except Exception as cause:
-        raise LakeError(f"{target.label} could not be kept up: {type(cause).__name__}", where=target.label) from cause
+        raise LakeError(f"maintenance of {target.label} failed: {type(cause).__name__}", where=target.label) from cause
 
 
 _TOGETHER = 2  # files in a row that the command puts together: it is not called often
@@ -185,7 +185,7 @@ def maintain(
     table, reader, now = bronze_table(project), bronze_reader(project), started_at or datetime.now(UTC)
     state = reader.state()
     if state is None or not table.refresh():
-        raise NoStream("bronze holds no stream yet: there is nothing to maintain", where=table.place)
+        raise NoStream("bronze contains no stream yet: there is nothing to maintain", where=table.place)
     result = Maintenance(project.name, table.place, not dry_run, len(table.files().paths), ())
     if only != "silver":
         result = _bronze(project, table, reader, state, now, dry_run=dry_run, force=force, report=report)
@@ -254,7 +254,10 @@ def _forgotten(project: Project, table: MaintainedTable) -> Iterator[Step]:
     spent = keeper.expired_rows(table.last_trimmed(), table.files())
     if spent:
         keeper.forget(spent)
-        text = f"{pluralize(len(spent), 'transaction')} that were decoded later left with their rows in bronze"
+        text = (
+            f"{pluralize(len(spent), 'transaction')} that were decoded later were removed together with their rows "
+            "in bronze"
+        )
         yield Step("retention", text, {"decoded_later": len(spent)})
 
 
@@ -267,33 +270,29 @@ def _floor(project: Project, reader: BronzeReader, state: StreamCheckpoint, *, f
     if force:
         return _Floor(state.epoch, state.upto, lost=tuple(_losses(reader, state, cut)))
     if cut is None:
-        return _Floor(0, -1, "silver has not taken over the newest stream yet, so everything stays")
+        return _Floor(0, -1, "silver has not taken over the latest stream yet, so nothing is removed")
     if retention.rebuilds:
-        return _Floor(state.epoch - 1, END, "the newest stream stays whole, so that silver can be built again from it")
+        return _Floor(state.epoch - 1, END, "the latest stream is kept complete, so that silver can be rebuilt from it")
     slowest = min(cut.tables.items(), key=lambda item: item[1].position, default=None)
     if slowest is None or slowest[1].position >= cut.position:
-        return _Floor(
-            state.epoch, cut.position, f"silver stands at {format_stream_position(state.stream, cut.position)}"
-        )
+        return _Floor(state.epoch, cut.position, f"silver is at {format_stream_position(state.stream, cut.position)}")
     name, table = slowest
-    return _Floor(
-        state.epoch, table.position, f"{name} stands at {format_stream_position(state.stream, table.position)}"
-    )
+    return _Floor(state.epoch, table.position, f"{name} is at {format_stream_position(state.stream, table.position)}")
 
 
 def _losses(reader: BronzeReader, state: StreamCheckpoint, cut: Cut | None) -> Iterator[str]:
-    yield "silver cannot be built again from bronze"
+    yield "silver cannot be rebuilt from bronze"
     if cut is None:
         yield "silver was never loaded from this stream: it needs a new copy"
         return
     applied = cut.position
     if applied < state.upto and (waiting := reader.commits(Span(state.epoch, applied, state.upto))):
         position = format_stream_position(state.stream, applied)
-        yield f"up to {pluralize(len(waiting), 'transaction')} behind {position} that silver does not have"
+        yield f"up to {pluralize(len(waiting), 'transaction')} after {position} that silver does not contain"
     for relation, table in sorted(cut.tables.items()):
         if table.position < applied:
             since = format_stream_position(state.stream, table.position)
-            yield f"what {table.table} ({table.state}) does not have of {relation} from {since} on"
+            yield f"changes of {relation} from {since} on that {table.table} ({table.state}) does not contain"
 
 
 def _trim(project: Project, table: MaintainedTable, floor: _Floor, now: datetime) -> Trim | None:
@@ -323,7 +322,7 @@ def _compaction(groups: list[Group], verb: str) -> Step:
 def _removal(entries: int, files: int, size: int, verb: str) -> Step:
     facts: dict[str, object] = {"log_entries": entries, "files": files, "bytes": size}
     log = f"{entries:,} log {'entry' if entries == 1 else 'entries'}"
-    return Step("removal", f"{log} and {pluralize(files, 'file')} that nobody needs {verb}", facts)
+    return Step("removal", f"{log} and {pluralize(files, 'file')} that are no longer needed {verb}", facts)
 
 
 @dataclass(frozen=True, slots=True)

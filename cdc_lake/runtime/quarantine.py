@@ -204,14 +204,14 @@ def _group_rows(
 def objection(group: HeldGroup, verb: Verb, target: Target, kind: Kind) -> str | None:
     """Why a group cannot be decided on like that, None where it can."""
     if target.transforms.where is not None:
-        return "the table has a filter: whether silver has the row depends on values that wait"
+        return "the table has a filter: whether silver contains the row depends on values that are held"
     if group.moves and target.transforms.any:
-        return "the table has computed columns, and a key moves: what they read depends on values that wait"
+        return "the table has computed columns, and a key was updated: their inputs depend on values that are held"
     if verb == DISCARD:
         no_key = kind.identity is RowIdentity.CONTENT
-        return "rows of the table have no key: nobody could tell which of them were given up" if no_key else None
+        return "rows of the table have no key, so it would be unknown which of them were discarded" if no_key else None
     if beyond := group.broken - {rule_name(rule) for rule in target.row_rules}:
-        return f"no rule of the pipeline holds it that could be waived, but {', '.join(sorted(beyond))}"
+        return f"no rule of the pipeline that could be waived holds it, but {', '.join(sorted(beyond))}"
     return None
 
 
@@ -268,7 +268,7 @@ def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str
         reader, control = bronze_reader(project), control_tables(project)
         state = reader.state()
         if state is None:
-            raise NotHeld(f"nothing of {name} is held: bronze holds no stream", where=reader.place)
+            raise NotHeld(f"nothing of {name} is held: bronze contains no stream", where=reader.place)
         log = hold_log(control)
         tables = _tables(project, log, state, last_cut(control, state.stream), name)
         holds = tables[str(name)]
@@ -309,7 +309,7 @@ def _tables(
     names = (name,) if group is None else group.tables
     tables = {str(table): held_of(project, log, state, cut, project.target(table)) for table in names}
     if len({table.watermark for table in tables.values() if table.watermark >= 0}) > 1:
-        hint = "`cdc-lake run` brings them to one position, or says what keeps one of them"
+        hint = "`cdc-lake run` brings them to one position, or reports why one of them cannot continue"
         raise HoldStays(f"the tables of the group of {name} are not at one position", hint=hint)
     return tables
 
@@ -353,21 +353,21 @@ def _chosen(tables: Mapping[str, HeldOf], holds: HeldOf, reader: BronzeReader, v
         if (own := group.for_table(name)).rows and (choice.key is None or choice.key in own.keys)
     ]
     if not waiting:
-        raise NotHeld(f"no held change of {name} keeps that key")
+        raise NotHeld(f"no held change of {name} has that key")
     for group, own in waiting:
         if choice.rule is not None and choice.rule not in group.broken:
             continue
         decided = {tables[row["relation"]].pending.get(place_of(row)) for row in group.rows} - {None}
         if decided - {verb}:
             several = pluralize(len(group.rows), "held change")
-            raise DecidedOtherwise(f"for {several} of {name} the other was decided")
+            raise DecidedOtherwise(f"the opposite was decided for {several} of {name}")
         if decided:
             before += len(group.rows)
             continue
         whys = (objection(group.for_table(table), verb, tables[table].target, kind) for table, kind in kinds.items())
         why = next((why for why in whys if why is not None), None)
         if choice.rule is not None and (others := group.broken - {choice.rule}):
-            why = f"it is held by {', '.join(sorted(others))} too"
+            why = f"it is also held by {', '.join(sorted(others))}"
         if why is None:
             fresh.append(group)
         elif choice.key is not None:

@@ -79,12 +79,12 @@ def retry(project: Project, position: int | None, report: ProgressReporter) -> H
     reader = bronze_reader(project)
     state = reader.state()
     if state is None:
-        raise NotInBronze("bronze holds no stream", where=reader.place)
+        raise NotInBronze("bronze contains no stream", where=reader.place)
     span = Span(state.epoch, -1, END) if position is None else Span(state.epoch, position - 1, position)
     commits = reader.undecodable(span)
     if position is not None and not commits:
         position_text = format_stream_position(state.stream, position)
-        raise NotInBronze(f"no transaction that could not be decoded waits at {position_text}", where=reader.place)
+        raise NotInBronze(f"there is no undecodable transaction at {position_text}", where=reader.place)
     keeper, attempts, own_version = decoded_transactions(project), [], version("cdc_lake")
     with _Source(project) as source:
         for commit in commits:
@@ -153,7 +153,7 @@ def _frame(row: dict[str, Any], layouts: dict[int, Relation]) -> Frame:
     try:
         info = json.loads(row["info"] or "{}")
     except ValueError as cause:
-        raise BronzeDamaged("what was kept with an undecodable transaction cannot be read") from cause
+        raise BronzeDamaged("the data stored with an undecodable transaction cannot be read") from cause
     return Frame(row["raw"], row["lsn"], relation, info)
 
 

@@ -31,9 +31,9 @@ WAITED: Final = 60
 
 _DAMAGE: Final = (OtherWriter.code, SilverPutBack.code)
 _NOT_OURS: Final = (
-    "correct `source`, or name a slot in `source.slot.name` that is not there yet: who made this one may need it; "
-    "`cdc-lake slot inspect` says who reads it and what it keeps. Did it come along with an upgrade of the server, and "
-    "nobody else reads it? Drop it first: `cdc-lake explain SRC216`"
+    "correct `source`, or set `source.slot.name` to a name that does not exist yet: the owner of this slot may need "
+    "it; `cdc-lake slot inspect` shows its reader and what it retains. If the slot was carried over by an upgrade "
+    "of the server and has no other reader, drop it first: `cdc-lake explain SRC216`"
 )
 
 
@@ -74,7 +74,7 @@ def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarte
     control, reader = control_tables(project), bronze_reader(project)
     state = reader.state()
     if last_epoch(state, control) == 0:
-        words = "neither bronze nor the control tables know a stream: the first `cdc-lake run` begins one"
+        words = "neither bronze nor the control tables contain a stream: the first `cdc-lake run` starts one"
         raise NoStream(words, where=reader.place)
     if state is not None:
         check_own_bronze(project, state, control)
@@ -85,8 +85,10 @@ def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarte
     slots = {view.name: view for view in slot_care(project).views()}
     slot, database = slots.get(project.slot), project.pipeline.source.database
     if slot is not None and slot.database not in {None, database}:
-        words = f"slot `{project.slot}` is of database {slot.database}, and is not this pipeline's"
-        raise SlotForeign(words, hint="name another slot in `source.slot.name`: names of slots are the server's")
+        words = f"slot `{project.slot}` belongs to database {slot.database}, not to this pipeline"
+        raise SlotForeign(
+            words, hint="set `source.slot.name` to another name: slot names are shared by all databases of a server"
+        )
     if slot is not None and origin != before.origin and not any(row.stream == origin for row in control.snapshots()):
         words = f"slot `{project.slot}` ({origin}) is not the one that bronze was fed from, {before.origin}"
         raise SlotForeign(words, hint=_NOT_OURS)
@@ -124,8 +126,8 @@ def check_pasts(project: Project, stream: str, targets: Iterable[Target], tables
         if (finding := _find_damage(project, target, stream, listed)) is None:
             continue
         message, remedy = finding
-        other = f"or give {target.source} another silver table (`to`), and {target.label} stays as it is"
-        words = f"a restart would keep the past of {target.label} as others left it: {message}"
+        other = f"or give {target.source} another silver table (`to`), and {target.label} is kept as it is"
+        words = f"a restart would make the damage to the past of {target.label} permanent: {message}"
         raise OtherWriter(words, hint=f"{remedy}, before you restart; {other}")
 
 
@@ -145,5 +147,5 @@ def _drop(project: Project, wait: float) -> None:
     try:
         slot_care(project).drop(project.slot, wait)
     except SlotActive as active:
-        hint = f"stop who reads it, or wait until it leaves: cdc-lake restart --yes --wait {WAITED}"
+        hint = f"stop the process that reads the slot, or wait until it ends: cdc-lake restart --yes --wait {WAITED}"
         raise SlotActive(active.message, where=active.where, hint=hint) from active

@@ -69,9 +69,9 @@ def resync(
     reader = bronze_reader(project)
     state = reader.state()
     if state is None:
-        raise NoStream("bronze holds no stream yet: the first `cdc-lake run` copies every table", where=reader.place)
+        raise NoStream("bronze contains no stream yet: the first `cdc-lake run` copies every table", where=reader.place)
     if not is_complete(state, control):
-        raise SnapshotIncomplete("the initial copy is not finished: it goes on with the next `cdc-lake run`")
+        raise SnapshotIncomplete("the initial copy is not finished: the next `cdc-lake run` continues it")
     names = [*dict.fromkeys(map(source_table, tables))]
     _check_carried(project, names)
     chosen = tuple(_table(project, reader, state, name) for name in names)
@@ -95,7 +95,7 @@ def _check_carried(project: Project, names: Sequence[TableName]) -> None:
         carried = source.tables()
     if missing := sorted(set(names) - set(carried)):
         listed = ", ".join(map(str, carried))
-        raise TableNotKnown(f"the stream does not carry {', '.join(map(str, missing))}; it carries {listed}")
+        raise TableNotKnown(f"the stream does not contain {', '.join(map(str, missing))}; it contains {listed}")
 
 
 def _table(project: Project, reader: BronzeReader, state: StreamCheckpoint, name: TableName) -> ResyncedTable:
@@ -103,6 +103,6 @@ def _table(project: Project, reader: BronzeReader, state: StreamCheckpoint, name
     keeps = target.keeps_past
     check_own_past(target, control_tables(project), state, reader)
     if keeps and (left := reader.last_trimmed().get(state.epoch)) is not None:
-        begins = f"bronze begins behind {format_stream_position(state.stream, left[0])}"
-        raise PastTrimmed(f"{begins}, and {target.label} is made again from its first copy on", where=reader.place)
+        begins = f"bronze begins after {format_stream_position(state.stream, left[0])}"
+        raise PastTrimmed(f"{begins}, and {target.label} is rebuilt starting with its first copy", where=reader.place)
     return ResyncedTable(str(name), target.label, target.kind, keeps)

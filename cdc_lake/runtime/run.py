@@ -90,7 +90,7 @@ class ReceiverProcess:
                 if failure.retry is Retry.NEVER or short >= _ATTEMPTS:
                     self._failure = failure
                     return
-                text = f"{failure.message}; the receiver starts again in {pause:g} s"
+                text = f"{failure.message}; the receiver restarts in {pause:g} s"
                 self._report(ProgressEvent("retry", text, facts={"code": failure.code}))
                 self._pause(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
@@ -122,7 +122,7 @@ class ReceiverProcess:
         if child.returncode == 0 or (self._ending() and listener.failure is None):
             return None
         how = f"signal {-child.returncode}" if child.returncode < 0 else f"exit code {child.returncode}"
-        return listener.failure or ReceiverDied(f"the receiver died ({how})", where=str(log))
+        return listener.failure or ReceiverDied(f"the receiver ended unexpectedly ({how})", where=str(log))
 
     def _command(self) -> list[str]:
         command = [sys.executable, "-m", "cdc_lake.cli.app", "run", "--only", "receive", "--json", "--until-input-ends"]
@@ -364,7 +364,7 @@ def _outliving(
             lives.record_end(died.how)
             for error in lives.given_up.values():
                 error.__cause__ = died
-            text = f"{died.message}; Spark starts again in {pause:g} s"
+            text = f"{died.message}; Spark restarts in {pause:g} s"
             report(ProgressEvent("retry", text, facts={"code": died.code}))
         from cdc_lake.tables.spark_session import forget  # noqa: PLC0415  # a receiver needs no Spark
 

@@ -527,7 +527,7 @@ def test_a_column_that_waits_says_what_it_waits_for(lake):
     lake.sql.execute("UPDATE orders SET more = 1 WHERE id = 3")
     lake.receive()
     assert lake.compare("orders")["orders"].hint.startswith("its change waits in bronze: `cdc-lake run --once`")
-    error = ("LAK410", "public.orders has another layout now", "to have it done run `cdc-lake run --allow …`")
+    error = ("LAK410", "public.orders was altered", "to apply the change run `cdc-lake run --allow …`")
     table = TableState("silver.orders", "delta", 0, lake.state.upto, BROKEN, 0, error=error)
     write_cut(
         ControlTables(lake.project.control, "os"),

@@ -86,7 +86,7 @@ for sys.argv in (["job", *call] for call in calls):
     exec(CALL)
     assert spark.sparkContext.appName == SparkSession.builder.getOrCreate().sparkContext.appName == "runtime"
 """
-"""Several jobs after one another, in a session of Spark that is there already; Delta is all it has."""
+"""Several jobs after one another, in a session of Spark that already exists; Delta is all it has."""
 
 
 @pytest.fixture(scope="module")

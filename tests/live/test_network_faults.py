@@ -330,7 +330,9 @@ def test_a_copy_that_the_server_does_not_answer_holds_up_no_stream(
                     "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s",
                     [f"{project.slot}_new"],
                 )
-            until(lambda: any("beside the stream" in one.text for one in told) or receiver.done(), "it is copied")
+            until(
+                lambda: any("while the stream continued" in one.text for one in told) or receiver.done(), "it is copied"
+            )
     print(f"{line.name}: {[one.text for one in told if one.stage == 'retry']}")
     # of a copy that was broken off, rows are there that do not count
     assert {row["new"][0] for row in bronze_rows(project) if row["op"] == "S"} == {"1", "2"}

@@ -82,7 +82,7 @@ def test_a_receiver_that_runs_notices_it_at_the_next_change_and_goes_on(
         shop.execute("INSERT INTO t VALUES (3, 'unseen')")
         shop.execute(f"ALTER PUBLICATION {name} ADD TABLE t")
         shop.execute("INSERT INTO t VALUES (4, 'seen'); INSERT INTO other VALUES (2)")
-        until(lambda: any("copied 1 table beside the stream" in one.text for one in told))
+        until(lambda: any("copied 1 table while the stream continued" in one.text for one in told))
     assert "SRC252" in {one.facts.get("code") for one in told}
     once(project)
     assert_as_at_source(project, database)

@@ -57,7 +57,7 @@ SAMPLE = ReportData(
         RuleState("silver.orders", "not_null_customer_id", "not_null", "customer_id", "stop", history(0, 0, 0, 0, 0, 0, 0, 0), Judged(1_204_377, 0), written="pipelines/shop.yaml:21"),
         RuleState("silver.orders", "foreign_key_customer_id", "foreign_key", "customer_id", "warn", (), Judged(1_204_377, 19_004), written="pipelines/shop.yaml:26", thresholds=Thresholds(warn=0.001, error=0.01), past=history(0, 3, 8, 15)),
         RuleState("silver.orders", "freshness_updated_at", "freshness", "updated_at", "warn", (), Judged(1, 1), written="pipelines/shop.yaml:27", observed="2 d 4 h old", past=(Judged(1, 0), Judged(1, 1))),
-        RuleState("silver.payments", "in_set_currency", "in_set", "currency", "warn", history(0, 0, 0), None, "not judged: 998 120 rows", written="pipelines/shop.yaml:44"),
+        RuleState("silver.payments", "in_set_currency", "in_set", "currency", "warn", history(0, 0, 0), None, "not checked: 998 120 rows", written="pipelines/shop.yaml:44"),
         RuleState("silver.prices", "length_a_column_with_quite_a_long_name", "length", "a_column_with_quite_a_long_name", "warn", (), None, broken="there is no column of that name", written="pipelines/shop.yaml:58"),
     ),
     held=(HeldGroup("silver.orders", "amount_within_reason", "amount is not between 0 and 1000000", 4, 3, NOW),),

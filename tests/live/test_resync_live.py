@@ -329,7 +329,7 @@ def test_what_cannot_be_copied_again_is_said(database: Database, tmp_path: Path,
     with pytest.raises(NoStream, match="no stream yet"):
         resync(project, ["accounts"])
     once(project)
-    with pytest.raises(TableNotKnown, match=r"does not carry public\.vault; it carries public\.accounts"):
+    with pytest.raises(TableNotKnown, match=r"does not contain public\.vault; it contains public\.accounts"):
         resync(project, ["vault"])
     with copy_lease(project.lease), pytest.raises(AnotherCopy):
         resync(project, ["accounts"])

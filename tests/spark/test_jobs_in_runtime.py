@@ -1,4 +1,4 @@
-"""Jobs of a bundle in a session of Spark that is there already: they use it, and start and change nothing else."""
+"""Jobs of a bundle in a session of Spark that already exists: they use it, and start and change nothing else."""
 
 from __future__ import annotations
 

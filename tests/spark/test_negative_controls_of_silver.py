@@ -221,7 +221,7 @@ MENDED: dict[str, tuple[str, object, Callable[..., None], dict[str, Any], str]] 
         nothing,
         ownership.test_of_tables_of_one_silver_name_the_one_that_has_it_goes_on_and_the_other_waits,
         {"fmt": "delta"},
-        "public.T has another layout now: add column n int",
+        "public.T was altered: add column n int",
     ),
 }
 """Causes of wrong rows that were mended: what is planted to have each again, the test that finds it, and by which words."""

@@ -165,7 +165,7 @@ def test_rows_whose_texts_become_dates_are_converted_or_the_table_waits(spark: A
     lake.land(Insert(texts, ("6", "0044-03-15 BC")))
     lake.advance(to_text)
     lake.land(Insert(dates, ("7", "2024-01-01")))
-    with pytest.raises(Unconvertible, match="texts that are no values of their column's new type") as refused:
+    with pytest.raises(Unconvertible, match="texts that are not values of their column's new type") as refused:
         lake.advance(to_date)
     assert "cdc-lake resync public.t" in refused.value.remedy
     assert [one["doc"] for one in lake.rows()] == ["2024-02-29", None, "0001-01-01", "9999-12-31", "0044-03-15 BC"]
@@ -292,7 +292,7 @@ def test_a_plan_that_ends_javas_stack_keeps_its_table_alone_from_going_on(
     beside = table("public.beside", id="int4")
     lake = Lake(lake_root, spark, "deep", "delta")
     lake.land(insert("1", "1"), Insert(beside, ("1",)))
-    with pytest.raises(TableEndsSpark, match=r"no room to work on deep_delta\.t: StackOverflowError"):
+    with pytest.raises(TableEndsSpark, match=r"too little space to work on deep_delta\.t: StackOverflowError"):
         lake.advance()
     assert lake.rows(beside) == [{"id": 1}]
     monkeypatch.undo()

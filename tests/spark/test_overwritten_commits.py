@@ -101,7 +101,7 @@ def test_a_commit_that_is_taken_after_it_was_counted_is_made_again(there: World,
         with SpanLoop(there.project, there.spark, told.append) as walk:
             walk.run(None, threading.Event())
     (said,) = [one for one in told if one.stage == "warning"]
-    assert "took the version of ours" in said.text
+    assert "replaced the version of this pipeline's merge" in said.text
     there.judge(applied=True)
     tally("R10", [f"commit taken by another program, {when}"], **{"commits to silver taken": 1})
 

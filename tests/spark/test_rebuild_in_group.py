@@ -98,7 +98,7 @@ def test_nothing_is_built_again_beside_a_table_of_which_is_not_known_what_it_hel
     with pytest.raises(HeldLost):
         advance(world.project, spark)
     for relation in (ORDERS, LINES):
-        with pytest.raises(HeldLost, match=f"{relation.table.name} holds what its group holds"):
+        with pytest.raises(HeldLost, match=f"{relation.table.name} holds whole transactions of its group"):
             world.rebuild(relation)
     assert (world.keys(ORDERS), world.keys(LINES)) == (["1"], ["1"])
     control.append("held", kept)

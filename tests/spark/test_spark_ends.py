@@ -70,7 +70,7 @@ def test_a_jvm_that_is_killed_in_a_run_without_end_is_started_again(tmp_path: Pa
         run.until("merge", 2)
         run.send(signal.SIGTERM)
         assert run.wait(120) == 0, run.said
-    again = [event for event in run.events("retry") if "Spark starts again in 1 s" in event["text"]]
+    again = [event for event in run.events("retry") if "Spark restarts in 1 s" in event["text"]]
     assert [event["facts"]["code"] for event in again] == ["LAK405"]
     assert "Traceback" not in run.said
     assert lake.ids("small") == [1, 2]

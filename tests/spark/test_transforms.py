@@ -334,7 +334,7 @@ def test_a_rebuild_gives_a_table_other_transforms_and_divides_it_otherwise(
     given = {**then, "rename": {"amount": "price"}, "exclude": ["region"], "where": "amount > 5"}
     lake.shape({**given, "compute": {"twice": "amount * 2"}}, fmt)
     lake.land(Update(DATED, ("6", "60", "EU", day)))
-    with pytest.raises(TransformChanged, match="made with other"):
+    with pytest.raises(TransformChanged, match="created with other"):
         lake.advance()
     done = rebuild(lake.project, "public.t", spark=spark, keys=5)
     assert (done.difference.before, done.difference.after, done.difference.keys) == (3, 2, {"removed": [("1",)]})

@@ -321,7 +321,7 @@ class Lake:
         assert failed is None or "`cdc-lake restart`" in failed.remedy, failed
         damaged = [self.hurt[label] for label in self.waiting if self.hurt[label].target.keeps_past]
         for stranger in damaged:
-            with pytest.raises(OtherWriter, match="as others left it"):
+            with pytest.raises(OtherWriter, match="make the damage to the past of"):
                 restart(self.project)
             if stranger.takes_back():
                 self.told(stranger.target, "taken back")

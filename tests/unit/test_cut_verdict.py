@@ -133,7 +133,7 @@ def test_a_named_promise_is_refused_with_the_rule_and_one_of_a_better_cut_is_mad
 @pytest.mark.parametrize(
     ("rule", "quality", "why"),
     [
-        (UNIQUE, {"max_rows": 2}, "silver.t has 3 rows; tables of up to 2 are judged."),
+        (UNIQUE, {"max_rows": 2}, "silver.t has 3 rows; tables with up to 2 rows are checked."),
         ({"rule": "unique", "columns": ["gone"]}, {}, "there is no column `gone` in silver"),
         ({"rule": "expression", "expression": "id > 5"}, {}, None),
         (UNIQUE, {"promise_below": "critical"}, None),
@@ -208,4 +208,4 @@ def test_without_a_time_nothing_is_judged_and_a_failure_is_told_and_stops_nothin
         file.unlink()
     JudgingClock(lake.project, ControlTables(lake.project.control), told.append).tick(PG)
     assert [one.stage for one in told] == ["warning"]
-    assert "it is tried again later" in told[0].text
+    assert "this is retried later" in told[0].text

@@ -162,7 +162,7 @@ def test_a_promise_that_ran_out_loses_its_tag_and_one_of_a_version_that_is_gone_
     keeper = Keeper(lake.project, lake.control, None, heard.append)
     keeper.keep()
     keeper.keep()
-    assert [one.text for one in heard] == ["the version of silver.a that `audit` promises is not there any more"]
+    assert [one.text for one in heard] == ["the version of silver.a that `audit` promises no longer exists"]
     assert set(tags(lake, "b")) == {"cut_audit"}
 
 
@@ -183,7 +183,7 @@ def test_the_schedule_promises_cuts_and_tags_them(lake: CutLake) -> None:
 def test_promises_are_ended_by_their_name_once(lake: CutLake) -> None:
     promise_cut(lake.project, "once", Latest(), None, None)
     assert end_promise(lake.project, "once").ended
-    with pytest.raises(NotPromised, match="no promise `once` stands"):
+    with pytest.raises(NotPromised, match="there is no promise `once`"):
         end_promise(lake.project, "once")
     promise_cut(lake.project, "once", as_of(200), None, None)  # the name is free again
     assert cdc_lake.session(lake.project, as_of="once").position == "0/C8"

@@ -88,9 +88,9 @@ def test_without_yes_the_changes_are_listed_and_nothing_is_decided(project: Proj
     assert text == (
         "table          position  op  key  held by\n"
         "silver.orders  0/C8:1    I   (7)  in_set_note\n"
-        "silver.orders  0/F0:1    U   (8)  waits behind a held change of its key\n"
+        "silver.orders  0/F0:1    U   (8)  queued behind a held change of its key\n"
         "\n"
-        "2 changes would be released: say --yes to do it\n"
+        "2 changes would be released: add --yes to do it\n"
     )
     assert decisions(project) == []
 
@@ -136,12 +136,12 @@ def test_twice_is_once_and_the_opposite_is_refused(project: Project, capsys: Any
 
 def test_by_rule_only_what_nothing_else_holds_is_chosen_and_the_rest_is_named(project: Project, capsys: Any):
     text = said(capsys, "release", "public.orders", "--all", "--rule", "in_set_note", "--reason", "fine")
-    assert "(5) stays held: it is held by not_null_note too\n" in text
+    assert "(5) stays held: it is also held by not_null_note\n" in text
     assert "3 changes would be released" in text
     everything = json.loads(said(capsys, "release", "orders", "--all", "--reason", "fine", "--json"))
     assert everything["schema"] == "cdc-lake/held-release/1"
     assert [(one["keys"], one["why"]) for one in everything["left"]] == [
-        ([["9"]], "no rule of the pipeline holds it that could be waived, but type_note")
+        ([["9"]], "no rule of the pipeline that could be waived holds it, but type_note")
     ]
     assert len(json.loads(said(capsys, "discard", "orders", "--all", "--reason", "fine", "--json"))["changes"]) == 5
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_decided_is_refused_where_it_is_named(project: Project, c
     with pytest.raises(HoldStays, match="type_note"):
         decide(project, "release", "orders", Choice(("9",)), "fine", yes=True)
     assert len(decide(project, "discard", "orders", Choice(("9",)), "fine", yes=False).changes) == 1
-    with pytest.raises(NotHeld, match="keeps that key"):
+    with pytest.raises(NotHeld, match="has that key"):
         decide(project, "release", "orders", Choice(("77",)), "fine", yes=True)
     assert "QUA510" in said(capsys, "release", "nowhere", "--key", "1", "--reason", "fine", code=1)
     assert decisions(project) == []

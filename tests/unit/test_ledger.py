@@ -171,7 +171,7 @@ def test_a_pipeline_file_opens_its_bronze(tmp_path: Path) -> None:
         "version: 1\npipeline: shop\nlake: {path: lake}\n"
         'source: {type: postgres, host: h, database: d, user: u, tables: ["public.*"]}\n'
     )
-    with pytest.raises(NotInBronze, match="bronze holds no stream"):
+    with pytest.raises(NotInBronze, match="bronze contains no stream"):
         Shop.load(file).bronze().span()
 
 

@@ -100,7 +100,7 @@ def test_retention_stops_at_the_slowest_table(tmp_path: Path):
     cut(project, 2, orders=15, prices=13)
     done = maintain(project, started_at=LATER)
     assert places(project) == [(2, 14), (2, 15)]
-    assert done.kept == "public.prices stands at 0/D"
+    assert done.kept == "public.prices is at 0/D"
     assert verify(BronzeReader(project.bronze)).holds
 
 
@@ -118,7 +118,7 @@ def test_retention_keeps_what_silver_could_be_built_again_from(tmp_path: Path):
     cut(project, 2, orders=15)
     done = maintain(project, started_at=LATER)
     assert places(project) == [(2, position) for position in range(11, 16)]
-    assert "built again" in done.kept
+    assert "rebuilt" in done.kept
 
 
 def test_nothing_leaves_before_silver_has_taken_over_the_newest_stream(tmp_path: Path):
@@ -137,8 +137,8 @@ def test_forced_it_says_what_is_lost(tmp_path: Path):
     done = maintain(project, force=True, started_at=LATER)
     assert places(project) == []
     assert done.lost == (
-        "silver cannot be built again from bronze",
-        "up to 3 transactions behind 0/C that silver does not have",
+        "silver cannot be rebuilt from bronze",
+        "up to 3 transactions after 0/C that silver does not contain",
     )
     assert writer.state() == DeltaBronze(project.bronze).state()
     verdict = verify(BronzeReader(project.bronze))
@@ -166,7 +166,7 @@ def test_a_receiver_keeps_its_files_few_by_itself(tmp_path: Path):
     writer = fill(project, streams=1, count=12)
     with BronzeMaintenance(project, told.append) as upkeep:
         upkeep.on_progress(ProgressEvent("landed", ""))
-    assert [p.text for p in told if p.stage == "maintain"] == ["12 files of bronze became 1"]
+    assert [p.text for p in told if p.stage == "maintain"] == ["12 files of bronze compacted into 1"]
     assert writer.advance(50, 50).upto == 50
 
 
@@ -179,7 +179,7 @@ def test_what_fails_in_upkeep_is_told_and_stops_nobody(tmp_path: Path):
     with BronzeMaintenance(project, told.append) as upkeep:
         upkeep.on_progress(ProgressEvent("landed", ""))
     assert [p.stage for p in told] == ["landed", "maintain"]
-    assert "tried again" in told[1].text
+    assert "retried later" in told[1].text
 
 
 def test_the_command_says_what_it_did(tmp_path: Path):
@@ -189,7 +189,7 @@ def test_the_command_says_what_it_did(tmp_path: Path):
     assert shell.fine("maintain", "-q", "--dry-run").splitlines() == [
         "5 files would become 1",
         "bronze has 5 data files",
-        "retention: silver has not taken over the newest stream yet, so everything stays",
+        "retention: silver has not taken over the latest stream yet, so nothing is removed",
         "nothing was changed",
     ]
     document = json.loads(shell.fine("maintain", "-q", "--json"))

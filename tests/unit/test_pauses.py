@@ -70,9 +70,9 @@ def test_pause_and_resume_say_what_stands_and_do_nothing_twice(lake: CutLake, ca
     document = json.loads(said(capsys, "pause", "public.t", "--json"))
     assert document["schema"] == "cdc-lake/pause/1"
     assert (document["source"], document["paused"], document["changed"]) == ("public.t", True, False)
-    assert "is paused already, since" in said(capsys, "pause", "t")
+    assert "is already paused, since" in said(capsys, "pause", "t")
     assert list(paused_tables(lake.control)) == ["public.t"]
-    assert "silver.t goes on with the next span" in said(capsys, "resume", "t")
+    assert "silver.t continues with the next span" in said(capsys, "resume", "t")
     assert "silver.t is not paused" in said(capsys, "resume", "t")
     assert "silver.b is not paused" in said(capsys, "resume", "b")
     assert paused_tables(lake.control) == {}
@@ -137,12 +137,12 @@ def test_retention_keeps_what_a_paused_table_does_not_have(lake: CutLake) -> Non
     project = cdc_lake.load_pipeline("shop.yaml")
     later = at(0) + timedelta(days=3650)
     done = maintain(project, started_at=later, only="bronze")
-    assert done.kept == "public.t stands at 0/12C"
+    assert done.kept == "public.t is at 0/12C"
     reader = bronze_reader(project)
     assert reader.last_trimmed()[1][0] <= 300
     assert [one.position for one in reader.commits(Span(1, 300, 500))] == [400, 500]
     forced = maintain(project, started_at=later, only="bronze", force=True)
-    assert "what silver.t (paused) does not have of public.t from 0/12C on" in forced.lost
+    assert "changes of public.t from 0/12C on that silver.t (paused) does not contain" in forced.lost
 
 
 def test_what_pauses_make_of_the_tables_of_a_cut(lake: CutLake) -> None:

@@ -113,4 +113,4 @@ def test_a_reference_to_a_table_that_is_not_in_the_cut_is_not_judged(project: Pr
     cut(project, 300, orders=0)
     found = rules(project, NOW)["foreign_key_customer"]
     assert found["suite"] is None
-    assert "silver.customers is not in the last cut" in found["broken"]
+    assert "silver.customers is not in the latest cut" in found["broken"]

@@ -130,9 +130,9 @@ def test_a_past_that_was_trimmed_is_refused_with_where_bronze_begins_and_a_new_c
     bronze.land(100, *rows(1))
     bronze.land(110, *rows(1))
     maintain(bronze.project, force=True, started_at=utc_now() + timedelta(days=2))
-    with pytest.raises(PastTrimmed, match="bronze begins behind 0/6") as refused:
+    with pytest.raises(PastTrimmed, match="bronze begins after 0/6") as refused:
         bronze.plan(110)
-    assert refused.value.remedy.startswith("`cdc-lake resync TABLE`")
+    assert refused.value.remedy.startswith("run `cdc-lake resync TABLE`")
     state = bronze.writer.state()
     assert state is not None
     beside = BesideBronze(DeltaBronzeTable(LocalDeltaStorage(bronze.project.bronze, durable=False)))
@@ -155,8 +155,8 @@ def test_what_a_rebuild_says() -> None:
         "columns new: note\n"
         "columns of another type: amount\n"
         "changed: (1, NULL)\n"
-        "done on the way: drop column body of silver.t\n"
-        "what the server did to rows with them and did not send is not in bronze: "
+        "also done: drop column body of silver.t\n"
+        "what the server did to rows with them without sending it is not in bronze: "
         "`cdc-lake compare public.t` shows it\n"
         "2 changes held by rules: `cdc-lake held list`"
     )

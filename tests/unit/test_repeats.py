@@ -100,7 +100,7 @@ def test_by_a_catalog_content_is_compared_as_long_as_the_layouts_are_the_same(fo
     order.add(one(100))
     wider = raw_transaction(Transaction(boundaries(200), (Insert(WIDER, ("1", "a", "b")),)))
     order.add(wider)
-    assert ["other layouts by the catalog of now" in event.text for event in told] == [True]
+    assert ["other layouts in the current catalog" in event.text for event in told] == [True]
     with pytest.raises(RepeatDiffers, match="other content"):
         order.add(one(300, "b"))
 
@@ -109,6 +109,6 @@ def test_what_the_catalog_of_now_cannot_read_is_noted(folder: Path):
     raw = one(200)
     raw.frames[:] = [frame.replace(b"\1a", b"\1\xff") for frame in raw.frames]
     checked(folder, told := [], by_catalog=True).add(raw)
-    assert ["cannot be read by the catalog" in event.text for event in told] == [True]
+    assert ["cannot be read with the current catalog" in event.text for event in told] == [True]
     with pytest.raises(DecodeError):
         checked(folder, []).add(raw)

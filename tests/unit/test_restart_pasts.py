@@ -15,7 +15,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.runtime.restart import check_pasts
 
 PAST = Target(TableName("public", "past"), "silver", "past", "delta", None, (), kind="history")
-WRITTEN = ("LAK467", "something else changed rows of silver.past", "run `cdc-lake rebuild public.past` for it")
+WRITTEN = ("LAK467", "silver.past was modified outside cdc_lake", "run `cdc-lake rebuild public.past` for it")
 LISTED = TableState("silver.past", "delta", 7, 100, BROKEN, 0, error=WRITTEN)
 
 
@@ -27,7 +27,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def test_a_past_that_others_damaged_is_mended_first(project: Project):
-    with pytest.raises(OtherWriter, match=r"keep the past of silver\.past as others left it") as refused:
+    with pytest.raises(OtherWriter, match=r"make the damage to the past of silver\.past permanent") as refused:
         check_pasts(project, "s", [PAST], {"public.past": LISTED})
     assert refused.value.remedy.startswith("run `cdc-lake rebuild public.past` for it, before you restart")
 

@@ -78,7 +78,7 @@ def test_a_change_of_rows_without_a_key_names_all_of_the_row(tmp_path: Path):
     check_named(whole, shaped(BARE, target()), target(), kind_of(target(), BARE), "test")
     bare = seen(tmp_path / "bare", Insert(BARE, ("1", "b")), Update(BARE, ("1", "c")))
     assert bare.bare == 20
-    with pytest.raises(KeylessDelete, match="does not say all values"):
+    with pytest.raises(KeylessDelete, match="does not contain all values"):
         check_named(bare, shaped(BARE, target()), target(), kind_of(target(), BARE), "pg:1")
 
 

@@ -266,8 +266,8 @@ def test_all_that_a_table_waits_with_is_named_and_what_was_allowed_for_nothing_i
     [
         (("id", "n"), None),
         (("id", "n", "_cdc_next_n"), None),
-        (("id", "n", "n_decimal"), "stands beside a numeric that is not declared `both` any more"),
-        (("id", "n", "segment"), "`segment` of silver.t was never one of public.t"),
+        (("id", "n", "n_decimal"), "is the second column of a numeric that is no longer declared `both`"),
+        (("id", "n", "segment"), "public.t never had the column `segment` of silver.t"),
         (("id", "n", "_is_deleted"), "was made as"),
     ],
 )

@@ -189,7 +189,7 @@ def test_a_span_ends_where_the_key_of_the_table_moves(
         assert next_layout(found, reader.layouts([T]), replace(TARGET, keys=("id",))) is None
     together, reader = seen(tmp_path / "together", (row(before, 1), row(after, 2)))
     shape = make_shape(together.layouts, reader.layouts([T]), None, keyed=bool(after.primary_key))
-    with pytest.raises(NoKey, match="moves inside") if moved else nullcontext():
+    with pytest.raises(NoKey, match="changes within") if moved else nullcontext():
         check_key(together, shape, TARGET, NOTHING_WAITS, None, "test")
     with pytest.raises(NoKey, match="held by the former one") if moved else nullcontext():
         check_key(replace(together, runs=()), shape, TARGET, QuarantineState({(1, 1): frozenset()}), before, "test")

@@ -177,10 +177,10 @@ def test_a_broken_table_says_what_it_could_not_go_on_for_and_what_to_do(tmp_path
     lake = CutLake(tmp_path)
     lake.land(105)
     record_copy(lake.control, lake.bronze.state(), COMPLETE, [])
-    error = ("LAK410", "public.t has another layout now", "run `cdc-lake run --allow …`")
+    error = ("LAK410", "public.t was altered", "run `cdc-lake run --allow …`")
     lake.cut(105, 1, t=lake.state("t", None, 104, state="broken", error=error))
     (found,) = status(lake.project, checked_at=NOW).tables
-    assert (found.state, found.reason) == ("broken", "public.t has another layout now [LAK410]")
+    assert (found.state, found.reason) == ("broken", "public.t was altered [LAK410]")
     assert (found.code, found.remedy) == (error[0], error[2])
     assert f"  → {error[2]}" in status_text(status(lake.project, checked_at=NOW), 200).splitlines()
     lake.cut(105, 2, t=lake.state("t", None, 105, error=error))  # it goes on

@@ -233,7 +233,7 @@ def test_batches_get_smaller_and_apply_waits_until_it_is_over(
         "silver waits: 80% of the WAL budget is used, and bronze comes first",
         "silver goes on: the WAL budget is out of danger",
     ] * 2  # fmt: skip
-    assert any("smaller batches: 60.0 MiB of WAL are kept, 60% of the budget" in one.text for one in told)
+    assert any("smaller batches: 60.0 MiB of WAL are retained, 60% of the budget" in one.text for one in told)
 
 
 def test_an_exceeded_budget_is_a_warning_now_and_then_and_the_slot_stays(
@@ -261,7 +261,7 @@ def test_a_slot_is_given_up_where_the_pipeline_says_so(project: Project, told: l
             watch.evaluate_sample(look(1000 + 10 * n, 150))
         watch.enforce_wal_budget()
         watch.evaluate_sample(look(1060, 150))
-        with pytest.raises(SlotGivenUp, match="is dropped, as the pipeline says"):
+        with pytest.raises(SlotGivenUp, match="is dropped, as the pipeline is configured"):
             watch.enforce_wal_budget()
 
 

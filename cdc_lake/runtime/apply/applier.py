@@ -239,7 +239,9 @@ def _follow(
             aside = project.checkpoint.with_name(f"{project.checkpoint.name}.aside-{time.time_ns()}")
             project.checkpoint.rename(aside)
             report(
-                ProgressEvent("apply", f"the checkpoint does not fit bronze any more and was set aside as {aside.name}")
+                ProgressEvent(
+                    "apply", f"the checkpoint does not match bronze any more and was set aside as {aside.name}"
+                )
             )
         stop.wait(tries - 1)
     if clock.failure is not None:

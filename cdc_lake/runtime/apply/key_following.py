@@ -406,10 +406,11 @@ def check_few(many: int, table: Target) -> None:
     """Raise TooManyFollowed where more changes would have to be followed than the driver takes."""
     if many > FOLLOWED_AT_MOST:
         text = (
-            f"{many:,} changes of {table.source} move a key or are held; {FOLLOWED_AT_MOST:,} can be followed at a time"
+            f"{many:,} changes of {table.source} update a key or are held; at most {FOLLOWED_AT_MOST:,} can be "
+            "followed at a time"
         )
         raise TooManyFollowed(
-            text, where=table.label, hint=f"{TooManyFollowed.identity_hint}; or else {copied_again(table)}"
+            text, where=table.label, hint=f"{TooManyFollowed.identity_hint}; otherwise {copied_again(table)}"
         )
 
 

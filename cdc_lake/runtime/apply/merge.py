@@ -232,7 +232,7 @@ class ApplyTotals:
         if others:
             shown = ", ".join(f"{label} ({error.code})" for label, error in others[:_SHOWN])
             more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
-            first.remedy += f"; {shown}{more} also wait: `cdc-lake status` says what for, and what to do"
+            first.remedy += f"; {shown}{more} also wait: `cdc-lake status` shows the reason of each, and what to do"
         return first
 
     def count(self, plan: MergePlan) -> None:

@@ -110,7 +110,7 @@ def rebuild(
     """
     began = time.monotonic()
     if to is not None and into is None:
-        raise RebuildNeedsPlace("a live table goes on from where silver stands, it cannot stay in the past")
+        raise RebuildNeedsPlace("a live table continues from its watermark; it cannot be kept in a past state")
     name = source_table(table)
     with lease(project.lease):
         work = Rebuilding(project, name, to, into, report, adopt=adopt)
@@ -158,8 +158,8 @@ class Rebuilding:
                 raise shared
         if into is None and self._cut is None:
             if not self._reader.layouts([name]):
-                raise NothingToRebuild(f"bronze holds nothing of {name}", where=self._reader.place)
-            raise NothingToRebuild(f"silver has no content of {name} yet: `cdc-lake run` makes it")
+                raise NothingToRebuild(f"bronze contains nothing of {name}", where=self._reader.place)
+            raise NothingToRebuild(f"silver has no content of {name} yet: `cdc-lake run` creates it")
         if to is not None or self._cut is None:
             upto = self._state.upto if to is None else to
         else:
@@ -246,7 +246,7 @@ class Rebuilding:
         # An Iceberg table without a version is what a rebuild leaves that died between making and filling it.
         unfinished = place.format == "iceberg" and silver_version(self._project, place) is None
         if silver_exists(self._project, place) and not unfinished:
-            raise RebuildPlaceTaken(f"{place.label} is there already")
+            raise RebuildPlaceTaken(f"{place.label} already exists")
         return place
 
     def _forget(self, *, replaced: bool = False) -> None:
@@ -358,7 +358,7 @@ class Rebuilding:
         """The content of the draft into its place; the version."""
         silver, stream, upto = store(spark, self._project, draft), self._state.stream, self._plan.upto
         columns = silver.columns()
-        assert columns is not None, "the draft was made"
+        assert columns is not None, "the draft was created"
         query = f"SELECT {', '.join(quote_identifier(c.name) for c in columns)} FROM {silver.name}"
         place = store(spark, self._project, self._place)
         base, generation = self._marker, self._generation
@@ -408,5 +408,5 @@ class _Allowing:
 def _state(reader: BronzeReader, name: TableName) -> StreamCheckpoint:
     state = reader.proven()
     if state is None:
-        raise NothingToRebuild(f"bronze holds nothing of {name}: no stream was begun", where=reader.place)
+        raise NothingToRebuild(f"bronze contains nothing of {name}: no stream was started", where=reader.place)
     return state

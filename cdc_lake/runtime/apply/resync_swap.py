@@ -187,7 +187,7 @@ class ResyncSwapper:
             return None  # cuts were lost: the next one is where all tables are again
         begins = format_stream_position(state.stream, copy.position)
         facts = {"table": target.label, "position": begins}
-        self._report(ProgressEvent("renew", f"{target.label} begins again with the copy at {begins}", facts=facts))
+        self._report(ProgressEvent("renew", f"{target.label} starts again with the copy at {begins}", facts=facts))
         upto = renewed_to(self._project, state.stream, cut, self._courses, copy)
         work = capture_errors(lambda: Rebuilding(self._project, copy.relation, upto, report=self._report), target)
 
@@ -213,7 +213,7 @@ class ResyncSwapper:
             if isinstance(outcome, GroupWaits):
                 self._waits[name] = running.others
             facts = {"table": target.label, "code": outcome.code}
-            self._report(ProgressEvent("broken", f"{target.label} keeps what it has: {outcome.message}", facts=facts))
+            self._report(ProgressEvent("broken", f"{target.label} keeps its content: {outcome.message}", facts=facts))
             listed = tables.get(name)
             if listed is None or listed.state not in {BROKEN, RENEWING} or isinstance(outcome, GroupWaits):
                 return tables
@@ -233,5 +233,5 @@ class ResyncSwapper:
     def _say(self, name: str, table: str, position: str) -> None:
         if name not in self._reported_tables:
             self._reported_tables.add(name)
-            text = f"{table} stays at {position}: {name} is not followed any more"
+            text = f"{table} stays at {position}: {name} is no longer captured"
             self._report(ProgressEvent("left", text, facts={"table": table, "position": position}))

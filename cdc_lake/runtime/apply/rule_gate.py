@@ -98,7 +98,7 @@ def reads(rule: Expression, shape: RelationMapping, where: str = "") -> frozense
     except TransformUnfit as unfit:
         raise RuleDoesNotFit(unfit.message, where=place) from unfit
     if analysis.type != "boolean":
-        raise RuleDoesNotFit(f"the expression has to be true or false, and is of type {analysis.type}", where=place)
+        raise RuleDoesNotFit(f"the expression must be boolean, but is of type {analysis.type}", where=place)
     return frozenset(index for index, column in enumerate(shape.columns) if column.name in analysis.reads)
 
 

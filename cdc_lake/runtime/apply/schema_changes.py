@@ -162,7 +162,7 @@ def check_computed(target: Target, have: Sequence[SilverColumn], wanted: Sequenc
     for column in wanted:
         kind = types.get(column.name, column.type)
         if column.name in computed and kind != column.type and held_as(column.type) != kind:
-            text = f"computed column `{column.name}` of {target.label} would be {column.type}, and is {kind}"
+            text = f"computed column `{column.name}` of {target.label} would be {column.type}, but is {kind}"
             raise TransformChanged(text)
 
 
@@ -179,11 +179,13 @@ def check_columns(target: Target, have: Iterable[str], relation: Relation, earli
     }
     for name in have:
         if name in decimals - names:
-            text = f"`{name}` of {target.label} stands beside a numeric that is not declared `both` any more"
-            hint = f"put `both` back into `types`, or let `cdc-lake rebuild {target.source}` make the table without it"
+            text = f"`{name}` of {target.label} is the second column of a numeric that is no longer declared `both`"
+            hint = (
+                f"restore `both` in `types`, or run `cdc-lake rebuild {target.source}` to recreate the table without it"
+            )
             raise ShapeForeign(text, hint=hint)
         if name not in names:
-            raise ShapeForeign(f"column `{name}` of {target.label} was never one of {target.source}")
+            raise ShapeForeign(f"{target.source} never had the column `{name}` of {target.label}")
 
 
 def _in_silver(change: SchemaChange, before: dict[str, str], after: dict[str, str]) -> SchemaChange | None:
@@ -266,19 +268,19 @@ def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Container[s
     source knows what rows have afterwards.
     """
     if words := [change.text(target.label) for change in changes if unconvertible(change)]:
-        raise Unconvertible(f"{target.source} has another layout now: {'; '.join(words)}", hint=copied_again(target))
+        raise Unconvertible(f"{target.source} was altered: {'; '.join(words)}", hint=copied_again(target))
     needed = [change.text(target.label) for change in changes if change.destructive]
     if missing := [words for words in needed if words not in allowed]:
         options = " ".join(f"--allow {shlex.quote(words)}" for words in missing)
-        hint = f"to have it done run `cdc-lake run {options}`; until then the table waits"
+        hint = f"to apply the change run `cdc-lake run {options}`; until then the table waits"
         if any(
             isinstance(operation, AssumeColumn | AssumeKey) or (isinstance(operation, AddColumn) and operation.unknown)
             for operation in changes
         ):
             hint += (
-                f"; where it is not so, or you do not know, `cdc-lake resync {target.source}` copies the table again"
+                f"; if that is wrong, or if you are not sure, `cdc-lake resync {target.source}` copies the table again"
             )
-        raise DestructiveChange(f"{target.source} has another layout now: {'; '.join(missing)}", hint=hint)
+        raise DestructiveChange(f"{target.source} was altered: {'; '.join(missing)}", hint=hint)
 
 
 def unconvertible(change: SchemaChange) -> bool:
@@ -292,7 +294,7 @@ def copied_again(target: Target) -> str:
     """
     if target.keeps_past:
         words = f"give {target.source} another silver table in the pipeline file (`to`), then run `cdc-lake restart`"
-        text = f"{words}, which copies every table: {target.label} stays as it is, with its past"
+        text = f"{words}, which copies every table: {target.label} keeps its past and is not changed any more"
     else:
         text = f"`cdc-lake resync {target.source}` copies the table again while the other tables continue"
     return f"{text}; until then the table waits"
@@ -353,12 +355,15 @@ def check_made(project: Project, target: Target) -> TableLayout | None:
     if actual.transforms != declared.transforms:
         keys = "`columns`, `exclude`, `rename`, `compute` or `where`"
         raise TransformChanged(
-            f"{target.label} was made with other {keys} than the pipeline has now",
+            f"{target.label} was created with other {keys} than the pipeline has now",
             where=_config_location(project, target),
         )
     if actual.partition_by != declared.partition_by:
         have = ", ".join(actual.partition_by) or "nothing"
-        text = f"{target.label} is divided by {have}, the pipeline says {', '.join(declared.partition_by) or 'nothing'}"
+        text = (
+            f"{target.label} is partitioned by {have}, but the pipeline says "
+            f"{', '.join(declared.partition_by) or 'nothing'}"
+        )
         raise DivisionChanged(text, where=_config_location(project, target, "partition_by"))
     return actual
 
@@ -377,9 +382,12 @@ def divide(project: Project, target: Target, silver: SilverStore, columns: Seque
 def check_divisible(project: Project, target: Target) -> None:
     """Raise DivisionChanged where the table that is there can never be divided as the pipeline says now."""
     if target.partition_by and clustered_once(project, target):
-        text = f"{target.label} was clustered, and Delta never partitions a table that was"
+        text = f"{target.label} was clustered, and Delta cannot partition a table that was"
         place = project.silver_path(target)
-        hint = f"leave `partition_by` out, or move {place} away and rebuild it: its older versions go with the folder"
+        hint = (
+            f"remove `partition_by`, or move {place} away and rebuild the table: its older versions are lost with "
+            "the folder"
+        )
         raise DivisionChanged(text, where=_config_location(project, target, "partition_by"), hint=hint)
 
 
@@ -389,7 +397,7 @@ def check_divided(project: Project, target: Target, columns: Sequence[SilverColu
     partition_columns = [("partition_by", Partition.parse(text).column) for text in target.partition_by]
     for key, name in [*partition_columns, *(("cluster_by", name) for name in target.cluster_by)]:
         if name not in names:
-            text = f"`{key}` names `{name}`, and {target.label} has no such column"
+            text = f"`{key}` names `{name}`, but {target.label} has no such column"
             raise TransformUnfit(text, where=_config_location(project, target, key))
     check_partition_types(project, target, columns)
 
@@ -410,8 +418,8 @@ def check_partition_types(project: Project, target: Target, columns: Sequence[Si
         why = "an empty text would be stored as NULL" if column.type == "string" else "Delta cannot"
         text = f"`partition_by` names `{column.name}` of {target.label}, of type {column.type}: {why}"
         hint = (
-            f"use `cluster_by: [{column.name}]`, or `format: iceberg` for the table; or divide it by a column "
-            "of a number, a boolean or a date"
+            f"use `cluster_by: [{column.name}]`, or `format: iceberg` for the table; or partition it by a numeric, "
+            "boolean or date column"
         )
         raise TransformUnfit(text, where=_config_location(project, target, "partition_by"), hint=hint)
 
@@ -482,7 +490,7 @@ def projection_of(spark: SparkSession, project: Project, target: Target, shape: 
         None if transforms.where is None else analyze_expression(spark, shape.columns, transforms.where, place("where"))
     )
     if where is not None and where.type != "boolean":
-        raise TransformUnfit(f"`where` has to be true or false, and is of type {where.type}", where=place("where"))
+        raise TransformUnfit(f"`where` must be boolean, but is of type {where.type}", where=place("where"))
     types = {name: expression.type for name, expression in computed.items()}
     silver = silver_shape(shape, transforms, types, target.label, place)
     with_own(silver.source)  # the source's columns stand beside working columns on the way

@@ -72,12 +72,16 @@ class AlignmentPoint:
     def unknown(self, table: TableName) -> Gap | None:
         """Why it is not known, or not in bronze, what the snapshot shows of the table."""
         if not self.complete:
-            return Gap("bronze is behind the source, and the slot is being read", "wait for the receiver and repeat")
+            return Gap(
+                "bronze is behind the source, and a receiver is reading the slot", "wait for the receiver, then repeat"
+            )
         shown = [touch for touch in self._touches_of(table) if self.shown.shows(touch.number, touch.position)]
         if any(not touch.landed for touch in shown):
             return Gap("the source has transactions that bronze does not", CATCH_UP)
         if any(touch.undecoded for touch in shown):
-            return Gap("bronze holds a transaction that could not be decoded", "`cdc-lake held list` says which")
+            return Gap(
+                "bronze contains a transaction that could not be decoded", "`cdc-lake held list` shows which one"
+            )
         return None
 
     def find_unapplied(self, table: TableName, watermark: int) -> list[SnapshotTransaction]:

@@ -72,7 +72,7 @@ def first_content(
     """
     copies = initial_copies(control.snapshots(), state.stream)
     if copies is None:
-        raise SnapshotIncomplete("the initial snapshot is not complete yet: there is nothing to apply")
+        raise SnapshotIncomplete("the initial copy is not complete yet: there is nothing to apply")
     tables: dict[str, TableState] = {}
     tasks, held = [], hold_log(control)
     shared = planner.shared_names(copies)
@@ -293,7 +293,7 @@ class SpanLoop:
             self._report(ProgressEvent("paused", f"{table} is paused: it stays at {now[table]}", facts=facts))
             self.totals.broken.pop(table, None)
         for table in sorted(self.totals.paused - now.keys()):
-            self._report(ProgressEvent("paused", f"{table} goes on", facts={"table": table}))
+            self._report(ProgressEvent("paused", f"{table} continues", facts={"table": table}))
         self.totals.paused = frozenset(now)
         return result
 

@@ -186,7 +186,7 @@ def rebuild_plan(
     first = stretches[0].copy
     begins = _beginning(project, control, state) if first is None else first.position
     if (left := reader.last_trimmed().get(state.epoch)) is not None and begins < left[0]:
-        raise PastTrimmed(f"bronze begins behind {format_stream_position(state.stream, left[0])}", where=reader.place)
+        raise PastTrimmed(f"bronze begins after {format_stream_position(state.stream, left[0])}", where=reader.place)
     _check_held(state, table, stretches[-1], begins, upto)
     ahead = Span(state.epoch, begins, upto)
     commits = reader.commits(ahead)
@@ -212,7 +212,7 @@ def rebuild_plan(
     layouts = reader.layouts([table])
     if number is None:
         if not layouts:
-            raise NothingToRebuild(f"bronze holds nothing of {table}", where=reader.place)
+            raise NothingToRebuild(f"bronze contains nothing of {table}", where=reader.place)
         number = next(iter(layouts))  # of its first change, which is behind `upto`: there were no rows yet
     layout = None if first is None else first.layout
     copied = None if last.copy is None or not last.later else last.copy.position
@@ -222,9 +222,9 @@ def rebuild_plan(
 def check_own_past(target: Target, control: ControlTables, state: StreamCheckpoint, reader: BronzeReader) -> None:
     """Raise PastTrimmed where a table keeps a past from an earlier stream, which cannot be made again."""
     if target.keeps_past and content_before(control, state, str(target.source)) is not None:
-        words = f"{target.label} keeps a past from before the stream of epoch {state.epoch}"
-        hint = "`cdc-lake restart` copies every table again and keeps what each was"
-        hint += f"; where others damaged that past, give {target.source} another silver table (`to`) before"
+        words = f"{target.label} keeps a past from before epoch {state.epoch} of the stream"
+        hint = "`cdc-lake restart` copies every table again and keeps their pasts"
+        hint += f"; if another program damaged that past, first give {target.source} another silver table (`to`)"
         raise PastTrimmed(words, where=reader.place, hint=hint)
 
 
@@ -248,14 +248,13 @@ def _check_held(state: StreamCheckpoint, table: TableName, last: CaptureInterval
         held = (
             f"from {format_stream_position(state.stream, begins)} to {format_stream_position(state.stream, state.upto)}"
         )
-        raise PositionNotHeld(
-            f"{format_stream_position(state.stream, upto)} is not in what bronze has of {table}: {held}"
-        )
+        raise PositionNotHeld(f"bronze has no state of {table} at {format_stream_position(state.stream, upto)}: {held}")
     if last.left is not None and last.left < upto:
-        left = f"it was left at {format_stream_position(state.stream, last.left)}, and not copied since"
-        raise PositionNotHeld(
-            f"{format_stream_position(state.stream, upto)} is not in what bronze has of {table}: {left}"
+        left = (
+            f"it was removed from the stream at {format_stream_position(state.stream, last.left)}, and has not been "
+            "copied since"
         )
+        raise PositionNotHeld(f"bronze has no state of {table} at {format_stream_position(state.stream, upto)}: {left}")
 
 
 def _ends(stretch: CaptureInterval, following: CaptureInterval | None, upto: int) -> int:
@@ -277,7 +276,7 @@ def _beginning(project: Project, control: ControlTables, state: StreamCheckpoint
         rows = [row for row in control.streams() if row.stream == state.stream]
         return rows[-1].start if rows else 0
     if initial_copies(control.snapshots(), state.stream) is None:
-        raise SnapshotIncomplete("the initial snapshot is not complete yet: there is nothing to build a table from")
+        raise SnapshotIncomplete("the initial copy is not complete yet: there is nothing to build a table from")
     return beginning(control, state)
 
 

@@ -65,7 +65,7 @@ class SparkLives:
             [label] = self.working
             self.blamed[label] += 1
             if self.blamed[label] >= _TWICE:
-                self.given_up[label] = TableEndsSpark(f"{label} ended Spark's Java process twice ({how})")
+                self.given_up[label] = TableEndsSpark(f"Spark's Java process ended twice because of {label} ({how})")
         self.suspects |= self.working
         self.working = set()
 
@@ -159,8 +159,8 @@ def _error_kind(cause: Exception) -> str:
 def _of_a_past(target: Target) -> str:
     """What is done about a row that is missing in a table that is made again from bronze, which never had it."""
     return (
-        f"something else wrote to the table, or rows were missing from the start; `cdc-lake compare {target.source}` "
-        "names them. Set `missing_row: hold` to keep such changes back and go on, or "
+        "another program wrote to the table, or rows were missing from the start; `cdc-lake compare "
+        f"{target.source}` lists them. Set `missing_row: hold` to quarantine such changes and continue, or "
         f"{copied_again(target)}"
     )
 
@@ -172,12 +172,12 @@ def _explain_error(cause: Exception, target: Target) -> CdcLakeError:
         words = f"a change refers to a row that {target.label} does not have"
         error = MergeRefused(words, hint=_of_a_past(target) if target.keeps_past else None)
     elif UNREADABLE in text:
-        words = f"old rows of {target.label} have texts that are no values of their column's new type"
+        words = f"old rows of {target.label} contain texts that are not values of their column's new type"
         error = Unconvertible(words, hint=copied_again(target))
     elif any(words in text for words in _OLDER_THAN_THE_LAST):
-        error = ClockBehind(f"the last snapshot of {target.label} is from a later time than this machine's clock tells")
+        error = ClockBehind(f"the latest snapshot of {target.label} is later than this machine's clock")
     elif (lack := next((name for name in _NOT_ENOUGH if name in text), None)) is not None:
-        error = TableEndsSpark(f"Spark had no room to work on {target.label}: {lack}")
+        error = TableEndsSpark(f"Spark had too little space to work on {target.label}: {lack}")
     else:
         error = ApplyFailed(f"{target.label} could not be merged: {_error_kind(cause)}")
     return error

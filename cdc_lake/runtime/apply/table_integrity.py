@@ -100,18 +100,16 @@ def find_violation(
     if recorded.version is None or (recorded.version == version and not older):
         return first_merge_was_lost(project, target, stream, recorded, committed)
     if version is None:
-        return SilverLost(f"the last cut lists {target.label}, and the table is gone")
+        return SilverLost(f"the latest cut lists {target.label}, but the table no longer exists")
     if older:  # at the same version, too: another program may have taken it
-        text = f"it has generation {committed.generation}, and the last cut lists {recorded.generation}"
-        return SilverPutBack(f"{target.label} was put back to an older content: {text}", where=target.label)
+        text = f"it has generation {committed.generation}, but the latest cut lists {recorded.generation}"
+        return SilverPutBack(f"{target.label} was restored to older content: {text}", where=target.label)
     foreign_commit = find_foreign_commit(project, target, stream, recorded.version, version, recorded.generation)
     if foreign_commit is None:
         return first_merge_was_lost(project, target, stream, recorded, committed)
     if foreign_commit.put_back:
-        return SilverPutBack(
-            f"{target.label} was put back to an older content: {foreign_commit.text}", where=target.label
-        )
-    return OtherWriter(f"something else changed rows of {target.label}: {foreign_commit.text}", where=target.label)
+        return SilverPutBack(f"{target.label} was restored to older content: {foreign_commit.text}", where=target.label)
+    return OtherWriter(f"{target.label} was modified outside cdc_lake: {foreign_commit.text}", where=target.label)
 
 
 def merge_may_be_lost(project: Project, target: Target, stream: str, recorded: TableState) -> bool:
@@ -132,7 +130,7 @@ def first_merge_was_lost(
         return None
     if not merge_may_be_lost(project, target, stream, recorded):
         return None
-    text = f"{target.label} is empty again: another program's commit took the version of its first merge"
+    text = f"{target.label} is empty again: another program's commit replaced the version of its first merge"
     return SilverPutBack(text, where=target.label)
 
 
@@ -143,7 +141,7 @@ def missing_quarantine_rows(held: QuarantineLog, target: Target, epoch: int, rec
     present = len(recorded_keys(held, str(target.source), epoch, recorded.generation, recorded.position))
     if present >= recorded.held:
         return None
-    counts = f"the last cut counts {recorded.held} held keys of {target.label}, and {present} are recorded"
+    counts = f"the latest cut counts {recorded.held} held keys of {target.label}, but {present} are recorded"
     return HeldLost(counts, where=target.label)
 
 
@@ -171,5 +169,8 @@ class ApprovedOperations:
     def say(self, report: ProgressReporter) -> None:
         """Tell of idle words."""
         for words in self.idle:
-            text = f"no table waits with `{words}`, which was allowed: `cdc-lake plan` has the words of what waits"
+            text = (
+                f"no table waits for `{words}`, which was allowed: `cdc-lake plan` prints the operations that tables "
+                "wait for"
+            )
             report(ProgressEvent("warning", text, facts={"operation": words}))

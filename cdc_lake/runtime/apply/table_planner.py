@@ -162,8 +162,8 @@ class TablePlanner:
         self._trimmed_to = -1 if left is None else left[0]
         if left is not None and not loaded:
             raise SpanTrimmed(
-                f"bronze begins behind {format_stream_position(state.stream, left[0])}, and silver "
-                "was never loaded from this stream",
+                f"bronze begins after {format_stream_position(state.stream, left[0])}, and silver was never loaded "
+                "from this stream",
                 where=self._bronze.place,
             )
 
@@ -191,7 +191,7 @@ class TablePlanner:
             format_stream_position(state.stream, self._trimmed_to),
             format_stream_position(state.stream, position),
         )
-        words = f"bronze begins behind {begins}, and {target.source} stands at {stands}"
+        words = f"bronze begins after {begins}, but {target.source} is applied only up to {stands}"
         hint = (
             None
             if target.keeps_past
@@ -303,8 +303,8 @@ class TablePlanner:
         """The state of a table that lost a commit; reports it."""
         assert marker.position is not None, "without a position it has lost its first merge, which is a violation"
         text = (
-            f"{target.label} is at {format_stream_position(state.stream, marker.position)} again: another program's "
-            "commit took the version of ours at the same time; what it had merged is merged again"
+            f"{target.label} is at {format_stream_position(state.stream, marker.position)} again: at the same time, "
+            "another program's commit replaced the version of this pipeline's merge, which is repeated"
         )
         self._report(ProgressEvent("warning", text, facts={"table": target.label, "upto": marker.position}))
         rewound = self._state_at_marker(state, target, marker, marker.position, hold_log(self._control))

@@ -194,7 +194,10 @@ def shape_of(
         raise
     for column in shape.columns if by_content else ():
         if not comparable(column):
-            raise NoKey(f"{target.source} has no key, and column `{column.name}` has no order to find equal rows by")
+            raise NoKey(
+                f"{target.source} has no key, and values of column `{column.name}` have no order by which equal "
+                "rows could be found"
+            )
     lineage = LINEAGE if target.lineage else {}
     return replace(
         shape,
@@ -248,7 +251,7 @@ def check_named(summary: SpanSummary, shape: RelationMapping, target: Target, ki
                 hint = (
                     f"give the table a primary key or REPLICA IDENTITY FULL at the source; then {copied_again(target)}"
                 )
-                raise KeylessDelete(f"a delete of {table} at {position} does not say which row went", hint=hint)
+                raise KeylessDelete(f"a delete of {table} at {position} does not identify the deleted row", hint=hint)
             partly = {number for number in summary.by_whole if shape.layouts[number].mixed}
             for number in summary.by_key | partly:
                 if not made_again(shape.layouts[number], shape.relation):  # rows of another table are gone by then
@@ -256,7 +259,7 @@ def check_named(summary: SpanSummary, shape: RelationMapping, target: Target, ki
         case RowIdentity.CONTENT:
             if summary.bare is not None:
                 position = format_stream_position(stream, summary.bare)
-                raise KeylessDelete(f"a change of {table} at {position} does not say all values that its row had")
+                raise KeylessDelete(f"a change of {table} at {position} does not contain all values of the old row")
         case RowIdentity.PLACE:
             pass
         case other:
@@ -278,14 +281,14 @@ def check_key(
     for run in summary.runs:
         if _has_key_moved(shape.layouts[run.layout], shape.relation):
             raise NoKey(
-                f"the primary key of {table} moves inside of the transaction at "
+                f"the primary key of {table} changes within the transaction at "
                 f"{format_stream_position(stream, run.position)}",
                 hint=copied_again(target),
             )
     if held and follows is not None and _has_key_moved(follows, shape.relation):
         raise NoKey(
-            f"the primary key of {table} moved, and changes are held by the former one",
-            hint=f"decide them (`cdc-lake held list`); or else {copied_again(target)}",
+            f"the primary key of {table} was changed, and changes are held by the former one",
+            hint=f"release or discard them (`cdc-lake held list`); otherwise {copied_again(target)}",
         )
 
 
@@ -302,6 +305,6 @@ def _check_logged(shape: RelationMapping, target: Target, number: int) -> None:
             name = shape.relation.columns[index].name
             table = shape.relation.table
             raise NoKey(
-                f"the server did not log column `{name}` of {table} for deletes: it is no key",
-                hint=f"once the server logs it (primary key, replica identity), {copied_again(target)}",
+                f"the server did not log column `{name}` of {table} for deletes, so it cannot be part of the key",
+                hint=f"when the server logs it (primary key, replica identity), {copied_again(target)}",
             )

@@ -272,8 +272,8 @@ def stopped_by_rule(stops: Sequence[MergePlan], verb: str = "run") -> RuleStoppe
     (position, rule), table, label = first.stop, first.task.target.source, first.task.target.label
     position_text = format_stream_position(first.task.stream, position)
     if first.task.snapshot:
-        what, advice = f"a row of the copy of {table}", f"look for the rows in {table}: {RuleStopped.hint}"
+        what, advice = f"a row of the copy of {table}", f"look up the rows in {table}: {RuleStopped.hint}"
     else:
         what = f"a change of {table} in the transaction at {position_text}"
         advice = f"`cdc-lake inspect tx {position_text}` shows it, with its key; then {RuleStopped.hint}"
-    return RuleStopped(f"rule `{rule}` of {label} stops the {verb}: {what} breaks it", where=label, hint=advice)
+    return RuleStopped(f"rule `{rule}` of {label} stops the {verb}: {what} violates it", where=label, hint=advice)

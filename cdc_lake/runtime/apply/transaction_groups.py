@@ -136,8 +136,8 @@ def passed_by(
         renewed = copy is not None and copy.position >= judged
         begun = listed is not None and listed.copied is not None and plan.copied is not None and judged < plan.copied
         if position < judged and not renewed and not begun:
-            first = f"where that is {target.label}, `cdc-lake rebuild {other.source}` comes first"
-            hint = f"`cdc-lake run` brings them to one position, or says what keeps {other.label}; {first}"
+            first = f"if that is {target.label}, run `cdc-lake rebuild {other.source}` first"
+            hint = f"`cdc-lake run` brings both to one position, or reports why {other.label} cannot continue; {first}"
             raise GroupWaits(f"{other.label}, of the same group as {target.label}, is behind it", hint=hint)
         begins = plan.begins if listed is None else since_copy(listed, plan.begins)
         if begins >= min(judged, position):
@@ -157,8 +157,10 @@ def _check_recorded(project: Project, lost: HeldLost | None, target: Target) -> 
     if lost is not None:
         group = project.group(target.source)
         tables = " ".join(() if group is None else map(str, group.tables))
-        hint = f"put the control table `held` back as it was, or copy the whole group again: cdc-lake resync {tables}"
-        raise HeldLost(f"{target.label} holds what its group holds, and {lost.message}", where=lost.where, hint=hint)
+        hint = f"restore the control table `held`, or copy the whole group again: cdc-lake resync {tables}"
+        raise HeldLost(
+            f"{target.label} holds whole transactions of its group, and {lost.message}", where=lost.where, hint=hint
+        )
 
 
 def hold_whole(
@@ -245,7 +247,7 @@ def _check_agreed(job: TableTask, units: frozenset[Unit], others: Sequence[Ahead
             if passed and other.after < position <= other.position and (position, decided) not in other.held:
                 position_text = format_stream_position(job.stream, position)
                 raise GroupDisagrees(
-                    f"the transaction at {position_text} is to be held, and {other.relation} has passed it"
+                    f"the transaction at {position_text} is to be held, but {other.relation} has already applied it"
                 )
 
 
@@ -380,4 +382,4 @@ def _prepare_again(sessions: Sessions, job: TableTask) -> MergePlan | None:
 
 
 def _waits(target: Target, cause: Target) -> GroupWaits:
-    return GroupWaits(f"{target.label} is in a group with {cause.label}, which cannot go on")
+    return GroupWaits(f"{target.label} is in a group with {cause.label}, which cannot continue")

@@ -340,7 +340,7 @@ class RetryingBronzeWriter:
             else:
                 if waited:
                     self._note.goes_on()
-                    self._report(ProgressEvent("retry", "the lake is back: the receiver goes on"))
+                    self._report(ProgressEvent("retry", "the lake is available again: the receiver continues"))
                 return result
 
     def _pause(self, seconds: float) -> None:

@@ -178,15 +178,15 @@ def health_of(  # noqa: PLR0911 - one return a state
     if idle_for is None:
         return Health(False, "starting", "it is not connected to the source yet")
     if idle_for > STALLED_AFTER:
-        return Health(False, "stalled", f"nothing was landed for {idle_for:.0f} s", None, idle_for)
+        return Health(False, "stalled", f"nothing has landed for {idle_for:.0f} s", None, idle_for)
     if pulse.streaming:
         heard = max(pulse.landed_at, -math.inf if answered is None else answered)
         if now - heard > STALLED_AFTER:
-            reason = f"nothing comes, and the source has not answered for {now - heard:.0f} s"
+            reason = f"nothing is received, and the source has not responded for {now - heard:.0f} s"
             return Health(False, "silent", reason, None, idle_for)
-        return Health(True, "streaming", "what comes is landed and confirmed", None, idle_for)
+        return Health(True, "streaming", "everything received is landed and acknowledged", None, idle_for)
     if pulse.state is None:
-        return Health(True, "copying", "rows of the initial copy are landed", None, idle_for)
+        return Health(True, "copying", "rows of the initial copy are being landed", None, idle_for)
     return Health(False, "starting", "it is not connected to the source", None, idle_for)
 
 

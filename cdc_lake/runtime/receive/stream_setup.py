@@ -124,10 +124,10 @@ class DuplicateVerifier:
         if row is None:
             return
         if None not in (row["xid"], transaction.bounds.xid) and row["xid"] != transaction.bounds.xid:
-            raise self._differs(transaction, f"as transaction {transaction.bounds.xid}, and was {row['xid']}")
+            raise self._differs(transaction, f"as transaction {transaction.bounds.xid}, but was {row['xid']}")
         info = json.loads(row["info"])
         if info["configuration"] != self._configuration:
-            text = f"what comes again was landed under configuration {info['configuration']}, and stays as it is"
+            text = f"repeated transactions landed under configuration {info['configuration']}, and are kept as they are"
             self._note(text, configuration=info["configuration"])
         elif "undecodable" not in info and self._affords(transaction):
             self._compare(transaction, info["content"])
@@ -138,7 +138,9 @@ class DuplicateVerifier:
         except DecodeError as error:
             if not self._by_catalog:
                 raise
-            self._note(f"what comes again cannot be read by the catalog of now: {error.message}", code=error.code)
+            self._note(
+                f"repeated transactions cannot be read with the current catalog: {error.message}", code=error.code
+            )
             return
         if columns.undecoded or content_of(columns.digests).hex() == content:
             return
@@ -146,7 +148,7 @@ class DuplicateVerifier:
         if self._by_catalog and {columns.relations[n].layout for n in columns.relation if n >= 0} != self._layouts(
             position
         ):
-            text = "what comes again has other layouts by the catalog of now, and stays as it is"
+            text = "repeated transactions have other layouts in the current catalog, and are kept as they are"
             self._note(text, position=format_stream_position(self._state.stream, position))
             return
         raise self._differs(transaction, "with other content")
@@ -178,7 +180,7 @@ class DuplicateVerifier:
 
     def _differs(self, transaction: ReceivedTransaction, how: str) -> RepeatDiffers:
         position = format_stream_position(self._state.stream, transaction.bounds.position)
-        return RepeatDiffers(f"the transaction at {position} comes again {how}")
+        return RepeatDiffers(f"the transaction at {position} is sent again {how}")
 
 
 _LABEL = b"cdc_lake key of redaction"
@@ -229,7 +231,7 @@ def number_configuration(
     epoch, position = (0, None) if state is None else (state.epoch, state.upto)
     control.record(ConfigurationRow(number, fingerprint, settings, json.dumps(changed), epoch, position, utc_now()))
     if number > 1:
-        words = f"; redacted otherwise from now on: {', '.join(changed)}" if changed else ""
+        words = f"; redacted differently from now on: {', '.join(changed)}" if changed else ""
         text = f"configuration {number} begins{words}"
         report(ProgressEvent("connect", text, facts={"configuration": number, "changed": changed}))
     return number
@@ -258,13 +260,13 @@ def recopy(
         bronze = RedactedBronze(bronze_beside(project), redaction_of(project, number))
         name, copied = copy_again(project, state, tables, bronze, control, stop, report, opened)
         if missing := sorted(set(tables) - {copy.relation for copy in copied}):
-            raise TableNotKnown(f"the stream does not carry {', '.join(map(str, missing))}")
+            raise TableNotKnown(f"the stream does not contain {', '.join(map(str, missing))}")
         failpoint(RECOPIED)
         record_recopied(control, state, name, copied)
     position = format_stream_position(state.stream, copied[0].position)
     text = (
-        f"copied {pluralize(len(copied), 'table')} beside the stream, as of {position}: silver "
-        "takes the copy when it is there"
+        f"copied {pluralize(len(copied), 'table')} while the stream continued, as of {position}: silver takes over "
+        "the copy when it reaches that position"
     )
     report(ProgressEvent("snapshot", text, facts={"epoch": state.epoch}))
     return copied

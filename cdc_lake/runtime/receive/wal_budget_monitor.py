@@ -115,12 +115,12 @@ class WalBudgetMonitor:
             self._report(ProgressEvent("warning", error.message, facts={"code": error.code}))
         if verdict.rung is BudgetLevel.DROP:
             words = budget_exceeded_error(self._project.slot, self._budget, verdict).message
-            self._given_up = SlotGivenUp(f"{words}: the slot is dropped, as the pipeline says")
+            self._given_up = SlotGivenUp(f"{words}: the slot is dropped, as the pipeline is configured")
         self._rung = verdict.rung
         self._note.write(now.observed_at, self._status(verdict), self._marks)
 
     def _report_level(self, verdict: BudgetVerdict) -> None:
-        retained_text = f"{size(verdict.retained)} of WAL are kept, {verdict.used:.0%} of the budget"
+        retained_text = f"{size(verdict.retained)} of WAL are retained, {verdict.used:.0%} of the budget"
         self._report(ProgressEvent("receive", f"WAL budget: {verdict.rung}: {retained_text}; {verdict.reason}"))
         if verdict.rung.height < BudgetLevel.EXCEEDED.height:
             self._told_at = 0.0
@@ -148,8 +148,10 @@ def budget_exceeded_error(name: str, budget: WalBudget, verdict: BudgetVerdict) 
         limits.append(format_milliseconds(budget.max_age))
     unit = 60 if verdict.age >= 120 else 1
     age = format_milliseconds(1000 * unit * round(verdict.age / unit))
-    retained_text = f"{size(verdict.retained)} of WAL for slot `{name}`, and bronze lacks what is {age} old"
-    return WalBudgetExceeded(f"the server keeps {retained_text}: the budget is {' or '.join(limits)}; {verdict.reason}")
+    retained_text = f"{size(verdict.retained)} of WAL for slot `{name}`, and bronze is {age} behind"
+    return WalBudgetExceeded(
+        f"the server retains {retained_text}: the budget is {' or '.join(limits)}; {verdict.reason}"
+    )
 
 
 def _ignore_error(error: CdcLakeError) -> None:
@@ -201,7 +203,7 @@ class BronzeMaintenance:
         except CdcLakeError as error:
             self._report_failure(error.message, error.code)
         except Exception as error:  # noqa: BLE001 - see above: told, and tried again after as many commits
-            self._report_failure(f"upkeep of bronze failed ({type(error).__name__})", None)
+            self._report_failure(f"maintenance of bronze failed ({type(error).__name__})", None)
         # what files and many commits left in pieces between others: 20 MiB in 200 s (measured), and more would come
         pa.default_memory_pool().release_unused()
 
@@ -218,8 +220,8 @@ class BronzeMaintenance:
             compaction.tidy(table, None)
         if groups:
             files = sum(len(group.paths) for group in groups)
-            text = f"{pluralize(files, 'file')} of bronze became {len(groups)}"
+            text = f"{pluralize(files, 'file')} of bronze compacted into {len(groups)}"
             self._report(ProgressEvent("maintain", text, facts={"files": files, "into": len(groups)}))
 
     def _report_failure(self, text: str, code: str | None) -> None:
-        self._report(ProgressEvent("maintain", f"{text}; it is tried again later", facts={"code": code}))
+        self._report(ProgressEvent("maintain", f"{text}; this is retried later", facts={"code": code}))
