@@ -126,7 +126,7 @@ class ChangeReader:
         """
         state = self._reader.state()
         if state is None:
-            raise NotInBronze("bronze holds no stream", where=self._reader.place)
+            raise NotInBronze("bronze contains no stream", where=self._reader.place)
         end = state.upto if epoch in (None, state.epoch) else END
         return Span(epoch or state.epoch, _number(after, -1), _number(upto, end))
 

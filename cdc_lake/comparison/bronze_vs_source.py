@@ -74,7 +74,7 @@ def against_source(project: Project, report: ProgressReporter = silent) -> Sourc
     bronze = bronze_reader(project)
     state = bronze.state()
     if state is None:
-        raise NoStream("bronze holds no stream yet: there is nothing to verify", where=bronze.place)
+        raise NoStream("bronze contains no stream yet: there is nothing to verify", where=bronze.place)
     control = control_tables(project)
     chain = verify(bronze, load_epoch_facts=lambda: read_epoch_facts(project, bronze, control), report=report)
     confirmed = None if slot is None else slot.confirmed

@@ -413,7 +413,7 @@ def _compare_tables(
     bronze, control = bronze_reader(project), control_tables(project)
     state = bronze.state()
     if state is None:
-        raise NoStream("bronze holds no stream yet: there is nothing to compare")
+        raise NoStream("bronze contains no stream yet: there is nothing to compare")
 
     with compare_source(project, state) as opened:
         source = RedactedComparison(opened, redaction_of(project))

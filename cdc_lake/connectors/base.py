@@ -307,7 +307,7 @@ def beside_bronze(state: StreamCheckpoint | None, confirmed: int | None, order: 
 
 
 def nothing_of_it(name: str) -> SlotThreat:
-    """For a slot of the pipeline's name where bronze holds no stream."""
+    """For a slot of the pipeline's name where bronze contains no stream."""
     remedy = "if nothing else uses it: cdc-lake slot drop --yes; otherwise name another one in `source.slot.name`"
     return SlotThreat(f"bronze holds nothing of slot `{name}`: the first run does not take it over", remedy)
 

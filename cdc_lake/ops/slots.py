@@ -68,7 +68,7 @@ def advance_slot(project: Project, upto: int | None = None) -> SlotAdvanced:
 
     def landed_state() -> StreamCheckpoint:
         if (state := reader.state()) is None:
-            raise NoStream("bronze holds no stream yet: there is nothing that a slot may forget", where=reader.place)
+            raise NoStream("bronze contains no stream yet: there is nothing that a slot may forget", where=reader.place)
         return state
 
     return slot_care(project).advance(landed_state, upto)
