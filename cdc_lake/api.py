@@ -492,7 +492,9 @@ class Pipeline:
         return inspect_parked(self.project)
 
     def quarantine(self) -> HeldList:
-        """What is in quarantine: changes kept back, those queued behind them, transactions that are not decoded."""
+        """What is in quarantine: changes that rules or conversions keep back, the changes queued behind them, and
+        transactions that are not decoded.
+        """
         from cdc_lake.runtime.quarantine import held_list
 
         return held_list(self.project)
