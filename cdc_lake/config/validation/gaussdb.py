@@ -34,7 +34,6 @@ from cdc_lake.config.gaussdb_options import (
 )
 from cdc_lake.config.source import FamilySource, host_and_port
 from cdc_lake.config.validation.checked_pipeline import CheckedPipeline, Finding
-from cdc_lake.config.yaml_tree import join
 from cdc_lake.model.diagnostic import Problem, Severity
 
 
@@ -91,10 +90,10 @@ class Rule(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A broken rule: where (keys below `source`), what is wrong, and what to do. `key`: it is about the key itself."""
+    """A broken rule: its path in the file, what is wrong, and what to do. `key`: it is about the key itself."""
 
     rule: Rule
-    key_path: tuple[str, ...]
+    path: str
     summary: str
     remedy: str
     key: bool = False
@@ -115,58 +114,58 @@ def _hosts(source: FamilySource) -> Iterator[Refusal]:
         twice = source.host is not None
         summary = "`host` and `hosts` are both set" if twice else "no host is set"
         remedy = "keep one of them" if twice else "add `host: …`, or `hosts: […]` for several"
-        yield Refusal(Rule.ONE_HOST, ("hosts",) if twice else (), summary, remedy, key=twice)
+        yield Refusal(Rule.ONE_HOST, "source.hosts" if twice else "source", summary, remedy, key=twice)
     without = source.host if source.host is not None else None
     for i, text in enumerate(source.hosts or ()):
         try:
             host, port = host_and_port(text)
         except ValueError as bad:
             yield Refusal(
-                Rule.HOST_PORT, ("hosts", str(i)), f"`{text}` is not a valid host: {bad}", "write db1 or db1:8000"
+                Rule.HOST_PORT, f"source.hosts[{i}]", f"`{text}` is not a valid host: {bad}", "write db1 or db1:8000"
             )
         else:
             without = host if port is None and without is None else without
     if without is not None and source.port is None:
         remedy = "add `port: …`: often 8000 for GaussDB, 5432 for openGauss, 26000 for MogDB"
-        yield Refusal(Rule.HOST_PORT, (), f"host `{without}` has no port", remedy)
+        yield Refusal(Rule.HOST_PORT, "source", f"host `{without}` has no port", remedy)
     if source.type != "gaussdb" and source.node not in {None, "single"}:
         summary = f"{source.type} is not distributed: it has no {str(source.node).replace('_', ' ')}"
-        yield Refusal(Rule.NODE, ("node",), summary, "remove `node`, or use `type: gaussdb`")
+        yield Refusal(Rule.NODE, "source.node", summary, "remove `node`, or use `type: gaussdb`")
 
 
 def _slot(source: FamilySource) -> Iterator[Refusal]:
-    slot, key_path = source.slot, ("slot", "plugin")
+    slot, path = source.slot, "source.slot.plugin"
     if slot.name is not None and slot.name.startswith("gs_roach"):
         summary = "slot names that begin with gs_roach are reserved by the server"
-        yield Refusal(Rule.SLOT_NAME, ("slot", "name"), summary, "choose another name")
+        yield Refusal(Rule.SLOT_NAME, "source.slot.name", summary, "choose another name")
     style = _PLUGIN_STYLES.get(slot.plugin)
     if style is None:
         return
     if source.type != "gaussdb":
-        yield Refusal(Rule.PLUGIN_PRODUCT, key_path, f"{source.type} has no plugin {slot.plugin}", "use mppdb_decoding")
+        yield Refusal(Rule.PLUGIN_PRODUCT, path, f"{source.type} has no plugin {slot.plugin}", "use mppdb_decoding")
         return
     name = "decode-style"
     sent = as_sent(OPTIONS[name], source.decoding.get(name, OPTIONS[name].sent_default))
     if source.decoding_mode is not Mode.PARALLEL:
         summary = f"the output of {slot.plugin} in serial decoding is not documented"
-        yield Refusal(Rule.PLUGIN_STYLE, key_path, summary, "use mppdb_decoding, or parallel decoding in a stream")
+        yield Refusal(Rule.PLUGIN_STYLE, path, summary, "use mppdb_decoding, or parallel decoding in a stream")
     elif sent != style:
         summary = f"{slot.plugin} is for style {style}, but `decode-style` is {sent}"
-        yield Refusal(Rule.PLUGIN_STYLE, key_path, summary, f"set `decode-style: {style}`, or use mppdb_decoding")
+        yield Refusal(Rule.PLUGIN_STYLE, path, summary, f"set `decode-style: {style}`, or use mppdb_decoding")
 
 
 def _order(source: FamilySource) -> Iterator[Refusal]:
     output_order, polling = source.slot.output_order, source.decoding_mode is Mode.SQL
-    key_path = ("slot", "output_order")
+    path = "source.slot.output_order"
     if source.type != "gaussdb":
         if output_order == "csn":
             summary = f"{source.type} has no slots in CSN order"
             remedy = "remove it: with `order: auto`, the receiver puts transactions of an ordinary slot into CSN order"
-            yield Refusal(Rule.CSN_SLOT_PRODUCT, key_path, summary, remedy)
+            yield Refusal(Rule.CSN_SLOT_PRODUCT, path, summary, remedy)
             return
     elif source.node == "coordinator" and output_order == "lsn":
         summary = "a coordinator always sends transactions in CSN order"
-        yield Refusal(Rule.COORDINATOR_ORDER, key_path, summary, "remove it, or set it to csn")
+        yield Refusal(Rule.COORDINATOR_ORDER, path, summary, "remove it, or set it to csn")
         return
     if source.slot_order == "csn":
         yield from _csn_slot(source, polling=polling)
@@ -174,23 +173,23 @@ def _order(source: FamilySource) -> Iterator[Refusal]:
         what = "SQL functions omit" if polling else "serial decoding omits"
         summary = f"{what} transactions of other databases: CSNs have gaps"
         remedy = "use `order: lsn`" if polling else "use `order: lsn`, or `parallel-decode-num` 2 or more"
-        yield Refusal(Rule.SERIAL_ORDER, ("order",), summary, remedy)
+        yield Refusal(Rule.SERIAL_ORDER, "source.order", summary, remedy)
     elif source.order == "csn" and source.node == "data_node":
         summary = "one data node of several has gaps in its CSNs"
-        yield Refusal(Rule.NODE_ORDER, ("order",), summary, "use `order: lsn`, or a slot with `output_order: csn`")
+        yield Refusal(Rule.NODE_ORDER, "source.order", summary, "use `order: lsn`, or a slot with `output_order: csn`")
 
 
 def _csn_slot(source: FamilySource, *, polling: bool) -> Iterator[Refusal]:
-    key_path = ("slot", "output_order") if source.slot.output_order else ("node",)
+    path = "source.slot.output_order" if source.slot.output_order else "source.node"
     if polling:
         summary = "SQL functions return LSNs, which have no meaning for a slot in CSN order"
         other = (
-            "a slot in LSN order" if key_path[0] == "slot" else "a data node: a coordinator has no slot in LSN order"
+            "a slot in LSN order" if source.slot.output_order else "a data node: a coordinator has no slot in LSN order"
         )
-        yield Refusal(Rule.POLLING_SLOT, key_path, summary, f"use `mode: stream`, or {other}")
+        yield Refusal(Rule.POLLING_SLOT, path, summary, f"use `mode: stream`, or {other}")
     if source.order == "lsn":
         summary = "positions of a slot in CSN order are CSNs"
-        yield Refusal(Rule.CSN_SLOT_ORDER, ("order",), summary, "remove it, or use a slot in LSN order")
+        yield Refusal(Rule.CSN_SLOT_ORDER, "source.order", summary, "remove it, or use a slot in LSN order")
 
 
 _UNBATCHED_SINCE = (5, 0, 0)  # before, the header of an unbatched message is no position that is safe to confirm
@@ -231,7 +230,7 @@ def _options(source: FamilySource, release: Release | None) -> Iterator[Refusal]
 
 
 def _refuse(rule: Rule, name: str, summary: str, remedy: str, *, key: bool = False) -> Refusal:
-    return Refusal(rule, ("decoding", name), summary, remedy, key=key)
+    return Refusal(rule, f"source.decoding.{name}", summary, remedy, key=key)
 
 
 def _name(source: FamilySource, release: Release | None, name: str) -> Refusal | None:
@@ -421,11 +420,8 @@ def family_rules(pipeline: CheckedPipeline) -> Iterator[Finding]:
     """Every broken rule of a source of the family, then what works, but not as people expect."""
     source = pipeline.family
     for refusal in judge(source):
-        path = ""
-        for part in ("source", *refusal.key_path):
-            path = join(path, int(part) if part.isdigit() else part)
         hint = f"{refusal.remedy} (rule {refusal.rule.label})"
-        yield Finding(refusal.rule.problem, path, refusal.summary, hint, refusal.key)
+        yield Finding(refusal.rule.problem, refusal.path, refusal.summary, hint, refusal.key)
     skips = as_boolean(source.decoding.get("skip-empty-xacts", False))
     if skips and source.order == "auto" and source.slot_order == "lsn" and source.decoding_mode is Mode.PARALLEL:
         summary = "with `skip-empty-xacts`, the stream is in LSN order, and an idle database retains WAL"

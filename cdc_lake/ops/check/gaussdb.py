@@ -356,11 +356,10 @@ def _options(project: Project, facts: GaussDbSettings) -> Iterator[CheckLine]:
     source, release = project.family, release_of(facts.version)
     refused = judge(source, release)
     for refusal in refused:
-        where = ".".join(("source", *refusal.key_path))
         yield CheckLine(
             ok=False,
             subject="options",
-            text=f"{refusal.summary} ({where})",
+            text=f"{refusal.summary} ({refusal.path})",
             fix=refusal.remedy,
             code=refusal.rule.problem,
         )
