@@ -92,7 +92,7 @@ class Pair:
         names = ["orders"] if tables == 1 else [f"orders_{n}" for n in range(tables)]
         self.fmt, self.folder, self._spark = fmt, root / "net", derive(spark)
         self._own = derive(spark)
-        marked = {"row_marks": "auto" if marks else "never"}
+        marked = {"merge_on_read": "auto" if marks else "never"}
         self.project = project_of(root, f"{name}_{fmt}", fmt, names, rules=rules, apply=marked)
         self._peer = peer
         self._alone = alone

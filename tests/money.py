@@ -107,7 +107,7 @@ def _read(document: str, root: Path, stop: Event, reads: Any, naively_broken: An
     broken, naive, positions = [], 0, set()
     while not stop.is_set():
         currency = chance.choice(list(CURRENCIES))
-        session = cdc_lake.session(project, as_of="latest")
+        session = cdc_lake.Pipeline(project).cut(as_of="latest")
         positions.add(session.position)
         if (found := total(session.read, currency)) != TOTAL:
             broken.append((session.position, currency, found))

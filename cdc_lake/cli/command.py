@@ -77,6 +77,9 @@ class Call:
         project = keep_out(load_project(self.file(), environment=self.environment))
         project.require_folders()
         output.begin(project, self.verb, self.view.options, stderr())
+        for warning in project.warnings:
+            place = "" if warning.location is None else f" ({warning.location.file}:{warning.location.line})"
+            self.view.note(f"warning: {warning.summary}{place}; {warning.hint}")
         return project
 
 

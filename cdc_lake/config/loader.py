@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Origin, Project
-from cdc_lake.config.schema import check
+from cdc_lake.config.schema import RENAMED, check
 from cdc_lake.config.secrets import is_secret, secret_rules
 from cdc_lake.config.validation.source import cross_field
-from cdc_lake.config.yaml_tree import MappingNode, Mark, Node, ScalarNode, nodes, parse, resolve_plain
+from cdc_lake.config.yaml_tree import MappingNode, Mark, Node, ScalarNode, fault, nodes, parse, resolve_plain
 from cdc_lake.model.diagnostic import ConfigInvalid, Diagnostic, Problem, Severity
 
 Secrets: TypeAlias = Callable[[str, str], str]
@@ -172,6 +172,7 @@ def load_project(file: Path, *, environment: str | None = None, secrets: Secrets
         root=loaded.root,
         environment=environment,
         origins=loaded.origins,
+        warnings=tuple(d for d in loaded.diagnostics if d.code == Problem.RENAMED),
     )
 
 
@@ -202,6 +203,7 @@ def _load(file: Path, environment: str | None, secrets: Secrets | None) -> _Load
     tree, loaded.diagnostics = read_tree(file, environment)
     if tree is None:
         return loaded
+    loaded.diagnostics += rename_settings(tree)
     references = References(loaded.root, secrets)
     references.resolve(tree)
     pipeline, problems = check(tree)
@@ -214,6 +216,27 @@ def _load(file: Path, environment: str | None, secrets: Secrets | None) -> _Load
             through = node.references if isinstance(node, ScalarNode) else ()
             loaded.origins[path] = Origin(node.mark.file, node.mark.line, node.mark.column, through)
     return loaded
+
+
+def rename_settings(tree: MappingNode) -> Iterator[Diagnostic]:
+    """Give settings that have their name of 0.3 the one of now; a warning for each."""
+    for path, name in RENAMED.items():
+        *sections, former = path.split(".")
+        node: Node | None = tree
+        for section in sections:
+            node = node.entries.get(section) if isinstance(node, MappingNode) else None
+        if not isinstance(node, MappingNode) or former not in node.entries:
+            continue
+        mark = node.keys[former]
+        if name in node.entries:
+            summary = f"`{former}` and `{name}` are one setting"
+            yield fault(Problem.RENAMED, summary, mark, path, f"remove `{former}`, its former name")
+        else:
+            node.entries[name], node.keys[name] = node.entries[former], mark
+            summary = f"`{former}` is now called `{name}`"
+            hint = f"rename it: version 0.5 will not know `{former}`"
+            yield Diagnostic(Severity.WARNING, Problem.RENAMED, summary, mark.location(path), hint)
+        del node.entries[former], node.keys[former]
 
 
 def reading_order(first: str) -> Callable[[Diagnostic], tuple[bool, str, int, int]]:

@@ -22,7 +22,7 @@ class Quality(Section):
 
     every: Annotated[Milliseconds, Field(ge=60_000)] | None = None
     """How often apply checks silver as of its last cut, for example `1 d`; by default only a report does."""
-    promise_below: Literal["warn", "error", "critical"] | None = None
+    pin_below: Literal["warn", "error", "critical"] | None = None
     """Promise a cut only if silver was checked as of that cut and every rule stayed below this level."""
     max_rows: Count = 500_000
     """Largest table that is checked, in rows; the table is read into memory."""
@@ -369,19 +369,19 @@ class TableGroup(Section):
 
 
 class Cuts(Section):
-    """Which cuts stay readable, whatever maintenance removes; `cdc-lake cuts promise` adds named cuts."""
+    """Which cuts stay readable, whatever maintenance removes; `cdc-lake cuts pin` adds named cuts."""
 
-    promise_every: Annotated[Milliseconds, Field(ge=60_000)] | None = None
-    """Interval at which cuts are promised automatically, for example `1 h`; by default none are."""
+    pin_every: Annotated[Milliseconds, Field(ge=60_000)] | None = None
+    """Interval at which cuts are pinned automatically, for example `1 h`; by default none are."""
     keep: Annotated[Milliseconds, Field(ge=60_000)] = 604_800_000
-    """How long an automatically promised cut stays readable."""
+    """How long an automatically pinned cut stays readable."""
 
 
 class SilverMaintenance(Section):
     """Maintenance of silver tables by `cdc-lake maintain`."""
 
     keep_versions: Annotated[Milliseconds, Field(ge=86_400_000)] = 604_800_000
-    """How long old versions of a table that no promised cut needs stay readable; at least `1 d`."""
+    """How long old versions of a table that no pinned cut needs stay readable; at least `1 d`."""
 
 
 class Silver(Section):
@@ -406,7 +406,7 @@ class Apply(Section):
     """Number of changes after which a span is closed, at a transaction boundary."""
     span_bytes: Bytes = 128 << 20
     """Bytes of changes, as received, after which a span is closed, at a transaction boundary."""
-    row_marks: Literal["auto", "never"] = "auto"
+    merge_on_read: Literal["auto", "never"] = "auto"
     """Whether changes to a large silver table mark rows as deleted (deletion vectors on Delta, position deletes on
     Iceberg) instead of rewriting files. `never`: for readers that do not support such marks; a table keeps those it
     has."""

@@ -21,6 +21,7 @@ from cdc_lake.config.rules import ROW_RULES, TABLE_RULES, RowRule, TableRule
 from cdc_lake.config.silver_tables import UNDECLARED, Declared, Transforms, TypePolicy
 from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.errors import BronzeNotWritten, ControlNotWritten, LakeError, NotForThisSource
+from cdc_lake.model.diagnostic import Diagnostic
 from cdc_lake.model.relation import TableName
 
 
@@ -93,7 +94,8 @@ class Origin:
 class Project:
     """A loaded pipeline: its settings, the file it came from, its folder, and where each value was written.
 
-    `origins` is keyed by the path of a value (`silver.tables[0].from`); what is not in it is a default.
+    `origins` is keyed by the path of a value (`silver.tables[0].from`); what is not in it is a default. `warnings`:
+    settings with the name of an older version.
     """
 
     pipeline: Pipeline
@@ -101,6 +103,7 @@ class Project:
     root: Path
     environment: str | None = None
     origins: Mapping[str, Origin] = field(default_factory=dict, compare=False, repr=False)
+    warnings: tuple[Diagnostic, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def name(self) -> str:

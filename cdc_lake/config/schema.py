@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -325,6 +325,12 @@ def _tags(model: type[BaseModel]) -> tuple[object, ...]:
     return ()
 
 
+RENAMED: Final = {
+    "apply.row_marks": "merge_on_read",
+    "quality.promise_below": "pin_below",
+    "silver.cuts.promise_every": "pin_every",
+}
+"""Path of a setting as 0.3 calls it → its name. To be removed after 0.4."""
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _REFERENCE = {"type": "string", "pattern": r"^\$\{(env|file|secret):[^{}]+\}$", "description": "A reference."}
 
@@ -332,7 +338,22 @@ _REFERENCE = {"type": "string", "pattern": r"^\$\{(env|file|secret):[^{}]+\}$", 
 def json_schema() -> dict[str, Any]:
     """The schema. Where a number, a choice or a form is wanted a reference is allowed too."""
     schema = Pipeline.model_json_schema(by_alias=True, mode="validation")
-    return {"$schema": SCHEMA_DIALECT, **_open_to_references(schema)}
+    opened = _open_to_references(schema)
+    for path, name in RENAMED.items():
+        section = _schema_of(opened, path.split(".")[:-1])["properties"]
+        former = {key: value for key, value in section[name].items() if key != "default"}
+        section[path.rpartition(".")[2]] = {**former, "deprecated": True, "description": f"Renamed to `{name}`."}
+    return {"$schema": SCHEMA_DIALECT, **opened}
+
+
+def _schema_of(schema: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
+    """The schema of a section, through references to definitions."""
+    section: Any = schema
+    for name in path:
+        section = section["properties"][name]
+        section = schema["$defs"][section["$ref"].rpartition("/")[2]] if "$ref" in section else section
+    found: dict[str, Any] = section
+    return found
 
 
 def _open_to_references(node: Any) -> Any:

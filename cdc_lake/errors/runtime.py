@@ -379,7 +379,7 @@ class ReportNotWritten(QualityError):
 
 
 class CutWithheld(QualityError):
-    """A cut was not promised: a rule evaluated at it has reached the level of `quality.promise_below`."""
+    """A cut was not promised: a rule evaluated at it has reached the level of `quality.pin_below`."""
 
     code = "QUA507"
     exit_code = 5

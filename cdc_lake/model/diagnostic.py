@@ -88,6 +88,7 @@ class Problem(enum.StrEnum):
     ENCODING = "CFG110"
     VERSION = "CFG111"
     SOURCE_TYPE = "CFG112"
+    RENAMED = "CFG113"
     ENV_MISSING = "CFG120"
     FILE_MISSING = "CFG121"
     SECRET = "CFG122"  # noqa: S105  # a code

@@ -208,7 +208,7 @@ CUT_WITHHELD: Final = Metric(
     "cdc_lake_cut_withheld",
     Kind.GAUGE,
     _APPLY,
-    "1 where rules kept back the newest promise of a cut and none was made since, 0 otherwise; with `promise_below`.",
+    "1 where rules kept back the newest promise of a cut and none was made since, 0 otherwise; with `pin_below`.",
 )
 HELD_ROWS_TOTAL: Final = Metric(
     "cdc_lake_held_rows_total",

@@ -4,7 +4,7 @@ Rules of rows are judged by Great Expectations over all rows; rules of tables by
 hold: not deleted ones, not former versions. All is read at the cut, so that a `foreign_key` sees both of its tables as
 of one position. Silver is judged whole or, above `quality.max_rows`, not at all: a part would not be the truth.
 
-A rule objects to pinning if it has reached the level of `quality.promise_below`, or could not be judged. `expression`
+A rule objects to pinning if it has reached the level of `quality.pin_below`, or could not be judged. `expression`
 and `type_castable` are judged at the gate alone and object to nothing here. Nothing is kept of a verdict but rows of
 `quality` and, if it prevented a pin, one of `withheld`: a process that dies between the two asks again.
 """
@@ -285,7 +285,7 @@ def judge_cut(project: Project, control: ControlTables, cut: WrittenCut, now: da
 
 def objections(project: Project, control: ControlTables, cut: WrittenCut) -> tuple[Objection, ...]:
     """The rules that object to the promise of a cut; nothing is judged where none may. Raises ControlNotWritten."""
-    if project.pipeline.quality.promise_below is None:
+    if project.pipeline.quality.pin_below is None:
         return ()
     return judge_cut(project, control, cut, cut.written_at)
 
@@ -310,7 +310,7 @@ def withheld(control: ControlTables) -> tuple[Withheld, ...]:
 
 def still_withheld(project: Project, control: ControlTables) -> Withheld | None:
     """The newest promise that was not made, where none has been made of that cut or a later one since."""
-    if project.pipeline.quality.promise_below is None:
+    if project.pipeline.quality.pin_below is None:
         return None
     newest = max(withheld(control), key=lambda promise: promise.at, default=None)
     if newest is None or any(promise.cut.written_at >= newest.cut_at for promise in promises(control)):
@@ -338,7 +338,7 @@ def _objections(judge: SilverJudge, target: Target) -> Iterator[Objection]:
         findings = judge.judge(target, silver_rows(judge.project, target), {})
     except CdcLakeError as problem:
         findings = GateFindings({}, f"{target.label} could not be read: {problem.message}")
-    below = judge.project.pipeline.quality.promise_below
+    below = judge.project.pipeline.quality.pin_below
     if below is None or findings.note == NO_TABLE:
         return
     why = " ".join(judge.notes[noted:]) or findings.note

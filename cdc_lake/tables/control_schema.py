@@ -96,7 +96,7 @@ TABLES: dict[str, Columns] = {
     ),
     "promises": (
         ("name", _TEXT, "name of the promise; its newest row counts"),
-        ("scheduled", pa.bool_(), "whether `silver.cuts.promise_every` made it"),
+        ("scheduled", pa.bool_(), "whether `silver.cuts.pin_every` made it"),
         _EPOCH,
         _STREAM,
         _POSITION,
@@ -108,7 +108,7 @@ TABLES: dict[str, Columns] = {
     ),
     "withheld": (
         ("name", _TEXT, "name of the promise that was not made"),
-        ("scheduled", pa.bool_(), "whether `silver.cuts.promise_every` would have made it"),
+        ("scheduled", pa.bool_(), "whether `silver.cuts.pin_every` would have made it"),
         _EPOCH,
         _STREAM,
         _POSITION,

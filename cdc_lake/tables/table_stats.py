@@ -224,7 +224,7 @@ _PROPERTIES: Final = {
 
 def mark_when_large(spark: SparkSession, silver: SilverStore, project: Project, target: Target) -> None:
     """Let a table that has grown large mark rows from its next commit on; never undone: old versions have marks."""
-    if project.pipeline.apply.row_marks == "never":
+    if project.pipeline.apply.merge_on_read == "never":
         return
     now = weight(project, target)
     if now.marked or now.size < MARKED_FROM[target.format]:

@@ -176,7 +176,7 @@ class Lake:
         assert_nothing_is_held_twice(self.project)
         places = set(self.control.cut_places()["position"].to_pylist())
         for position in self.states.keys() & places:  # the others were deleted above
-            session = cdc_lake.session(self.project, as_of=position)
+            session = cdc_lake.Pipeline(self.project).cut(as_of=position)
             for name, rows in self.states[position].items():
                 if rows:
                     difference = differing(ordered(as_texts(session.read(name))), ordered(at_cut(rows)))

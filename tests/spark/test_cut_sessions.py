@@ -103,7 +103,7 @@ def test_every_kind_answers_as_of_every_cut_with_spark_and_without(spark: Any, l
     logs: dict[str, list[tuple[Any, ...]]] = {}
 
     def proven(position: int, asked: Any, names: tuple[str, ...]) -> None:
-        session, own = cdc_lake.session(shop.project, as_of=asked), derive(spark)
+        session, own = cdc_lake.Pipeline(shop.project).cut(as_of=asked), derive(spark)
         assert session.cut.position == position
         for name in names:
             given = session.read(name).to_pylist()
@@ -144,7 +144,7 @@ def test_every_kind_answers_as_of_every_cut_with_spark_and_without(spark: Any, l
             if head is not None and one.snapshot_id != head.snapshot_id:
                 spark.sql(f"CALL lake.system.expire_snapshots(table => 'cut_sessions.{name}', "
                           f"snapshot_ids => ARRAY({one.snapshot_id}))")  # fmt: skip
-    gone = cdc_lake.session(shop.project, as_of=first)
+    gone = cdc_lake.Pipeline(shop.project).cut(as_of=first)
     for name in ("rows_d", "rows_i"):
         with pytest.raises(VersionGone):
             gone.read(name)

@@ -34,9 +34,9 @@ def test_apply_promises_a_cut_only_where_silver_at_it_is_well(spark: Any, lake_r
     silver = {
         "defaults": {"format": fmt, "namespace": label},
         "tables": [{"from": "public.t", "rules": RULES}],
-        "cuts": {"promise_every": "1 h"},
+        "cuts": {"pin_every": "1 h"},
     }
-    quality = {"promise_below": "error", "every": "1 d"}
+    quality = {"pin_below": "error", "every": "1 d"}
     lake.project = make_project(
         lake_root, label, silver=silver, quality=quality, snapshot={"mode": "none"},
         observe={"textfile": f"judged_{fmt}.prom"},

@@ -79,7 +79,7 @@ def test_a_large_table_gets_marks_and_all_readers_see_the_same_rows(
 def test_marks_are_not_made_where_readers_do_not_know_them(
     spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:
-    lake = Lake(lake_root, spark, "unmarked", fmt, apply={"row_marks": "never"})
+    lake = Lake(lake_root, spark, "unmarked", fmt, apply={"merge_on_read": "never"})
     monkeypatch.setitem(table_stats.MARKED_FROM, fmt, 1)
     lake.land(insert("1", "1"), insert("2", "2"))
     lake.advance()

@@ -108,7 +108,7 @@ def test_no_reader_at_a_cut_sees_money_that_is_on_its_way(
     deaths = DEATHS if BUDGET > 1 else chance.sample(DEATHS, 2)
     appliers = Appliers(lake_root, spark, monkeypatch)
     appliers.apply()
-    pinned = cdc_lake.session(appliers.project).spark_session(spark)
+    pinned = cdc_lake.Pipeline(appliers.project).cut().spark_session(spark)
     first = {name: pinned.table(name).orderBy("id").collect() for name in TABLES}
     with Reader(appliers.project) as reader:
         # The control: the newest versions of the tables show broken sums.
@@ -117,12 +117,12 @@ def test_no_reader_at_a_cut_sees_money_that_is_on_its_way(
             left = [death for death in deaths if death not in appliers.deaths] or list(deaths)
             appliers.apply(f"{chance.choice(left)}:{chance.choice([1, 1, 2])}")
             if chance.random() < 0.2:
-                assert by_spark(cdc_lake.session(appliers.project).spark_session(spark), "{}") == whole
+                assert by_spark(cdc_lake.Pipeline(appliers.project).cut().spark_session(spark), "{}") == whole
     appliers.apply()
     assert reader.found["broken"] == []
     print(reader.found, reader.naively_broken, len(appliers.deaths))
     assert {name: pinned.table(name).orderBy("id").collect() for name in TABLES} == first, "views stay at their cut"
-    assert by_spark(cdc_lake.session(appliers.project).spark_session(spark), "{}") == whole
+    assert by_spark(cdc_lake.Pipeline(appliers.project).cut().spark_session(spark), "{}") == whole
     project = appliers.project
     newest = [total(lambda name: read_silver(project, project.target(TABLES[name].table)), one) for one in whole]
     assert newest == list(whole.values())

@@ -63,7 +63,7 @@ def transfers(database: Database) -> int:
 
 def sums(project: Project, position: str) -> set[int]:
     """What the tables add up to as of a cut: one number where nothing is missing and nothing is twice."""
-    session = cdc_lake.session(project, as_of=position)
+    session = cdc_lake.Pipeline(project).cut(as_of=position)
     return {int(pc.sum(session.read(f"bench.{name}")[column]).as_py() or 0) for name, column in COLUMNS.items()}
 
 
@@ -88,7 +88,7 @@ def test_sums_are_right_at_every_cut_while_tables_are_copied_in_parts(
         until(lambda: transfers(database) > after + 60)
     receive()
     apply(project, once=True, goal=None, stop=threading.Event(), report=silent, spark=spark)
-    cuts = cdc_lake.cuts(project, limit=1_000).cuts
+    cuts = cdc_lake.Pipeline(project).cuts(limit=1_000).cuts
     assert len(cuts) > 1
     assert [found for cut in cuts if len(found := sums(project, cut.position)) != 1] == []
     with database.connect() as conn:

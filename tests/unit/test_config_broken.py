@@ -141,6 +141,10 @@ CASES = {
     ),
     "two groups of one name": (GROUPS + GROUPS_AGAIN, "CFG162 10:14"),
     "a group of one table": (GROUPS.replace(", public.l", ""), "CFG107 9:25"),
+    "a setting under both of its names": (
+        HEAD + "apply: {row_marks: never, merge_on_read: auto}\n",
+        "CFG113 4:9",
+    ),
     "rows that are read again": (HEAD + "silver:\n  defaults: {missing_row: reread}\n", "CFG107 5:27"),
     "a group with a table of changes": (GROUPS.replace("deletes: soft", "kind: append"), "CFG162 9:26"),
     "a group with a filter": (GROUPS.replace("deletes: soft", 'where: "a > 1"'), "CFG162 9:26"),
@@ -263,6 +267,7 @@ CASES = {
     "a partition that is none": (TABLE + "      partition_by: [weeks(at)]\n", "CFG161 7:22"),
 }  # fmt: skip
 WARNED = {
+    "a setting with the name of 0.3": (HEAD + "apply: {row_marks: never}\n", "CFG113 4:9"),
     "a password in the file": (HEAD.replace("user: u", "user: u, password: open sesame"), "CFG125 3:67"),
     "an order that keeps WAL back": (
         GAUSSDB.replace("host: h", "host: h, decoding: {skip-empty-xacts: on}"),

@@ -98,6 +98,7 @@ OBEYED: dict[str, tuple[str, str]] = {
     "old rows of history": ("kind: history", "{0}"),
     "columns that are taken beside columns that are left out": ("      exclude: [b]\n", ""),
     "a partition that is none": ("      partition_by: [weeks(at)]", "      format: iceberg\n      partition_by: [days(at)]"),
+    "a setting under both of its names": ("row_marks: never, ", ""),
     "rows that are read again": ("missing_row: reread", "{0}"),
     "a group with a table of changes": ("kind: append", "{0}"),
     "a table in two groups": ("    - {name: b, tables: [public.o, public.p], hold: transaction}\n", ""),

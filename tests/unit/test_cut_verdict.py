@@ -31,11 +31,11 @@ from cdc_lake.tables.control_tables import ControlTables
 from tests.cut_lake import PG, CutLake, at
 
 UNIQUE = {"rule": "unique", "columns": ["mail"], "thresholds": {"warn": 0.1, "error": 0.5, "critical": 0.9}}
-SECTIONS = {"promise_below": "error"}
+SECTIONS = {"pin_below": "error"}
 
 
-def made(root: Path, *rules: dict[str, Any], promise_every: str | None = "1 h", **quality: Any) -> CutLake:
-    cuts = {} if promise_every is None else {"promise_every": promise_every}
+def made(root: Path, *rules: dict[str, Any], pin_every: str | None = "1 h", **quality: Any) -> CutLake:
+    cuts = {} if pin_every is None else {"pin_every": pin_every}
     tables = [{"from": "public.t", "rules": list(rules or [UNIQUE])}]
     return CutLake(root, silver={"tables": tables, "cuts": cuts}, quality={**SECTIONS, **quality})
 
@@ -117,7 +117,7 @@ def values(shown: RuleSamples) -> dict[str, float]:
 
 
 def test_a_named_promise_is_refused_with_the_rule_and_one_of_a_better_cut_is_made(tmp_path: Path) -> None:
-    lake = made(tmp_path, promise_every=None)
+    lake = made(tmp_path, pin_every=None)
     cut(lake, 100, 0, GOOD)
     cut(lake, 200, 1, BAD)
     with pytest.raises(
@@ -136,8 +136,8 @@ def test_a_named_promise_is_refused_with_the_rule_and_one_of_a_better_cut_is_mad
         (UNIQUE, {"max_rows": 2}, "silver.t has 3 rows; tables with up to 2 rows are checked."),
         ({"rule": "unique", "columns": ["gone"]}, {}, "there is no column `gone` in silver"),
         ({"rule": "expression", "expression": "id > 5"}, {}, None),
-        (UNIQUE, {"promise_below": "critical"}, None),
-        (UNIQUE, {"promise_below": None}, None),
+        (UNIQUE, {"pin_below": "critical"}, None),
+        (UNIQUE, {"pin_below": None}, None),
     ],
 )
 def test_what_nobody_judged_is_not_promised_and_what_the_gate_judges_is(
@@ -180,7 +180,7 @@ def test_who_dies_between_judging_and_promising_leaves_nothing_and_the_next_one_
 
 
 def test_silver_is_judged_every_so_often_and_a_judgement_by_others_counts(tmp_path: Path) -> None:
-    lake, told = made(tmp_path, promise_every=None, promise_below=None, every="1 h"), list[ProgressEvent]()
+    lake, told = made(tmp_path, pin_every=None, pin_below=None, every="1 h"), list[ProgressEvent]()
     clock = JudgingClock(lake.project, lake.control, told.append)
     cut(lake, 100, 0, BAD)
     clock.tick(PG)
@@ -197,12 +197,12 @@ def test_silver_is_judged_every_so_often_and_a_judgement_by_others_counts(tmp_pa
 
 
 def test_without_a_time_nothing_is_judged_and_a_failure_is_told_and_stops_nothing(tmp_path: Path) -> None:
-    lake, told = made(tmp_path, promise_every=None), list[ProgressEvent]()
+    lake, told = made(tmp_path, pin_every=None), list[ProgressEvent]()
     cut(lake, 100, 0, BAD)
     JudgingClock(lake.project, lake.control, told.append).tick(PG)
     assert told == []
     assert lake.control.read("quality").num_rows == 0
-    lake = made(tmp_path / "other", promise_every=None, every="1 h")
+    lake = made(tmp_path / "other", pin_every=None, every="1 h")
     cut(lake, 100, 0, BAD)
     for file in (lake.project.control / "cuts").glob("*.parquet"):
         file.unlink()

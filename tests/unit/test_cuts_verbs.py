@@ -72,14 +72,14 @@ def test_list_shows_the_newest_first_and_what_stays_readable(lake: CutLake, caps
 
 
 def test_a_pipeline_file_is_enough_to_read(lake: CutLake) -> None:
-    session = cdc_lake.session("shop.yaml")
+    session = cdc_lake.Pipeline.load("shop.yaml").cut()
     assert repr(session) == "CutSession(shop at 0/12C of epoch 1, 2 tables)"
-    assert listed(session.read("a")) == listed(cdc_lake.read("shop.yaml", "a")) == [300]
-    assert [cut.position for cut in cdc_lake.cuts(lake.project).cuts] == ["0/12C", "0/C8"]
+    assert listed(session.read("a")) == listed(cdc_lake.Pipeline.load("shop.yaml").read("a")) == [300]
+    assert [cut.position for cut in cdc_lake.Pipeline(lake.project).cuts().cuts] == ["0/12C", "0/C8"]
 
 
 def test_show_says_of_each_table_which_version_it_is_and_whether_it_is_there(lake: CutLake, capsys: Any) -> None:
-    version = cdc_lake.session(lake.project, as_of=200).tables["public.a"].version
+    version = cdc_lake.Pipeline(lake.project).cut(as_of=200).tables["public.a"].version
     assert version is not None
     forget(lake, "a", version)
     document = json.loads(said(capsys, "show", "0/C8", "--json"))
@@ -114,7 +114,7 @@ def test_a_position_that_is_not_reached_leaves_the_latest(lake: CutLake, capsys:
 def test_promise_keeps_a_cut_under_a_name_until_it_is_ended(lake: CutLake, capsys: Any) -> None:
     text = said(capsys, "promise", "month_end", "--at", "0/C8")
     assert text == "the cut at 0/C8 stays readable as `month_end` until the promise is ended\n"
-    early = cdc_lake.session(lake.project, as_of="month_end")
+    early = cdc_lake.Pipeline(lake.project).cut(as_of="month_end")
     assert early.position == "0/C8"
     for name in ("a", "b"):
         assert tags(lake, name) == {"cut_month_end": early.tables[f"public.{name}"].version}
@@ -134,19 +134,21 @@ def test_a_tag_keeps_its_version_from_being_expired(lake: CutLake) -> None:
     version = tags(lake, "a")["cut_audit"]
     with pytest.raises(ValueError, match="protected"):
         forget(lake, "a", version)
-    assert listed(cdc_lake.read(lake.project, "a", as_of="audit")) == [200]
+    assert listed(cdc_lake.Pipeline(lake.project).read("a", as_of="audit")) == [200]
 
 
 @pytest.mark.obeys("LAK462")
 def test_a_cut_whose_versions_are_gone_cannot_be_promised_and_the_next_one_is(lake: CutLake) -> None:
-    version = cdc_lake.session(lake.project, as_of=200).tables["public.b"].version
+    version = cdc_lake.Pipeline(lake.project).cut(as_of=200).tables["public.b"].version
     assert version is not None
     forget(lake, "b", version)
     with pytest.raises(VersionGone):
         promise_cut(lake.project, "late", as_of(200), None, None)
     assert promises(lake.control) == ()
     promise_cut(lake.project, "late", Latest(), None, None)
-    assert listed(cdc_lake.read(lake.project, "b", as_of="late")) == listed(cdc_lake.read(lake.project, "b"))
+    assert listed(cdc_lake.Pipeline(lake.project).read("b", as_of="late")) == listed(
+        cdc_lake.Pipeline(lake.project).read("b")
+    )
 
 
 def test_a_promise_that_ran_out_loses_its_tag_and_one_of_a_version_that_is_gone_is_told(lake: CutLake) -> None:
@@ -167,7 +169,7 @@ def test_a_promise_that_ran_out_loses_its_tag_and_one_of_a_version_that_is_gone_
 
 
 def test_the_schedule_promises_cuts_and_tags_them(lake: CutLake) -> None:
-    cuts = lake.project.pipeline.silver.cuts.model_copy(update={"promise_every": 60_000})
+    cuts = lake.project.pipeline.silver.cuts.model_copy(update={"pin_every": 60_000})
     silver = lake.project.pipeline.silver.model_copy(update={"cuts": cuts})
     object.__setattr__(lake.project, "pipeline", lake.project.pipeline.model_copy(update={"silver": silver}))
     keeper = Keeper(lake.project, lake.control, None, silent)
@@ -186,7 +188,7 @@ def test_promises_are_ended_by_their_name_once(lake: CutLake) -> None:
     with pytest.raises(NotPromised, match="there is no promise `once`"):
         end_promise(lake.project, "once")
     promise_cut(lake.project, "once", as_of(200), None, None)  # the name is free again
-    assert cdc_lake.session(lake.project, as_of="once").position == "0/C8"
+    assert cdc_lake.Pipeline(lake.project).cut(as_of="once").position == "0/C8"
 
 
 def test_retention_on_delta_is_set_for_promises_and_put_back_behind_them(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     (tmp_path / "shop.yaml").write_text(SHOP)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    made = cdc_lake.load_pipeline(tmp_path / "shop.yaml")
+    made = cdc_lake.Pipeline.load(tmp_path / "shop.yaml").project
     bronze = DeltaBronze(made.bronze, durability="os")
     bronze.begin_stream("s", 100)
     changes = (Insert(ORDERS, ("7", "x")), Insert(ORDERS, ("9", "b")))
@@ -169,7 +169,7 @@ def test_without_a_choice_or_a_reason_the_command_line_is_wrong(project: Project
 def test_while_another_process_applies_nothing_is_decided(project: Project):
     with lease(project.lease):
         with pytest.raises(AnotherApply):
-            cdc_lake.release_held(project, "orders", key=["7"], reason="fine")
+            cdc_lake.Pipeline(project).release_quarantined("orders", key=["7"], reason="fine")
         assert decide(project, "release", "orders", Choice(("7",)), "fine", yes=False).changes
 
 

@@ -111,11 +111,11 @@ def test_status_says_paused_since_when_and_how_many_transactions_wait(lake: CutL
     lake.land(400)
     lake.cut(400, 4, t=lake.state("t", 1, 300, state=PAUSED), b=lake.state("b", 1, 400))
     lake.land(500)
-    found = {one.source: one for one in status(cdc_lake.load_pipeline("shop.yaml")).tables}
+    found = {one.source: one for one in status(cdc_lake.Pipeline.load("shop.yaml").project).tables}
     assert (found["public.t"].state, found["public.t"].position) == ("paused", "0/12C")
     assert ", 2 transactions wait: `cdc-lake resume public.t`" in found["public.t"].reason
     resume(lake.project, "t")
-    found = {one.source: one for one in status(cdc_lake.load_pipeline("shop.yaml")).tables}
+    found = {one.source: one for one in status(cdc_lake.Pipeline.load("shop.yaml").project).tables}
     assert (found["public.t"].state, found["public.t"].reason) == (
         "catching-up",
         "it was paused, and goes on with the next run",
@@ -127,14 +127,14 @@ def test_cuts_list_it_as_behind_and_readers_are_told(lake: CutLake) -> None:
     lake.cut(400, 4, t=lake.state("t", 1, 300, state=PAUSED), b=lake.state("b", 1, 400))
     assert list_cuts(lake.project, 1).cuts[0].behind == ("silver.t",)
     with pytest.raises(TableBehind, match="stays behind at 0/12C"):
-        cdc_lake.session(lake.project).read("t")
+        cdc_lake.Pipeline(lake.project).cut().read("t")
 
 
 def test_retention_keeps_what_a_paused_table_does_not_have(lake: CutLake) -> None:
     for position in (400, 500):
         lake.land(position)
     lake.cut(500, 5, t=lake.state("t", 1, 300, state=PAUSED), b=lake.state("b", 1, 500))
-    project = cdc_lake.load_pipeline("shop.yaml")
+    project = cdc_lake.Pipeline.load("shop.yaml").project
     later = at(0) + timedelta(days=3650)
     done = maintain(project, started_at=later, only="bronze")
     assert done.kept == "public.t is at 0/12C"

@@ -40,18 +40,18 @@ def lake(tmp_path: Path, request: pytest.FixtureRequest) -> CutLake:
 
 
 def test_a_session_answers_for_every_table_from_the_same_cut(lake: CutLake) -> None:
-    latest = cdc_lake.session(lake.project)
+    latest = cdc_lake.Pipeline(lake.project).cut()
     assert (latest.position, latest.epoch, latest.commit_ts) == ("0/12C", 1, at(3))
     assert listed(latest.read("public.a")) == [1, 2]
     assert listed(latest.read("b")) == [10, 20]
-    early = cdc_lake.session(lake.project, as_of="0/12B")
+    early = cdc_lake.Pipeline(lake.project).cut(as_of="0/12B")
     assert early.position == "0/C8"
     assert [listed(early.read(name)) for name in ("a", "b", "silver.a", "public.b")] == [[1], [10], [1], [10]]
-    assert listed(cdc_lake.read(lake.project, "b", as_of=at(2.5))) == [10]
+    assert listed(cdc_lake.Pipeline(lake.project).read("b", as_of=at(2.5))) == [10]
 
 
 def test_what_is_held_is_said(lake: CutLake) -> None:
-    session = cdc_lake.session(lake.project)
+    session = cdc_lake.Pipeline(lake.project).cut()
     assert session.held == {"public.b": 3}
     assert session.tables["public.a"].held == 0
     said = json.loads(session.read("b").schema.metadata[b"cdc_lake"])
@@ -61,45 +61,47 @@ def test_what_is_held_is_said(lake: CutLake) -> None:
 
 @pytest.mark.obeys("STA677")
 def test_a_table_that_is_behind_is_refused_unless_it_is_allowed(lake: CutLake) -> None:
-    state = lake.state("b", cdc_lake.session(lake.project, as_of=200).tables["public.b"].version, 200, state="broken")
-    lake.cut(400, 4, a=cdc_lake.session(lake.project).tables["public.a"], b=state)
+    state = lake.state(
+        "b", cdc_lake.Pipeline(lake.project).cut(as_of=200).tables["public.b"].version, 200, state="broken"
+    )
+    lake.cut(400, 4, a=cdc_lake.Pipeline(lake.project).cut().tables["public.a"], b=state)
     with pytest.raises(TableBehind, match=r"silver.b stays behind at 0/C8 in the cut at 0/190"):
-        cdc_lake.session(lake.project)
-    assert listed(cdc_lake.read(lake.project, "a")) == [1, 2]
+        cdc_lake.Pipeline(lake.project).cut()
+    assert listed(cdc_lake.Pipeline(lake.project).read("a")) == [1, 2]
     with pytest.raises(TableBehind):
-        cdc_lake.read(lake.project, "b")
-    allowed = cdc_lake.session(lake.project, allow_behind=True)
+        cdc_lake.Pipeline(lake.project).read("b")
+    allowed = cdc_lake.Pipeline(lake.project).cut(allow_behind=True)
     assert (listed(allowed.read("b")), allowed.tables["public.b"].position) == ([10], 200)
-    assert listed(cdc_lake.read(lake.project, "b", allow_behind=True)) == [10]
+    assert listed(cdc_lake.Pipeline(lake.project).read("b", allow_behind=True)) == [10]
 
 
 @pytest.mark.obeys("STA678")
 def test_a_table_that_the_cut_does_not_list_is_an_error_and_those_that_it_lists_are_read(lake: CutLake) -> None:
     for name in ("c", "public.c", "silver.c", "x y", ""):
         with pytest.raises(NotInCut) as refused:
-            cdc_lake.read(lake.project, name)
+            cdc_lake.Pipeline(lake.project).read(name)
         assert "`cdc-lake cuts show` lists the tables" in refused.value.remedy
     for one in show_cut(lake.project, Latest(), None).tables:
-        assert cdc_lake.read(lake.project, one.source) == cdc_lake.read(lake.project, one.table)
+        assert cdc_lake.Pipeline(lake.project).read(one.source) == cdc_lake.Pipeline(lake.project).read(one.table)
 
 
 def test_a_version_that_is_gone_is_an_error_of_its_own(lake: CutLake) -> None:
-    early = cdc_lake.session(lake.project, as_of=200)
+    early = cdc_lake.Pipeline(lake.project).cut(as_of=200)
     version = early.tables["public.a"].version
     assert version is not None
     forget(lake, "a", version)
     with pytest.raises(VersionGone, match=rf"version {version} of silver.a, which the cut at 0/C8 names"):
         early.read("a")
     assert listed(early.read("b")) == [10]
-    assert listed(cdc_lake.read(lake.project, "a")) == [1, 2]
+    assert listed(cdc_lake.Pipeline(lake.project).read("a")) == [1, 2]
 
 
 def test_a_table_that_was_there_and_held_nothing_has_columns_and_no_rows(lake: CutLake) -> None:
     lake.cut(400, 4, a=lake.state("a", None, 400), c=lake.state("c", None, 400))
-    assert cdc_lake.read(lake.project, "a").num_rows == 0
-    assert cdc_lake.read(lake.project, "a").column_names == ["id"]
+    assert cdc_lake.Pipeline(lake.project).read("a").num_rows == 0
+    assert cdc_lake.Pipeline(lake.project).read("a").column_names == ["id"]
     with pytest.raises(SilverMissing):
-        cdc_lake.read(lake.project, "c")
+        cdc_lake.Pipeline(lake.project).read("c")
 
 
 def history(*versions: tuple[int, int, int | None]) -> pa.Table:
@@ -129,8 +131,8 @@ def test_a_history_answers_for_a_version_that_is_gone(tmp_path: Path, fmt: str) 
     lake.cut(300, 3, h=lake.state("h", now, 300))
 
     def answers() -> tuple[Any, Any]:
-        whole = cdc_lake.read(lake.project, "h", as_of=200, versions=True)
-        return cdc_lake.read(lake.project, "h", as_of=200).to_pylist(), whole.sort_by("id").to_pylist()
+        whole = cdc_lake.Pipeline(lake.project).read("h", as_of=200, versions=True)
+        return cdc_lake.Pipeline(lake.project).read("h", as_of=200).to_pylist(), whole.sort_by("id").to_pylist()
 
     there = answers()
     assert sorted(row["id"] for row in there[0]) == [1, 2]
@@ -139,7 +141,7 @@ def test_a_history_answers_for_a_version_that_is_gone(tmp_path: Path, fmt: str) 
     gone = answers()
     assert sorted(gone[0], key=str) == sorted(there[0], key=str)
     assert gone[1] == there[1]
-    assert listed(cdc_lake.read(lake.project, "h")) == [1, 3]
+    assert listed(cdc_lake.Pipeline(lake.project).read("h")) == [1, 3]
 
 
 def test_a_history_of_another_generation_does_not_answer(tmp_path: Path) -> None:
@@ -150,7 +152,7 @@ def test_a_history_of_another_generation_does_not_answer(tmp_path: Path) -> None
     lake.cut(300, 3, h=lake.state("h", now, 300, generation=2))
     forget(lake, "h", old)
     with pytest.raises(VersionGone):
-        cdc_lake.read(lake.project, "h", as_of=200)
+        cdc_lake.Pipeline(lake.project).read("h", as_of=200)
 
 
 @FORMATS
@@ -168,10 +170,10 @@ def test_an_append_table_answers_for_a_version_that_is_gone(tmp_path: Path, fmt:
     lake.cut(200, 2, p=lake.state("p", old, 200))
     now = lake.write("p", changes(150, 200, 300))
     lake.cut(300, 3, p=lake.state("p", now, 300))
-    assert listed(cdc_lake.read(lake.project, "p", as_of=200)) == [0, 1]
+    assert listed(cdc_lake.Pipeline(lake.project).read("p", as_of=200)) == [0, 1]
     forget(lake, "p", old)
-    assert listed(cdc_lake.read(lake.project, "p", as_of=200)) == [0, 1]
-    assert listed(cdc_lake.read(lake.project, "p")) == [0, 1, 2]
+    assert listed(cdc_lake.Pipeline(lake.project).read("p", as_of=200)) == [0, 1]
+    assert listed(cdc_lake.Pipeline(lake.project).read("p")) == [0, 1, 2]
 
 
 def test_a_history_is_asked_by_epoch_before_position() -> None:
@@ -195,9 +197,9 @@ def test_a_lake_of_0_2_0_is_read_at_its_cuts(tmp_path: Path) -> None:
     silver = {"defaults": {"namespace": "old_delta"}}
     values = {"version": 1, "pipeline": "old_delta", "source": source, "silver": silver}
     project = Project(Pipeline.model_validate(values), tmp_path / "shop.yaml", tmp_path)
-    early = cdc_lake.session(project, as_of=139)
+    early = cdc_lake.Pipeline(project).cut(as_of=139)
     assert (early.position, early.held) == ("0/78", {"public.t": 1})
     assert listed(early.read("t")) == [2, 3, 500]
-    assert listed(cdc_lake.read(project, "t")) == [6, 7]
+    assert listed(cdc_lake.Pipeline(project).read("t")) == [6, 7]
     with pytest.raises(CutNotReached, match="bronze has more up to 0/96"):
-        cdc_lake.session(project, as_of="0/96")
+        cdc_lake.Pipeline(project).cut(as_of="0/96")

@@ -149,7 +149,7 @@ def test_the_function_and_the_command_write_the_same_page(told: Told, tmp_path: 
     html = (tmp_path / "out" / "status.html").read_text()
     assert "The source cannot be reached" in html
     assert said.startswith("pipeline  shop")
-    page = cdc_lake.status_page(cdc_lake.load_pipeline("pipelines/shop.yaml"), tmp_path / "again.html")
+    page = cdc_lake.Pipeline.load("pipelines/shop.yaml").write_status_page(tmp_path / "again.html")
     assert page.status.pipeline == "shop"
     times = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
     assert times.sub("", (tmp_path / "again.html").read_text()) == times.sub("", html)

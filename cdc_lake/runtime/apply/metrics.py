@@ -65,7 +65,7 @@ class RuleSamples:
 
     def samples(self) -> list[Sample]:
         """The newest judgement of each rule of the file. Raises LakeError."""
-        promising = self._project.pipeline.quality.promise_below is not None
+        promising = self._project.pipeline.quality.pin_below is not None
         if not self._rules:
             return []
         names: list[ControlName] = ["quality", "withheld", "promises"] if promising else ["quality"]
