@@ -197,7 +197,7 @@ def within_bronze(held: int, upto: int | None) -> int:
     target = held if upto is None else upto
     if target > held:
         raise AdvancePastBronze(
-            f"{target - held} bytes would be missing: bronze ends at {Lsn(held)}, before {Lsn(target)}"
+            f"{target - held} bytes would be missing: bronze ends at {Lsn(held)}, which is before {Lsn(target)}"
         )
     return target
 
@@ -308,20 +308,20 @@ def beside_bronze(state: StreamCheckpoint | None, confirmed: int | None, order: 
 
 def nothing_of_it(name: str) -> SlotThreat:
     """For a slot of the pipeline's name where bronze contains no stream."""
-    remedy = "if nothing else uses it: cdc-lake slot drop --yes; otherwise name another one in `source.slot.name`"
-    return SlotThreat(f"bronze holds nothing of slot `{name}`: the first run does not take it over", remedy)
+    remedy = "if no other program uses it: cdc-lake slot drop --yes; otherwise set `source.slot.name` to another name"
+    return SlotThreat(f"bronze contains nothing of slot `{name}`: the first run does not take the slot over", remedy)
 
 
 def unbounded_threat(*, own: bool, bound: str) -> SlotThreat:
     """For a slot that nobody reads where nothing bounds what is kept; `bound`: how it would be bounded."""
-    read = "start the receiver: cdc-lake run" if own else "start who reads it"
-    text = "nobody reads it and nothing bounds what is kept for it: in the end it fills the server's disk"
+    read = "start the receiver: cdc-lake run" if own else "start its reader"
+    text = "the slot has no reader and no limit on the WAL retained for it: it will eventually fill the server's disk"
     return SlotThreat(text, f"{read}; or drop it{bound}")
 
 
 def held_already(bytes_held: int) -> SlotThreat:
     """For a slot that nobody reads, for which log is kept that bronze holds."""
-    text = f"{size(bytes_held)} of log are kept that bronze holds already"
+    text = f"{size(bytes_held)} of WAL are retained that bronze already contains"
     return SlotThreat(text, "cdc-lake slot advance")
 
 

@@ -56,8 +56,8 @@ def check_timeline(
     if now.branches is None or last.branches is None:
         if now.number > last.number:
             raise TimelineUntold(
-                f"the server is on timeline {now.number}, bronze was read on timeline {last.number}, "
-                "and the server has no history of the switch between"
+                f"the server is on timeline {now.number}, bronze was read on timeline {last.number}, and the server "
+                "has no history of the switch between them"
             )
         return state
     common = now.common_with(last)
@@ -65,16 +65,16 @@ def check_timeline(
         return state
     if now.number == last.number:
         raise OtherTimeline(
-            f"the server's timeline {now.number} is another one than the timeline {last.number} that bronze was read "
-            f"on: they part at {common}"
+            f"the server's timeline {now.number} has another history than timeline {last.number}, on which bronze "
+            f"was read: they diverge at {common}"
         )
     if max(state.confirm, state.upto) <= common.value:
         return state
     lost = lost_behind(reader, state, common)
     if lost or StreamIdentity.parse(state.stream).start > common.value:  # the initial copy has what was lost
         raise BronzeAhead(
-            f"the server is on timeline {now.number}, which left timeline {last.number} at {common}, but bronze was "
-            f"read on that up to {Lsn(state.confirm)}: {lost_words(state, lost)}"
+            f"the server is on timeline {now.number}, which branched off timeline {last.number} at {common}, but "
+            f"bronze was read on that timeline up to {Lsn(state.confirm)}: {lost_words(state, lost)}"
         )
     return replace(state, upto=min(state.upto, common.value), confirm=min(state.confirm, common.value))
 
@@ -83,7 +83,7 @@ def check_not_older(now: Timeline, last: Timeline) -> None:
     """Raise OtherTimeline where the server is on a timeline before the one that bronze was last read on."""
     if now.number < last.number:
         raise OtherTimeline(
-            f"the server is on timeline {now.number}, but bronze was read on timeline {last.number} already"
+            f"the server is on timeline {now.number}, but bronze was already read on timeline {last.number}"
         )
 
 
@@ -91,7 +91,7 @@ def check_log_reaches(flushed: Lsn, reader: BronzeReader, state: StreamCheckpoin
     """Raise BronzeAhead where the server's log ends before what bronze confirmed of it."""
     if state.confirm > flushed.value:
         raise BronzeAhead(
-            f"bronze holds changes up to {Lsn(state.confirm)}, the server's log ends at {flushed}: "
+            f"bronze contains changes up to {Lsn(state.confirm)}, but the server's WAL ends at {flushed}: "
             f"{state.confirm - flushed.value} bytes were lost there; "
             f"{lost_words(state, lost_behind(reader, state, flushed))}"
         )
@@ -101,7 +101,7 @@ def check_csns_reach(next_csn: int, reader: BronzeReader, state: StreamCheckpoin
     """Raise BronzeAhead where the server has not given out all the CSNs that bronze, ordered by CSN, is complete to."""
     if next_csn <= state.upto:
         raise BronzeAhead(
-            f"bronze is complete up to CSN {state.upto}, but the server's next one is {next_csn}: "
+            f"bronze is complete up to CSN {state.upto}, but the server's next CSN is {next_csn}: "
             f"{lost_words(state, reader.commits(Span(state.epoch, next_csn - 1, state.upto)))}"
         )
 
@@ -128,11 +128,11 @@ def _is_after(commit: CommitRow, end: Lsn) -> bool:
 def lost_words(state: StreamCheckpoint, lost: Sequence[CommitRow]) -> str:
     """What bronze holds and the server never had, for an error."""
     if not lost:
-        return "no transaction of bronze lies there, but the server's positions there are others now"
+        return "bronze has no transaction there, but the server now has other positions there"
     named = ", ".join(_describe_commit(state, commit) for commit in lost[:LISTED])
     more = f" and {len(lost) - LISTED} more" if len(lost) > LISTED else ""
     many = pluralize(len(lost), "transaction")
-    return f"the server never had {many} of bronze: {named}{more}"
+    return f"the server does not have {many} of bronze: {named}{more}"
 
 
 def note_timeline(now: Timeline, control: ControlTables, state: StreamCheckpoint, report: ProgressReporter) -> None:
@@ -145,7 +145,7 @@ def note_timeline(now: Timeline, control: ControlTables, state: StreamCheckpoint
         facts = {"timeline": now.number, "before": last.number}
         report(
             ProgressEvent(
-                "connect", f"the server is on timeline {now.number} now, before on {last.number}", facts=facts
+                "connect", f"the server is now on timeline {now.number}, before that on {last.number}", facts=facts
             )
         )
 
@@ -164,6 +164,6 @@ def check_fed_from(stream: StreamIdentity, *, system: str, database: str, slot: 
         ("slot", stream.slot, slot),
     ):
         if was != now:
-            hint = f"set `source.slot.name: {was}` again, and nothing is lost; to have another slot: {ANEW}"
+            hint = f"set `source.slot.name: {was}` again, and nothing is lost; to use another slot: {ANEW}"
             text = f"the {what} is `{now}`, but bronze was fed from `{was}`"
             raise OtherSource(text, hint=hint if what == "slot" else None)

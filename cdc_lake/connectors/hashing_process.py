@@ -134,5 +134,5 @@ def _died(process: subprocess.Popen[bytes]) -> HashingDied:
         code: int | None = process.wait(_GRACE)
     except subprocess.TimeoutExpired:
         code = None
-    how = "it does not answer" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
-    return HashingDied(f"the process that hashes rows died ({how})")
+    how = "it does not respond" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+    return HashingDied(f"the process that hashes rows ended unexpectedly ({how})")

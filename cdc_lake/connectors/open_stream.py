@@ -188,7 +188,7 @@ def bronze_may_go_on(project: Project, state: StreamCheckpoint, confirmed: int |
         now = bronze_reader(project).state()
         if now is None or confirmed is None or now.stream != state.stream or now.confirm < confirmed:
             raise
-        text = f"slot `{project.slot}` is read by another receiver: bronze went on while it was looked at"
+        text = f"slot `{project.slot}` is read by another receiver: bronze grew while the slot was being checked"
         raise SlotActive(text) from ahead
 
 
@@ -267,7 +267,7 @@ def by_policy(project: Project, form: Format[Any], report: ProgressReporter) -> 
     def columns(batch: Sequence[Any]) -> ChangeColumns:
         changes = keeping(batch)
         for why in changes.undecoded.values():
-            text = f"a transaction lands as bytes, it could not be decoded: {why.message}, in {why.where}"
+            text = f"a transaction that could not be decoded lands as bytes: {why.message}, in {why.where}"
             report(ProgressEvent("receive", text, facts={"code": why.code, "tables": list(why.tables)}))
         return changes
 

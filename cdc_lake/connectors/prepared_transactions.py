@@ -122,7 +122,7 @@ class LocalPreparedFiles:
         try:
             yield
         except OSError as cause:
-            raise PreparedNotKept("a prepared transaction could not be kept or read back", where=self.name) from cause
+            raise PreparedNotKept("a prepared transaction could not be stored or read back", where=self.name) from cause
 
 
 class BucketPreparedFiles(StoreFolder):
@@ -304,7 +304,7 @@ class PreparedTransactions:
             return None
         if not text.isdigit():
             where = f"{self._place.name}/{note}"
-            raise PreparedDamaged("the note that says where a prepared transaction ended is damaged", where=where)
+            raise PreparedDamaged("the note that records where a prepared transaction ended is damaged", where=where)
         if int(text) > state.upto:
             self._place.remove(note)
             return None

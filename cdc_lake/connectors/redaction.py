@@ -42,7 +42,9 @@ def redaction_of(project: Project, configuration: int = 1) -> Redaction:
     """
     bronze = project.pipeline.bronze
     if bronze.redact and bronze.undecodable == "land":
-        raise RedactionUnfit("what cannot be decoded cannot be redacted", hint="set `bronze.undecodable` to stop")
+        raise RedactionUnfit(
+            "a transaction that cannot be decoded cannot be redacted", hint="set `bronze.undecodable` to stop"
+        )
     if bronze.redact_key is None and any(rule.strategy == Strategy.SHA256.value for rule in bronze.redact):
         raise RedactionUnfit("`strategy: sha256` needs a key", hint="add `bronze.redact_key`, by reference")
     key = bronze.redact_key.get_secret_value().encode() if bronze.redact_key is not None else None
@@ -203,10 +205,10 @@ def check_unchanged(rows: Sequence[ConfigurationRow], target: Target, span: Span
         if row.epoch == span.epoch and row.position is not None and row.position < span.upto:
             column = next((name for name in json.loads(row.changed) if name.startswith(f"{target.source}.")), None)
             if column is not None and row.position >= since():
-                hint = f"copy the table again, as it is redacted now: `cdc-lake resync {target.source}`"
+                hint = f"copy the table again with the current redaction: `cdc-lake resync {target.source}`"
                 if target.keeps_past:
-                    hint = f"`cdc-lake restart` copies all tables again; the past of {target.label} stays as it is"
-                raise DestructiveChange(f"column `{column}` is redacted otherwise than before", hint=hint)
+                    hint = f"`cdc-lake restart` copies all tables again; the past of {target.label} is kept as it is"
+                raise DestructiveChange(f"column `{column}` is redacted differently than before", hint=hint)
 
 
 def _fate(settings: Mapping[str, Any], name: str) -> tuple[str, str | None] | None:

@@ -340,7 +340,7 @@ class BackgroundCopies:
                 if not self._lasting:
                     self._failure = error
                     return
-                text = f"tables that came are not copied yet: {error.message}; next attempt in {AGAIN:g} s"
+                text = f"tables added to the pipeline are not copied yet: {error.message}; next attempt in {AGAIN:g} s"
                 self._report(ProgressEvent("retry", text, facts={"code": error.code}))
                 self._over.wait(AGAIN)
             except Exception as failure:  # noqa: BLE001 - handed to the thread that reads the stream

@@ -293,8 +293,8 @@ class Spool:
             if self._used + size <= self._at_most:
                 self._used += size
                 return
-        text = f"transactions without their COMMIT take more than {format_bytes(self._at_most)}"
-        more = f", {format_bytes(self._parked)} of them prepared ones" if self._parked else ""
+        text = f"uncommitted transactions take more than {format_bytes(self._at_most)}"
+        more = f", {format_bytes(self._parked)} of them prepared transactions" if self._parked else ""
         raise SpoolFull(text + more, where=str(self._folder))
 
     def give_back(self, size: int) -> None:
@@ -315,4 +315,4 @@ class Spool:
 
     def not_written_error(self) -> SpoolNotWritten:
         """The error of a file that could not be written or read."""
-        return SpoolNotWritten("a transaction without its COMMIT could not be kept on disk", where=str(self._folder))
+        return SpoolNotWritten("an uncommitted transaction could not be stored on disk", where=str(self._folder))

@@ -96,20 +96,22 @@ def leave(
         record_left(control, replace(state, upto=max(state.upto, ends)), changes.dropped)
         for table in changes.dropped:
             report(
-                ProgressEvent("connect", f"table {table} is not in the database any more: silver keeps its last rows")
+                ProgressEvent("connect", f"table {table} no longer exists in the database: silver keeps its last rows")
             )
     if leaves := [table for table in (*changes.gone, *waiting) if table not in changes.left]:
         record_left(control, state, leaves)
     failpoint(TABLES_LEFT)
     for table in changes.gone:
-        report(ProgressEvent("connect", f"table {table} is not followed any more: `source.tables` leaves it out"))
+        report(ProgressEvent("connect", f"table {table} is no longer captured: `source.tables` excludes it"))
 
 
 def report_renamed(names: Mapping[TableName, TableName], report: ProgressReporter) -> None:
     """Tell of tables that were known by another name, where no copy is asked for."""
     for table, before in sorted(names.items()):
-        text = f"table {before} was renamed to {table}: silver of that name begins with its changes from here on"
-        report(ProgressEvent("warning", f"{text}, and `snapshot.mode` asks for no copy: cdc-lake resync {table}"))
+        text = (
+            f"table {before} was renamed to {table}: silver starts a table of that name with the changes from here on"
+        )
+        report(ProgressEvent("warning", f"{text}, and `snapshot.mode` disables the copy: cdc-lake resync {table}"))
 
 
 def newcomers(new: Iterable[TableName], landed: Iterable[Relation]) -> set[TableName]:

@@ -89,12 +89,12 @@ class BudgetVerdict:
     def reason(self) -> str:
         """Why, in words; numbers are told beside it."""
         if self.open_long:
-            return "a transaction that is open for long at the source holds most of it"
+            return "a long-running transaction at the source retains most of it"
         if self.used >= 1:
             return "bronze is behind the source"
         if self.rung is BudgetLevel.CALM:
             return "within the budget"
-        return "it grows towards the budget" if self.exceeded_in is not None else "most of the budget is used"
+        return "it is growing towards the budget" if self.exceeded_in is not None else "most of the budget is used"
 
 
 def judge(
@@ -205,7 +205,7 @@ class WalNote:
     """Written by the receiver only; read by anybody."""
 
     def __init__(self, lake: Path, pipeline: str, report: ProgressReporter = silent) -> None:
-        trouble = "apply and `status` cannot be told of the WAL budget"
+        trouble = "apply and `status` cannot be informed about the WAL budget"
         self._file = NoteFile(lake / "logs" / f"{pipeline}.wal", trouble, report)
 
     def begin(self) -> list[Mark]:
@@ -260,9 +260,9 @@ class ApplyYield:
         waits = status is not None and status.pauses_apply
         if waits is not self._waits:
             self._waits = waits
-            text = "silver goes on: the WAL budget is out of danger"
+            text = "silver resumes: the WAL budget is no longer at risk"
             if status is not None and waits:
-                text = f"silver waits: {status.used:.0%} of the WAL budget is used, and bronze comes first"
+                text = f"silver waits: {status.used:.0%} of the WAL budget is used, and bronze has priority"
             self._report(ProgressEvent("apply", text))
         return waits
 

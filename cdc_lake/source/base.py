@@ -130,7 +130,7 @@ def format_stream_position(stream: str, position: int) -> str:
 
 
 def _unknown(text: str) -> str:
-    return f"bronze holds the stream `{text}`, which is not one that this version knows"
+    return f"bronze contains the stream `{text}`, which this version does not know"
 
 
 class TransactionAssembler(Protocol):
@@ -260,7 +260,7 @@ def select_tables(patterns: Sequence[str], tables: Iterable[TableName]) -> list[
         else:
             raise NoTableMatches(f"`{pattern}` of `source.tables` matches no table in the database")
     if not chosen:
-        raise NoTableMatches("`source.tables` leaves no table over")
+        raise NoTableMatches("`source.tables` matches no table")
     return sorted(chosen)
 
 
@@ -343,14 +343,14 @@ def check_fits(name: str, kind: str, plugin: str | None, database: str | None, w
     if kind != "logical":
         raise SlotForeign(f"slot `{name}` is {kind}; expected a logical one")
     if plugin != wanted.plugin:
-        raise SlotOfOtherPlugin(f"slot `{name}` writes by plugin {plugin}; the pipeline reads {wanted.plugin}")
+        raise SlotOfOtherPlugin(f"slot `{name}` uses plugin {plugin}; the pipeline reads {wanted.plugin}")
     if database != wanted.database:
-        raise SlotOfOtherDatabase(f"slot `{name}` is of database {database}; the pipeline reads {wanted.database}")
+        raise SlotOfOtherDatabase(f"slot `{name}` belongs to database {database}; the pipeline reads {wanted.database}")
 
 
 def useless(name: str, reason: str, held: str) -> SlotInvalidated:
     """The error for a slot that the server gave up, by its reason; `held`: how far bronze is."""
-    words = f"slot `{name}` can no longer be used: {reason}; bronze holds changes up to {held}"
+    words = f"slot `{name}` can no longer be used: {reason}; bronze contains changes up to {held}"
     if reason in _WAL_GONE:
         return WalGone(words)
     first = _REMEDIES.get(reason)

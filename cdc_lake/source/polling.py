@@ -140,7 +140,7 @@ class PollingStream:
     def tick(self, *, ping: bool = False) -> None:
         """Give up an answer that nobody reads on; with `ping` ask the server at once. Nobody waits for a status."""
         if self._piece is not None and self._clock() - self._read_at > UNREAD:
-            text = f"of what the server sends nothing could be taken for {UNREAD:g} s: its slot is read anew"
+            text = f"nothing that the server sent could be read for {UNREAD:g} s: reading its slot again"
             raise ServerUnreachable(text)
         if ping:
             self._next = self._clock()
@@ -170,7 +170,7 @@ class PollingStream:
             return
         flush_lsn, here = self._functions.load_flush_lsn(), max(self._advanced, self._keepalive_end)
         if flush_lsn > here:
-            text = f"the slot is confirmed up to {Lsn(flush_lsn)}, and was read up to {Lsn(here)}"
+            text = f"the slot is confirmed up to {Lsn(flush_lsn)}, but was read up to {Lsn(here)}"
             raise SlotAhead(f"{flush_lsn - here} bytes are missing: {text}")
 
 

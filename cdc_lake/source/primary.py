@@ -160,7 +160,7 @@ def parse_history(number: int, content: str) -> Timeline:
         try:
             branches.append(Branch(int(words[0]), Lsn.parse(words[1])))
         except (ValueError, IndexError, MalformedPosition) as bad:
-            raise StreamProtocol(f"the history of timeline {number} has a line that is none") from bad
+            raise StreamProtocol(f"the history of timeline {number} has an invalid line") from bad
     return Timeline(number, tuple(branches))
 
 

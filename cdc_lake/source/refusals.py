@@ -87,15 +87,15 @@ def connection_kind(message: str, database: str) -> type[SourceError]:
 def connection_error(message: str, *, user: str, database: str, place: str) -> SourceError:
     """The error for a refused connection, with its message and remedy."""
     kind = connection_kind(message, database)
-    hint = f"a superuser runs: ALTER ROLE {identifier(user)} REPLICATION" if kind is RoleLacksReplication else None
+    hint = f"run as a superuser: ALTER ROLE {identifier(user)} REPLICATION" if kind is RoleLacksReplication else None
     if "too many connections for role" in message:
         limit = f"ALTER ROLE {identifier(user)} CONNECTION LIMIT -1"
-        hint = f"end other sessions of this role, or a superuser runs: {limit}"
+        hint = f"end other sessions of this role, or run as a superuser: {limit}"
     if "too many connections for database" in message:
         limit = f"ALTER DATABASE {identifier(database)} CONNECTION LIMIT -1"
-        hint = f"end other sessions of this database, or a superuser runs: {limit}"
+        hint = f"end other sessions of this database, or run as a superuser: {limit}"
     if any(words in message for words in _OF_FAMILY):
-        hint = "the server is of the GaussDB family: `source.type: gaussdb`, `opengauss` or `mogdb`"
+        hint = "the server belongs to the GaussDB family: set `source.type: gaussdb`, `opengauss` or `mogdb`"
     words = first_line(message).removeprefix("connection failed: ")
     return kind(f"no connection as `{user}`: {words}", where=place, hint=hint)
 

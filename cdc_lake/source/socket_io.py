@@ -76,7 +76,7 @@ class IdleTimeout:
             self._asked = now
             return True
         if now - self._asked >= self._half:
-            text = f"the server has sent nothing for {now - self._since:.0f} s, not even the answer it was asked for"
+            text = f"the server has sent nothing for {now - self._since:.0f} s, not even the requested reply"
             raise ServerUnreachable(text)
         return False
 

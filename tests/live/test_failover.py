@@ -165,13 +165,13 @@ def test_a_standby_that_has_all_of_bronze_goes_on_with_the_stream(cluster: Clust
     once(project, told.append)
 
     assert inserted(project) == ["1", "2", "3"]
-    assert any("the server is on timeline 2 now, before on 1" in progress.text for progress in told)
+    assert any("the server is now on timeline 2, before that on 1" in progress.text for progress in told)
     rows = ControlTables(project.control).read("timelines").sort_by("recorded_at").to_pylist()
     assert [(row["timeline"], (row["history"] or "").split("@")[0]) for row in rows] == [(1, ""), (2, "1")]
 
     standby.stop("immediate")
     cluster.primary.start()  # the old primary comes back beside the new one
-    with pytest.raises(OtherTimeline, match="on timeline 1, but bronze was read on timeline 2 already"):
+    with pytest.raises(OtherTimeline, match="on timeline 1, but bronze was already read on timeline 2"):
         once(project)
 
 
@@ -202,7 +202,7 @@ def test_where_only_a_keepalive_is_ahead_the_stream_goes_on_behind_the_switch(cl
     once(project, told.append)
 
     assert inserted(project) == [str(number) for number in range(1, 12)]
-    assert any("the server's log is another one behind" in progress.text for progress in told)
+    assert any("the server's WAL has diverged after" in progress.text for progress in told)
     reader = bronze_reader(project)
     assert verify(reader).holds
     state = reader.state()
@@ -282,8 +282,8 @@ def test_bronze_ahead_of_the_switch_stops_and_lists_what_the_new_primary_never_h
 
     commits = bronze_reader(project).commits(Span(state.epoch, state.upto, 1 << 62))
     two, three = commits[-2:]
-    assert "timeline 2, which left timeline 1 at" in caught.value.message
-    assert "the server never had 2 transactions of bronze" in caught.value.message
+    assert "timeline 2, which branched off timeline 1 at" in caught.value.message
+    assert "the server does not have 2 transactions of bronze" in caught.value.message
     for lost in (two, three):
         assert f"{Lsn(lost.position)} (xid {lost.xid}, " in caught.value.message
     assert f"(xid {commits[-3].xid}, " not in caught.value.message

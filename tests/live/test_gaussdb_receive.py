@@ -162,7 +162,7 @@ def test_a_server_that_gives_no_csn_with_a_snapshot_is_copied_in_the_slots_own(
     assert_equal_to_source(project, stand_in)
     assert StreamIdentity.parse(summary.stream or "").domain.value == "lsn"
     by_csn = project_of(stand_in, Kind(Style.TEXT, batch=True), tmp_path / "csn", source={"order": "csn"})
-    with pytest.raises(ServerSettings, match="no CSN to count from"):
+    with pytest.raises(ServerSettings, match="no CSN to start from"):
         once(by_csn)
 
 

@@ -115,7 +115,7 @@ def assert_inspected(project: Project) -> None:
     assert facts.confirmed is not None
     assert found.bronze.unconfirmed == state.confirm - facts.confirmed
     assert (found.wal_status, found.two_phase, found.counters) == (None, None, None)
-    assert ["nothing bounds" in one.text for one in found.threats] == [True]
+    assert ["no limit on" in one.text for one in found.threats] == [True]
     text = details_text(found, 80)
     assert f"in {facts.order.upper()} order" in text
     assert f"→ {found.threats[0].remedy}" in text
@@ -173,7 +173,7 @@ def test_a_receiver_that_lands_while_a_verb_looks_takes_nothing_away(
 def test_a_slot_in_csn_order_is_moved_by_its_receiver_alone(stand_in: StandIn, tmp_path: Path) -> None:
     project = project_of(stand_in, BY_CSN, tmp_path)
     once(project)
-    with pytest.raises(NotForThisSource, match="in CSN order: no function moves it") as refused:
+    with pytest.raises(NotForThisSource, match="in CSN order: no function can advance it") as refused:
         advance_slot(project)
     assert "--only receive" in refused.value.remedy
 
@@ -253,7 +253,7 @@ def test_a_slot_that_is_gone_is_followed_by_a_new_stream_in_the_same_lake(
         assert "cdc-lake restart" in missing.value.remedy
         assert restart(project).slot is None
         restart(project, yes=True)
-        assert "begin a new stream" in plan(project).actions[0].text
+        assert "start a new stream" in plan(project).actions[0].text
         once(project)
         workload.run(20)
         once(project)

@@ -101,7 +101,7 @@ def test_from_nothing_to_received_as_check_plan_and_status_tell_it(
         *[ActionKind.CREATE_TABLE] * 2,
     ]
     assert planned.changes
-    order = {PARALLEL: "if a look at it shows every CSN", SERIAL: "by LSN", BY_CSN: "by CSN"}[kind]
+    order = {PARALLEL: "if a probe of it finds every CSN", SERIAL: "by LSN", BY_CSN: "by CSN"}[kind]
     assert order in planned.actions[0].text
     assert order in lines(project, "order")[0].text
     before = status(project)
@@ -196,7 +196,7 @@ def test_a_slot_that_nobody_here_made_is_foreign_and_one_of_a_broken_start_is_no
     assert wrong(project) == set()
     (slot,) = lines(project, "slot")
     assert "broke off" in slot.text
-    assert plan(project).actions[0].text.startswith("drop what an earlier start left and create slot")
+    assert plan(project).actions[0].text.startswith("drop the remains of an earlier start and create slot")
 
 
 class BrokenOff(Exception):
@@ -350,7 +350,7 @@ def test_without_a_csn_of_the_snapshot_check_and_plan_say_what_orders_the_stream
     assert order.ok is None
     assert "ordered by LSN" in order.text
     assert plan(project).actions[0].text.endswith("the stream is ordered by LSN")
-    with pytest.raises(ServerSettings, match="no CSN to count from"):
+    with pytest.raises(ServerSettings, match="no CSN to start from"):
         plan(by_csn)
     assert wrong(by_csn) == {("order", "SRC208")}
 
@@ -396,7 +396,7 @@ def test_check_warns_of_every_trap_of_the_version_and_says_what_helps(
     assert [line.text.split(",")[0] for line in found] == wanted
     assert all(line.ok is None and line.fix for line in found)
     effects = [line.text.split(": ")[0].split(", ")[1] for line in found]
-    assert effects == ["the server goes down" if name == "crash" else "changes do not arrive" for name in wanted]
+    assert effects == ["the server shuts down" if name == "crash" else "changes do not arrive" for name in wanted]
     assert [line.text for line in handled] == [f"handled here: {', '.join(HANDLED[version, kind])}"]
 
 

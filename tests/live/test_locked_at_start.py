@@ -38,7 +38,7 @@ def test_a_start_behind_a_prepared_alter_table_names_the_table_the_transaction_a
     once(project)
     write(streaming, "INSERT INTO b VALUES (1, 1, 'before')")
     prepared(streaming, "it's", "ALTER TABLE a ADD COLUMN word text", "INSERT INTO a VALUES (1, 1, 'new', 'w')")
-    with pytest.raises(TableLocked, match=r"public\.a is held by prepared transaction `it's`") as held:
+    with pytest.raises(TableLocked, match=r"public\.a is locked by prepared transaction `it's`") as held:
         once(project)
     assert held.value.code == "SRC232"
     assert "COMMIT PREPARED 'it''s' or ROLLBACK PREPARED 'it''s'" in held.value.remedy
@@ -70,7 +70,7 @@ def test_a_process_that_holds_a_table_is_named(streaming: Database, tmp_path: Pa
     with streaming.connect(autocommit=False) as other:
         other.execute("SET application_name = 'migration'; LOCK TABLE b IN ACCESS EXCLUSIVE MODE")
         pid = other.info.backend_pid
-        with pytest.raises(TableLocked, match=rf"public\.b is held by server process {pid} \(migration") as held:
+        with pytest.raises(TableLocked, match=rf"public\.b is locked by server process {pid} \(migration") as held:
             once(project)
         assert f"pg_terminate_backend({pid})" in held.value.remedy
     once(project)
@@ -86,7 +86,7 @@ def test_of_tables_that_are_held_those_of_the_pipeline_are_named(streaming: Data
     once(project)
     with streaming.connect(autocommit=False) as other:
         other.execute("LOCK TABLE a, b, one_part IN ACCESS EXCLUSIVE MODE")
-        with pytest.raises(TableLocked, match=r"public\.b is held by .*; public\.one_part is held by") as held:
+        with pytest.raises(TableLocked, match=r"public\.b is locked by .*; public\.one_part is locked by") as held:
             once(project)
     assert "public.a " not in held.value.message
     with connect(project.postgres, project.root) as session, streaming.connect(autocommit=False) as other:

@@ -257,7 +257,7 @@ def test_a_peer_that_is_silent_for_ever_is_given_up_and_connected_to_again(line:
             line.write_three(session, next(numbers))
             all_landed(line, project, receiver)
     proven(line, project)
-    given_up = [one for one in told if one.stage == "retry" and "not even the answer" in one.text]
+    given_up = [one for one in told if one.stage == "retry" and "not even the requested reply" in one.text]
     assert len(given_up) >= min(BUDGET, 3)
     assert {one.facts["code"] for one in given_up} == {ServerUnreachable.code}
     tally("R11", {"half-open"}, silences=len(given_up), changes=sum(line.made.values()))
@@ -350,7 +350,7 @@ def test_a_recording_of_a_peer_that_is_silent_for_ever_ends(line: Line, tmp_path
     def recorded(stop: threading.Event) -> Recorded:
         return record(project, tmp_path / "a.rec", Limits(seconds=60), stop=stop, report=told.append)
 
-    with pytest.raises(ServerUnreachable, match="not even the answer"), beside(recorded) as recording:  # noqa: PT012 - what it lives through
+    with pytest.raises(ServerUnreachable, match="not even the requested reply"), beside(recorded) as recording:  # noqa: PT012 - what it lives through
         until(lambda: line.relay.streams or recording.done(), "it records")
         time.sleep(3)
         assert not recording.done(), "a quiet server answers when it is asked"

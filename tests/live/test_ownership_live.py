@@ -118,7 +118,7 @@ def test_a_publication_of_another_pipeline_is_refused_with_both_names_and_read_i
     pipelines, settings = library.shell.folder / "pipelines", "  publication: shelf\n  slot: {name: own}\n  tables:"
     text = (pipelines / "library.yaml").read_text(encoding="utf-8")
     (pipelines / "library.yaml").write_text(text.replace("  tables:", settings), encoding="utf-8")
-    assert "publication `shelf` made for 1 table\n" in library.shell(*RECEIVE).err
+    assert "publication `shelf` created for 1 table\n" in library.shell(*RECEIVE).err
     assert library.row("SELECT obj_description(oid, 'pg_publication') FROM pg_publication") == (
         "cdc_lake: made by pipeline library for slot own",
     )
@@ -126,10 +126,10 @@ def test_a_publication_of_another_pipeline_is_refused_with_both_names_and_read_i
     other.folder.mkdir()
     given = text.replace("pipeline: library", "pipeline: shelf")
     (other.folder / "shelf.yaml").write_text(given, encoding="utf-8")
-    words = "publication `shelf` belongs to pipeline `library`, which reads it by slot `own`"
+    words = "publication `shelf` belongs to pipeline `library` with slot `own`"
     for verb in (["plan"], RECEIVE):
         said = other(*verb, *shelf)
-        assert f"error[SRC221]: {words}, and this pipeline is `shelf` with slot `shelf`" in said.err, said
+        assert f"error[SRC221]: {words}, but this is pipeline `shelf` with slot `shelf`" in said.err, said
     assert words in other("check", *shelf).out
     assert library.row("SELECT count(*) FROM pg_replication_slots") == (1,)
     (other.folder / "shelf.yaml").write_text(given.replace("  tables:", "  publication: shelf\n  tables:"))

@@ -145,8 +145,8 @@ def test_a_pipeline_that_copies_nothing_says_what_is_missing_and_goes_on(
     once(project, told.append)
     assert [one.text for one in told if one.stage == "warning"] == [
         (
-            f"publication `{name}` was altered: what it left out of table public.t is missing, "
-            "and `snapshot.mode` asks for no copy: cdc-lake resync public.t"
+            f"publication `{name}` was altered: changes of table public.t that it did not publish are missing, and "
+            "`snapshot.mode` disables the copy: cdc-lake resync public.t"
         )
     ]
     assert [row["new"][0] for row in bronze_rows(project) if row["op"] == "I"] == ["3"]

@@ -64,7 +64,7 @@ def test_what_the_server_is_and_what_the_pipeline_says_must_agree(database: Data
             return error.value
 
     assert refused(SAYS, "1.5.1", type="postgres").remedy == "set `source.type: qhb`"
-    assert "1.5.0 is the oldest" in refused("QHB 1.4.0 on Linux", "1.4.0", type="qhb").message
+    assert "the oldest supported version is QHB 1.5.0" in refused("QHB 1.4.0 on Linux", "1.4.0", type="qhb").message
     assert "source.version" in refused("QHB on Linux", "12.4", type="qhb").remedy
     slot = {"name": "kept", "failover": True}
     assert "the server is QHB 1.5.1" in refused(SAYS, None, type="qhb", slot=slot).message
@@ -74,7 +74,7 @@ def test_options_that_a_release_does_not_have_are_refused(database: Database, tm
     with CalledQhb(database.server, SAYS) as proxy, database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
         source = {"type": "qhb", "port": proxy.port, "decoding": {"proto_version": 3}}
-        with pytest.raises(OptionRefused, match=r"QHB 1\.5\.1 speaks versions 1 to 2"):
+        with pytest.raises(OptionRefused, match=r"QHB 1\.5\.1 supports versions 1 to 2"):
             once(project_of(database, tmp_path, source=source))
 
 

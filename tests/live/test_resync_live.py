@@ -197,7 +197,7 @@ def test_a_table_that_comes_is_copied_one_that_goes_is_left_and_copied_anew_when
     told: list[str] = []
     assert said(one) == ["public.vault went: not followed from the next start on, and silver keeps what it has"]
     once(one, lambda progress: told.append(progress.text))
-    assert "table public.vault is not followed any more: `source.tables` leaves it out" in told
+    assert "table public.vault is no longer captured: `source.tables` excludes it" in told
     assert_published(database, one, ["accounts"])
     bank.execute("DELETE FROM vault WHERE id < 50")
     bank.execute("UPDATE accounts SET coins = 0 WHERE id = 1")
@@ -295,7 +295,7 @@ def test_a_table_that_the_role_may_not_publish_is_named_with_what_a_superuser_ru
         assert 'ADD TABLE ONLY "public"."vault"' in line.fix
         [action] = [one for one in plan(both).actions if one.kind is ActionKind.ALTER_PUBLICATION]
         assert not action.changes
-        assert "a superuser may: ALTER PUBLICATION" in action.text
+        assert "a superuser can run: ALTER PUBLICATION" in action.text
         sql = dba_sql(both)
         assert 'ADD TABLE ONLY "public"."vault";' in sql
         admin.execute(sql.encode())

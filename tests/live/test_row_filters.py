@@ -69,7 +69,7 @@ def test_copy_stream_and_comparison_keep_to_the_filter(
 ) -> None:
     project = filtering(database, tmp_path)
     assert said(project, "row filters") == [(True, "")]
-    assert any("with filters of rows for 1 table" in action.text for action in plan(project).actions)
+    assert any("with row filters for 1 table" in action.text for action in plan(project).actions)
     assert f'ONLY "public"."notes", ONLY "public"."orders" WHERE ({EU}) WITH' in dba_sql(project)
     once(project)
     assert carried(orders)["notes"] is None
@@ -124,12 +124,12 @@ def test_a_table_that_comes_is_published_with_its_filter(
 @pytest.mark.parametrize(
     ("filters", "match"),
     [
-        ({"public.orders": "region = 'EU' AND"}, "is no condition on rows of public.orders"),
-        ({"public.orders": "nowhere = 1"}, "is no condition on rows of public.orders"),
-        ({"public.orders": "amount"}, "is no condition on rows of public.orders"),
-        ({"public.orders": "id IN (SELECT id FROM notes)"}, "is no condition on rows of public.orders"),
-        ({"public.ordres": "id = 1"}, "public.ordres of `source.row_filters` is no table that is captured"),
-        ({"public.part_1": "id = 1"}, "public.part_1 of `source.row_filters` is no table that is captured"),
+        ({"public.orders": "region = 'EU' AND"}, "is not a condition on rows of public.orders"),
+        ({"public.orders": "nowhere = 1"}, "is not a condition on rows of public.orders"),
+        ({"public.orders": "amount"}, "is not a condition on rows of public.orders"),
+        ({"public.orders": "id IN (SELECT id FROM notes)"}, "is not a condition on rows of public.orders"),
+        ({"public.ordres": "id = 1"}, "public.ordres of `source.row_filters` is not a captured table"),
+        ({"public.part_1": "id = 1"}, "public.part_1 of `source.row_filters` is not a captured table"),
         ({"public.notes": "word = 'a' AND id > 0"}, "asks for word, which is not part of its replica identity"),
         ({"public.part": "word = 'a'"}, "asks for word, which is not part of its replica identity"),
     ],
@@ -169,7 +169,7 @@ def test_another_filter_than_the_publication_has_is_refused_with_what_changes_it
     project = filtering(database, tmp_path)
     assert said(project, "row filters") == [(False, "SRC221")]
     for run in (plan, once):
-        with pytest.raises(PublicationUnfit, match=r"carries every row of public\.orders") as unfit:
+        with pytest.raises(PublicationUnfit, match=r"publishes every row of public\.orders") as unfit:
             run(project)
     drop, add, copied = unfit.value.remedy.split("; ")
     for statement in (drop, add):
@@ -178,7 +178,9 @@ def test_another_filter_than_the_publication_has_is_refused_with_what_changes_it
     resync(project, ["public.orders"])
     once(project)
     other = filtering(database, tmp_path, {"public.orders": "region = 'US'"})
-    with pytest.raises(PublicationUnfit, match=r"carries the rows with .*'EU'.* and `source.row_filters` says .*'US'"):
+    with pytest.raises(
+        PublicationUnfit, match=r"publishes the rows with .*'EU'.*, but `source.row_filters` says .*'US'"
+    ):
         once(other)
     same = filtering(database, tmp_path, {"public.orders": "((region)::text='EU'::text)and (id<1000)"})
     once(same)

@@ -74,7 +74,7 @@ def test_everything_of_the_pipelines_slot_is_told_beside_what_bronze_holds(
     assert [line.strip() for line in details_text(found, 80).splitlines() if "standbys" in line] == (
         [standbys] if standbys else []
     ), "what this version tells"
-    assert "nothing bounds what is kept" in threats(found), "as the server is set"
+    assert "no limit on the WAL retained" in threats(found), "as the server is set"
     assert "all of it is acknowledged" in details_text(found, 80)
 
 
@@ -87,7 +87,7 @@ def test_who_reads_it_is_named(project: Project) -> None:
     assert found.read_by is not None
     assert found.read_by.startswith("server process ")
     assert "cdc_lake" in found.read_by
-    assert "nothing bounds" not in threats(found), "it is read"
+    assert "no limit on" not in threats(found), "it is read"
 
 
 def test_a_slot_of_which_bronze_holds_nothing_or_too_little_is_told_with_the_remedy(
@@ -127,7 +127,7 @@ def test_a_position_that_the_server_forgot_is_told_once_it_keeps_log_for_it(
     assert "slot advance" not in threats(inspect_slot(project)), "less than a file of the log"
     monkeypatch.setattr("cdc_lake.connectors.postgres.introspection.LEAST_LET_GO", 1)
     found = inspect_slot(project)
-    assert "bronze holds already → cdc-lake slot advance" in threats(found)
+    assert "bronze already contains → cdc-lake slot advance" in threats(found)
     assert "can still be acknowledged" in details_text(found, 80)
 
 
@@ -143,7 +143,7 @@ def test_slots_of_others_are_told_too(database: Database, project: Project) -> N
     assert (standby.counters, standby.bronze, standby.catalog_xmin) == (None, None, None)
     assert (passing.slot.temporary, passing.slot.plugin) == (True, "pgoutput")
     assert passing.read_by is not None
-    assert "goes with the connection" in threats(passing)
+    assert "disappears with the connection" in threats(passing)
     assert "temporary" in details_text(passing, 80)
 
 
@@ -179,7 +179,7 @@ def test_what_decoding_it_took_and_prepared_transactions_are_told(database: Data
     assert "since the slot's statistics began" in threats(found)
     assert reset.counters is not None
     assert reset.counters.since is not None
-    assert "went to the server's disk" not in threats(reset), "it was before"
+    assert "were spilled to the server's disk" not in threats(reset), "it was before"
     assert f"; since {reset.counters.since:%Y-%m-%dT%H:%M:%SZ}" in details_text(reset, 80)
     assert found.two_phase is True
     assert found.two_phase_at == row.get("two_phase_at")
@@ -207,8 +207,8 @@ def test_how_a_slot_is_lost_is_told_step_by_step(tmp_path: Path) -> None:
     assert states[0] == "reserved"
     assert "unreserved" in states
     assert states[-1] == "lost"
-    assert "nothing bounds" not in said[0]
-    assert "the server gives it up" in "\n".join(said[: states.index("unreserved")])
-    assert "a checkpoint may remove it" in said[states.index("unreserved")]
+    assert "no limit on" not in said[0]
+    assert "the server invalidates it" in "\n".join(said[: states.index("unreserved")])
+    assert "a checkpoint may remove that WAL" in said[states.index("unreserved")]
     assert "max_slot_wal_keep_size" in said[-1]
     assert found[-1].slot.state == "lost"

@@ -84,7 +84,7 @@ def test_every_slot_of_the_server_is_listed_and_ones_own_is_marked(database: Dat
             assert (mine.own, mine.plugin, mine.database, mine.state) == (True, "pgoutput", database.name, "idle")
             assert (theirs.own, theirs.database) == (False, other.name)
             assert mine.retained_bytes is not None
-            assert mine.safe_bytes is None, "nothing bounds what is kept"
+            assert mine.safe_bytes is None, "no limit on the WAL retained"
             text = list_text(found)
             assert any(line.startswith("*") and project.slot in line for line in text.splitlines()), text
             told = drop_slot(project, other.name)
@@ -216,7 +216,7 @@ def test_a_drop_says_what_is_lost_and_waits_for_who_reads(database: Database, pr
         with pytest.raises(SlotActive) as active:
             drop_slot(project, yes=True)
         assert "cdc-lake slot drop --yes --wait" in active.value.remedy
-        with pytest.raises(SlotActive, match=r"still read after 0\.3 s"):
+        with pytest.raises(SlotActive, match=r"still being read after 0\.3 s"):
             drop_slot(project, yes=True, wait=0.3)
     assert project.slot in {one.name for one in list_slots(project).slots}
 
@@ -282,7 +282,7 @@ def test_a_slot_that_nobody_read_for_too_long_is_told() -> None:
     try:
         with psycopg.connect(resting.dsn(), autocommit=True) as admin:
             admin.execute("SELECT pg_create_logical_replication_slot('late', 'pgoutput')")
-            until(lambda: given_up(admin), "the server gives it up")
+            until(lambda: given_up(admin), "the server invalidates it")
             found = slot.find_slot(admin, "late")
             with pytest.raises(SlotInvalidated, match="idle_timeout") as told:
                 slot.check_slot(found, "late", "postgres", end(admin))

@@ -374,7 +374,7 @@ def test_a_publication_of_somebody_else_must_carry_exactly_our_tables(database: 
     session.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
     session.execute("CREATE PUBLICATION pub FOR TABLE a")
     have = [p.table for p in publication.load_published_tables(session, "pub")]
-    with pytest.raises(PublicationUnfit, match=r"does not carry public\.b") as caught:
+    with pytest.raises(PublicationUnfit, match=r"does not publish public\.b") as caught:
         publication.check_published("pub", have, [TableName("public", "a"), TableName("public", "b")])
     kept("table-not-in-publication", caught.value)
     with pytest.raises(PublicationUnfit, match="leaves out"):

@@ -136,7 +136,7 @@ def test_check_names_who_holds_a_catalog(database: Database, tmp_path: Path) -> 
         admin.execute("LOCK TABLE pg_catalog.pg_trigger")
         pid = admin.info.backend_pid
         lines = [line for line in check(project_of(database, tmp_path)) if line.subject == "catalog locks"]
-    assert f"pg_catalog.pg_trigger is held by server process {pid}" in lines[0].text
+    assert f"pg_catalog.pg_trigger is locked by server process {pid}" in lines[0].text
     assert f"pg_terminate_backend({pid})" in lines[0].fix
 
 

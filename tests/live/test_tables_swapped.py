@@ -183,7 +183,7 @@ def test_a_dropped_table_is_left_with_its_last_rows_and_one_made_anew_is_copied(
     once(project)
     shop.execute("INSERT INTO orders VALUES (2, 'the last one'); DROP TABLE orders")
     once(project, told.append)
-    assert "table public.orders is not in the database any more: silver keeps its last rows" in {
+    assert "table public.orders no longer exists in the database: silver keeps its last rows" in {
         one.text for one in told
     }
     assert_as_at_source(project, database, "orders")

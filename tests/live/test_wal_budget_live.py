@@ -144,7 +144,7 @@ def test_a_heartbeat_that_the_server_refuses_is_told_once_and_stops_nothing(data
         for (name,) in found.fetchall():
             admin.execute(f"REVOKE EXECUTE ON FUNCTION {name} FROM PUBLIC")
         with running(project, told := []), database.connect() as conn:
-            until(lambda: any("no heartbeat" in p.text for p in told))
+            until(lambda: any("heartbeat failed" in p.text for p in told))
             conn.execute("INSERT INTO t VALUES (1, 'lands all the same')")
             until(lambda: any(p.stage == "landed" for p in told))
         assert [p.facts["code"] for p in told if p.stage == "warning"] == ["SRC224"]

@@ -285,7 +285,7 @@ def test_memory_is_not_filled_behind_a_hole() -> None:
     order, _ = new()
     for n in range(CROWD):
         assert not order.add(transaction(12 + n, 0x100 + n, size=CROWD_BYTES // CROWD + 1))
-    with pytest.raises(CsnMissing, match=f"no room for more than {CROWD:,} transactions"):
+    with pytest.raises(CsnMissing, match=f"no more than {CROWD:,} transactions"):
         order.expire_gaps()
 
 

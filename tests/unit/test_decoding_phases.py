@@ -202,7 +202,7 @@ def test_a_large_one_waits_on_disk_and_lands_in_parts(place: LocalPreparedFiles,
         assert [lsn for part in large.parts() for lsn in part.lsns] == list(range(101, 141))
         with pytest.raises(SpoolFull) as full:
             fed(to, b"BEGIN 8", *[ROW] * 300)
-        assert "of them prepared ones" in full.value.message
+        assert "of them prepared transactions" in full.value.message
         to.reset()
         assert (to.open_bytes, to.in_transaction) == (0, False)
 

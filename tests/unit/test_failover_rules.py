@@ -57,9 +57,9 @@ def test_a_timeline_that_has_all_of_bronze_is_gone_on_with(
             Timeline(1),
             Timeline.from_history(2, "1@0/50"),
             OtherTimeline,
-            "on timeline 1, but bronze was read on timeline 2",
+            "on timeline 1, but bronze was already read on timeline 2",
         ),
-        (Timeline.from_history(2, "1@0/50"), Timeline.from_history(2, "1@0/60"), OtherTimeline, "they part at 0/50"),
+        (Timeline.from_history(2, "1@0/50"), Timeline.from_history(2, "1@0/60"), OtherTimeline, "they diverge at 0/50"),
         (Timeline(3, None), Timeline(2, None), TimelineUntold, "no history of the switch"),
         (Timeline(2, None), Timeline(1), TimelineUntold, "no history of the switch"),
     ],
@@ -79,4 +79,4 @@ def test_a_timeline_is_noted_once_and_a_new_one_is_told(tmp_path: Path) -> None:
         assert last_timeline(control, STATE) == now
     rows = control.read("timelines").sort_by("timeline").to_pylist()
     assert [(row["timeline"], row["history"], row["held"]) for row in rows] == [(1, "", 0x40), (2, "1@0/40", 0x40)]
-    assert [progress.text for progress in told] == ["the server is on timeline 2 now, before on 1"]
+    assert [progress.text for progress in told] == ["the server is now on timeline 2, before that on 1"]

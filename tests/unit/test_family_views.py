@@ -73,7 +73,7 @@ def test_what_orders_a_stream_is_known_beforehand_unless_it_has_to_be_looked_at(
 ) -> None:
     fields = {"type": "opengauss", "host": "h", "port": 1, "database": "d", "user": "u", "tables": ["a.*"], **given}
     assert order_of(FamilySource.model_validate(fields), exports=exports) is order
-    assert ("look" in order_in_words(order)) == (order is None)
+    assert ("probe" in order_in_words(order)) == (order is None)
 
 
 def test_room_counts_what_is_needed_beside_what_is_used() -> None:

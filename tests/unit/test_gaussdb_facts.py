@@ -93,7 +93,7 @@ def test_products_and_releases_are_told_apart(text: str, expected: GaussDbVersio
 
 
 def test_a_postgresql_is_not_of_the_family() -> None:
-    with pytest.raises(ServerSettings, match="not of the GaussDB family") as caught:
+    with pytest.raises(ServerSettings, match="does not belong to the GaussDB family") as caught:
         parse_version("PostgreSQL 16.4 on x86_64-pc-linux-gnu, compiled by gcc")
     assert "type: postgres" in caught.value.remedy
 

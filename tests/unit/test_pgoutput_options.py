@@ -52,7 +52,7 @@ def test_functions_are_asked_for_the_same_but_for_what_is_under_way(
     [
         (14, {"proto_version": 3}, "proto_version"),
         (15, {"streaming": "parallel"}, "streaming: on"),
-        (15, {"origin": "none"}, "take `origin` out"),
+        (15, {"origin": "none"}, "remove `origin`"),
         (14, {"two_phase": True}, "two_phase"),
         (18, {"two_phase": True, "proto_version": 2}, "two_phase"),
     ],

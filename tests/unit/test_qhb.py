@@ -65,12 +65,12 @@ def test_a_release_is_found_wherever_the_server_says_it(says: str, number: int, 
 
 
 def test_a_release_that_the_server_does_not_tell_is_the_one_that_is_written_down() -> None:
-    with pytest.raises(ServerSettings, match="which release of QHB") as untold:
+    with pytest.raises(ServerSettings, match="the release of QHB") as untold:
         product_of(source(), "QHB on Linux", 120004)
     assert "source.version" in untold.value.remedy
     assert str(product_of(source(version="1.5.2"), "QHB on Linux", 120004)) == "QHB 1.5.2"
     assert str(product_of(source(version="1.5.2"), "QHB 1.5.2 on Linux", 120004)) == "QHB 1.5.2"
-    with pytest.raises(ServerSettings, match=r"QHB 1\.5\.3, and `source.version` says 1\.5\.2"):
+    with pytest.raises(ServerSettings, match=r"QHB 1\.5\.3, but `source.version` says 1\.5\.2"):
         product_of(source(version="1.5.2"), "QHB 1.5.3 on Linux", 120004)
 
 

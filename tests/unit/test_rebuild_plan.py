@@ -158,5 +158,5 @@ def test_what_a_rebuild_says() -> None:
         "also done: drop column body of silver.t\n"
         "what the server did to rows with them without sending it is not in bronze: "
         "`cdc-lake compare public.t` shows it\n"
-        "2 changes held by rules: `cdc-lake held list`"
+        "2 changes held by rules: `cdc-lake quarantine list`"
     )

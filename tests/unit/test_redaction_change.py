@@ -61,7 +61,7 @@ def test_a_table_waits_from_where_a_column_of_it_changes():
     check_unchanged(rows, orders, Span(1, 0, 900), lambda: 0)
     check_unchanged(rows, target("user"), Span(1, 0, 900), lambda: 0)
     for span in (Span(1, 50, 101), Span(1, 500, 900)):
-        with pytest.raises(DestructiveChange, match=r"`public.users.email` is redacted otherwise"):
+        with pytest.raises(DestructiveChange, match=r"`public.users.email` is redacted differently"):
             check_unchanged(rows, users, span, lambda: 0)
 
 

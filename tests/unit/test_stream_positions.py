@@ -86,7 +86,7 @@ def test_an_identity_reads_back_whatever_the_database_is_called(
     ],
 )
 def test_what_is_no_identity_is_refused(text: str) -> None:
-    with pytest.raises(OtherSource, match="not one that this version knows"):
+    with pytest.raises(OtherSource, match="which this version does not know"):
         StreamIdentity.parse(text)
 
 

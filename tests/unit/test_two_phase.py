@@ -240,7 +240,7 @@ def test_a_prepared_transaction_counts_in_the_budget_of_the_spool(place: Countin
     fed(to, [begin_prepare(7, "g", 200), ANNOUNCED, large, prepare(7, "g", 200)])
     with pytest.raises(SpoolFull) as full:
         fed(to, [begin_prepare(8, "h", 300), large, prepare(8, "h", 300)])
-    assert "of them prepared ones" in full.value.message
+    assert "of them prepared transactions" in full.value.message
     assert len(place.sizes()) == 1
 
 

@@ -84,7 +84,7 @@ def test_what_a_comparison_finds_is_recorded_and_what_it_cannot_judge_verifies_n
 
 
 def test_status_says_how_far_tables_are_verified_and_since_when_they_differ() -> None:
-    slot, none = SlotStatus("shop", "idle", "nobody reads it"), Lag()
+    slot, none = SlotStatus("shop", "idle", "not being read"), Lag()
     t = TableStatus(T, "silver.t", "delta", "live", "", "0/1F", 1, 0, "0/1E", minute(0))
     u = replace(t, table="silver.u", verified_at=None, verified_through=None, different_at=minute(1))
     w = replace(t, table="silver.w", different_at=minute(2))

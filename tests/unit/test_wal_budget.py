@@ -140,7 +140,7 @@ def test_only_what_is_of_use_is_remembered() -> None:
 
 def test_a_transaction_that_is_open_for_long_is_told_from_a_bronze_that_is_behind() -> None:
     held = WalSample(0, 2000 * MIB, 1999 * MIB, 90 * MIB)
-    assert "open for long" in judge(BUDGET, [held]).reason
+    assert "a long-running transaction" in judge(BUDGET, [held]).reason
     assert "behind" in judge(BUDGET, [look(0, 120)]).reason
 
 
@@ -230,8 +230,8 @@ def test_batches_get_smaller_and_apply_waits_until_it_is_over(
         assert not gives_way(), "a receiver that looks no more holds nobody up"
     words = [one.text for one in told if one.stage == "apply"]
     assert words == [
-        "silver waits: 80% of the WAL budget is used, and bronze comes first",
-        "silver goes on: the WAL budget is out of danger",
+        "silver waits: 80% of the WAL budget is used, and bronze has priority",
+        "silver resumes: the WAL budget is no longer at risk",
     ] * 2  # fmt: skip
     assert any("smaller batches: 60.0 MiB of WAL are retained, 60% of the budget" in one.text for one in told)
 

@@ -91,7 +91,7 @@ def test_a_request_for_md5_over_a_sha256_password_was_recorded() -> None:
         (body(99), "code 99"),
         (body(10, body(3, SALT.encode())), "stored for SM3"),
         (body(10, body(7)), "md5 and sha256"),
-        (body(10, body(42)), "unknown here"),
+        (body(10, body(42)), "in an unknown form"),
     ],
 )
 def test_what_is_not_spoken_is_refused_by_name(raw: bytes, words: str) -> None:

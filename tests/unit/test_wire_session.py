@@ -149,7 +149,7 @@ def test_an_md5_line_that_is_refused_says_what_to_write() -> None:
 
     with Scripted(script) as server, pytest.raises(AuthenticationRefused) as caught:
         connect(server.target())
-    assert "write `sha256`" in caught.value.remedy
+    assert "use `sha256`" in caught.value.remedy
     assert "Gauss@123" not in str(caught.value)
 
 
@@ -186,7 +186,10 @@ def test_a_refused_start_says_why_and_where(script: Callable[[Peer], None], expe
 
 
 def test_a_server_that_wants_a_password_that_is_not_given_is_told_apart() -> None:
-    with Scripted(refuses(asks(3))) as server, pytest.raises(AuthenticationRefused, match="none is given") as caught:
+    with (
+        Scripted(refuses(asks(3))) as server,
+        pytest.raises(AuthenticationRefused, match="none is configured") as caught,
+    ):
         connect(server.target(password=None))
     assert "${env:" in caught.value.remedy
 

@@ -130,7 +130,9 @@ from cdc_lake.source.gaussdb.wire.session import WireSession, connect, connect_t
 from cdc_lake.source.primary import Timeline
 from cdc_lake.tables.control_tables import ControlTables, control_tables
 
-_INEXACT = "this server gives no CSN with a snapshot, so a transaction near it may be missing or come twice"
+_INEXACT = (
+    "this server reports no CSN with a snapshot, so a transaction near the snapshot may be missing or received twice"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,9 @@ def start_stream(
     with _slot_and_snapshot(project, start, stop, report) as (created_slot, domain, snapshot):
         state = _begin_stream(project, start.facts, created_slot, snapshot.csn, domain, bronze, control)
         what = (
-            f"of all below CSN {snapshot.csn}" if snapshot.csn else f"as of about {created_slot.consistent}: {_INEXACT}"
+            f"of everything below CSN {snapshot.csn}"
+            if snapshot.csn
+            else f"as of about {created_slot.consistent}: {_INEXACT}"
         )
         report(ProgressEvent("snapshot", f"initial copy {what}", facts={"epoch": state.epoch}))
         copied: tuple[CopiedTable, ...] = ()
@@ -286,7 +290,7 @@ def _clear_the_way(
     again = starts_over(state, control)
     if state is not None and not again:
         check_unfinished(state)
-        report(ProgressEvent("snapshot", f"the copy of epoch {state.epoch} was not finished: a new stream starts"))
+        report(ProgressEvent("snapshot", f"the copy of epoch {state.epoch} was not finished: starting a new stream"))
     if existing_slot is None:
         return
     after = _intention(project, start.facts).recorded_epoch(control)
@@ -298,7 +302,8 @@ def _clear_the_way(
         confirmed = existing_slot.confirmed if existing_slot.order is OrderDomain.LSN else None
         if confirmed is not None and confirmed > before.point.value:
             raise SlotForeign(
-                f"slot `{project.slot}` is not the one made for {state.stream}: it is confirmed up to {Lsn(confirmed)}"
+                f"slot `{project.slot}` is not the one created for {state.stream}: it is confirmed up to "
+                f"{Lsn(confirmed)}"
             )
     drop_slot(start.session, project.slot)
 
@@ -416,7 +421,7 @@ def _standby(project: Project, everywhere: WireTarget, facts: GaussDbServerFacts
         raise OtherSource(
             f"the standby has the system identifier `{standby.system}`, the primary `{facts.system}`",
             where=session.place,
-            hint="name servers of one cluster in `source.hosts`",
+            hint="name only servers of one cluster in `source.hosts`",
         )
     return session
 
@@ -456,14 +461,14 @@ def check_resume(
     source = project.family
     if source.order != "auto" and OrderDomain(source.order) is not identity.domain:
         raise OtherSource(
-            f"the pipeline asks for order {source.order}, but the stream was begun in order {identity.domain.value}",
-            hint=f"set `source.order` to {identity.domain.value} or auto; to have the other order: {ANEW}",
+            f"the pipeline asks for order {source.order}, but the stream was started in order {identity.domain.value}",
+            hint=f"set `source.order` to {identity.domain.value} or auto; to use the other order: {ANEW}",
         )
     slot_order = OrderDomain(source.slot_order)
     if identity.domain is OrderDomain.CSN and order_of(source, exports=True) is OrderDomain.LSN:
         raise OtherSource(
-            f"the stream was begun in order csn, but {source.decoding_mode} decoding as asked for leaves CSNs out",
-            hint=f"set `source.mode` and `source.decoding` as they were; to have them otherwise: {ANEW}",
+            f"the stream was started in order csn, but {source.decoding_mode} decoding with these options omits CSNs",
+            hint=f"restore `source.mode` and `source.decoding`; to use the new settings: {ANEW}",
         )
     reader = bronze_reader(project)
     last = last_timeline(control_tables(project), state)

@@ -144,11 +144,11 @@ class GaussDbComparison:
     def unsummable_reason(self, relation: Relation) -> str:
         """Why the server cannot sum up hashes: what `concat` prints is not proven for all versions of this family."""
         del relation
-        return "its server is of the GaussDB family"
+        return "its server belongs to the GaussDB family"
 
     def sums(self, source_table: PublishedTable, hashed: HashSql) -> Iterator[tuple[int, int, int]]:
         """The same rows as `parts` gives, summed up by the server: bucket, number of rows, sum of their hashes."""
-        msg = f"{source_table.table} is not summed up by a server of the GaussDB family: {hashed}"
+        msg = f"a server of the GaussDB family cannot hash {source_table.table}: {hashed}"
         raise AssertionError(msg)
 
     def ahead(self, shown: SnapshotVisibility, after: int) -> Sequence[PendingTransaction] | None:
@@ -286,7 +286,7 @@ def copy_family(
 ) -> tuple[str, tuple[CopiedTable, ...]]:
     """Copy tables that the stream carries; the copy's name. Raises CopyUnplaced, SourceError, LakeError, StateError."""
     if StreamIdentity.parse(state.stream).domain is not OrderDomain.CSN:
-        raise CopyUnplaced("the stream is ordered by LSN, and a snapshot of this server is placed by its CSN")
+        raise CopyUnplaced("the stream is ordered by LSN, but a snapshot of this server has its position by CSN")
     limits = project.pipeline.snapshot
     target, application = target_of(project.family, project.root), f"cdc_lake {project.name} copy"
     with closing(connect(target, application=application, on_open=opened)) as session:
@@ -295,7 +295,9 @@ def copy_family(
         expected = expected_rows(table_facts(session, carried_tables))
         with _take_free_snapshot(project, session, state, control, carried_tables) as snapshot:
             position = snapshot.csn.value - 1
-            report(ProgressEvent("snapshot", f"copy of all below CSN {snapshot.csn}", facts={"epoch": state.epoch}))
+            report(
+                ProgressEvent("snapshot", f"copy of everything below CSN {snapshot.csn}", facts={"epoch": state.epoch})
+            )
             layouts = RelationResolver(catalog(project, session, carried_tables).get)
             relations = [layouts.relation_of(table) for table in carried_tables]
             copies = [TableCopy(relation, (partial(GaussDbReader.read, relation=relation),)) for relation in relations]
@@ -317,9 +319,9 @@ def _take_free_snapshot(
             if _is_free(project, state, control, snapshot.csn.value - 1):
                 yield snapshot
                 return
-        session.query("SELECT txid_current()", doing="parting a copy from the one before it")
-    hint = "once a transaction has ended at the source, run `cdc-lake resync` again"
-    raise CopyUnplaced(f"bronze has a copy that was begun at CSN {snapshot.csn.value - 1} already", hint=hint)
+        session.query("SELECT txid_current()", doing="separating a copy from the one before it")
+    hint = "run `cdc-lake resync` again when a transaction has ended at the source"
+    raise CopyUnplaced(f"bronze already has a copy that was begun at CSN {snapshot.csn.value - 1}", hint=hint)
 
 
 def _is_free(project: Project, state: StreamCheckpoint, control: ControlTables, position: int) -> bool:

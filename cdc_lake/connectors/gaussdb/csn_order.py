@@ -118,7 +118,7 @@ class CsnOrdering:
         if (earlier := self._waiting.get(csn)) is not None:
             if (earlier.bounds, earlier.size) != (bounds, transaction.size):
                 raise CsnTwice(
-                    f"two transactions have CSN {csn}: they end at {_lsn(earlier.bounds)} and {_lsn(bounds)}"
+                    f"two transactions have the same CSN {csn}: they end at {_lsn(earlier.bounds)} and {_lsn(bounds)}"
                 )
             self.repeats += 1
             release_transaction(transaction)
@@ -173,7 +173,8 @@ class CsnOrdering:
         if index >= 0 and csn <= self._passed[index][1] and transaction.count:
             heappush(self._arrived, (transaction.bounds.confirm, _NEVER))
             raise LateTransaction(
-                f"CSN {csn} was recorded as a gap, and now its transaction came (it ends at {_lsn(transaction.bounds)})"
+                f"CSN {csn} was recorded as a gap, but now its transaction arrived (it ends at "
+                f"{_lsn(transaction.bounds)})"
             )
         self.repeats += 1
         release_transaction(transaction)
@@ -195,8 +196,8 @@ class CsnOrdering:
     def _gap_reason(self) -> str:
         waiting_text = f"{pluralize(len(self._waiting), 'transaction')} behind"
         if self._waited >= self._bound:
-            return f"waited for {self._bound:g} s with {waiting_text}"
-        return f"and there is no room for more than {waiting_text} ({self._bytes >> 20} MiB)"
+            return f"after {self._bound:g} s of waiting with {waiting_text}"
+        return f"and no more than {waiting_text} ({self._bytes >> 20} MiB) can be buffered"
 
 
 def _memory_bytes(transaction: ReceivedTransaction) -> int:
@@ -260,7 +261,7 @@ def decide(
     missing = _missing(project, dial, session, stop)
     if missing is None:
         return OrderDomain.CSN
-    report(ProgressEvent("connect", f"CSN {missing} is missing in the stream: it is ordered by LSN"))
+    report(ProgressEvent("connect", f"CSN {missing} is missing in the stream: ordering it by LSN"))
     return OrderDomain.LSN
 
 
@@ -268,9 +269,9 @@ def refuse_csn(project: Project) -> None:
     """Raise where the pipeline asks for CSN order of a server that gives no CSN with a snapshot."""
     if project.family.order == "csn":
         raise ServerSettings(
-            "the server has no function pg_export_snapshot_and_csn: there is no CSN to count from",
+            "the server has no function pg_export_snapshot_and_csn, so there is no CSN to start from",
             where=project.family.place,
-            hint="set `source.order: auto`; the stream is then ordered by LSN",
+            hint="set `source.order: auto` to order the stream by LSN",
         )
 
 

@@ -214,7 +214,7 @@ def limits(session: WireSession) -> GaussDbLimits:
 
 def role(session: WireSession) -> GaussDbRole:
     """The role of the session. Raises SourceError."""
-    doing = "reading the role's rights"
+    doing = "reading the role's privileges"
     name = _row(session, "SELECT current_user", doing)[0] or ""
     try:
         roles = session.query("SELECT * FROM pg_roles WHERE rolname = current_user", doing=doing).records()
@@ -246,7 +246,7 @@ def tables(session: WireSession, names: Sequence[TableName]) -> list[TableFacts]
     facts = []
     for name in names:
         sql = _TABLE.format(schema=literal(name.schema), name=literal(name.name))
-        for rows, pages, size, readable, owned in session.query(sql, doing=f"looking at {name}").rows:
+        for rows, pages, size, readable, owned in session.query(sql, doing=f"looking up {name}").rows:
             estimate = int(rows or 0)
             never = estimate < 0 or (estimate == 0 and pages == "0")  # before 14, PostgreSQL told both by 0
             facts.append(TableFacts(name, None if never else estimate, int(size or 0), readable == "t", owned == "t"))
@@ -282,7 +282,7 @@ def _senders(session: WireSession) -> int | None:
 def _row(session: WireSession, sql: str, doing: str) -> tuple[str | None, ...]:
     rows = session.query(sql, doing=doing).rows
     if len(rows) != 1:
-        raise StreamProtocol(f"{doing}: the server answered {len(rows)} rows", where=session.place)
+        raise StreamProtocol(f"{doing}: the server returned {len(rows)} rows", where=session.place)
     return rows[0]
 
 
@@ -338,7 +338,7 @@ def settle_family(
     placed = copies_have_a_place(state)
     leave(changes, changes.waiting if placed else changes.moved, control, state, report, ends)
     for table in sorted(changes.moved):
-        report(ProgressEvent("connect", f"{table} is another table than before: it was renamed or made anew"))
+        report(ProgressEvent("connect", f"{table} is another table than before: it was renamed or recreated"))
     chosen = chooses(project.family.tables)
     members = _published_tables(session, [*filter(chosen, existing_tables)])
     if placed and not project.pipeline.snapshot.copies:
@@ -347,8 +347,11 @@ def settle_family(
     if not placed:
         for table in changes.waiting:
             stays = table in changes.left or table in changes.moved
-            words = "it stays as it was left" if stays else "it begins with its changes from now on"
-            text = f"table {table} came to a stream that is ordered by LSN: no copy has a place there, {words}"
+            words = "it stays as it is" if stays else "it starts with its changes from now on"
+            text = (
+                f"table {table} was added to a stream that is ordered by LSN: a copy would have no position in it, "
+                f"{words}"
+            )
             report(ProgressEvent("warning", text, facts={"code": CopyUnplaced.code}))
         return ()
     return tuple(table for table in changes.waiting if _has_identity(project, session, table, report))

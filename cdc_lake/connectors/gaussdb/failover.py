@@ -83,7 +83,7 @@ class FailoverReplay:
             shown_position = format_stream_position(self._state.stream, bounds.position)
             raise HistoryDiffers(
                 f"the server sends a transaction at {shown_position}, below bronze's end at "
-                f"{format_stream_position(self._state.stream, self._state.upto)}, that bronze does not have"
+                f"{format_stream_position(self._state.stream, self._state.upto)}, that bronze does not contain"
             )
 
     def finish(self) -> None:
@@ -114,7 +114,7 @@ class FailoverReplay:
         )
 
     def _raise_ahead(self, lost: Sequence[CommitRow]) -> None:
-        raise BronzeAhead(f"the server's log is another one: {lost_words(self._state, lost)}")
+        raise BronzeAhead(f"the server's WAL has another history: {lost_words(self._state, lost)}")
 
 
 def rejoining(reader: BronzeReader, state: StreamCheckpoint, slot: GaussDbSlotFacts) -> FailoverReplay | None:

@@ -146,8 +146,8 @@ class GaussDbIntrospection:
         if existing_slot is not None and not is_slot_intended(project, facts, control, state, new_stream=new_stream):
             raise unclaimed_slot(project, bronze_reader(project).place, state)
         source = project.family
-        again = "begin a new stream: " if new_stream else ""
-        again += "drop what an earlier start left and " if existing_slot is not None else ""
+        again = "start a new stream: " if new_stream else ""
+        again += "drop the remains of an earlier start and " if existing_slot is not None else ""
         order = order_of(source, exports=exports_csn(self._session))
         if order is OrderDomain.LSN:
             refuse_csn(project)
@@ -201,7 +201,7 @@ def identify_server(project: Project, session: WireSession) -> GaussDbServerFact
 def order_in_words(order: OrderDomain | None) -> str:
     """What `order_of` says, for people."""
     if order is None:
-        return "the stream is ordered by CSN if a look at it shows every CSN, otherwise by LSN"
+        return "the stream is ordered by CSN if a probe of it finds every CSN, otherwise by LSN"
     return f"the stream is ordered by {order.name}"
 
 
@@ -261,7 +261,7 @@ def details(
         server=str(settings.version),
         slot=view,
         order=facts.order.value,
-        read_by="a receiver, which the server does not name" if facts.active else None,
+        read_by="a receiver, whose process the server does not name" if facts.active else None,
         inactive_since=None,
         restart=None if facts.restart is None else str(facts.restart),
         log_end=str(end),
@@ -298,8 +298,8 @@ def _for_the_pipeline(
 def _threats(facts: GaussDbSlotFacts, bronze: BesideBronze | None, *, own: bool) -> Iterator[SlotThreat]:
     if facts.kind == "logical" and facts.confirmed is None:
         if not own:
-            remedy = f"its reader has to begin anew: cdc-lake slot drop {facts.name} --yes"
-            yield SlotThreat("it has no confirmed position: nobody can read it", remedy)
+            remedy = f"its reader has to start again: cdc-lake slot drop {facts.name} --yes"
+            yield SlotThreat("it has no confirmed position and cannot be read", remedy)
         return
     if facts.active:
         return
@@ -345,8 +345,11 @@ class GaussDbSlots:
         """Let the pipeline's slot forget what bronze holds. Raises NotForThisSource for a slot in CSN order."""
         project, name, place = self.project, self.project.slot, self.project.family.place
         if project.family.slot_order == "csn":
-            hint = "`cdc-lake run --once --only receive` confirms what bronze holds, and that moves it"
-            raise NotForThisSource(f"slot `{name}` is in CSN order: no function moves it", where=place, hint=hint)
+            hint = (
+                "run `cdc-lake run --once --only receive`, which acknowledges what bronze contains and thereby "
+                "advances the slot"
+            )
+            raise NotForThisSource(f"slot `{name}` is in CSN order: no function can advance it", where=place, hint=hint)
         with connect(target_of(project.family, project.root)) as session:
             existing_slot, held = slot.find_slot(session, name), state()
             checked_slot = check_resume(project, session, identify_server(project, session), held, existing_slot)
@@ -355,7 +358,7 @@ class GaussDbSlots:
             assert reached is not None
             if (target := within_bronze(held.confirm, upto)) > before:
                 if checked_slot.active:
-                    raise SlotActive(f"advancing slot `{name}`: a receiver reads it", where=place)
+                    raise SlotActive(f"advancing slot `{name}`: a receiver is reading it", where=place)
                 reached = slot.advance_slot(session, name, Lsn(target)).value
         return SlotAdvanced(project.name, name, str(Lsn(before)), str(Lsn(reached)), reached - before)
 
@@ -366,7 +369,7 @@ class GaussDbSlots:
 
     def _view(self, facts: slot.GaussDbSlotFacts, wal_bytes: int | None, *, logged: bool) -> SlotView:
         """`logged`: standbys have the slots too."""
-        state, reason = ("active", "read by a receiver") if facts.active else ("idle", "nobody reads it")
+        state, reason = ("active", "read by a receiver") if facts.active else ("idle", "not being read")
         if facts.kind == "logical" and facts.confirmed is None:
             state, reason = "lost", "it has no confirmed position"
         return SlotView(

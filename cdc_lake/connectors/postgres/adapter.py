@@ -112,7 +112,7 @@ def open_postgres(
                 state = bronze.turn_back(held.upto)
                 report(
                     ProgressEvent(
-                        "connect", f"the server's log is another one behind {Lsn(state.upto)}: read from there"
+                        "connect", f"the server's WAL has diverged after {Lsn(state.upto)}; resuming from that position"
                     )
                 )
             note_timeline(timeline, control, state, report)
@@ -227,7 +227,7 @@ class Heartbeat:
         """A server that is away, the receiver tells of; one that refuses is told of here."""
         if error.retry is Retry.NEVER and not self._refused:
             self._refused = True
-            self._report(ProgressEvent("warning", f"no heartbeat: {error.message}", facts={"code": error.code}))
+            self._report(ProgressEvent("warning", f"heartbeat failed: {error.message}", facts={"code": error.code}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class PostgresComparison:
         del relation
         encoding = self._reading.pgconn.parameter_status(b"server_encoding") or b""
         if encoding != b"UTF8":
-            return f"its database is in {encoding.decode()}"
+            return f"its database has the encoding {encoding.decode()}"
         return "" if self._alike else "its server has other hash functions"
 
     @cached_property

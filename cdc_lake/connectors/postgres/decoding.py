@@ -253,7 +253,7 @@ def _encoding(project: Project, session: Session) -> str:
 
 def print_whole_names(session: Session) -> None:
     """Have the server print types with their schema, in lines as in the catalog: nothing is on the search path."""
-    command(session.pgconn, "SET search_path TO ''", "leaving the search path empty")
+    command(session.pgconn, "SET search_path TO ''", "clearing the search path")
 
 
 class WatchedCatalog:
@@ -301,9 +301,9 @@ class WatchedCatalog:
         if now != table or member is None:
             text = f"table {name} was renamed to {now}"
         elif member.oid not in {None, oid}:
-            text = f"{table} is another table than before: it was renamed or made anew"
+            text = f"{table} is another table than before: it was renamed or recreated"
         elif entry != member.entry:
-            text = f"publication `{self._publication}` was altered: it has table {table} in another way than before"
+            text = f"publication `{self._publication}` was altered: it publishes table {table} differently than before"
         else:
             return
         raise PublicationAltered(text)

@@ -103,7 +103,7 @@ class PostgresIntrospection:
             confirmed=str(facts.confirmed) if facts.confirmed is not None else None,
             retained=facts.retained,
             read_by=f"server process {facts.active_pid}" if facts.active_pid is not None else None,
-            lost=f"the server gave it up ({why})" if facts.is_lost else None,
+            lost=f"the server invalidated it ({why})" if facts.is_lost else None,
             safe=facts.safe,
             counters=slot.slot_counters(self._session, self._project.slot),
         )
@@ -136,7 +136,7 @@ class PostgresIntrospection:
             filtered = len(filters(self._project, self._session, names))
             listed = str(names[0]) if len(names) == 1 else f"{len(names)} tables"
             text = f"create publication `{name}` for {listed}"
-            text += f", with filters of rows for {pluralize(filtered, 'table')}" if filtered else ""
+            text += f", with row filters for {pluralize(filtered, 'table')}" if filtered else ""
             yield Action(ActionKind.CREATE_PUBLICATION, name, text)
         else:
             check_filters(self._project, self._session, state, control_tables(self._project))
@@ -176,8 +176,8 @@ class PostgresIntrospection:
                 yield from self._come_and_gone(state)
             return
         kind = f"{project.postgres.slot.plugin}{', two-phase' if needs_two_phase(project) else ''}"
-        first = "begin a new stream: " if again else ""
-        first += "drop what an earlier start left and " if left else ""
+        first = "start a new stream: " if again else ""
+        first += "drop the remains of an earlier start and " if left else ""
         yield Action(ActionKind.CREATE_SLOT, project.slot, f"{first}create slot `{project.slot}` ({kind})")
         yield from copies(project, tables(session, names))
 
@@ -192,9 +192,9 @@ class PostgresIntrospection:
             for table in altered_tables:
                 statement, why = publication.altering(name, verb, table, filters=declared_filters(project)), ""
                 if not alterable(project):
-                    why = f"; it is not the pipeline's own: {statement}"
+                    why = f"; the publication does not belong to the pipeline: {statement}"
                 elif table in refused:
-                    why = f"; the role has to own both, a superuser may: {statement}"
+                    why = f"; the role has to own both, or a superuser can run: {statement}"
                 text = f"{verb.lower()} {table} {words} publication `{name}`{why}"
                 yield Action(ActionKind.ALTER_PUBLICATION, str(table), text, changes=not why)
         may = (table for table in changes.lacking if alterable(project) and table not in refused)
@@ -267,8 +267,11 @@ def _threats(
         yield held_already(held)
     if counters is not None and counters.spilled_transactions:
         many, much = pluralize(counters.spilled_transactions, "transaction"), size(counters.spilled_bytes)
-        text = f"{many} went to the server's disk while they were decoded, {much} in all, {counters.counted_since}"
-        yield SlotThreat(text, "raise logical_decoding_work_mem on the server; `source.decoding.streaming` sends them")
+        text = f"{many} were spilled to the server's disk while being decoded, {much} in all, {counters.counted_since}"
+        yield SlotThreat(
+            text,
+            "raise logical_decoding_work_mem on the server; `source.decoding.streaming` sends them before they commit",
+        )
 
 
 def _reader(facts: slot.SlotFacts, more: SlotStatistics) -> str | None:
@@ -299,7 +302,7 @@ def _for_the_pipeline(project: Project, facts: slot.SlotFacts, state: StreamChec
         yield SlotThreat(error.message, error.remedy)
         return
     if project.postgres.slot.failover and not facts.failover:
-        text = "the pipeline asks for `failover`, and the slot does not have it: a standby that is promoted is without"
+        text = "the pipeline asks for `failover`, but the slot does not have it: a promoted standby would lack the slot"
         yield SlotThreat(text, "start the receiver, which sets it: cdc-lake run")
 
 
@@ -307,15 +310,20 @@ def _at_the_server(facts: slot.SlotFacts, more: SlotStatistics, *, own: bool, po
     """What the server may do to the slot, or the slot to the server."""
     if facts.is_lost:
         if not own:
-            text = f"the server gave it up ({facts.invalidation or facts.wal_status}): what it had not sent is gone"
-            yield SlotThreat(text, f"its reader has to begin anew: cdc-lake slot drop {facts.name} --yes")
+            text = (
+                f"the server invalidated it ({facts.invalidation or facts.wal_status}): the changes that it had not "
+                "sent are lost"
+            )
+            yield SlotThreat(text, f"its reader has to start again: cdc-lake slot drop {facts.name} --yes")
         return
     if facts.temporary:
-        yield SlotThreat("it is temporary and goes with the connection that made it", "nothing has to be dropped")
+        yield SlotThreat(
+            "it is temporary and disappears with the connection that created it", "nothing needs to be dropped"
+        )
         return
     if more.synced and more.in_recovery:
-        text = "it is a standby's copy of the primary's slot: nobody can read it here"
-        yield SlotThreat(text, "read it at the primary, or promote this server")
+        text = "it is a standby's copy of the primary's slot and cannot be read here"
+        yield SlotThreat(text, "read it on the primary, or promote this server")
         return
     yield from _retention_threats(facts, more)
     if facts.active_pid is None and not polled:
@@ -323,32 +331,45 @@ def _at_the_server(facts: slot.SlotFacts, more: SlotStatistics, *, own: bool, po
             yield unbounded_threat(own=own, bound=_BOUND)
         if more.idle_timeout is not None:
             since = (
-                "" if more.inactive_since is None else f"; this one rests since {more.inactive_since:%Y-%m-%dT%H:%MZ}"
+                ""
+                if more.inactive_since is None
+                else f"; this one has been unused since {more.inactive_since:%Y-%m-%dT%H:%MZ}"
             )
-            text = f"the server gives up a slot that nobody reads for {more.idle_timeout}{since}"
-            yield SlotThreat(text, "start who reads it, or raise idle_replication_slot_timeout on the server")
+            text = f"the server invalidates a slot that has no reader for {more.idle_timeout}{since}"
+            yield SlotThreat(text, "start its reader, or raise idle_replication_slot_timeout on the server")
     if more.catalog_age is not None and 2 * more.catalog_age >= more.freeze_age:
         text = (
-            f"vacuum leaves all that was deleted from catalogs in the last {pluralize(more.catalog_age, 'transaction')}"
+            "vacuum keeps everything that was deleted from catalogs in the last "
+            f"{pluralize(more.catalog_age, 'transaction')}"
         )
-        yield SlotThreat(text, "let it be read up to now, or drop it; the server stops writing before numbers run out")
+        yield SlotThreat(
+            text,
+            "let its reader catch up, or drop it; the server stops accepting writes before transaction ids run out",
+        )
 
 
 def _retention_threats(facts: slot.SlotFacts, more: SlotStatistics) -> Iterator[SlotThreat]:
     """What is kept for it, against what the server allows."""
     retained_text = size(facts.retained or 0)
     if facts.wal_status == "unreserved":
-        text = f"it needs log beyond max_slot_wal_keep_size = {more.keep_size}: a checkpoint may remove it any time"
-        yield SlotThreat(text, "let it be read at once, or raise max_slot_wal_keep_size on the server")
+        text = (
+            f"it needs WAL beyond max_slot_wal_keep_size = {more.keep_size}: a checkpoint may remove that WAL at any "
+            "time"
+        )
+        yield SlotThreat(text, "let its reader catch up at once, or raise max_slot_wal_keep_size on the server")
     elif facts.safe is not None and facts.safe <= (facts.retained or 0):
-        text = f"{retained_text} of log are kept for it, and after {size(facts.safe)} more the server gives it up"
-        yield SlotThreat(text, "let it be read, or raise max_slot_wal_keep_size on the server")
+        text = (
+            f"{retained_text} of WAL are retained for it, and after {size(facts.safe)} more the server invalidates it"
+        )
+        yield SlotThreat(text, "let its reader catch up, or raise max_slot_wal_keep_size on the server")
     elif facts.wal_status == "extended":
-        yield SlotThreat(f"{retained_text} of log are kept for it, more than max_wal_size", "let it be read up to now")
+        yield SlotThreat(
+            f"{retained_text} of WAL are retained for it, more than max_wal_size", "let its reader catch up"
+        )
     before = facts.confirmed.value - facts.restart.value if facts.confirmed and facts.restart else 0
     if before >= LEAST_LET_GO and 2 * before >= (facts.retained or 0):
-        text = f"{size(before)} of it are from before its position: a transaction was open for long then"
-        yield SlotThreat(text, "end what is open for long: pg_stat_activity (xact_start), pg_prepared_xacts")
+        text = f"{size(before)} of it are from before its position: a transaction has been open for a long time"
+        yield SlotThreat(text, "end the oldest open transactions: pg_stat_activity (xact_start), pg_prepared_xacts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,10 +424,10 @@ class PostgresSlots:
 
 def _view(project: Project, facts: slot.SlotFacts) -> SlotView:
     own = facts.name == project.slot
-    rests = "read for moments only (`mode: polling`)" if read_for_moments(project, facts) else "nobody reads it"
+    rests = "read only briefly at intervals (`mode: polling`)" if read_for_moments(project, facts) else "not being read"
     state, reason = "idle", rests
     if facts.is_lost:
-        state, reason = "lost", f"the server gave it up ({facts.invalidation or facts.wal_status})"
+        state, reason = "lost", f"the server invalidated it ({facts.invalidation or facts.wal_status})"
     elif facts.active_pid is not None:
         state, reason = "active", f"read by server process {facts.active_pid}"
     return SlotView(

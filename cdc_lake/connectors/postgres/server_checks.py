@@ -207,7 +207,7 @@ def limits(session: Session, source: PostgresSource) -> ServerLimits:
 
 def role(session: Session) -> RoleFacts:
     """The role of the session."""
-    with translate_errors("reading the role's rights"):
+    with translate_errors("reading the role's privileges"):
         row = session.execute(
             "SELECT rolname::text, rolreplication, rolsuper, has_database_privilege(current_database(), 'CREATE') "
             "FROM pg_roles WHERE rolname = current_user"
@@ -220,7 +220,7 @@ def tables(session: Session, names: Sequence[TableName]) -> list[TableFacts]:
     """Facts of these tables, in their order."""
     facts_by_table: dict[TableName, TableFacts] = {}
     for name in names:
-        with translate_errors(f"looking at {name}"):
+        with translate_errors(f"looking up {name}"):
             row = session.execute(
                 "SELECT c.reltuples::bigint, pg_total_relation_size(c.oid), has_table_privilege(c.oid, 'SELECT'), "
                 "pg_has_role(c.relowner, 'USAGE') FROM pg_class AS c WHERE c.oid = to_regclass(%s)",
@@ -237,7 +237,7 @@ def tables(session: Session, names: Sequence[TableName]) -> list[TableFacts]:
 
 def hiding(session: Session, names: Sequence[TableName]) -> list[TableName]:
     """Those of these tables whose policies of row security count for the role, in their order."""
-    with translate_errors("asking for row security"):
+    with translate_errors("checking row security"):
         rows = session.execute(
             "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
             "WHERE c.relrowsecurity AND row_security_active(c.oid)"

@@ -296,12 +296,12 @@ def settle_tables(
         what = (
             f"publication `{project.publication}` was altered"
             if by_publication(project)
-            else "it was renamed or made anew"
+            else "it was renamed or recreated"
         )
         report(_connect_event(f"{what}: table {table} is copied again"))
     for table in came if not may else ():
         statement = publication.altering(project.publication, "ADD", table, filters=declared_filters(project))
-        text = f"table {table} matches `source.tables` and is not captured: {statement}, then start again"
+        text = f"table {table} matches `source.tables` but is not captured: {statement}, then start again"
         report(_connect_event(text))
     _note_members(project, session, state, control, report)
     waits = (table for table in added if copies or table in changes.left)
@@ -317,10 +317,13 @@ def _note_members(
         members = last_members(control, state)
         other = moved_tables(carries, members)
         for table in sorted(other):
-            text = f"table {table} was renamed or made anew: what was changed meanwhile may be missing"
+            text = f"table {table} was renamed or recreated: changes made in between may be missing"
             if by_publication(project):
-                text = f"publication `{project.publication}` was altered: what it left out of table {table} is missing"
-            report(ProgressEvent("warning", f"{text}, and `snapshot.mode` asks for no copy: cdc-lake resync {table}"))
+                text = (
+                    f"publication `{project.publication}` was altered: changes of table {table} that it did not "
+                    "publish are missing"
+                )
+            report(ProgressEvent("warning", f"{text}, and `snapshot.mode` disables the copy: cdc-lake resync {table}"))
         report_renamed(
             {table: name for table, name in renamed_tables(carries, members).items() if table not in other}, report
         )
@@ -344,10 +347,10 @@ def check_maker(project: Project, session: Session) -> None:
     if maker_slot is None or maker_slot.database != project.postgres.database:
         return
     raise PublicationUnfit(
-        f"publication `{name}` belongs to pipeline `{maker.pipeline}`, which reads it by slot `{maker.slot}`, and this "
-        f"pipeline is `{project.name}` with slot `{project.slot}`",
-        hint="name one of its own in `source.publication`, and it will be made; named there, this one would be read as "
-        "it is, and left to its owner",
+        f"publication `{name}` belongs to pipeline `{maker.pipeline}` with slot `{maker.slot}`, but this is pipeline "
+        f"`{project.name}` with slot `{project.slot}`",
+        hint="set `source.publication` to a new name, and the publication will be created; if you name this "
+        "one there, it is read as it is and not altered",
     )
 
 
@@ -371,9 +374,9 @@ def _alter_publication(
     except SourceError as refused:
         statement = publication.altering(project.publication, verb, table, filters=declared_filters(project))
         facts = {"code": refused.code}
-        report(ProgressEvent("warning", f"{refused.message}; let its owner run: {statement}", facts=facts))
+        report(ProgressEvent("warning", f"{refused.message}; its owner can run: {statement}", facts=facts))
         return False
-    words = "now has" if verb == "ADD" else "no more has"
+    words = "now publishes" if verb == "ADD" else "no longer publishes"
     report(_connect_event(f"publication `{project.publication}` {words} {table}"))
     return True
 
@@ -418,8 +421,8 @@ def begin(
         if before is not None:
             state, copied_tables = before, finished_tables(control.snapshots(), before.stream, before.epoch)
             text = (
-                f"initial copy goes on as of {exported_slot.consistent} behind "
-                f"{pluralize(len(copied_tables), 'whole table')}"
+                f"initial copy continues as of {exported_slot.consistent} after "
+                f"{pluralize(len(copied_tables), 'complete table')}"
             )
         else:
             identity = StreamIdentity(facts.system, facts.database, project.slot, exported_slot.consistent)
@@ -469,7 +472,7 @@ def _keep(session: Session, exported_slot: slot.ExportedSlot, name: str) -> None
         with _slots_counted(session):
             slot.keep_slot(session, exported_slot, name)
     except SlotMissing as gone:
-        raise ServerUnreachable("the connection that held the slot broke off") from gone
+        raise ServerUnreachable("the connection that held the slot was lost") from gone
     failpoint(SLOT_KEPT)
 
 
@@ -480,9 +483,10 @@ def _slots_counted(session: Session) -> Iterator[None]:
         yield
     except NoFreeSlot as none:
         used, most = slot.slots_in_use(session)
-        words = f"{used} of {most} replication slots are in use, and a start needs two for a moment"
+        words = f"{used} of {most} replication slots are in use, and a start needs two temporarily"
         hint = (
-            f"raise max_replication_slots to {used + 2} or more and restart the server; `cdc-lake slot list` shows them"
+            f"raise max_replication_slots to {used + 2} or more and restart the server; `cdc-lake slot list` lists "
+            "the slots"
         )
         raise NoFreeSlot(words, hint=hint) from none
 
@@ -503,7 +507,7 @@ def ensure_publication(project: Project, session: Session, report: ProgressRepor
     publication.create_publication(
         session, name, chosen, conditions, publication.PublicationOwner(project.name, project.slot)
     )
-    report(ProgressEvent("connect", f"publication `{name}` made for {pluralize(len(chosen), 'table')}"))
+    report(ProgressEvent("connect", f"publication `{name}` created for {pluralize(len(chosen), 'table')}"))
 
 
 def _resumable_copy(
@@ -530,14 +534,17 @@ def _resumable_copy(
         slot.drop_slot(session, project.slot)
     elif existing_slot is not None:
         if (before.system, before.database, before.slot) != (facts.system, facts.database, project.slot):
-            raise SlotForeign(f"slot `{project.slot}` exists, but bronze was begun from another source")
+            raise SlotForeign(f"slot `{project.slot}` exists, but bronze was fed from another source")
         if existing_slot.confirmed != Lsn(state.confirm) or existing_slot.plugin != project.postgres.slot.plugin:
-            raise SlotForeign(f"slot `{project.slot}` is not the one made for {state.stream}: it was read or made anew")
+            raise SlotForeign(
+                f"slot `{project.slot}` is not the one created for {state.stream}: it was read by another "
+                "program or recreated"
+            )
         fits = not existing_slot.is_lost and existing_slot.two_phase == needs_two_phase(project)
         if fits and last_timeline(control, state) == timeline and _same_configuration(state, control):
             return state
         slot.drop_slot(session, project.slot)
-    report(ProgressEvent("snapshot", f"the copy of epoch {state.epoch} was not finished: a new stream starts"))
+    report(ProgressEvent("snapshot", f"the copy of epoch {state.epoch} was not finished: starting a new stream"))
     return None
 
 

@@ -269,7 +269,7 @@ def facts_of(session: WireSession, table: TableName, *, skips_generated: bool = 
 def versions_of(session: WireSession, tables: Collection[TableName]) -> dict[TableName, tuple[int, str]]:
     """OID and version of each table that is there; another version says that the table was altered."""
     names = ", ".join(f"({literal(table.schema)}, {literal(table.name)})" for table in tables)
-    rows = session.query(_VERSIONS.format(names=names), doing="looking which tables were altered").rows
+    rows = session.query(_VERSIONS.format(names=names), doing="checking which tables were altered").rows
     return {TableName(schema or "", name or ""): (int(oid or 0), version or "") for schema, name, oid, version in rows}
 
 
@@ -404,7 +404,7 @@ def check_printing(bare: WireSession) -> None:
         stated = ", ".join(f"{name} = {settings[name]}" for name in wrong)
         statements = "; ".join(_statement(bare, name) for name in wrong)
         raise ServerSettings(
-            f"parallel decoding prints values by the database's settings, and cannot be read with {stated}",
+            f"parallel decoding formats values according to the database's settings, and cannot be read with {stated}",
             where=bare.place,
             hint=f"run: {statements}; or read with `parallel-decode-num: 1`",
         )
@@ -416,7 +416,7 @@ def interval_hint(bare: WireSession) -> tuple[str, str] | None:
     if actual in {None, expected}:
         return None
     text = (
-        f"parallel decoding prints intervals by the database's {_COPIED_BY} = {actual}, the initial copy by {expected}"
+        f"parallel decoding formats intervals by the database's {_COPIED_BY} = {actual}, the initial copy by {expected}"
     )
     return text, _statement(bare, _COPIED_BY)
 
@@ -429,4 +429,4 @@ def _statement(bare: WireSession, name: str) -> str:
 def _settings(bare: WireSession) -> dict[str, str]:
     names = ", ".join(f"'{name}'" for name in (*_READ_BY, _COPIED_BY))
     sql = f"SELECT name, setting FROM pg_settings WHERE name IN ({names})"
-    return {name or "": value or "" for name, value in bare.query(sql, doing="reading how values are printed").rows}
+    return {name or "": value or "" for name, value in bare.query(sql, doing="reading how values are formatted").rows}

@@ -53,8 +53,9 @@ def parse_version(text: str) -> GaussDbVersion:
     """Read the answer of `version()`. Raises ServerSettings where it is no server of the family."""
     if (match := _KNOWN.search(text)) is None:
         raise ServerSettings(
-            "the server is not of the GaussDB family: its version() names none of openGauss, MogDB, GaussDB",
-            hint="for PostgreSQL and what is like it: `source.type: postgres` or `qhb`",
+            "the server does not belong to the GaussDB family: its version() contains none of openGauss, MogDB, "
+            "GaussDB",
+            hint="for PostgreSQL and compatible servers: `source.type: postgres` or `qhb`",
         )
     product = next(candidate for candidate in Product if candidate.lower() == match[1].lower())
     if product is Product.GAUSSDB:
@@ -69,9 +70,9 @@ def check_product(version: GaussDbVersion, stated: str, place: str) -> None:
     product = version.product.lower()
     if product != stated:
         raise ServerSettings(
-            f"the server is {version}, and `source.type` says {stated}",
+            f"the server is {version}, but `source.type` says {stated}",
             where=place,
-            hint=f"set `source.type: {product}`, or connect to the server that is meant",
+            hint=f"set `source.type: {product}`, or connect to the intended server",
         )
 
 
@@ -147,7 +148,7 @@ def identify(replication: WireSession) -> GaussDbServerFacts:
     settings = read_settings(replication)
     rows = replication.query("IDENTIFY_SYSTEM", doing=_DOING).records()
     if len(rows) != 1:
-        raise StreamProtocol(f"IDENTIFY_SYSTEM answered {len(rows)} rows", where=replication.place)
+        raise StreamProtocol(f"IDENTIFY_SYSTEM returned {len(rows)} rows", where=replication.place)
     (row,) = rows
     return GaussDbServerFacts(
         **_values(settings),
@@ -236,7 +237,7 @@ def in_recovery(session: WireSession) -> bool:
 
 def current_lsn(session: WireSession) -> Lsn:
     """Where the server's log ends now; of a primary. Raises SourceError."""
-    row = _query_single_row(session, "SELECT pg_current_xlog_location()", "asking for the end of the log")
+    row = _query_single_row(session, "SELECT pg_current_xlog_location()", "asking for the end of the WAL")
     return Lsn.parse(row[0] or "")
 
 
@@ -278,7 +279,7 @@ def _whole_csn(printed: int, near: int | None) -> int:
 def _query_single_row(session: WireSession, sql: str, doing: str) -> tuple[str | None, ...]:
     rows = session.query(sql, doing=doing).rows
     if len(rows) != 1:
-        raise StreamProtocol(f"{doing}: the server answered {len(rows)} rows", where=session.place)
+        raise StreamProtocol(f"{doing}: the server returned {len(rows)} rows", where=session.place)
     return rows[0]
 
 
@@ -291,7 +292,7 @@ class Effect(enum.StrEnum):
     """What a trap does to us."""
 
     LOST = "changes do not arrive"
-    CRASH = "the server goes down"
+    CRASH = "the server shuts down"
     HANDLED = "handled here"
 
 
@@ -330,14 +331,17 @@ def traps(version: GaussDbVersion, mode: Mode, *, compatibility: str, plugin: st
     return sorted(matching, key=lambda trap: order.index(trap.effect))
 
 
-_TRUNCATE = "TRUNCATE is not sent: the rows stay in silver"
-_TRUNCATE_REMEDY = "use DELETE at the source, or resync the table afterwards; `compare` finds it"
+_TRUNCATE = "TRUNCATE is not sent: the rows remain in silver"
+_TRUNCATE_REMEDY = "use DELETE at the source, or resync the table afterwards; `compare` detects it"
 _DDL = "rows that a transaction changes after DDL in it (also TRUNCATE, CREATE TABLE AS) are not sent, of any table"
-_DDL_REMEDY = "keep DDL in transactions of its own; `compare` finds what is missing"
-_NULLS = "NULL columns of old rows are left out: with REPLICA IDENTITY FULL an old row names only what was not NULL"
-_KEYLESS = "a DELETE of a table without key is not sent"
+_DDL_REMEDY = "run DDL in separate transactions; `compare` detects what is missing"
+_NULLS = (
+    "NULL columns of old rows are omitted: with REPLICA IDENTITY FULL an old row contains only the columns that "
+    "were not NULL"
+)
+_KEYLESS = "a DELETE of a table without a key is not sent"
 _KEYLESS_REMEDY = "add a primary key, or ALTER TABLE … REPLICA IDENTITY FULL"
-_SPECULATIVE = "INSERT … ON DUPLICATE KEY UPDATE and REPLACE INTO send an INSERT that did not last"
+_SPECULATIVE = "INSERT … ON DUPLICATE KEY UPDATE and REPLACE INTO send an INSERT whose row does not remain"
 
 TRAPS: tuple[KnownLimitation, ...] = (
     KnownLimitation(
@@ -378,22 +382,22 @@ TRAPS: tuple[KnownLimitation, ...] = (
         "speculative",
         Effect.HANDLED,
         _SERIAL,
-        f"{_SPECULATIVE} (from 6.0 on of USTORE tables only)",
+        f"{_SPECULATIVE} (from 6.0 on only for USTORE tables)",
         "none needed: a later change of the row replaces it",
     ),
     KnownLimitation(
         "neighbours",
         Effect.HANDLED,
         _PARALLEL,
-        "transactions of other databases arrive empty: most of the traffic of a quiet database",
-        "none needed: they move the slot and prove that no CSN is missing; skip-empty-xacts takes both away",
+        "transactions of other databases arrive empty: most of the traffic of an idle database",
+        "none needed: they advance the slot and prove that no CSN is missing; skip-empty-xacts removes both benefits",
     ),
     KnownLimitation(
         "garbage-lsn",
         Effect.HANDLED,
         _PARALLEL,
-        "the position in the BEGIN of an empty transaction is whatever stood in memory",
-        "none needed: nothing reads it",
+        "the position in the BEGIN of an empty transaction is uninitialized memory",
+        "none needed: it is not used",
         since=(3, 0, 0),
         before=(3, 0, 3),
     ),
@@ -401,22 +405,23 @@ TRAPS: tuple[KnownLimitation, ...] = (
         "confirm-rule",
         Effect.HANDLED,
         _PARALLEL,
-        "confirming the end of a commit loses the next transaction on 3.0, confirming its start repeats it on all",
-        "none needed: the position before the end is confirmed, which does neither on any release",
+        "acknowledging the end of a commit loses the next transaction on 3.0; acknowledging its start repeats it on "
+        "all versions",
+        "none needed: the position before the end is acknowledged, which avoids both on every version",
     ),
     KnownLimitation(
         "leading-zero",
         Effect.HANDLED,
         _ALL,
-        "numbers come without a leading zero: `.1`, `-.5`",
-        "none needed: they are the same numbers in silver and in `compare`",
+        "numbers are sent without a leading zero: `.1`, `-.5`",
+        "none needed: silver and `compare` treat them as the same numbers",
     ),
     KnownLimitation(
         "compatibility-a",
         Effect.HANDLED,
         _ALL,
         "in a database of compatibility A an empty string is NULL, and `date` is a timestamp",
-        "none needed: both come as the database keeps them",
+        "none needed: both are captured as the database stores them",
         compatibility=frozenset({"A", "ORA"}),
     ),
 )

@@ -56,7 +56,7 @@ class CreatedSlot:
 def check_name(name: str) -> None:
     """Raise SlotNameInvalid for a text that the servers do not take as a slot's name."""
     if _NAME.fullmatch(name) is None or name in {".", ".."} or name.startswith(_BACKUP):
-        raise SlotNameInvalid(f"`{name}` cannot be the name of a slot")
+        raise SlotNameInvalid(f"`{name}` is not a valid slot name")
 
 
 def find_slot(session: WireSession, name: str) -> GaussDbSlotFacts | None:
@@ -139,18 +139,20 @@ def check_slot(
     """
     here = format_position(held, order)
     if facts is None:
-        raise SlotMissing(f"slot `{name}` is not there; bronze holds changes up to {here}")
+        raise SlotMissing(f"slot `{name}` does not exist; bronze contains changes up to {here}")
     check_fits(name, facts.kind, facts.plugin, facts.database, RequiredSlot(plugin, database))
     if facts.order is not order:
-        raise WrongOutputOrder(f"slot `{name}` is ordered by {facts.order.name}, the pipeline reads by {order.name}")
+        raise WrongOutputOrder(
+            f"slot `{name}` is ordered by {facts.order.name}, but the pipeline reads by {order.name}"
+        )
     if facts.confirmed is None:
-        raise SlotInvalidated(f"slot `{name}` has no confirmed position; bronze holds changes up to {here}")
+        raise SlotInvalidated(f"slot `{name}` has no confirmed position; bronze contains changes up to {here}")
     if facts.confirmed > held:
         missing = facts.confirmed - held
         unit = "bytes" if order is OrderDomain.LSN else "commit numbers"
         # the server would move our start forward without a word
         raise SlotAhead(
             f"{missing} {unit} are missing: slot `{name}` is confirmed up to "
-            f"{format_position(facts.confirmed, order)}, bronze ends at {here}"
+            f"{format_position(facts.confirmed, order)}, but bronze ends at {here}"
         )
     return facts

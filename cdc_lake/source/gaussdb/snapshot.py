@@ -124,7 +124,7 @@ def readers(
         for _ in range(count):
             session = dial()
             opened.callback(session.close)
-            doing = "taking over the snapshot"
+            doing = "importing the snapshot"
             session.query("BEGIN ISOLATION LEVEL REPEATABLE READ", doing=doing)
             session.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot.name)}", doing=doing)
             snapshot_readers.append(GaussDbReader(session, chunk_rows, codec))

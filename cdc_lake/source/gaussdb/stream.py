@@ -51,8 +51,8 @@ def read_keepalive(body: bytes | memoryview) -> Keepalive:
     """Read a keepalive with its letter. Raises StreamProtocol where its size is another."""
     if len(body) != KEEPALIVE_SIZE or body[0] != KEEPALIVE:
         raise StreamProtocol(
-            f"a keepalive of {len(body)} bytes where the GaussDB family sends {KEEPALIVE_SIZE}",
-            hint="is it a PostgreSQL? then `source.type: postgres`",
+            f"a keepalive of {len(body)} bytes; the GaussDB family sends {KEEPALIVE_SIZE}",
+            hint="if the server is PostgreSQL, set `source.type: postgres`",
         )
     end, role, state, _, wanted, catching_up = _KEEPALIVE.unpack_from(body, 1)
     return Keepalive(end, role, state, wanted != 0, catching_up != 0)
@@ -294,7 +294,7 @@ class GaussDbSlotFunctions:
         """How far the slot is confirmed, or a position before that if the server does not tell. Raises SlotMissing."""
         slot_facts = find_slot(self._session, self._slot)
         if slot_facts is None:
-            raise SlotMissing(f"slot `{self._slot}` is not there any more")
+            raise SlotMissing(f"slot `{self._slot}` no longer exists")
         return slot_facts.confirmed or 0
 
     def close(self) -> None:

@@ -270,7 +270,7 @@ def relation_of(session: Session, table: TableName, columns: Sequence[str] | Non
             _PRIMARY_KEY.replace("i.indrelid = %s", "i.indrelid = %s::regclass").encode(), [quote_table(table)]
         ).fetchall()
     if not rows:
-        raise NoTableMatches(f"table {table} is not there")
+        raise NoTableMatches(f"table {table} does not exist")
     wanted = {str(row[1]) for row in rows if not row[6]} if columns is None else set(columns)
     storage = storage_of(session, int(str(rows[0][7])), table)
     relation = Relation(
@@ -455,7 +455,7 @@ def trigger_sql() -> str:
 
 def tells(session: Session) -> bool:
     """Whether the triggers are there and fire. Raises SourceError."""
-    with translate_errors("looking for the event trigger"):
+    with translate_errors("looking up the event trigger"):
         row = session.execute(
             "SELECT count(*) FROM pg_event_trigger WHERE evtname::text = ANY (%s) AND evtenabled IN ('O', 'A')",
             [list(TRIGGERS)],
@@ -609,7 +609,7 @@ class RowTables:
     def versions(self, tables: Collection[TableName]) -> dict[TableName, tuple[int, str]]:
         """OID and version of each table that is there; another version says that the table was altered."""
         names = [[table.schema for table in tables], [table.name for table in tables]]
-        with translate_errors("looking which tables were altered"):
+        with translate_errors("checking which tables were altered"):
             rows = self._session.execute(_VERSIONS, names).fetchall()
         return {TableName(str(schema), str(name)): (int(str(oid)), str(text)) for schema, name, oid, text in rows}
 

@@ -168,7 +168,7 @@ def send_as_stored(pgconn: pq.abc.PGconn) -> bool:
     """
     if pgconn.parameter_status(b"server_encoding") != b"SQL_ASCII":
         return False
-    command(pgconn, "SET client_encoding TO 'SQL_ASCII'", "asking for text as it is stored")
+    command(pgconn, "SET client_encoding TO 'SQL_ASCII'", "requesting text as it is stored")
     return True
 
 
@@ -178,7 +178,7 @@ def as_stored(session: Session) -> Iterator[None]:
     changed = send_as_stored(session.pgconn)
     yield
     if changed:  # after an error the session is of no more use
-        command(session.pgconn, "SET client_encoding TO 'UTF8'", "asking for UTF-8 again")
+        command(session.pgconn, "SET client_encoding TO 'UTF8'", "requesting UTF-8 again")
 
 
 def encoding_of(session: Session) -> str:
@@ -189,7 +189,7 @@ def encoding_of(session: Session) -> str:
 def connection_lost_error(pgconn: pq.abc.PGconn, doing: str) -> SourceError:
     """The error for a connection that broke off while `doing`."""
     message = pgconn.get_error_message().strip() or "the server closed the connection"
-    return ServerUnreachable(f"the connection broke off while {doing}: {first_line(message)}")
+    return ServerUnreachable(f"the connection was lost while {doing}: {first_line(message)}")
 
 
 @contextmanager

@@ -36,21 +36,24 @@ def chosen(major: int, options: Pgoutput, called: str = "", *, streams: bool = T
     newest = newest_protocol(major)
     version = newest if options.proto_version is None else options.proto_version
     if version > newest:
-        text = f"{server} speaks versions 1 to {newest} of pgoutput's protocol, not {version}"
-        raise OptionRefused(text, hint="take `proto_version` out of `source.decoding`")
+        text = f"{server} supports versions 1 to {newest} of pgoutput's protocol, not {version}"
+        raise OptionRefused(text, hint="remove `proto_version` from `source.decoding`")
     streaming = (options.streaming or ("on" if version >= STREAMS else "off")) if streams else "off"
     if streaming == "parallel" and version < PARALLEL:
-        text = f"{server} has no `streaming 'parallel'`"
-        raise OptionRefused(text, hint="set `streaming: on` in `source.decoding`: it carries the same changes")
+        text = f"{server} does not support `streaming 'parallel'`"
+        raise OptionRefused(text, hint="set `streaming: on` in `source.decoding`: it sends the same changes")
     if options.two_phase and version < TWO_PHASE:
         text = f"`two_phase` needs version {TWO_PHASE} of pgoutput's protocol"
         raise OptionRefused(
             f"{text}; {server} is asked for version {version}",
-            hint="take `two_phase` out of `source.decoding`: prepared transactions arrive whole at COMMIT PREPARED",
+            hint=(
+                "remove `two_phase` from `source.decoding`: prepared transactions then arrive complete at "
+                "COMMIT PREPARED"
+            ),
         )
     if options.origin == "none" and major < ORIGINS:
-        text = f"{server} has no option `origin` of pgoutput: it came with PostgreSQL {ORIGINS}"
-        raise OptionRefused(text, hint="take `origin` out of `source.decoding`: changes of every origin are sent then")
+        text = f"{server} has no option `origin` of pgoutput, which PostgreSQL {ORIGINS} introduced"
+        raise OptionRefused(text, hint="remove `origin` from `source.decoding`: changes of every origin are then sent")
     asked = {"streaming": streaming, "origin": options.origin}
     asked = {name: value for name, value in asked.items() if value not in ("off", "any")}
     flags = {name: "true" for name in ("binary", "messages", "two_phase") if getattr(options, name)}

@@ -73,7 +73,7 @@ def publication_exists(session: Session, name: str) -> bool:
     ]
     if missing:
         raise PublicationUnfit(
-            f"publication `{name}` leaves out {', '.join(missing)}",
+            f"publication `{name}` does not publish {', '.join(missing)}",
             hint=f"ALTER PUBLICATION {identifier(name)} SET (publish = 'insert, update, delete, truncate')",
         )
     return True
@@ -110,7 +110,7 @@ def maker_of(session: Session, name: str) -> PublicationOwner | None:
 
     Raises SourceError.
     """
-    with translate_errors(f"looking up who made publication `{name}`"):
+    with translate_errors(f"looking up the creator of publication `{name}`"):
         row = session.execute(
             "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", [name]
         ).fetchone()
@@ -140,7 +140,7 @@ def not_addable(session: Session, name: str, tables: Iterable[TableName]) -> lis
     """Those of the tables that the role may not add to a publication, where that is there: it has to own both."""
     refused = []
     for table in tables:
-        with translate_errors(f"looking who owns {table}"):
+        with translate_errors(f"looking up the owner of {table}"):
             row = session.execute(
                 "SELECT pg_has_role(p.pubowner, 'USAGE') AND pg_has_role(c.relowner, 'USAGE') "
                 "FROM pg_publication AS p CROSS JOIN pg_class AS c WHERE p.pubname = %s AND c.oid = to_regclass(%s)",
@@ -154,7 +154,7 @@ def not_addable(session: Session, name: str, tables: Iterable[TableName]) -> lis
 def load_published_tables(session: Session, name: str) -> list[PublishedTable]:
     """What a publication carries, sorted by table. Raises PublicationMissing, PublicationUnfit."""
     if not publication_exists(session, name):
-        raise PublicationMissing(f"publication `{name}` is not there")
+        raise PublicationMissing(f"publication `{name}` does not exist")
     with translate_errors(f"reading publication `{name}`"):
         rows = session.execute(
             # attnames and rowfilter came with PostgreSQL 15; before, every column that is not generated
@@ -171,7 +171,7 @@ def load_published_tables(session: Session, name: str) -> list[PublishedTable]:
         ).fetchall()
     if parts := [str(TableName(str(s), str(t))) for s, t, *_, apart in rows if apart]:
         raise PublicationUnfit(
-            f"publication `{name}` carries partitions under their own names: {', '.join(sorted(parts))}",
+            f"publication `{name}` publishes partitions under their own names: {', '.join(sorted(parts))}",
             hint=f"ALTER PUBLICATION {identifier(name)} SET (publish_via_partition_root = true)",
         )
     return sorted(
@@ -211,14 +211,14 @@ def check_published(
     have, want = set(carried), set(wanted)
     if missing := sorted(want - have):
         raise PublicationUnfit(
-            f"publication `{name}` does not carry {', '.join(map(str, missing))}",
+            f"publication `{name}` does not publish {', '.join(map(str, missing))}",
             hint=altering(name, "ADD", *missing, filters=filters),
         )
     if extra := sorted(have - want):
         listed = ", ".join(map(str, extra))
         raise PublicationUnfit(
-            f"publication `{name}` carries {listed}, which `source.tables` leaves out",
-            hint="name them in `source.tables`, or name another publication in `source.publication`",
+            f"publication `{name}` publishes {listed}, which `source.tables` excludes",
+            hint="add them to `source.tables`, or name another publication in `source.publication`",
         )
 
 
@@ -246,19 +246,19 @@ def interpret_filters(
     if conditions and not _takes_filters(session):
         version = session.info.parameter_status("server_version")
         raise RowFilterUnfit(
-            f"publications filter no rows before PostgreSQL 15, and this server is {version}",
-            hint="remove `source.row_filters`, and leave rows out of silver by `where` of its table",
+            f"publications have no row filters before PostgreSQL 15, and this server is {version}",
+            hint="remove `source.row_filters`, and filter the rows in silver with `where` of the table",
         )
     if unknown := sorted(set(conditions) - set(tables)):
         raise RowFilterUnfit(
-            f"{', '.join(map(str, unknown))} of `source.row_filters` is no table that is captured",
-            hint="name tables that `source.tables` chooses, and of a partitioned one its root",
+            f"{', '.join(map(str, unknown))} of `source.row_filters` is not a captured table",
+            hint="use tables that `source.tables` matches, and for a partitioned table its root",
         )
     return {table: _interpret_filter(session, table, condition) for table, condition in sorted(conditions.items())}
 
 
 def _takes_filters(session: Session) -> bool:
-    with translate_errors("looking whether publications filter rows"):
+    with translate_errors("checking whether publications have row filters"):
         row = session.execute(
             "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'pg_publication_rel'::regclass "
             "AND attname = 'prqual' AND NOT attisdropped)"
@@ -270,22 +270,22 @@ def _interpret_filter(session: Session, table: TableName, condition: str) -> Row
     try:
         row_filter = _try_filter(session, table, condition)
     except QueryRefused as refused:
-        raise RowFilterUnfit(f"`{condition}` is no condition on rows of {table}: {refused.message}") from refused
+        raise RowFilterUnfit(f"`{condition}` is not a condition on rows of {table}: {refused.message}") from refused
     except SourcePermission as refused:
         user, database = identifier(session.info.user), identifier(session.info.dbname)
         hint = f"it takes SELECT on the table, and: GRANT TEMPORARY ON DATABASE {database} TO {user}"
-        raise RowFilterUnfit(f"what `{condition}` means cannot be asked: {refused.message}", hint=hint) from refused
+        raise RowFilterUnfit(f"the server cannot evaluate `{condition}`: {refused.message}", hint=hint) from refused
     if outside := outside_identity(session, table, row_filter.columns):
         raise RowFilterUnfit(
-            f"the filter of {table} asks for {', '.join(outside)}, which is not part of its replica identity: "
-            "the server would refuse its updates and deletes once it is published",
+            f"the filter of {table} uses {', '.join(outside)}, which is not part of its replica identity: the server "
+            "would reject its updates and deletes as soon as the filter is published",
             hint=f"filter by columns of its key, or run: {whole_identity(table)}",
         )
     return row_filter
 
 
 def _try_filter(session: Session, table: TableName, condition: str) -> RowFilter:
-    with translate_errors(f"asking what the filter of {table} means"), session.transaction(force_rollback=True):
+    with translate_errors(f"resolving the filter of {table}"), session.transaction(force_rollback=True):
         session.execute("SET TRANSACTION READ WRITE")
         session.execute(f"CREATE TEMPORARY TABLE {_TRIAL} (LIKE {quote_table(table)})".encode())
         session.execute(f"ALTER TABLE pg_temp.{_TRIAL} ADD CHECK ({condition})".encode())
@@ -311,8 +311,8 @@ def check_filtered(name: str, carried: Iterable[PublishedTable], filters: Mappin
             altering(name, "ADD", table.table, filters={table.table: wanted.condition}),
         )
         raise PublicationUnfit(
-            f"publication `{name}` carries {has} of {table.table}, and `source.row_filters` says {wanted.printed}",
-            hint=f"{first}; {then}; and where rows were captured already: cdc-lake resync {table.table}",
+            f"publication `{name}` publishes {has} of {table.table}, but `source.row_filters` says {wanted.printed}",
+            hint=f"{first}; {then}; and if rows were already captured: cdc-lake resync {table.table}",
         )
 
 
@@ -332,4 +332,4 @@ class PublicationWarnings:
         """The driver tells of it while it looks for the message behind it."""
         # object_not_in_prerequisite_state: of pgoutput's warnings only this one
         if self.error is None and (diagnostic.severity_nonlocalized, diagnostic.sqlstate) == ("WARNING", "55000"):
-            self.error = PublicationMissing(f"the server leaves changes out: {diagnostic.message_primary}")
+            self.error = PublicationMissing(f"the server does not publish these changes: {diagnostic.message_primary}")

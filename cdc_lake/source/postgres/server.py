@@ -47,7 +47,7 @@ from cdc_lake.tables.row_hash import Hashes
 def hashes_alike(session: Session) -> bool:
     """Whether a server has the functions, and hashes some values as we do: bytes are in words of its own machine."""
     text, number = "größe of a text in several rounds", -4321098765
-    with translate_errors("asking how the server hashes"):
+    with translate_errors("checking how the server hashes"):
         functions = session.execute(
             "SELECT count(to_regprocedure(name)) FROM unnest(ARRAY['hashint4extended(integer,bigint)', "
             "'hashint8extended(bigint,bigint)', 'hashfloat8extended(double precision,bigint)', "
@@ -104,7 +104,7 @@ def product_of(source: PostgresSource, says: str, number: int) -> Product:
     if source.type == "qhb":
         return _qhb(source, says, number, named[1] if named else None)
     if named is not None:
-        words, hint = "the server is a QHB, and `source.type` says postgres", "set `source.type: qhb`"
+        words, hint = "the server is a QHB, but `source.type` says postgres", "set `source.type: qhb`"
         raise ServerSettings(words, where=source.place, hint=hint)
     return _postgres(says, number)
 
@@ -116,14 +116,14 @@ def _postgres(says: str, number: int) -> Product:
 def _qhb(source: PostgresSource, says: str, number: int, named: str | None) -> Product:
     reported, stated = _detect_release(named, number), None if source.version is None else parse_release(source.version)
     if reported is not None and stated is not None and reported != stated:
-        words = f"the server is QHB {show_release(reported)}, and `source.version` says {source.version}"
-        raise ServerSettings(words, where=source.place, hint="correct `source.version`, or take it out")
+        words = f"the server is QHB {show_release(reported)}, but `source.version` says {source.version}"
+        raise ServerSettings(words, where=source.place, hint="correct `source.version`, or remove it")
     if (release := reported or stated) is not None:
         return Product("QHB", show_release(release), OLDEST_QHB, read_as(release), says)
     if number // 10000 >= OLDEST:
         return _postgres(says, number)
-    words = "neither version() nor server_version tells which release of QHB the server is"
-    hint = 'write it down, for example `source.version: "1.5.3"`; for PostgreSQL: `source.type: postgres`'
+    words = "neither version() nor server_version states the release of QHB"
+    hint = 'set it in the pipeline file, for example `source.version: "1.5.3"`; for PostgreSQL: `source.type: postgres`'
     raise ServerSettings(words, where=source.place, hint=hint)
 
 
@@ -238,7 +238,7 @@ def decodes(facts: Decodable) -> bool:
 def check_server(facts: Decodable, place: str = "") -> None:
     """Raise ServerSettings or NoPrimary where the server cannot be decoded from."""
     if facts.product.major < OLDEST:
-        words = f"the server is {facts.product}; {facts.product.oldest} is the oldest that is supported"
+        words = f"the server is {facts.product}; the oldest supported version is {facts.product.oldest}"
         raise ServerSettings(words, where=place, hint="upgrade the server")
     if facts.in_recovery:
         raise NoPrimary("the server is a standby", where=place)
@@ -251,16 +251,17 @@ def check_failover(facts: Decodable, place: str = "", *, two_phase: bool = False
     """Raise ServerSettings where standbys cannot keep copies of slots, or of those with `two_phase` decoding."""
     if facts.product.major < FAILOVER_SLOTS:
         raise ServerSettings(
-            f"standbys keep copies of slots from PostgreSQL {FAILOVER_SLOTS} on, the server is {facts.product}",
+            f"standbys keep copies of slots only from PostgreSQL {FAILOVER_SLOTS} on, and the server is "
+            f"{facts.product}",
             where=place,
-            hint="take `failover` out of `source.slot`",
+            hint="remove `failover` from `source.slot`",
         )
     if two_phase and facts.product.major < TWO_PHASE_ON_STANDBYS:
         raise ServerSettings(
-            f"standbys keep copies of slots with two-phase decoding from PostgreSQL {TWO_PHASE_ON_STANDBYS} on, "
-            f"the server is {facts.product}",
+            f"standbys keep copies of slots with two-phase decoding only from PostgreSQL {TWO_PHASE_ON_STANDBYS} on, "
+            f"and the server is {facts.product}",
             where=place,
-            hint="take `failover` out of `source.slot`, or `two_phase` out of `source.decoding`",
+            hint="remove `failover` from `source.slot`, or `two_phase` from `source.decoding`",
         )
 
 
@@ -358,7 +359,7 @@ class SynchronousStandby:
         """Return True if `synchronous_standby_names` lists the connection. Raises SourceError."""
         if self._clock() - self._asked_at >= self.ASKED_EVERY:
             self._asked_at = self._clock()
-            query, doing = "SHOW synchronous_standby_names", "asking which standbys are waited for"
+            query, doing = "SHOW synchronous_standby_names", "checking which standbys commits wait for"
             (row,) = command_with_timeout(self._session.pgconn, query, self._longest, doing)
             self._synchronous = names_standby(row["synchronous_standby_names"] or "", self._application)
         return self._synchronous
@@ -415,7 +416,7 @@ class Holder:
         who = f"prepared transaction `{self.gid}`" if self.gid is not None else f"server process {self.pid}"
         by = ", ".join(word for word in (self.application, f"of role {self.role}" if self.role else "") if word)
         since = "" if self.since is None else f", since {self.since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
-        return f"{self.table} is held by {who}{f' ({by})' if by else ''}{since}"
+        return f"{self.table} is locked by {who}{f' ({by})' if by else ''}{since}"
 
     @property
     def remedy(self) -> str:
@@ -442,7 +443,7 @@ def holders_named(session: Session, patterns: Sequence[str]) -> Iterator[None]:
     except TableLocked as locked:
         if session.closed or not (lock_holders := holders(session, chooses(patterns))):
             raise
-        more = "" if len(lock_holders) <= _SHOWN else f"; and {len(lock_holders) - _SHOWN} more tables are held"
+        more = "" if len(lock_holders) <= _SHOWN else f"; and {len(lock_holders) - _SHOWN} more tables are locked"
         words = "; ".join(map(str, lock_holders[:_SHOWN]))
         raise TableLocked(
             f"{locked.message}: {words}{more}", where=locked.where, hint=lock_holders[0].remedy
@@ -463,7 +464,7 @@ def catalog_holders(session: Session) -> list[Holder]:
 
 
 def _rows(session: Session, condition: str) -> list[tuple[object, ...]]:
-    with translate_errors("looking who holds tables"):
+    with translate_errors("checking which sessions lock tables"):
         return session.execute(_HOLDERS.format(condition=condition).encode()).fetchall()
 
 

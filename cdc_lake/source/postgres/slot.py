@@ -209,7 +209,7 @@ def drop_slot_when_free(session: Session, name: str, patience: float) -> None:
     if for_replication(session):
         text = f"DROP_REPLICATION_SLOT {identifier(name)}{' WAIT' if patience > 0 else ''}"
         if not finished_within(session.pgconn, text, patience, doing):
-            raise SlotActive(f"{doing}: it was still read after {patience:g} s")
+            raise SlotActive(f"{doing}: it was still being read after {patience:g} s")
         return
     dropped_when_free(lambda: drop_slot(session, name), patience)
 
@@ -230,7 +230,7 @@ def check_slot(
     asked for and the slot does not have it yet, pgoutput gives it to the slot when the stream is started.
     """
     if facts is None:
-        raise SlotMissing(f"slot `{name}` is not there; bronze holds changes up to {Lsn(held)}")
+        raise SlotMissing(f"slot `{name}` does not exist; bronze contains changes up to {Lsn(held)}")
     check_fits(name, facts.kind, facts.plugin, facts.database, RequiredSlot(plugin, database))
     if facts.is_lost or facts.confirmed is None:
         raise useless(name, facts.invalidation or facts.wal_status or "no confirmed position", str(Lsn(held)))
@@ -238,12 +238,12 @@ def check_slot(
         # The server would move our start forward without a word.
         raise SlotAhead(
             f"{facts.confirmed.value - held} bytes are missing: slot `{name}` is confirmed up to {facts.confirmed}, "
-            f"bronze ends at {Lsn(held)}"
+            f"but bronze ends at {Lsn(held)}"
         )
     if facts.two_phase and not two_phase:
-        raise SlotTwoPhase(f"slot `{name}` sends transactions at their PREPARE, which the pipeline does not ask for")
+        raise SlotTwoPhase(f"slot `{name}` sends transactions at their PREPARE, but the pipeline does not ask for it")
     if two_phase and not facts.two_phase and plugin == TEST_DECODING:
-        raise SlotNotTwoPhase(f"slot `{name}` was made without two-phase decoding, which the pipeline asks for")
+        raise SlotNotTwoPhase(f"slot `{name}` was created without two-phase decoding, but the pipeline asks for it")
     return facts
 
 
@@ -289,7 +289,7 @@ class SlotStatistics:
 
 def slot_extras(session: Session, name: str) -> SlotStatistics | None:
     """Look; None where the slot is not there. Raises SourceError."""
-    with translate_errors(f"looking at slot `{name}`"):
+    with translate_errors(f"looking up slot `{name}`"):
         row = session.execute(_EXTRAS.encode(), [name]).fetchone()
     if row is None:
         return None

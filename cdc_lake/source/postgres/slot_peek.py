@@ -82,7 +82,7 @@ def peek_pending(
     """
     with (
         _peekable_slot(session, slot, two_phase=two_phase) as name,
-        translate_errors(f"looking ahead in slot `{slot}`"),
+        translate_errors(f"peeking into slot `{slot}`"),
         as_stored(session),
     ):
         rows = session.execute(_PEEK, [name, str(Lsn(upto)), identifier(publication)]).fetchall()
@@ -102,7 +102,7 @@ def unlanded_lines(
     """The same of a slot of test_decoding, whose lines are of all tables: those that change one that `takes` takes."""
     with (
         _peekable_slot(session, slot, two_phase=two_phase) as name,
-        translate_errors(f"looking ahead in slot `{slot}`"),
+        translate_errors(f"peeking into slot `{slot}`"),
         as_stored(session),
     ):
         rows = session.execute(_PEEK_LINES.encode(), [name, str(Lsn(upto))]).fetchall()
@@ -127,7 +127,7 @@ def _peekable_slot(session: Session, slot: str, *, two_phase: bool) -> Iterator[
         yield slot
         return
     if (slot_facts := find_slot(session, slot)) is not None and slot_facts.active_pid is not None:
-        raise SlotActive(f"looking ahead in slot `{slot}`: a receiver reads it")
+        raise SlotActive(f"peeking into slot `{slot}`: a receiver is reading it")
     with whole_copy(session, slot) as name:
         yield name
 
@@ -218,7 +218,7 @@ class MissingPrepareProbe:
         self._changes = changes
         self._start = start
         self._tick = tick
-        with translate_errors("asking for the transactions that are under way"):
+        with translate_errors("asking for the transactions in progress"):
             row = session.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
         assert row is not None
         self._next = int(str(row[0]))
@@ -256,6 +256,6 @@ class MissingPrepareProbe:
     def _peek_changes(self, end_lsn: int) -> None:
         """What was prepared before this connection's start has all its changes there."""
         upto = max(end_lsn, min(end_lsn + WINDOW, wal_position(self._session).value))
-        with whole_copy(self._session, self._slot) as copy, translate_errors(f"looking ahead in slot `{self._slot}`"):
+        with whole_copy(self._session, self._slot) as copy, translate_errors(f"peeking into slot `{self._slot}`"):
             self._changed_xids |= self._changes(self._session, copy, str(Lsn(upto)), str(Lsn(self._start)))
         self._looked = upto

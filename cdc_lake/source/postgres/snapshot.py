@@ -195,7 +195,7 @@ def import_snapshot(session: Session, snapshot: str, *, others: bool = False) ->
     `others`: sessions beside it read the same tables, and who wants to alter one may wait for those; alone it waits
     for a lock as long as it takes.
     """
-    with translate_errors("taking over the slot's snapshot"):
+    with translate_errors("importing the slot's snapshot"):
         session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         session.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}".encode())
         wait = LOCK_WAIT if others else "0"
@@ -250,9 +250,7 @@ def _hold_still(session: Session, relation: Relation, stored: TableName) -> None
         session.execute(f"LOCK TABLE {name} IN ACCESS SHARE MODE".encode())
         row = session.execute(_STILL, [*_split(relation.table), name, *_split(stored), name, name]).fetchone()
     if row != (True, True, True):
-        raise TableRewritten(
-            f"table {relation.table} was rewritten, truncated or replaced while it was about to be copied"
-        )
+        raise TableRewritten(f"table {relation.table} was rewritten, truncated or replaced just before it was copied")
 
 
 def _split(table: TableName) -> tuple[str, str]:
@@ -320,7 +318,7 @@ def _export_snapshot(session: Session) -> str:
 
 def _wait_for_running(session: Session, pause: Callable[[], None]) -> None:
     """Wait until every transaction that has an id by now has ended."""
-    with translate_errors("waiting for transactions that run"):
+    with translate_errors("waiting for running transactions"):
         row = session.execute("SELECT pg_current_xact_id()::text").fetchone()
         assert row is not None
         while not _all_ended(session, str(row[0])):
@@ -337,7 +335,7 @@ def _commits(
 ) -> list[tuple[Lsn, int]]:
     """Position and id of every transaction that the slot has up to a snapshot's position, and maybe beyond."""
     goal(session)  # a commit of our own flushes what the snapshot shows, and decoding goes as far as that
-    with translate_errors(f"looking ahead in slot `{slot}`"):
+    with translate_errors(f"peeking into slot `{slot}`"):
         while wal_position(session).value < shown.position:
             pause()
         rows = session.execute(_COMMITS, [slot, options]).fetchall()

@@ -52,7 +52,7 @@ def sum_rows(
     The planner thinks that there are as many buckets as keys, and would sort the whole table by them.
     """
     statement = hashed.sums(_rows_of(session, table, row_filter))
-    with translate_errors(f"summing up {table}"), session.cursor() as cursor:
+    with translate_errors(f"hashing {table}"), session.cursor() as cursor:
         cursor.execute("SET LOCAL enable_sort = off")
         rows = cursor.execute(statement.encode()).fetchall()
         cursor.execute("SET LOCAL enable_sort TO DEFAULT")

@@ -175,7 +175,7 @@ class PostgresStream:
             # What does not fit into the socket now goes out with the next status; we never wait here.
             self._pgconn.flush()
         except psycopg.OperationalError as broken:
-            raise connection_lost_error(self._pgconn, "confirming a position") from broken
+            raise connection_lost_error(self._pgconn, "acknowledging a position") from broken
         self._told_at = self._clock()
 
 
@@ -281,7 +281,7 @@ class PostgresSlotFunctions:
                 "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [self._slot]
             ).fetchone()
         if row is None or row[0] is None:
-            raise SlotMissing(f"slot `{self._slot}` is not there any more")
+            raise SlotMissing(f"slot `{self._slot}` no longer exists")
         return Lsn.parse(_text(row[0])).value
 
     def close(self) -> None:

@@ -189,7 +189,7 @@ def _sha256(rest: bytes) -> Request:
         case 0 | 2:  # stored in clear: the same exchange
             pass
         case _:
-            how = _STORED_OTHERWISE.get(stored, f"in a way unknown here ({stored})")
+            how = _STORED_OTHERWISE.get(stored, f"in an unknown form ({stored})")
             raise AuthenticationUnsupported(f"the server has the password stored {how}")
     salt, token, rest = _hex(rest[:_SALT], _SALT), _hex(rest[_SALT : _SALT + _TOKEN], _TOKEN), rest[_SALT + _TOKEN :]
     iterations = int(_INT.unpack(_four_bytes(rest, 10))[0])
@@ -238,23 +238,26 @@ def negotiate_tls(plain: socket.socket, tls: WireTls, host: str, place: str) -> 
         # one byte only: what follows belongs to the handshake, or nobody may have put it there
         offered = plain.recv(1)
     except OSError as broken:
-        raise ServerUnreachable(f"the connection broke off before it began: {broken}", where=place) from broken
+        raise ServerUnreachable(f"the connection was lost before it was established: {broken}", where=place) from broken
     if offered == b"S":
         return _handshake(plain, context, tls, host, place)
     if not offered:
         raise ServerUnreachable("the server closed the connection at once", where=place)
     if offered != b"N":
         raise StreamProtocol(
-            f"the server answered the question for TLS with the byte {offered[0]}",
+            f"the server answered the TLS request with the byte {offered[0]}",
             where=place,
-            hint="is a database listening there? a server with no room left answers like this as well: try again",
+            hint=(
+                "check that a database is listening there; a server without free connections also answers "
+                "like this: in that case retry"
+            ),
         )
     if tls.mode == "prefer":
         return plain
     raise TlsRefused(
         f"`source.tls.mode` is {tls.mode}, but the server does not encrypt",
         where=place,
-        hint="turn `ssl` on at the server; `tls: {mode: disable}` only where nobody can listen",
+        hint="turn `ssl` on at the server; use `tls: {mode: disable}` only if the network is trusted",
     )
 
 
@@ -262,16 +265,16 @@ def _handshake(plain: socket.socket, context: ssl.SSLContext, tls: WireTls, host
     try:
         return context.wrap_socket(plain, server_hostname=host)
     except ssl.SSLCertVerificationError as wrong:
-        which = str(tls.root_cert) if tls.root_cert else "the system's authorities"
+        which = str(tls.root_cert) if tls.root_cert else "the system's certificate authorities"
         raise TlsRefused(
             f"the server's certificate is not accepted: {wrong.verify_message} (trusted: {which})",
             where=place,
-            hint="set `source.tls.root_cert` to the authority that signed it; verify-full compares the host's name too",
+            hint="set `source.tls.root_cert` to the authority that signed it; verify-full also checks the host name",
         ) from wrong
     except ssl.SSLError as wrong:
         raise TlsRefused(f"the TLS handshake failed: {wrong.reason or wrong}", where=place) from wrong
     except OSError as broken:
-        raise ServerUnreachable(f"the connection broke off in the TLS handshake: {broken}", where=place) from broken
+        raise ServerUnreachable(f"the connection was lost in the TLS handshake: {broken}", where=place) from broken
 
 
 def _context(tls: WireTls, place: str) -> ssl.SSLContext:
@@ -293,7 +296,7 @@ def _context(tls: WireTls, place: str) -> ssl.SSLContext:
         raise TlsRefused(
             f"the files of `source.tls` cannot be used: {reason} ({files})",
             where=place,
-            hint="PEM files are expected; the key without a passphrase and belonging to the certificate",
+            hint="use PEM files; the key must have no passphrase and must belong to the certificate",
         ) from wrong
     return context
 
@@ -351,14 +354,14 @@ _STARTUP: dict[str, type[SourceError]] = {
 }
 
 _HINTS: dict[type[SourceError], str] = {
-    SlotActive: "stop the other receiver; after a crash the server frees the slot within about a second to a minute",
+    SlotActive: "stop the other receiver; after a crash the server releases the slot within about a second to a minute",
     WalGone: f"raise max_size_for_xlog_prune on the server; then {ANEW}",
 }
 
 _SETTINGS_HINTS = (
     ("wal_level", "set wal_level = logical (gs_guc set) and restart the server"),
-    ("standby mode", "point `source.host` at the primary: slots are made there"),
-    ("unrecognized configuration parameter", "the server is of another product or version; report it with its version"),
+    ("standby mode", "set `source.host` to the primary: slots are created there"),
+    ("unrecognized configuration parameter", "report this with the server's version: it is another product or version"),
 )
 
 
@@ -386,9 +389,12 @@ def _family_kind(message: ServerMessage) -> type[SourceError] | None:
 def _hint(kind: type[SourceError], message: ServerMessage, user: str) -> str | None:
     if kind is RoleLacksReplication:
         role = identifier(user) if user else "<user>"
-        return f"an administrator runs: ALTER ROLE {role} REPLICATION, or grants it gs_role_replication"
+        return f"run as an administrator: ALTER ROLE {role} REPLICATION, or grant the role gs_role_replication"
     if kind is OptionRefused and _NO_USER.search(message.message):
-        return "take the name out of `exclude-users`, or leave `dynamic-resolution` on: then it counts once it exists"
+        return (
+            "remove the name from `exclude-users`, or keep `dynamic-resolution` on: the name then takes effect when "
+            "the user exists"
+        )
     if kind is ServerSettings:
         return next((hint for words, hint in _SETTINGS_HINTS if words in message.message.lower()), None)
     return _HINTS.get(kind)

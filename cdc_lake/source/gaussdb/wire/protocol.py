@@ -99,9 +99,9 @@ def text(value: str) -> bytes:
     try:
         raw = value.encode()
     except UnicodeEncodeError as wrong:
-        raise StreamProtocol("a text that is no Unicode cannot be sent to the server") from wrong
+        raise StreamProtocol("a text that is not valid Unicode cannot be sent to the server") from wrong
     if b"\0" in raw:
-        raise StreamProtocol("a text with a zero byte cannot be sent to the server", hint="take the zero byte out")
+        raise StreamProtocol("a text with a zero byte cannot be sent to the server", hint="remove the zero byte")
     return raw + b"\0"
 
 
@@ -141,7 +141,7 @@ def read_columns(body: bytes) -> tuple[str, ...]:
 def read_row(body: bytes, columns: int) -> tuple[str | None, ...]:
     """The values of a DataRow as text, so many as were described; NULL is None."""
     if (count := _count(body)) != columns:
-        raise StreamProtocol(f"a row of {count} values where {columns} columns were described")
+        raise StreamProtocol(f"a row of {count} values, but {columns} columns were described")
     values: list[str | None] = []
     offset = 2
     for _ in range(count):
@@ -164,7 +164,7 @@ def decode_text(raw: bytes) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as wrong:
-        hint = "a database of encoding SQL_ASCII may hold such text in its catalog; nothing converts it"
+        hint = "a database of encoding SQL_ASCII may contain such text in its catalog, and it is not converted"
         raise StreamProtocol("the server answered with text that is not UTF-8", hint=hint) from wrong
 
 
@@ -266,7 +266,7 @@ class Channel:
             raise StreamProtocol(
                 f"a message of kind {letter} and {length} bytes",
                 where=self.place,
-                hint="is a database listening there?",
+                hint="check that a database is listening there",
             )
         return int(length)
 
@@ -297,7 +297,7 @@ class Channel:
     def connection_lost_error(self, doing: str, cause: OSError | None = None) -> ServerUnreachable:
         """The error for a connection that broke off."""
         why = "the server closed the connection" if cause is None else str(cause.strerror or cause)
-        return ServerUnreachable(f"the connection broke off while {doing}: {why}", where=self.place)
+        return ServerUnreachable(f"the connection was lost while {doing}: {why}", where=self.place)
 
     def close(self) -> None:
         """Close the socket."""

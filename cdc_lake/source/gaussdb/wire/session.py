@@ -152,7 +152,7 @@ class WireSession:
                 case protocol.READY:
                     return result
                 case protocol.COPY_IN:
-                    self.channel.send(protocol.copy_fail("no data is sent by a query"))
+                    self.channel.send(protocol.copy_fail("a query cannot send data"))
                 case protocol.COPY_OUT | protocol.COPY_DATA | protocol.COPY_DONE:
                     pass  # a COPY without a reader: its rows go by
                 case _:
@@ -193,7 +193,7 @@ class WireSession:
 
     def _unexpected_message(self, letter: int, body: bytes, doing: str) -> SourceError:
         self.close()
-        words = f"{doing}: a message of kind {letter} and {len(body)} bytes that does not belong there"
+        words = f"{doing}: an unexpected message of kind {letter} and {len(body)} bytes"
         return StreamProtocol(words, where=self.place)
 
     def _authenticate(self) -> auth.Request | None:
@@ -219,7 +219,7 @@ class WireSession:
     def _answer(self, request: auth.Request) -> str:
         if self.target.password is None:
             raise AuthenticationRefused(
-                f"no connection as `{self.target.user}`: the server asks for a password, and none is given",
+                f"no connection as `{self.target.user}`: the server asks for a password, but none is configured",
                 where=self.place,
                 hint="set `source.password`, by reference: ${env:NAME} or ${file:path}",
             )
@@ -230,7 +230,7 @@ class WireSession:
         error = startup_error(message, user=self.target.user, database=self.target.database, where=self.place)
         if isinstance(error, AuthenticationRefused) and isinstance(asked, auth.Md5OverSha256):
             # its request does not say the iterations, so the client counts 2048 and the server what it stored
-            error.remedy += "; an `md5` line seldom fits a password stored for sha256: write `sha256` there"
+            error.remedy += "; an `md5` line rarely works with a password stored for sha256: use `sha256` there"
         return error
 
     def _startup_message(self, letter: int, body: bytes) -> None:
@@ -239,13 +239,13 @@ class WireSession:
             self.parameters[name] = value
         elif letter == protocol.NEGOTIATE:
             raise ServerSettings(
-                f"the server does not speak protocol 3.{protocol.MINOR}: it is not of the GaussDB family",
+                f"the server does not support protocol 3.{protocol.MINOR}: it does not belong to the GaussDB family",
                 where=self.place,
-                hint="for PostgreSQL and what is like it: `source.type: postgres`",
+                hint="for PostgreSQL and compatible servers: `source.type: postgres`",
             )
         elif letter not in _SILENT:
             words = f"a message of kind {letter} at the start of the session"
-            raise StreamProtocol(words, where=self.place, hint="is a database listening there?")
+            raise StreamProtocol(words, where=self.place, hint="check that a database is listening there")
 
 
 def connect(
