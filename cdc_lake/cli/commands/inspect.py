@@ -295,17 +295,10 @@ def proof_text(proof: SourceProof) -> str:
 def _tuples(
     new: Mapping[str, str | None] | None, old: Mapping[str, str | None] | None, unchanged: Sequence[str]
 ) -> str:
-    parts = []
-    if old is not None:
-        parts.append(f"old {_values(old, ())}")
-    if new is not None:
-        parts.append(f"new {_values(new, unchanged)}" if old is not None else _values(new, unchanged))
-    return "".join(f"  {part}" for part in parts)
-
-
-def _values(values: Mapping[str, str | None], unchanged: Sequence[str]) -> str:
-    shown = [f"{n}=<unchanged>" if n in unchanged else f"{n}={format_value(v)}" for n, v in values.items()]
-    return "(" + ", ".join(shown) + ")"
+    old_text = "" if old is None else f"  old {_row_text(old)}"
+    if new is None:
+        return old_text
+    return f"{old_text}  {'' if old is None else 'new '}{_row_text(new, unchanged)}"
 
 
 def time_text(value: datetime | None) -> str:
@@ -355,10 +348,11 @@ def _values_text(event: RowEvent, change: RowChange) -> str:
     return ", ".join([*changed, *unknown]) or "no value changed"
 
 
-def _row_text(values: Mapping[str, str | None] | None) -> str:
+def _row_text(values: Mapping[str, str | None] | None, unchanged: Sequence[str] = ()) -> str:
     if values is None:
         return "no row"
-    return "(" + ", ".join(f"{name}={format_value(value)}" for name, value in values.items()) + ")"
+    shown = (f"{n}=<unchanged>" if n in unchanged else f"{n}={format_value(v)}" for n, v in values.items())
+    return f"({', '.join(shown)})"
 
 
 def _held_text(change: HeldChange) -> str:

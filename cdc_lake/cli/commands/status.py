@@ -140,29 +140,22 @@ def _flow(status: Status) -> list[str]:
 
 
 def _tables(status: Status, width: int, *, colour: bool) -> list[str]:
+    """A line a table; its reason at the end of the line, or below if it does not fit, then its remedy."""
     if not status.tables:
         return ["no tables yet: `cdc-lake run --once` takes the initial snapshot"]
     rows = [("table", "format", "state", "position")]
     rows += [(t.table, t.format, t.state, t.position or "-") for t in status.tables]
-    lines = table(rows, indent="")
-    reasons = ["", *(printable(t.reason, keep="") for t in status.tables)]
-    remedies = ["", *(printable(t.remedy, keep="") for t in status.tables)]
-    longest = max(map(len, lines)) + 2
-    parts = []
-    states = ["", *(t.state for t in status.tables)]
-    for line, reason, remedy, state in zip(lines, reasons, remedies, states, strict=True):
-        shown = (
-            line.replace(f"  {state}  ", f"  {tint(state, _COLOURS[state], on=colour)}  ", 1)
-            if state in _COLOURS
-            else line
-        )
-        if not reason:
-            parts.append(shown)
-        elif longest + len(reason) <= width:
-            parts.append(shown + " " * (longest - len(line)) + reason)
-        else:
-            parts += [shown, f"  {reason}"]
-        parts += [f"  → {remedy}"] if remedy else []
+    head, *lines = table(rows, indent="")
+    longest = max(map(len, [head, *lines])) + 2
+    parts = [head]
+    for line, entry in zip(lines, status.tables, strict=True):
+        state, reason = entry.state, printable(entry.reason, keep="")
+        tinted = tint(state, _COLOURS.get(state, ""), on=colour and state in _COLOURS)
+        shown = line.replace(f"  {state}  ", f"  {tinted}  ", 1)
+        if reason and longest + len(reason) <= width:
+            shown, reason = shown + " " * (longest - len(line)) + reason, ""
+        parts += [shown, *([f"  {reason}"] if reason else [])]
+        parts += [f"  → {printable(entry.remedy, keep='')}"] if entry.remedy else []
     by_state = pluralize(len(status.tables), "table")
     return [*parts, f"{by_state}, {sum(t.state == 'live' for t in status.tables)} live"]
 
