@@ -16,7 +16,6 @@ ADDED = {"add": {"path": "a.parquet", "dataChange": True, "stats": json.dumps({"
 OF_LINES = frozenset({
     ("cli/output.py", "_printable"),
     ("cli/text.py", "fix"),
-    ("config/schema.py", "description"),
     ("config/yaml_tree.py", "text"),
     ("devtools/replay.py", "payload"),
     ("quality/great_expectations.py", "strip"),
