@@ -11,8 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.runtime.apply import merge, table_planner, table_span
-from cdc_lake.runtime.apply import table_span as table_job
+from cdc_lake.runtime.apply import merge, table_planner, table_schema, table_span
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_silver import DeltaSilver
 from cdc_lake.tables.iceberg_silver import IcebergSilver
@@ -63,11 +62,10 @@ class Phases:
         places: list[tuple[Any, str, str]] = [
             (table_planner, "read_marker", "read markers"),
             (table_planner, "record", "holds"),
-            (table_job, "outline", "outline"),
             (table_planner, "outline", "outline"),
             (table_span, "survey", "survey"),
-            (table_span, "evolve", "look up columns"),
-            (table_span, "mark_when_large", "weigh the table"),
+            (table_schema, "evolve", "look up columns"),
+            (table_schema, "mark_when_large", "weigh the table"),
             (merge, "strategy_of", "weigh the table"),
             (merge, "read_commit_metrics", "read what was written"),
             (table_span, "read_changes", "open bronze files"),
