@@ -116,7 +116,9 @@ def test_the_statement_for_a_role_names_it_as_sql_does() -> None:
     for user in (odd_name(rng) for _ in range(100)):
         said = "FATAL:  permission denied to start WAL sender\nDETAIL:  Only roles with the REPLICATION attribute"
         remedy = connection_error(said, user=user, database="d", place="h:1/d").remedy
-        assert statements(remedy.removeprefix("run as a superuser: ")) == [["ALTER", "ROLE", f"<{user}>", "REPLICATION"]]
+        assert statements(remedy.removeprefix("run as a superuser: ")) == [
+            ["ALTER", "ROLE", f"<{user}>", "REPLICATION"]
+        ]
         family = ServerMessage("FATAL", "42501", "must be system admin or replication role to use replication slots")
         remedy = startup_error(family, user=user, database="d", where="h:1/d").remedy
         assert f"ALTER ROLE {sql_text.identifier(user)} REPLICATION" in remedy, SEED
