@@ -16,13 +16,24 @@ import typer
 from typer import Option
 from typer.core import TyperGroup
 
-from cdc_lake.cli.command import Call, Debug, DryRun, Json, NoColor, Quiet, Verbose, set_options, verb
+from cdc_lake.cli.command import (
+    Call,
+    Debug,
+    DryRun,
+    Json,
+    NoColor,
+    Quiet,
+    Verbose,
+    set_options,
+    verb,
+    warn_of_name,
+)
 from cdc_lake.cli.commands.compare import compare_app
 from cdc_lake.cli.commands.cuts import cuts_app
 from cdc_lake.cli.commands.inspect import inspect_app
 from cdc_lake.cli.commands.maintenance import maintenance_app
 from cdc_lake.cli.commands.project import project_app
-from cdc_lake.cli.commands.quarantine import held_app
+from cdc_lake.cli.commands.quarantine import quarantine_app
 from cdc_lake.cli.commands.recordings import recordings_app
 from cdc_lake.cli.commands.slots import slot_app
 from cdc_lake.cli.output import CommandOutput, OutputOptions, plain, separate_narration, stderr
@@ -35,7 +46,19 @@ if TYPE_CHECKING:
 
 ORDER = (
     *("init", "validate", "check", "plan", "run", "status", "compare", "report"),
-    *("inspect", "held", "cuts", "pause", "resume", "resync", "restart", "rebuild", "maintain", "upgrade", "slot"),
+    *(
+        "inspect",
+        "quarantine",
+        "cuts",
+        "pause",
+        "resume",
+        "resync",
+        "restart",
+        "rebuild",
+        "maintain",
+        "upgrade",
+        "slot",
+    ),
     *("record", "replay", "bundle", "explain", "schema"),
 )
 """The verbs as they are listed: from the first file to the first proof, then the running of it, then the rest."""
@@ -43,7 +66,7 @@ ORDER = (
 
 class _InOrder(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=ORDER.index)
+        return sorted(super().list_commands(ctx), key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
 app = typer.Typer(
@@ -56,7 +79,8 @@ app = typer.Typer(
     help="Replicate PostgreSQL-family databases to Delta Lake and Iceberg: whole transactions, in order, exactly once.",
 )
 app.add_typer(inspect_app, name="inspect")
-app.add_typer(held_app, name="held")
+app.add_typer(quarantine_app, name="quarantine")
+app.add_typer(quarantine_app, name="held", hidden=True, callback=lambda: warn_of_name("held", "quarantine"))
 app.add_typer(cuts_app, name="cuts")
 app.add_typer(slot_app, name="slot")
 for commands in (compare_app, maintenance_app, project_app, recordings_app):

@@ -109,7 +109,7 @@ class UnmatchedDelete(DecodeError):
     """A DELETE without a key at the start of a part, which may revert the last INSERT of the part before."""
 
     code = "DEC316"
-    hint = "run `cdc-lake held retry`, which decodes transactions again that an earlier version landed as bytes"
+    hint = "run `cdc-lake quarantine retry`, which decodes transactions again that an earlier version landed as bytes"
 
 
 class UnreadableRow(DecodeError):

@@ -35,8 +35,8 @@ class TransactionUndecoded(StateError):
 
     code = "STA655"
     hint = (
-        "run `cdc-lake held list` to see what is missing; provide it, or install a version that can decode it, then "
-        "run `cdc-lake held retry`"
+        "run `cdc-lake quarantine list` to see what is missing; provide it, or install a version that can decode it, "
+        "then run `cdc-lake quarantine retry`"
     )
 
 
@@ -324,7 +324,7 @@ class NotHeld(QualityError):
     """No change of this key is held, so there is nothing to decide."""
 
     code = "QUA510"
-    hint = "`cdc-lake held list` shows the held changes and their keys"
+    hint = "`cdc-lake quarantine list` shows the held changes and their keys"
 
 
 class HoldStays(QualityError):
@@ -341,7 +341,7 @@ class DecidedOtherwise(QualityError):
     """The opposite decision about these held changes is recorded, and takes effect in the next run."""
 
     code = "QUA512"
-    hint = "run `cdc-lake run` to carry out the recorded decision; `cdc-lake held list` shows it"
+    hint = "run `cdc-lake run` to carry out the recorded decision; `cdc-lake quarantine list` shows it"
 
 
 class TruncateHeld(QualityError):

@@ -58,7 +58,7 @@ def status(project: Project, *, checked_at: datetime | None = None) -> Status:
         lake = _ask_lake(project)
     except LakeError as error:
         if waits is not None:
-            error.remedy = f"the receiver waits for it since {_time(waits.since)} and goes on by itself: {error.remedy}"
+            error.remedy = f"the receiver has waited for it since {_time(waits.since)} and continues by itself: {error.remedy}"
         raise
     source = _ask_source(project, lake.domain)
     control = control_tables(project)
@@ -163,16 +163,16 @@ def _slot(project: Project, source: SourceSide, lake: LakeSide) -> SlotStatus:
     if source.error is not None:
         return SlotStatus(project.slot, "unknown", "the source cannot be reached")
     if slot is None:
-        reason = "it is made by the first run" if lake.state is None else "bronze was fed from it, and it is gone"
+        reason = "it is created by the first run" if lake.state is None else "bronze was fed from it, but it no longer exists"
         return SlotStatus(project.slot, "missing", reason)
     if slot.lost is not None:
         state, reason = "lost", slot.lost
     elif slot.read_by is not None:
         state, reason = "active", f"read by {slot.read_by}"
     else:
-        state, reason = "idle", "nobody reads it, and the server keeps WAL until a run does"
+        state, reason = "idle", "it has no reader, and the server retains WAL until a run reads it"
         if project.pipeline.source.mode == "polling":
-            reason = "read for moments only (`mode: polling`): whether a run is under way is not seen here"
+            reason = "read only briefly at intervals (`mode: polling`): whether a run is active cannot be seen here"
     return SlotStatus(project.slot, state, reason, slot.retained, slot.confirmed, slot.safe, slot.counters)
 
 
@@ -204,7 +204,7 @@ def _table(
         verified_at=proven.verified_at,
         different_at=proven.different_at,
         code=code if state == "broken" else "",
-        remedy={"broken": remedy, "held": "`cdc-lake held list`"}.get(state, ""),
+        remedy={"broken": remedy, "held": "`cdc-lake quarantine list`"}.get(state, ""),
     )
 
 
@@ -219,15 +219,15 @@ def _state(  # noqa: PLR0911  # one return a state
         empty = "" if exists else "not in silver yet, "
         return "paused", f"since {_time(since)}, {empty}{wait}: `cdc-lake resume {name}`"
     if not lake.copied:
-        return "snapshot", "the initial copy is under way or was broken off"
+        return "snapshot", "the initial copy is in progress or was interrupted"
     if (copy_state := _copied_again(lake, str(name), in_cut)) is not None:
         return copy_state
     if in_cut.get("state") == RENEWING:
-        return "catching-up", "its content was made anew, and goes on to where the others are"
+        return "catching-up", "its content was recreated, and it is catching up with the other tables"
     if in_cut.get("state") == PAUSED:
-        return "catching-up", "it was paused, and goes on with the next run"
+        return "catching-up", "it was paused, and continues with the next run"
     if in_cut.get("state") == BROKEN:
-        code, why, _ = in_cut.get("error") or ("", "it could not go on at its last span; the next run says why", "")
+        code, why, _ = in_cut.get("error") or ("", "it could not continue at its last span; the next run reports why", "")
         return "broken", f"{why} [{code}]" if code else why
     unapplied = [c for c in lake.waiting if str(name) in c.counts and (position is None or c.position > position)]
     if position is None:
@@ -250,11 +250,11 @@ def _copied_again(lake: LakeSide, name: str, in_cut: Mapping[str, Any]) -> tuple
         return None
     if course.waits:
         position_text = _position_text(course.stretches[-1].left, lake.domain)
-        why = "`source.tables` leaves the table out, or the source has none of that name any more"
-        return "left", f"not followed behind {position_text}: {why}; the receiver copies it once it is there again"
+        why = "`source.tables` excludes the table, or the source no longer has a table of that name"
+        return "left", f"not captured after {position_text}: {why}; the receiver copies it when it is there again"
     copied, newest = in_cut.get("copied"), course.stretches[-1]
     if newest.later and (copied is None or copied < newest.begins):
-        return "catching-up", f"copied at {_position_text(newest.begins, lake.domain)}, which silver has not taken yet"
+        return "catching-up", f"copied at {_position_text(newest.begins, lake.domain)}, but silver has not taken the copy over yet"
     return None
 
 

@@ -82,6 +82,23 @@ def test_importing_the_package_imports_nothing():
     assert "Pipeline" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("former", "name"),
+    [("held list", "quarantine list"), ("cuts promise x", "cuts pin x"), ("inspect parked", "inspect prepared")],
+)
+def test_commands_of_0_3_work_under_their_names_and_say_the_new_one(project: Path, former: str, name: str) -> None:
+    now, before = (cdc_lake(project, *words.split()) for words in (name, former))
+    assert (before.code, before.out) == (now.code, now.out)
+    (word, new) = next(pair for pair in zip(former.split(), name.split(), strict=True) if pair[0] != pair[1])
+    assert before.err.splitlines()[0] == f"warning: `{word}` is now called `{new}`; 0.5 will not know `{word}`"
+    assert before.err.splitlines()[1:] == now.err.splitlines()
+    assert former.split()[0] not in {
+        line.split()[0]
+        for line in cdc_lake(project, "--help").out.splitlines()
+        if line.startswith("  ") and line.split()
+    } or former.split()[0] in {"cuts", "inspect"}
+
+
 # ── validate ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -282,7 +299,7 @@ def test_ctrl_c_ends_with_130(project):
     ("typed", "offered"),
     [
         ("cdc-lake pa", ["pause"]),
-        ("cdc-lake cuts ", ["list", "show", "promise"]),
+        ("cdc-lake cuts ", ["list", "show", "pin"]),
         ("cdc-lake run --on", ["--once", "--only"]),
     ],
 )

@@ -95,8 +95,8 @@ def test_show_says_of_each_table_which_version_it_is_and_whether_it_is_there(lak
     ("arguments", "code"),
     [
         (("show", "0/1"), "STA675"), (("show", "0/FFFF"), "STA676"), (("show", "2026-01-01"), "STA679"),
-        (("show", "nobody"), "STA679"), (("promise", "9x"), "LAK463"), (("promise", "latest"), "LAK463"),
-        (("promise", "x", "--end"), "LAK463"), (("promise", "at_20260101T000000Z"), "LAK463"),
+        (("show", "nobody"), "STA679"), (("pin", "9x"), "LAK463"), (("pin", "latest"), "LAK463"),
+        (("pin", "x", "--end"), "LAK463"), (("pin", "at_20260101T000000Z"), "LAK463"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_answered_says_so(lake: CutLake, capsys: Any, arguments: tuple[str, ...], code: str) -> None:
@@ -112,19 +112,19 @@ def test_a_position_that_is_not_reached_leaves_the_latest(lake: CutLake, capsys:
 
 @pytest.mark.obeys("LAK463")
 def test_promise_keeps_a_cut_under_a_name_until_it_is_ended(lake: CutLake, capsys: Any) -> None:
-    text = said(capsys, "promise", "month_end", "--at", "0/C8")
+    text = said(capsys, "pin", "month_end", "--at", "0/C8")
     assert text == "the cut at 0/C8 stays readable as `month_end` until the promise is ended\n"
     early = cdc_lake.Pipeline(lake.project).cut(as_of="month_end")
     assert early.position == "0/C8"
     for name in ("a", "b"):
         assert tags(lake, name) == {"cut_month_end": early.tables[f"public.{name}"].version}
-    assert "error[LAK463]" in said(capsys, "promise", "month_end", code=1)
-    said(capsys, "promise", "quarter", "--for", "90d")
+    assert "error[LAK463]" in said(capsys, "pin", "month_end", code=1)
+    said(capsys, "pin", "quarter", "--for", "90d")
     assert set(tags(lake, "a")) == {"cut_month_end", "cut_quarter"}
     until = {one.name: one.until for one in promises(lake.control)}
     assert until["month_end"] is None
     assert until["quarter"] is not None
-    said(capsys, "promise", "month_end", "--end")
+    said(capsys, "pin", "month_end", "--end")
     assert set(tags(lake, "a")) == {"cut_quarter"}
     assert "error[STA679]" in said(capsys, "show", "month_end", code=1)
 

@@ -32,22 +32,22 @@ CASES: dict[str, tuple[list[str], int]] = {
     "status-odd-names": (["status", "-p", "odd.yaml"], 0),
     "report": (["report"], 0),
     "rebuild-past": (["rebuild", "orders", "--to", "0/7D0"], 1),
-    "held-list": (["held", "list"], 0),
-    "held-list-stuck": (["held", "list", "-p", "stuck.yaml"], 0),
-    "held-retry": (["held", "retry", "-p", "stuck.yaml"], 1),
-    "held-retry-nothing": (["held", "retry"], 0),
-    "held-release": (["held", "release", "orders", "--key", "2", "--reason", "looked at"], 0),
-    "held-discard": (["held", "discard", "orders", "--all", "--reason", "a test", "--yes"], 0),
-    "held-discard-none": (["held", "discard", "items", "--all", "--reason", "a test", "--yes"], 0),
+    "held-list": (["quarantine", "list"], 0),
+    "held-list-stuck": (["quarantine", "list", "-p", "stuck.yaml"], 0),
+    "held-retry": (["quarantine", "retry", "-p", "stuck.yaml"], 1),
+    "held-retry-nothing": (["quarantine", "retry"], 0),
+    "held-release": (["quarantine", "release", "orders", "--key", "2", "--reason", "looked at"], 0),
+    "held-discard": (["quarantine", "discard", "orders", "--all", "--reason", "a test", "--yes"], 0),
+    "held-discard-none": (["quarantine", "discard", "items", "--all", "--reason", "a test", "--yes"], 0),
     "cuts-list": (["cuts", "list"], 0),
     "cuts-show": (["cuts", "show"], 0),
-    "cuts-promise": (["cuts", "promise", "month_end"], 0),
+    "cuts-promise": (["cuts", "pin", "month_end"], 0),
     "cuts-before-the-first": (["cuts", "show", "0/1"], 1),
     "inspect-span": (["inspect", "span"], 0),
     "inspect-tx": (["inspect", "tx", "0/BB8"], 0),
     "inspect-row": (["inspect", "row", "orders", "2"], 0),
-    "inspect-parked": (["inspect", "parked", "-p", "phased.yaml"], 0),
-    "inspect-parked-off": (["inspect", "parked"], 0),
+    "inspect-parked": (["inspect", "prepared", "-p", "phased.yaml"], 0),
+    "inspect-parked-off": (["inspect", "prepared"], 0),
     "inspect-chain": (["inspect", "chain"], 0),
     "inspect-failpoints": (["inspect", "failpoints"], 0),
     "pause": (["pause", "orders"], 0),
@@ -145,7 +145,9 @@ def test_the_settings_in_force_are_as_their_schema_says(shell: Shell) -> None:
 
 
 def _commands(of: Any, before: str = "") -> list[str]:
-    names = [f"{before}{command.name}" for command in of.registered_commands]
+    names = [f"{before}{command.name}" for command in of.registered_commands if not command.hidden]
     for group in of.registered_groups:
+        if group.hidden is True:
+            continue
         names += _commands(group.typer_instance, f"{group.name} " if isinstance(group.name, str) else before)
     return names

@@ -1,4 +1,4 @@
-"""`held list` and `held retry`: what could not be decoded is decoded again, and read in its place; bronze stays."""
+"""`quarantine list` and `quarantine retry`: what could not be decoded is decoded again, and read in its place; bronze stays."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_the_error_of_silver_names_position_tables_code_and_remedy(project: Proj
     assert isinstance(error, TransactionUndecoded)
     assert (error.code, error.exit_status) == ("STA655", 1)
     assert all(word in error.message for word in ("0/12C", "DEC303", "public.orders"))
-    assert "held retry" in error.remedy
+    assert "quarantine retry" in error.remedy
     assert error.where == "change 1 of the transaction at 300"
 
 
@@ -298,13 +298,13 @@ def test_the_command_line_lists_and_retries(project: Project, monkeypatch):
     )
     monkeypatch.chdir(project.root)
     run, file = CliRunner().invoke, ["-p", "shop.yaml"]
-    listed = json.loads(run(app, ["held", "list", "--json", *file]).stdout)
+    listed = json.loads(run(app, ["quarantine", "list", "--json", *file]).stdout)
     assert [one["position"] for one in listed["undecodable"]] == ["0/12C", "0/1F4"]
     monkeypatch.setattr(redecode, "tabulate", refusing(tabulate))
-    assert run(app, ["held", "retry", *file]).exit_code == 1
+    assert run(app, ["quarantine", "retry", *file]).exit_code == 1
     monkeypatch.setattr(redecode, "tabulate", tabulate)
-    assert run(app, ["held", "retry", "0/12C", *file]).exit_code == 0
-    done = run(app, ["held", "retry", *file])
+    assert run(app, ["quarantine", "retry", "0/12C", *file]).exit_code == 0
+    done = run(app, ["quarantine", "retry", *file])
     assert "0/1F4  decoded: 2 changes of public.orders" in done.stdout
 
 

@@ -1,4 +1,4 @@
-"""`held release` and `held discard`: what they choose, say, refuse and record; a step that dies decides all or nothing."""
+"""`quarantine release` and `quarantine discard`: what they choose, say, refuse and record; a step that dies decides all or nothing."""
 
 from __future__ import annotations
 

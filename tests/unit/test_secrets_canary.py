@@ -113,8 +113,8 @@ SECRETS = {
 FAILING = (
     ["validate"], ["check"], ["check", "--sql"], ["plan"], ["plan", "--show-config"], ["status"], ["compare"],
     [*RECEIVING], ["inspect", "span"], ["inspect", "tx", "0/1"], ["inspect", "chain"], ["inspect", "chain", "--against", "source"],
-    ["inspect", "row", "public.t", "1"], ["held", "list"], ["held", "retry"], ["cuts", "list"],
-    ["cuts", "show"], ["cuts", "promise", "x"], ["maintain"], ["report"], ["record", "pipelines/shop.yaml", "r"], ["rebuild", "public.t"],
+    ["inspect", "row", "public.t", "1"], ["quarantine", "list"], ["quarantine", "retry"], ["cuts", "list"],
+    ["cuts", "show"], ["cuts", "pin", "x"], ["maintain"], ["report"], ["record", "pipelines/shop.yaml", "r"], ["rebuild", "public.t"],
     ["bundle", "--out", "deploy"],
 )  # fmt: skip
 

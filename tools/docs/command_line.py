@@ -66,7 +66,8 @@ def _helps(command: Any, path: str, parent: Any) -> Iterator[tuple[str, str]]:
     yield path, command.get_help(context).rstrip()
     inner = getattr(command, "commands", {})
     for name in command.list_commands(context) if inner else ():  # in the order of its help
-        yield from _helps(inner[name], f"{path} {name}", context)
+        if not inner[name].hidden:  # names of an older version
+            yield from _helps(inner[name], f"{path} {name}", context)
 
 
 FAMILIES: Final = {

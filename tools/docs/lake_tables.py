@@ -224,7 +224,7 @@ _ABOUT = {
     "whenever that is another one: [tables that were renamed or swapped]"
     "(../guides/postgres.md#tables-that-are-renamed-swapped-or-dropped) and "
     "[a publication that somebody altered](../guides/postgres.md#a-publication-that-somebody-alters) are seen by it.",
-    "decoded": "Transactions that landed as bytes and were decoded later by `held retry`.",
+    "decoded": "Transactions that landed as bytes and were decoded later by `quarantine retry`.",
     "configurations": "What each number of a configuration in COMMIT rows stands for: tables, redaction, encoding.",
     "quality": "What rules came to over silver, one row a rule and time that silver was judged; what comparisons "
     "found, as the rule `equal_to_source`.",

@@ -131,7 +131,7 @@ CATALOGUE: Final = (
         "a row with a NULL among the values passes, as in a FOREIGN KEY of SQL",
         "SELECT count(*) FROM silver WHERE customer_id NOT IN (SELECT id FROM customers)",
         "",
-        "Both tables are read at the last cut. A row whose customer is held is counted: silver does not have the "
+        "Both tables are read at the last cut. A row whose customer is held is counted: silver does not contain the "
         "customer. Great Expectations has no such expectation.",
     ),
     Kind(

@@ -25,7 +25,7 @@ names, `left out` for columns that silver does not have, and `computed` with the
 
 _TAIL = """
 Everything that is not listed (enums, domains, composites, arrays of any dimension, ranges, geometric types, hstore,
-extensions' types) is `string`, converted: the text the server prints. A domain is text even over a type that is listed,
+extensions' types) is `string`, converted: the text that the server prints. A domain is text even over a type that is listed,
 because the stream names the domain only; declare its type.
 
 ## Declared types
@@ -55,7 +55,7 @@ silver:
 A `numeric` that no decimal holds whole has no precision, more than {digits} digits, or a scale outside of 0 to its
 precision. With `decimal(p,s)` its values are filled up with zeros behind the point, which are no digits of the value;
 what needs more digits is held, as are NaN and the infinities. With `both(p,s)` nothing is held: the column is text with
-every digit, and the one beside it, with `_decimal` behind its name, is NULL exactly where the number is none of the
+every digit, and the one beside it, with `_decimal` behind its name, is NULL exactly where the number is not one of the
 decimal's; `compare` recomputes it. A text is read as a declared type by the same rules as a column that has it at the
 source (below): `007` is no `int`. An array becomes one where it has one dimension that begins at 1 and each element
 fits; its elements may be NULL.

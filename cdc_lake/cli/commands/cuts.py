@@ -49,8 +49,8 @@ def cuts_show(
     call.view.result(cut, cut_text(cut))
 
 
-@verb(cuts_app, "promise", document="cuts-promise")
-def cuts_promise(
+@verb(cuts_app, "pin", document="cuts-promise", former="promise")
+def cuts_pin(
     call: Call,
     name: Annotated[str, Argument(help="Name to read the cut by: letters, digits, underscores.")],
     at: Annotated[str, Option("--at", metavar="AS_OF", help=_AS_OF)] = "latest",
@@ -60,12 +60,12 @@ def cuts_promise(
         Option(
             "--for",
             metavar="TIME",
-            help="How long to keep the cut, for example 90d or 12h (default: until the promise is ended).",
+            help="How long to keep the cut, for example 90d or 12h (default: until it is unpinned).",
         ),
     ] = None,
-    end: Annotated[bool, Option("--end", help="End the promise of this name.")] = False,
+    end: Annotated[bool, Option("--end", help="Unpin the cut of this name.")] = False,
 ) -> None:
-    """Keep a cut readable under a name, whatever maintenance removes; or end such a promise."""
+    """Pin a cut: keep it readable under a name, whatever maintenance removes; or unpin it."""
     from cdc_lake.model.position import as_of as parse
     from cdc_lake.runtime.cut_retention import end_promise, promise_cut
 

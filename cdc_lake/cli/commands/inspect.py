@@ -136,8 +136,8 @@ def inspect_chain(
         raise typer.Exit(1)
 
 
-@verb(inspect_app, "parked")
-def inspect_parked(call: Call) -> None:
+@verb(inspect_app, "prepared", document="parked", former="parked")
+def inspect_prepared(call: Call) -> None:
     """List prepared transactions kept until their COMMIT PREPARED, oldest first."""
     from cdc_lake.runtime.receive.lag import inspect_parked as look_up
 

@@ -156,7 +156,7 @@ def rebuilt_text(result: Rebuilt) -> str:
         shows = f"`cdc-lake compare {result.source}` shows it"
         lines.append(f"what the server did to rows with them without sending it is not in bronze: {shows}")
     if result.held:
-        lines.append(f"{pluralize(result.held, 'change')} held by rules: `cdc-lake held list`")
+        lines.append(f"{pluralize(result.held, 'change')} held by rules: `cdc-lake quarantine list`")
     return "\n".join(lines)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cdc_lake.runtime.redecode import HeldRetry
 
 
-held_app = typer.Typer(
+quarantine_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Quarantine: changes held by rules, and transactions that could not be decoded.",
@@ -45,17 +45,17 @@ Reason = Annotated[str, Option("--reason", metavar="TEXT", help="Reason, stored 
 Yes = Annotated[bool, Option("--yes", help="Make the decision; without it, only list the changes.")]
 
 
-@verb(held_app, "list")
-def held_list(call: Call) -> None:
+@verb(quarantine_app, "list")
+def quarantine_list(call: Call) -> None:
     """List changes held by rules, by key, and transactions stored undecoded, each with its reason."""
-    from cdc_lake.runtime.quarantine import held_list as look_up
+    from cdc_lake.runtime.quarantine import held_list
 
-    listing = look_up(call.project())
+    listing = held_list(call.project())
     call.view.result(listing, list_text(listing))
 
 
-@verb(held_app, "retry")
-def held_retry(
+@verb(quarantine_app, "retry")
+def quarantine_retry(
     call: Call,
     position: Annotated[
         str | None, Argument(help="Position of one transaction, as printed: 0/16B3748, or a number (default: all).")
@@ -71,8 +71,8 @@ def held_retry(
         raise typer.Exit(1)
 
 
-@verb(held_app, "release", document="held-release")
-def held_release(
+@verb(quarantine_app, "release", document="held-release")
+def quarantine_release(
     call: Call,
     table: Table,
     reason: Reason,
@@ -85,8 +85,8 @@ def held_release(
     _decide(call, "release", table, key, rule, reason, every=every, yes=yes)
 
 
-@verb(held_app, "discard", document="held-discard")
-def held_discard(
+@verb(quarantine_app, "discard", document="held-discard")
+def quarantine_discard(
     call: Call,
     table: Table,
     reason: Reason,
@@ -124,7 +124,7 @@ def list_text(listing: HeldList) -> str:
     if listing.undecodable:
         after = f", and {pluralize(listing.behind, 'transaction')} behind the first" if listing.behind else ""
         several = "them" if len(listing.undecodable) > 1 else "it"
-        lines += [f"silver stops before {several}{after}: `cdc-lake held retry` decodes {several} again", ""]
+        lines += [f"silver stops before {several}{after}: `cdc-lake quarantine retry` decodes {several} again", ""]
     lines += _changes(listing.changes)
     return "\n".join(lines).rstrip() or "nothing is held"
 

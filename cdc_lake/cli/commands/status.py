@@ -59,7 +59,7 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
         also = f", and {pluralize(more, 'transaction')} more" if more else ""
         what = f"silver stops before {transaction.position}, which could not be decoded ({transaction.code}){also}"
         lines += ["", *wrap_line("stopped   ", what, width)]
-        lines.append("          `cdc-lake held list` shows more")
+        lines.append("          `cdc-lake quarantine list` shows more")
     if (withheld := status.withheld) is not None:
         what = f"the cut at {withheld.position} is not promised as {withheld.name}: {withheld.reason}"
         lines += ["", *wrap_line("withheld  ", what, width)]

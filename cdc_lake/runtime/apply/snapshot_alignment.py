@@ -80,7 +80,7 @@ class AlignmentPoint:
             return Gap("the source has transactions that bronze does not", CATCH_UP)
         if any(touch.undecoded for touch in shown):
             return Gap(
-                "bronze contains a transaction that could not be decoded", "`cdc-lake held list` shows which one"
+                "bronze contains a transaction that could not be decoded", "`cdc-lake quarantine list` shows which one"
             )
         return None
 

@@ -288,7 +288,7 @@ def check_key(
     if held and follows is not None and _has_key_moved(follows, shape.relation):
         raise NoKey(
             f"the primary key of {table} was changed, and changes are held by the former one",
-            hint=f"release or discard them (`cdc-lake held list`); otherwise {copied_again(target)}",
+            hint=f"release or discard them (`cdc-lake quarantine list`); otherwise {copied_again(target)}",
         )
 
 
