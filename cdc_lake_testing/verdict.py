@@ -19,7 +19,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "I2": "nothing of a transaction that did not commit is in bronze",
     "I3": "readers see whole transactions, and a silver table goes from one position to a later one",
     "I4": "silver is the fold of bronze and the state of the source",
-    "I5": "no watermark goes back, and the server was told to forget what bronze holds and no more",
+    "I5": ("no watermark goes back, and the server was told to forget what bronze holds and no more"),
     "I6": "a run ends at the source's state without a human, or by a typed error",
     "I7": "memory and open files stay bounded",
     "I8": "no secret is in the lake or in what was said",

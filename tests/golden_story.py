@@ -29,7 +29,11 @@ silver:
 THIS_MACHINE = (
     CheckLine(ok=True, subject="java", text="Java 17 (from PATH)"),
     CheckLine(
-        ok=None, subject="jars", text="not fetched yet: sqlite-jdbc", fix="the first start fetches them", code="LAK403"
+        ok=None,
+        subject="jars",
+        text="not downloaded yet: sqlite-jdbc",
+        fix="the first start downloads them",
+        code="LAK403",
     ),
 )
 SCRUBBED = (

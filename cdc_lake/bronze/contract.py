@@ -31,7 +31,7 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
         pa.int64(),
         (
             "0 = BEGIN, then the changes, last = COMMIT; NULL for layout rows; for rows of the copy unique over all "
-            "tables; below zero for rows that were read again, which are so right before the position"
+            "tables; negative for rows that were read again, which therefore apply right before the position"
         ),
     ),
     (
@@ -39,19 +39,19 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
         pa.string(),
         "B begin, R layout, I U D T changes, M logical message, C commit, S row of a snapshot, X undecodable",
     ),
-    ("csn", pa.int64(), "commit sequence number, NULL where the source has none"),
-    ("first_lsn", pa.int64(), "LSN of the transaction's first record, NULL where the source does not give it"),
+    ("csn", pa.int64(), "commit sequence number, NULL if the source has none"),
+    ("first_lsn", pa.int64(), "LSN of the transaction's first record, NULL if the source does not report it"),
     ("commit_lsn", pa.int64(), "LSN of the commit record"),
     ("lsn", pa.int64(), "LSN of the change itself"),
-    ("xid", pa.int64(), "transaction id as the stream gives it, 32 bit on PostgreSQL"),
+    ("xid", pa.int64(), "transaction id as the stream reports it, 32 bits on PostgreSQL"),
     ("commit_ts", pa.timestamp("us", tz="UTC"), "commit time by the source's clock"),
     ("relation", pa.string(), "schema.table; a dot or backslash inside a part is escaped by a backslash"),
-    ("layout", pa.int64(), "63-bit hash of the layout the arrays follow"),
-    ("new", pa.list_(pa.string()), "new tuple, text by position in the layout; NULL = SQL NULL"),
-    ("old", pa.list_(pa.string()), "old key or old row, text by position in the layout"),
-    ("old_kind", pa.string(), "key or full, NULL where there is no old tuple"),
-    ("unchanged", pa.list_(pa.int32()), "positions in `new` that were not sent because they did not change"),
-    ("raw", pa.binary(), "the undecodable bytes, X only"),
+    ("layout", pa.int64(), "63-bit hash of the layout to which the arrays correspond"),
+    ("new", pa.list_(pa.string()), "new tuple: texts by position in the layout; NULL = SQL NULL"),
+    ("old", pa.list_(pa.string()), "old key or old row: texts by position in the layout"),
+    ("old_kind", pa.string(), "key or full, NULL if there is no old tuple"),
+    ("unchanged", pa.list_(pa.int32()), "positions in `new` whose values were not sent because they did not change"),
+    ("raw", pa.binary(), "the bytes that could not be decoded, X only"),
     (
         "info",
         pa.string(),

@@ -230,11 +230,11 @@ def _raise_bronze_damaged(paths: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, pa.ArrowInvalid) as cause:
-        problem = "is not there" if isinstance(cause, FileNotFoundError) else "cannot be read"
+        problem = "does not exist" if isinstance(cause, FileNotFoundError) else "cannot be read"
         where = next((path for path in paths if path in str(cause)), paths[0])
         hint = (
-            "put the file back from a copy: something else removed or altered it. Where the reading took longer than "
-            "`keep_replaced`, upkeep may have removed it: then run it again"
+            "restore the file from a copy: another program removed or altered it. If the query ran longer than "
+            "`keep_replaced`, maintenance may have removed the file: then run the query again"
         )
         raise BronzeDamaged(f"a data file of bronze {problem}", where=where, hint=hint) from cause
 
@@ -259,12 +259,12 @@ class CommittedState:
 def check_contract(version: str, place: str) -> None:
     """Raise BronzeUnknown unless this version knows the contract that a table says it follows."""
     if not version.isdigit():
-        raise BronzeUnknown("the table does not say which contract of bronze it follows", where=place)
+        raise BronzeUnknown("the table does not state its bronze contract", where=place)
     if int(version) > CONTRACT_VERSION:
         raise BronzeUnknown(
-            f"bronze follows contract {version}, this version knows {CONTRACT_VERSION}",
+            f"the table has bronze contract {version}, but this version knows only {CONTRACT_VERSION}",
             where=place,
-            hint="install a newer cdc_lake, at least the version that wrote the table",
+            hint="install a newer cdc_lake: at least the version that wrote the table",
         )
 
 

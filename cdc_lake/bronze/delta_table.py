@@ -78,7 +78,7 @@ class DeltaBronzeTable:
                 return False
             properties = self._place.ask(table.metadata).configuration
             if CONTRACT_PROPERTY not in properties:
-                raise BronzeUnknown("the folder holds a Delta table that is not a bronze table", where=self.place)
+                raise BronzeUnknown("the folder contains a Delta table that is not a bronze table", where=self.place)
             check_contract(properties[CONTRACT_PROPERTY], self.place)
             self._table, self._cached_state, self._newest = table, None, None
         else:
@@ -102,7 +102,7 @@ class DeltaBronzeTable:
         changed = changed_by(newest.others)
         if changed is None:
             return
-        after_own = "" if newest.version is None else f" behind version {newest.version}, the receiver's last one"
+        after_own = "" if newest.version is None else f" after version {newest.version}, the receiver's latest one"
         remedy = None if newest.version is None else f"RESTORE the table to version {newest.version}, then run again"
         raise BronzeAltered(f"{changed}{after_own}", where=self.place, hint=remedy)
 

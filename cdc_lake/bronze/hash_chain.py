@@ -116,7 +116,7 @@ class Link:
         if self._rows == 0:
             self._same, self.position = row[SAME], row[_POSITION]
         if row[_ORDINAL] != self._rows:
-            raise ChainMismatch("its ordinals do not count from 0: rows are missing, doubled or moved")
+            raise ChainMismatch("its ordinals do not count from 0: rows are missing, duplicated or moved")
         if (row[_OP] == BEGIN) != (self._rows == 0):
             raise ChainMismatch("it does not run from BEGIN to COMMIT")
         if row[SAME] != self._same:
@@ -125,7 +125,7 @@ class Link:
 
     def _bare(self, row: tuple[Any, ...]) -> None:
         if any(value is not None for value in row[_RELATION:_INFO]):
-            raise ChainMismatch("its BEGIN or COMMIT row holds a change")
+            raise ChainMismatch("its BEGIN or COMMIT row contains a change")
 
     def _change(self, row: tuple[Any, ...]) -> None:
         op, relation, number = row[_OP], row[_RELATION], row[_LAYOUT]
@@ -135,7 +135,7 @@ class Link:
         if not described and (number is not None or op in _OF_TABLE):
             raise ChainMismatch("a change follows a layout that bronze does not describe")
         if op in _TUPLE_OPS and (layout is None or not _has_shape(row, len(layout.columns))):
-            raise ChainMismatch("a tuple of it has another shape than its layout")
+            raise ChainMismatch("one of its tuples does not match its layout")
         self._content.add(digest)
         if op == UNDECODABLE:
             self._undecoded += 1
@@ -147,11 +147,11 @@ class Link:
         content = self._content.root()
         hashed = chain_of(self._previous, self.position, content)
         if commit_info["counts"] != self._counts or not self._all_or_none(commit_info):
-            raise ChainMismatch("its changes are not the ones its COMMIT row counts")
+            raise ChainMismatch("its changes are not the ones that its COMMIT row counts")
         if commit_info["content"] != content.hex():
             raise ChainMismatch("its changes are not the ones that were landed")
         if commit_info["hash"] != hashed.hex():
-            raise ChainMismatch("it does not follow the transaction before it: one is missing or doubled")
+            raise ChainMismatch("it does not follow the transaction before it: one is missing or duplicated")
         csn = row[ROW.index("csn")]
         return LinkedTransaction(self.position, hashed, self._rows - 2, int(commit_info["empty_before"]), csn)
 

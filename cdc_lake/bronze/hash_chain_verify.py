@@ -42,7 +42,7 @@ from cdc_lake.model.position import END, Span
 from cdc_lake.model.relation import Relation
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
 
-_LOST_TAIL = "the table's last transactions are missing: its head is the hash of another one"
+_LOST_TAIL = "the table's last transactions are missing: its head is the hash of another transaction"
 
 
 class ChainBreak(Exception):
@@ -170,7 +170,7 @@ class ChainVerification:
             self._forward(epoch, position)
         if self._link is None:
             if position <= self._current.position:
-                raise ChainBreak(epoch, position, f"it stands after position {self._current.position}")
+                raise ChainBreak(epoch, position, f"it comes after position {self._current.position}")
             self._link = Link(self._current.hash, self.layouts)
         elif position != self._link.position:
             raise ChainBreak(epoch, self._link.position, "it does not run from BEGIN to COMMIT")
@@ -258,9 +258,9 @@ class ChainVerification:
     def _forward(self, epoch: int, position: int) -> None:
         """On to the next epoch that has rows; those in between have none, which what is known of them must bear out."""
         if epoch < self._current.number:
-            raise ChainBreak(epoch, position, f"it stands after epoch {self._current.number}")
+            raise ChainBreak(epoch, position, f"it comes after epoch {self._current.number}")
         if epoch > self.state.epoch:
-            raise ChainBreak(epoch, position, f"bronze has no epoch {epoch}: the newest is {self.state.epoch}")
+            raise ChainBreak(epoch, position, f"bronze has no epoch {epoch}: the latest is {self.state.epoch}")
         while self._current.number < epoch:
             self._leave()
             self._current = self._enter(self._current.number + 1)
@@ -290,7 +290,7 @@ class ChainVerification:
         if current.facts.stream is None:
             current.facts = replace(current.facts, stream=stream)
         elif stream != current.facts.stream:
-            raise ChainBreak(current.number, position, f"it is of another stream than epoch {current.number} is")
+            raise ChainBreak(current.number, position, f"it belongs to another stream than epoch {current.number}")
 
     def _count(self, linked: LinkedTransaction) -> None:
         current = self._current
@@ -361,4 +361,4 @@ def _pin_version(reader: BronzeReader) -> PinnedVersion | None:
         left = {e: end for e, end in trimmed.items() if reader.highest_commit(e, upto=end[0]) is None}
         if reader.version() == version:
             return None if state is None else PinnedVersion(state, files, left)
-    raise BronzeBusy("bronze changed each time it was looked at", where=reader.place, hint="run it again")
+    raise BronzeBusy("bronze changed during each attempt to read it", where=reader.place, hint="run it again")

@@ -88,11 +88,11 @@ class IcebergBronzeTable:
 
     def create(self) -> None:
         """Make the empty table, and the namespace where there is none."""
-        with self._writing("the bronze table could not be made"):
+        with self._writing("the bronze table could not be created"):
             try:
                 self._log.create(SCHEMA, {CONTRACT_PROPERTY: str(CONTRACT_VERSION)})
             except TableAlreadyExistsError as cause:
-                raise BronzeNotWritten("the bronze table is there already", where=self.place) from cause
+                raise BronzeNotWritten("the bronze table already exists", where=self.place) from cause
 
     def state(self) -> StreamCheckpoint | None:
         """From the summary of the newest version that has it."""
@@ -114,8 +114,8 @@ class IcebergBronzeTable:
         if changed is None:
             return
         change, own_snapshot = changed
-        remedy = f"set the branch main to snapshot {own_snapshot}, the receiver's last one, then run again"
-        raise BronzeAltered(f"something else changed bronze: {change}", where=self.place, hint=remedy)
+        remedy = f"set the branch main to snapshot {own_snapshot}, the receiver's latest one, then run again"
+        raise BronzeAltered(f"bronze was modified outside cdc_lake: {change}", where=self.place, hint=remedy)
 
     def last_chunk(self, app: str) -> int | None:
         """From the same summary: each version repeats the chunks of its stream."""
@@ -131,7 +131,7 @@ class IcebergBronzeTable:
             except OSError as cause:
                 failure = cause
                 self.refresh()
-        raise BronzeDamaged("the manifests of the newest version cannot be read", where=self.place) from failure
+        raise BronzeDamaged("the manifests of the latest version cannot be read", where=self.place) from failure
 
     def write(self, rows: Rows) -> WrittenFile:
         """One Parquet file, in no version yet."""
@@ -203,7 +203,7 @@ class IcebergBronzeTable:
                     raise AnotherReceiver("another writer committed to bronze", where=self.place) from failure
                 raise BronzeNotWritten("the commit failed and did not land", where=self.place) from failure
             except CommitOutcomeUnknown as silence:
-                message = "the commit failed, and the catalog does not say whether it landed"
+                message = "the commit failed, and the catalog does not report whether it landed"
                 raise CommitUncertain(message, where=self.place) from silence
         return version.sequence_number or 0
 
@@ -219,12 +219,12 @@ class IcebergBronzeTable:
         if own_snapshot is None or head == own_snapshot or not self._log.stands_at_main:
             return None
         if head is None or own_snapshot.snapshot_id not in self._log.ancestors():
-            return f"the branch main was set back behind snapshot {own_snapshot.snapshot_id}", own_snapshot.snapshot_id
+            return f"the branch main was reset to before snapshot {own_snapshot.snapshot_id}", own_snapshot.snapshot_id
         before, now = self._log.file_locations(own_snapshot), self._log.file_locations(head)
         if before == now:
             return None
         operation = "unknown" if head.summary is None else head.summary.operation.value
-        files = f"{len(before - now)} files left, {len(now - before)} came"
+        files = f"{len(before - now)} files were removed, {len(now - before)} added"
         return f"with snapshot {head.snapshot_id} ({operation}) {files}", own_snapshot.snapshot_id
 
     def _read_note(self) -> Mapping[str, str] | None:
@@ -238,7 +238,7 @@ class IcebergBronzeTable:
     def _files(self) -> Files:
         manifests = self._log.manifests()
         if any(m.content != ManifestContent.DATA for m in manifests):
-            raise BronzeDamaged("rows of bronze were deleted by something else", where=self.place)
+            raise BronzeDamaged("another program deleted rows of bronze", where=self.place)
         previous, self._described = self._described, {}
         for manifest in manifests:
             path = manifest.manifest_path

@@ -252,14 +252,14 @@ def _change(rows: RowsByKey[Row], row: Mapping[str, Any], names: Sequence[str], 
             _existing_row(rows, left, row, old)
             rows.move(left, None, None, old)
         case _:
-            raise BronzeDamaged(f"a change of {row['relation']} at position {row['position']} names no row")
+            raise BronzeDamaged(f"a change of {row['relation']} at position {row['position']} does not identify a row")
 
 
 def _existing_row(rows: RowsByKey[Row], key: Key, row: Mapping[str, Any], old: Row | None) -> Row:
     current = rows.row_of(key, old)
     if current is None:
         where = f"at position {row['position']}"
-        raise BronzeDamaged(f"a change of {row['relation']} {where} is of a row that no earlier one brought")
+        raise BronzeDamaged(f"a change of {row['relation']} {where} refers to a row that no earlier change inserted")
     return current
 
 

@@ -176,7 +176,7 @@ class _Reading:
         if not self.keep:
             epoch, position = (self._rows[c][wrong[0]].as_py() for c in ("epoch", "position"))
             raise ValueNotTyped(
-                f"a value of `{name}` at position {position} of epoch {epoch} is no {kind}",
+                f"a value of `{name}` at position {position} of epoch {epoch} is not a valid {kind}",
                 where=str(self._of.table),
             )
         for row in wrong:
@@ -252,7 +252,7 @@ def register_lasting(
     """The same as views of a database, over the table itself. Raises ViewNotMade."""
     queries = _queries(shapes, ())
     if reader.sql_name is None:
-        raise ViewNotMade("views that stay need a bronze table in Delta on this machine", where=reader.place)
+        raise ViewNotMade("permanent views require a bronze table in Delta on this machine", where=reader.place)
     spark.sql(f"CREATE DATABASE IF NOT EXISTS {quote_identifier(database)}")
     for name, query in queries.items():
         spark.sql(
@@ -266,7 +266,7 @@ def _queries(shapes: Sequence[TableColumns], later: Sequence[tuple[int, int]]) -
     queries: dict[str, Query] = {}
     for of in shapes:
         if (name := view_name(of.table)) in queries:
-            raise ViewNotMade(f"two tables would have the view {name}", where=str(of.table))
+            raise ViewNotMade(f"two tables would have the same view {name}", where=str(of.table))
         queries[name] = partial(changes_sql, of=of, span=None, misfits="keep", snapshot=True, later=later)
     return {**queries, "transactions": partial(transactions_sql, span=None)}
 
@@ -350,7 +350,7 @@ class _Changes:
         value, fits = cast_sql(text, kind), fits_sql(text, kind)
         if fits == "true":
             return value
-        what = f"`{self._of.names[index]}` is no {kind.sql}"
+        what = f"`{self._of.names[index]}` is not a valid {kind.sql}"
         stop = f"raise_error(concat({literal(f'a value of {what} at position ')}, position, ' of epoch ', epoch))"
         return f"CASE WHEN {fits} THEN {value}{f' ELSE {stop}' if self._misfits == 'stop' else ''} END"
 
@@ -386,7 +386,7 @@ class _Changes:
 
     @cached_property
     def _unknown(self) -> str:
-        return f"raise_error({literal(f'{self._of.table} has another layout since the view was made: make it again')})"
+        return f"raise_error({literal(f'{self._of.table} was altered since the view was created: create it again')})"
 
 
 def _frame(spark: SparkSession, paths: Sequence[str], query: Query) -> DataFrame:

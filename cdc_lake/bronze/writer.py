@@ -158,7 +158,7 @@ class TableBronze:
     def _read(self) -> tuple[bool, StreamCheckpoint | None]:
         """Whether the table is there, and its state."""
         if self._refused:
-            raise AnotherReceiver("this writer was overtaken by another one", where=self._table.place)
+            raise AnotherReceiver("another writer replaced this one", where=self._table.place)
         if self._cached_state is None:
             if not self._table.refresh():
                 return False, None
@@ -219,7 +219,7 @@ class BesideBronze(TableBronze):
             self._cached_state = None
             now = self._stream()
             if now.stream != state.stream:
-                raise NoStream(f"the stream {now.stream} was begun meanwhile", where=self._table.place)
+                raise NoStream(f"the stream {now.stream} was started in the meantime", where=self._table.place)
             try:
                 version = self._table.commit(files, now, chunks)
             except AnotherReceiver:
@@ -250,7 +250,7 @@ def _check_order(batch: TransactionBatch, place: str) -> None:
         if later <= earlier:
             raise NotInOrder(f"position {later} follows {earlier} in one batch", where=place)
     if positions and positions[-1] > batch.upto:
-        raise NotInOrder(f"a batch up to {batch.upto} holds position {positions[-1]}", where=place)
+        raise NotInOrder(f"a batch up to {batch.upto} contains position {positions[-1]}", where=place)
 
 
 def _bytes(files: Sequence[WrittenFile]) -> int:

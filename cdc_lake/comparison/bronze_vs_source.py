@@ -124,11 +124,11 @@ def _cannot(
 ) -> str:
     """Why a table's fold cannot be the source's state, if it cannot."""
     if project.pipeline.snapshot.mode == "none":
-        return "the stream began without a copy of the rows that were there"
+        return "the stream was started without a copy of the existing rows"
     if state.epoch in bronze.last_trimmed():
-        return "retention let the beginning of the stream go"
+        return "retention removed the beginning of the stream"
     if bronze.undecodable(Span(state.epoch, -1, state.upto)):
-        return "bronze holds a transaction that could not be decoded"
+        return "bronze contains a transaction that could not be decoded"
     gap = where.gap(relation.table, state.upto)
     return "" if gap is None else gap.reason
 

@@ -192,7 +192,7 @@ class Sample:
         """Read `5%`, `0.5 %` or `10000`. Raises ValueError."""
         parsed = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?%|([0-9]+)", text.strip())
         if parsed is None or not 0 < float(parsed[1] or parsed[2]) <= (100 if parsed[1] else float("inf")):
-            msg = f"`{text}` is neither a part, such as 5%, nor a number of rows"
+            msg = f"`{text}` is neither a percentage, such as 5%, nor a number of rows"
             raise ValueError(msg)
         return cls(share=float(parsed[1]) / 100) if parsed[1] else cls(rows=int(parsed[2]))
 
@@ -256,7 +256,7 @@ def next_step(job: CompareTask) -> str:
         return "; ".join(pinned.waits)
     ahead = Span(job.state.epoch, pinned.watermark, max(pinned.watermark, job.state.upto))
     if any(table in commit.counts for commit in job.bronze.commits(ahead)):
-        return "its change waits in bronze: `cdc-lake run --once`, then compare again"
+        return "its change is not applied yet: `cdc-lake run --once`, then compare again"
     return "run `cdc-lake run --once`; if that changes nothing, change a row of the table and run it again"
 
 
@@ -543,7 +543,7 @@ def layout_of(job: CompareTask, schema: pa.Schema) -> Layout | Gap:
 
 def type_gap(columns: str) -> Gap:
     """Columns that cannot be compared because of their types."""
-    return Gap(f"silver's types are not those of the source's columns: {columns}", "`cdc-lake explain LAK410`")
+    return Gap(f"silver's types do not match those of the source columns: {columns}", "`cdc-lake explain LAK410`")
 
 
 _NO_TEXT = pa.chunked_array([], pa.large_string())
@@ -558,7 +558,7 @@ def _astray(silver: pa.Table, text: str, decimal: str) -> bool:
 def _uneven(job: CompareTask, expected: set[str], present: set[str]) -> Gap | None:
     """Columns that only one side has."""
     if missing := sorted(expected - present):
-        reason = f"silver has no column {', '.join(missing)} yet: it comes with the table's next change"
+        reason = f"silver has no column {', '.join(missing)} yet: it is added with the table's next change"
         return Gap(reason, next_step(job))
     if gone := sorted(present - expected):
         return Gap(f"the source no longer has column {', '.join(gone)}", next_step(job))

@@ -118,7 +118,7 @@ def table_compared(job: CompareTask, where: AlignmentPoint) -> TableComparison:
     pinned = job.pinned
     table, watermark = pinned.target.source, pinned.watermark
     if pinned.target.kind == "append":
-        reason = "silver keeps every change of it, the source only the rows they led to"
+        reason = "silver keeps every change of it, the source only the resulting rows"
         label = pinned.target.label
         return TableComparison(str(table), label, Verdict.NOT_COMPARED, reason=reason, seconds=_elapsed_seconds(began))
     outcome = (
@@ -145,7 +145,7 @@ def _compare_sides(job: CompareTask, unapplied: Sequence[SnapshotTransaction]) -
     """What differs, or why the sides cannot be set side by side."""
     pinned = job.pinned
     if not pinned.readable:
-        return Gap("the cut does not have it, or its version is no longer there", "`cdc-lake cuts list`")
+        return Gap("the cut does not contain it, or its version no longer exists", "`cdc-lake cuts list`")
     if not silver_exists(job.project, pinned.target):
         return _without_silver(job)
     schema, _ = silver_blocks(job.project, pinned.target, pinned.marker.version)
@@ -162,7 +162,7 @@ def _compare_sides(job: CompareTask, unapplied: Sequence[SnapshotTransaction]) -
 def _without_silver(job: CompareTask) -> _Found | Gap:
     relation = job.source.relation_of(job.pinned.published)
     if sum(block.num_rows for block in job.source.parts(relation, job.pinned.published)):
-        return Gap("the silver table has not been made yet", "run `cdc-lake run --once`")
+        return Gap("the silver table has not been created yet", "run `cdc-lake run --once`")
     return _Found(Differences(), frozenset(), frozenset(), (0, 0))
 
 
@@ -183,7 +183,7 @@ def _both_sides(job: CompareTask, layout: Layout, later: PendingChanges) -> _Fou
         differences, uneven, read = _match_rows(job.project, layout, sides, held, wanted, rows_of_keys)
     if silver.shared:
         backlog = f"{later.transactions} landed transactions are not applied yet"
-        return Gap(f"{backlog}, and they give one key to several rows", CATCH_UP)
+        return Gap(f"{backlog}, and they assign one key to several rows", CATCH_UP)
     accounted, unaccounted = held.explain_keys()
     return _Found(
         differences,
@@ -346,10 +346,12 @@ def _verdict(different: bool, accounted: frozenset[Key], apart: frozenset[Key]) 
 
 def _reason(findings: _Found, shared: frozenset[Key]) -> str:
     if findings.astray:
-        return f"not the numbers of the text beside them: {', '.join(sorted(findings.astray))}"
+        return f"numbers that do not match the text in the other column: {', '.join(sorted(findings.astray))}"
     if shared and findings.layout is not None:
-        return f"the source has several rows of one key: {', '.join(findings.layout.keys)} identifies none of them"
-    return "rows of one key differ in number" if findings.uneven else ""
+        return (
+            f"the source has several rows with the same key: {', '.join(findings.layout.keys)} does not identify a row"
+        )
+    return "the numbers of rows with the same key differ" if findings.uneven else ""
 
 
 def _columns(differences: Differences, held: frozenset[Key]) -> tuple[tuple[str, int], ...]:
@@ -391,7 +393,7 @@ def compare(
     a repair of a cut.
     """
     if repair and as_of is not None:
-        msg = "what differs in an older version of silver is not repaired"
+        msg = "differences in an older version of silver are not repaired"
         raise ValueError(msg)
     asked = CompareOptions(repair, lands=repair and yes, values=values, full=full, sample=sample, now=as_of is None)
     if not asked.lands:
@@ -449,7 +451,7 @@ def _snapshot(
             return source.ahead(snapshot, after)
         except (SlotMissing, SlotInvalidated, WalGone) as gone:
             # nothing more comes to bronze: what it lacks is what was lost, and shows as differences
-            text = f"{gone.message}: changes that bronze does not have are shown as differences"
+            text = f"{gone.message}: changes that bronze does not contain are shown as differences"
             report(ProgressEvent("warning", text, facts={"code": gone.code}))
             return ()
 
@@ -481,6 +483,6 @@ def _chosen(captured: Sequence[PublishedTable], wanted: Sequence[str]) -> list[P
     for text in wanted:
         name = source_table(text)
         if name not in by_name:
-            raise NoTableMatches(f"the stream carries no table {name}", hint="`cdc-lake plan` lists the tables")
+            raise NoTableMatches(f"the stream does not contain table {name}", hint="`cdc-lake plan` lists the tables")
         chosen.append(by_name[name])
     return chosen

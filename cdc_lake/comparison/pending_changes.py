@@ -293,7 +293,7 @@ def forward(job: CompareTask, layout: Layout, positions: Sequence[int], changes:
     table, state, after = layout.relation.table, job.state, job.pinned.watermark
     backlog = f"{len(positions)} landed transactions are not applied yet"
     if layout.view.evaluates:
-        return Gap(f"{backlog}, and expressions make silver's rows of the source's", CATCH_UP)
+        return Gap(f"{backlog}, and expressions compute silver's rows from those of the source", CATCH_UP)
     if changes > CHANGES_AT_MOST:
         return Gap(f"{backlog}, with {changes:,} changes", CATCH_UP)
     if refetched_rows(job.control.snapshots(), state.stream, str(table), Span(state.epoch, after, END)):

@@ -116,7 +116,7 @@ def repair(job: CompareTask, where: AlignmentPoint, differing: DifferingKeys) ->
         if shows(touch.number, touch.position) != (touch.landed and touch.position <= applied)
     ]
     if not where.complete or any(not t.landed and here.layout.table in t.tables for t in apart):
-        reason = "the source has transactions that bronze does not: `cdc-lake run --once`, then again"
+        reason = "the source has transactions that bronze does not contain: `cdc-lake run --once`, then again"
         return Repair(left=len(differing.keys), reason=reason)
     keys = (differing.source_keys | differing.gone) - differing.repeated
     landed = [touch for touch in apart if touch.landed]
@@ -141,14 +141,14 @@ def _land_rows(
     every, position = len(differing.keys), here.table.position + 1
     lands = job.asked.lands and bool(rows)
     if lands and not land_refetched(job.project, job.control, job.state, here.layout, differing.names, rows, position):
-        return Repair(left=every, reason="bronze is busy: try again")
+        return Repair(left=every, reason="bronze is busy: retry")
     because = ""
     if moving:
         because = "later transactions change them: `cdc-lake run --once`, then again"
     elif differing.repeated:
-        because = "several rows have one key: `cdc-lake rebuild`"
+        because = "several rows have the same key: `cdc-lake rebuild`"
     elif len(rows) < every:
-        because = "the source does not find them by key: `cdc-lake rebuild`"
+        because = "the source cannot find them by key: `cdc-lake rebuild`"
     return Repair(
         len(rows),
         format_stream_position(job.state.stream, position) if lands else "",
@@ -164,11 +164,11 @@ def _refusal(job: CompareTask, differing: DifferingKeys) -> str | None:
     if not differing.names:
         return "rows without a key cannot be told apart: `cdc-lake rebuild`"
     if target.transforms.where is not None:
-        return "a filter decides which of its rows silver has: `cdc-lake rebuild`"
+        return "a filter decides which of its rows are in silver: `cdc-lake rebuild`"
     if any(rules(target.source, name) is not None for name in differing.names):
-        return "its key is redacted, and the source cannot be asked by it: `cdc-lake rebuild`"
+        return "its key is redacted, so the source cannot be queried by it: `cdc-lake rebuild`"
     if any(not _is_printable(differing.types[name]) for name in differing.names):
-        return "its key has a type that the source cannot be asked by: `cdc-lake rebuild`"
+        return "the source cannot be queried by a key of its type: `cdc-lake rebuild`"
     if len(differing.keys) > REPAIRED_AT_MOST:
         return f"a repair takes up to {REPAIRED_AT_MOST:,} keys: `cdc-lake rebuild`"
     return None
@@ -187,9 +187,9 @@ def _standing(job: CompareTask) -> _Here | str:
     cut = last_cut(job.control, stream)
     table = None if cut is None else cut.tables.get(str(target.source))
     if table is None or table.state != IN or table.layout is None or marker.generation != table.generation:
-        return "no cut says where it stands: `cdc-lake run --once`"
+        return "no cut records its position: `cdc-lake run --once`"
     if marker.position is not None and marker.position > table.position:
-        return "the last run was broken off: `cdc-lake run --once`"
+        return "the last run was interrupted: `cdc-lake run --once`"
     ahead = Span(job.state.epoch, table.position, END)
     if refetched_rows(job.control.snapshots(), stream, str(target.source), ahead):
         return "rows that were read again are not merged yet: `cdc-lake run --once`"

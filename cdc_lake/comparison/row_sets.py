@@ -48,13 +48,13 @@ class SourceRowSet:
         """How the server sums up, and why it does not."""
         layout = self._layout
         if layout.view.evaluates:
-            return None, "expressions make silver's rows of the source's"
+            return None, "expressions compute silver's rows from those of the source"
         if because := self._source.unsummable_reason(layout.relation):
             return None, because
         expression = hash_sql(layout.relation, layout.form, layout.types)
         if isinstance(expression, HashSql):
             return expression, ""
-        return None, f"no expression of the server gives column {expression} as it is compared"
+        return None, f"no expression of the server returns column {expression} in the form in which it is compared"
 
     @property
     def ways(self) -> Mapping[str, HashStrategy]:

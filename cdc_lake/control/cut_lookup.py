@@ -127,7 +127,7 @@ class _Cuts:
         own = np.where(has_time, latest, np.asarray(self.places["recorded_at"].cast(pa.int64())))
         fits = np.flatnonzero((latest <= moment) & (own <= moment))
         if not len(fits):
-            raise BeforeFirstCut(f"no cut holds only what was committed by {time.isoformat()}")
+            raise BeforeFirstCut(f"no cut contains only what was committed by {time.isoformat()}")
         cut = self._read_cut(int(fits[-1]))
         if fits[-1] == self.places.num_rows - 1 and (more := _Stream(self).waiting("commit_ts", time, cut.position)):
             several, verb = pluralize(more, "transaction"), "is" if more == 1 else "are"
@@ -168,7 +168,7 @@ class _Stream:
                 if by_csn:
                     return self.find_upto(value)
                 if identity is None:
-                    raise CutUnknown(f"the stream has no CSNs, so {value} is no position of it")
+                    raise CutUnknown(f"the stream has no CSNs, so {value} is not a position of it")
                 return self._looked_up("csn", value, f"CSN {value}", identity.snapshot_csn)
             case other:
                 assert_never(other)
@@ -192,12 +192,13 @@ class _Stream:
         landed = bronze.highest_commit(self.epoch, position)
         if landed is not None and landed > applied:
             raise CutNotReached(
-                f"silver is at {format_stream_position(self.name, applied)}, and bronze has more up to {text}"
+                f"silver is at {format_stream_position(self.name, applied)}, but bronze has more transactions up to "
+                f"{text}"
             )
         state = bronze.state()
         if state is not None and state.epoch == self.epoch and position > state.upto:
             raise CutNotReached(
-                f"bronze itself has come to {format_stream_position(self.name, state.upto)}, not to {text}"
+                f"bronze itself has reached only {format_stream_position(self.name, state.upto)}, not {text}"
             )
 
     def _looked_up(self, column: str, value: int, text: str, copied: Lsn | Csn | None) -> WrittenCut:
@@ -206,13 +207,13 @@ class _Stream:
             raise BeforeFirstCut(f"{text} is before the initial copy, which is at {copied}")
         commits = self._commits(column)
         if commits.num_rows and commits[column].null_count == commits.num_rows:
-            raise CutUnknown(f"the transactions of this stream do not say where {text} is")
+            raise CutUnknown(f"the position of {text} cannot be determined from the transactions of this stream")
         if commits.num_rows == 0 or value > (pc.max(commits[column]).as_py() or -1):
-            raise CutNotReached(f"bronze has no transaction at or behind {text} yet")
+            raise CutNotReached(f"bronze has no transaction at or after {text} yet")
         next_position = pc.min(commits.filter(pc.field(column) > value)["position"]).as_py()
         lowest = pc.min(commits["position"]).as_py()
         if next_position == lowest and self.epoch in self.cuts.bronze.last_trimmed():
-            raise BeforeFirstCut(f"bronze has let go the transactions up to {text}")
+            raise BeforeFirstCut(f"retention removed the transactions up to {text} from bronze")
         if next_position is not None:
             return self._find_before(int(next_position), text)
         return self.find_upto(int(pc.max(commits["position"]).as_py()))

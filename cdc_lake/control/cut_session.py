@@ -137,7 +137,7 @@ class CutSession:
         if is_behind and not self.allow_behind:
             position_text = format_stream_position(self.cut.stream, state.position)
             raise TableBehind(
-                f"{state.table} stays behind at {position_text} in the cut at {self.position}", where=state.table
+                f"{state.table} is still at {position_text} in the cut at {self.position}", where=state.table
             )
         target = relocate_target(self.project.target(TableName.parse(relation)), state.table, state.format)
         return _Place(relation, state, target, Position(self.epoch, state.position if is_behind else self.cut.position))
@@ -149,7 +149,7 @@ class CutSession:
         for relation, state in self.tables.items():
             if state.table == table:
                 return relation
-        raise NotInCut(f"the cut at {self.position} of epoch {self.epoch} lists no table `{table}`")
+        raise NotInCut(f"the cut at {self.position} of epoch {self.epoch} contains no table `{table}`")
 
     def _rows(self, place: _Place) -> pa.Table:
         version = place.state.version
@@ -256,7 +256,7 @@ def time_of(name: ControlName) -> str:
 
 def _require_zone(time: datetime) -> datetime:
     if time.tzinfo is None:
-        raise LakeError(f"the time {time.isoformat()} has no zone", hint="give it one, as `datetime.now(UTC)` has")
+        raise LakeError(f"the time {time.isoformat()} has no time zone", hint="add one, as in `datetime.now(UTC)`")
     return time
 
 

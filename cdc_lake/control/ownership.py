@@ -102,9 +102,9 @@ def check_own_bronze(project: Project, state: StreamCheckpoint | None, control: 
     name = _named_by_control(project, state.stream)
     origin = _origin_of(state.stream)
     if name not in {None, project.name}:
-        raise BronzeUnknown(f"bronze belongs to pipeline `{name}`, and this pipeline is `{project.name}`", where=place)
+        raise BronzeUnknown(f"bronze belongs to pipeline `{name}`, but this is pipeline `{project.name}`", where=place)
     if name is None and origin is not None and not origin.endswith(f":{project.slot}"):
-        words = f"bronze belongs to the pipeline of stream {origin}, and this pipeline is `{project.name}`"
+        words = f"bronze belongs to the pipeline of stream {origin}, but this is pipeline `{project.name}`"
         raise BronzeUnknown(f"{words}, with slot `{project.slot}`", where=place)
 
 
@@ -114,8 +114,8 @@ def check_named_slot(project: Project, state: StreamCheckpoint) -> None:
     if origin is None or origin.endswith(f":{project.slot}") or (other := _pipeline_of_slot(project)) is None:
         return
     hint = (
-        f"was the file of pipeline `{other}` given the name `{project.name}`? give it a name that no pipeline of the "
-        f"lake has; if it is the file of `{project.name}`, name its own slot again in `source.slot.name`"
+        f"if the file of pipeline `{other}` was given the name `{project.name}`, give it a name that no pipeline of "
+        f"the lake has; if it is the file of `{project.name}`, restore its own slot in `source.slot.name`"
     )
     raise SlotForeign(_of_another(project, other), hint=hint)
 
@@ -123,24 +123,23 @@ def check_named_slot(project: Project, state: StreamCheckpoint) -> None:
 def unclaimed_slot(project: Project, bronze: str, state: StreamCheckpoint | None) -> SlotForeign:
     """The error for a slot of the pipeline's name that bronze does not know; `bronze`: where bronze is looked for."""
     if state is not None:
-        words = f"slot `{project.slot}` was made since the pipeline was told to start over, and not by it"
-        hint = (
-            "stop who reads it, or name another slot in `source.slot.name`; `cdc-lake restart` says what it would drop"
-        )
+        words = f"slot `{project.slot}` was created after this pipeline was told to start over, but by another program"
+        hint = "stop its reader, or set `source.slot.name` to another name; `cdc-lake restart` shows what it would drop"
         return SlotForeign(words, where=bronze, hint=hint)
     if (other := _pipeline_of_slot(project)) is not None:
         return SlotForeign(
             _of_another(project, other),
-            hint="each pipeline has a slot of its own: set `source.slot.name` to another name",
+            hint="set `source.slot.name` to another name: each pipeline has its own slot",
         )
     words = (
-        f"slot `{project.slot}` exists, but bronze holds nothing: this pipeline did not make it, or its lake is away"
+        f"slot `{project.slot}` exists, but bronze is empty: another pipeline created the slot, or this pipeline's "
+        "lake is missing"
     )
     return SlotForeign(words, where=bronze)
 
 
 def _of_another(project: Project, other: str) -> str:
-    return f"slot `{project.slot}` belongs to pipeline `{other}`, and this pipeline is `{project.name}`"
+    return f"slot `{project.slot}` belongs to pipeline `{other}`, but this is pipeline `{project.name}`"
 
 
 def _pipeline_of_slot(project: Project) -> str | None:
@@ -220,7 +219,7 @@ def _name_of(project: Project, owner: Owner) -> str | None:
 
 
 def _words(project: Project, target: Target, owner: Owner) -> str:
-    this = f"this pipeline is `{project.name}`"
+    this = f"this is pipeline `{project.name}`"
     if owner.stream is None and owner.pipeline is None:
         return f"{target.label} was not written by cdc_lake, and {this}"
     name = _name_of(project, owner)
@@ -236,8 +235,10 @@ def _words(project: Project, target: Target, owner: Owner) -> str:
 def _hint(ownership: Ownership, target: Target, owner: Owner) -> str:
     project = ownership.project
     name = _name_of(project, owner)
-    apart = "give this pipeline its own `silver.defaults.namespace` or the table another name with `to`"
-    renamed = f"; was this pipeline renamed? set `pipeline: {name}` again" if name not in {None, project.name} else ""
+    apart = "set another `silver.defaults.namespace` for this pipeline, or give the table another name with `to`"
+    renamed = (
+        f"; if this pipeline was renamed, set `pipeline: {name}` again" if name not in {None, project.name} else ""
+    )
     again, first = f"cdc-lake rebuild {target.source} --adopt", f"cdc-lake run --adopt {target.label}"
     command = again if ownership.is_listed(target) else first
-    return f"{apart}{renamed}; to replace what the table holds on purpose: `{command}`"
+    return f"{apart}{renamed}; to replace the content of the table on purpose: `{command}`"

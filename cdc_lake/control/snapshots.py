@@ -243,4 +243,4 @@ def refetch_note(rows: Iterable[SnapshotRow], stream: str, position: int, ordina
             if document["first"] <= ordinal < document["first"] + document["rows"]:
                 by = document.get("by")
                 return f"read again at the source by {by}" if by else "read again at the source"
-    return "read again at the source, and never in force: the process ended before it was recorded"
+    return "read again at the source, but never applied: the process ended before it was recorded"

@@ -81,7 +81,7 @@ class ReceiverNote:
     """Written by the receiver only, while it is entered, one thread at a time; read by anybody."""
 
     def __init__(self, lake: Path, pipeline: str, report: ProgressReporter = silent) -> None:
-        trouble = "`status` cannot be told whether the receiver waits"
+        trouble = "`status` cannot be informed whether the receiver waits"
         self._file = NoteFile(lake / "logs" / f"{pipeline}.receiver", trouble, report)
         self._since: datetime | None = None
 

@@ -119,7 +119,7 @@ def check_bronze_there(state: StreamCheckpoint | None, control: ControlTables, p
     """Raise BronzeGone where bronze holds nothing, and the control tables say that it did, unless it starts over."""
     streams = control.streams() if state is None else []
     if streams and not starts_over(state, control):
-        text = f"bronze holds nothing, and the control tables know stream {streams[-1].stream}, begun "
+        text = f"bronze is empty, but the control tables contain stream {streams[-1].stream}, started "
         raise BronzeGone(f"{text}{streams[-1].recorded_at.isoformat(timespec='seconds')}", where=place)
 
 
@@ -128,7 +128,7 @@ def check_unfinished(state: StreamCheckpoint) -> StreamIdentity:
     before = StreamIdentity.parse(state.stream)
     if state.upto != before.start:
         raise CopyUnknown(
-            f"bronze holds changes of {state.stream} up to {format_stream_position(state.stream, state.upto)}, "
+            f"bronze contains changes of {state.stream} up to {format_stream_position(state.stream, state.upto)}, "
             "but no finished initial copy of it"
         )
     return before
@@ -224,4 +224,4 @@ def undecoded_error(stream: str, commit: CommitRow) -> TransactionUndecoded:
 
 
 def _changes(tables: Sequence[str]) -> str:
-    return f"it changes {', '.join(tables)}" if tables else "what it changes could not be read"
+    return f"it changes {', '.join(tables)}" if tables else "its changes could not be read"

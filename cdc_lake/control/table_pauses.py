@@ -117,15 +117,16 @@ def _resolve_table(project: Project, control: ControlTables, table: str) -> str:
     reader = bronze_reader(project)
     state = reader.state()
     if state is None:
-        hint = "`cdc-lake run --once --only receive` copies into bronze alone: pause it then, before silver takes it"
-        raise NoStream(
-            "bronze contains no stream yet: no table flows that could be paused", where=reader.place, hint=hint
+        hint = (
+            "`cdc-lake run --once --only receive` copies into bronze only: pause the table after that, before "
+            "silver applies it"
         )
+        raise NoStream("bronze contains no stream yet, so there is no table to pause", where=reader.place, hint=hint)
     cut = last_cut(control, state.stream)
     tables = {str(layout.table) for layout in reader.layouts().values()} | set(cut.tables if cut is not None else ())
     matching = [name for name in (table, f"public.{table}") if name in tables]
     if not matching:
-        raise TableNotKnown(f"bronze knows no table `{table}`; it knows {', '.join(sorted(tables)) or 'none'}")
+        raise TableNotKnown(f"bronze has no table `{table}`; it has {', '.join(sorted(tables)) or 'none'}")
     return matching[0]
 
 

@@ -42,12 +42,12 @@ def require_deployable(pipeline: Deployed) -> None:
 
 def _refusals(pipeline: Deployed) -> Iterator[NotDeployable]:
     if pipeline.file.parent.name != PIPELINES:
-        hint = f"move it into a folder `{PIPELINES}` of a project: that folder and `{CONF}` are what is uploaded"
-        yield NotDeployable("the pipeline file is in no project", where=str(pipeline.file), hint=hint)
+        hint = f"move it into a folder `{PIPELINES}` of a project: that folder and `{CONF}` are uploaded"
+        yield NotDeployable("the pipeline file does not belong to a project", where=str(pipeline.file), hint=hint)
     yield from _lake(pipeline)
     for value in pipeline.values:
         if _FORMAT.fullmatch(value.path) and value.text == "iceberg":
-            hint = "use `format: delta`; the Iceberg catalog of a session is not set up on Databricks by this version"
+            hint = "use `format: delta`; this version does not set up the Iceberg catalog of a session on Databricks"
             yield _not_deployable("tables of `format: iceberg` are not deployed", value, hint)
         if is_secret(value.path):
             yield from _secret(value)
@@ -59,14 +59,14 @@ def _lake(pipeline: Deployed) -> Iterator[NotDeployable]:
     lake_path = pipeline.value("lake.path")
     if lake_path is None:
         where = f"{pipeline.file.name}, conf/{pipeline.environment}.yaml"
-        yield NotDeployable("`lake.path` is not given: the lake would go with the cluster", where=where, hint=hint)
+        yield NotDeployable("`lake.path` is not set: the lake would be lost with the cluster", where=where, hint=hint)
     elif not lake_path.text.startswith("/"):
-        yield _not_deployable("`lake.path` is relative: the lake would go with the cluster", lake_path, hint)
+        yield _not_deployable("`lake.path` is relative: the lake would be lost with the cluster", lake_path, hint)
     elif lake_path.text.startswith(VOLUMES) and len(_parts(lake_path.text.removeprefix(VOLUMES))) < _VOLUME_PARTS:
-        yield _not_deployable("`lake.path` names no volume", lake_path, hint)
+        yield _not_deployable("`lake.path` is not on a volume", lake_path, hint)
     bronze = pipeline.value("bronze.path")
     if bronze is not None and not bronze.text.startswith("/") and "://" not in bronze.text:
-        yield _not_deployable("`bronze.path` is relative: bronze would go with the cluster", bronze, hint)
+        yield _not_deployable("`bronze.path` is relative: bronze would be lost with the cluster", bronze, hint)
 
 
 def _parts(path: str) -> list[str]:
@@ -88,11 +88,11 @@ def _check_uploaded_files(value: Written) -> Iterator[NotDeployable]:
     if value.path in _FILES_OF_TLS and not value.text.startswith("/"):
         named.append(value.text)
     if value.path == "source.tls.key" and named:
-        hint = f"put it on a volume and write its path there, `{VOLUMES}…`"
+        hint = f"put it on a volume and set its path, `{VOLUMES}…`"
         yield _not_deployable("the private key of `source.tls.key` would be uploaded", value, hint)
     for name in named:
         if PurePosixPath(name).parts[:1] not in {(PIPELINES,), (CONF,)} or ".." in PurePosixPath(name).parts:
-            hint = f"move it into `{CONF}`: that folder and `{PIPELINES}` are what is uploaded"
+            hint = f"move it into `{CONF}`: that folder and `{PIPELINES}` are uploaded"
             yield _not_deployable(f"`{name}` is not uploaded", value, hint)
 
 
@@ -179,7 +179,7 @@ def build(pipelines: Mapping[str, Deployed], parts: BundleParts) -> Plain:
     first = next(iter(pipelines.values()))
     if {p.name for p in pipelines.values()} != {first.name}:
         raise NotDeployable(
-            "the pipeline has another name in each target", where=first.file.name, hint="leave `pipeline` out of `conf`"
+            "the pipeline has another name in each target", where=first.file.name, hint="remove `pipeline` from `conf`"
         )
     references = [r for pipeline in pipelines.values() for r in pipeline.references]
     return {
@@ -228,14 +228,12 @@ def _variables(references: Sequence[Reference]) -> Plain:
         "node_type_id": {
             "description": "Node type of the clusters, one that your cloud has: i3.xlarge, Standard_D4ds_v5"
         },
-        "spark_version": {"description": "Databricks Runtime, one of Spark 4.1", "default": DEFAULT_RUNTIME},
+        "spark_version": {"description": "Databricks Runtime with Spark 4.1", "default": DEFAULT_RUNTIME},
         "report_schedule": {"description": "When the report is written, in UTC", "default": "0 0 6 * * ?"},
-        "maintain_schedule": {"description": "When tables are kept up, in UTC", "default": "0 30 2 * * ?"},
+        "maintain_schedule": {"description": "When maintenance runs, in UTC", "default": "0 30 2 * * ?"},
     }
     if _has_scope(references):
-        variables["secret_scope"] = {
-            "description": "Secret scope with the secrets that the pipeline reads by their names"
-        }
+        variables["secret_scope"] = {"description": "Secret scope with the secrets that the pipeline refers to by name"}
     names_by_key = {name: name for name in _OWN_VARIABLES}
     for name, places in _by_name(references).items():
         if any(r.secret for r in places):
@@ -402,7 +400,7 @@ def _extras(pipeline: Deployed) -> Extras:
     try:
         return Extras({package: version(package) for package in packages})
     except PackageNotFoundError as missing:
-        hint = f"`{install('databricks')}`: the jobs get the versions that are installed here"
+        hint = f"`{install('databricks')}`: the jobs use the versions that are installed here"
         raise NotDeployable(f"`{missing.name}` is not installed here", where="this machine", hint=hint) from missing
 
 
@@ -423,14 +421,12 @@ def _write(file: Path, data: bytes, *, force: bool) -> bool:
             if file.read_bytes() == data:
                 return False
             if not force:
-                hint = "compare the two, and add `--force` to write over it"
-                raise BundleNotWritten(
-                    f"`{file.name}` is there already and says something else", where=str(file), hint=hint
-                )
+                hint = "compare the two files, and add `--force` to overwrite this one"
+                raise BundleNotWritten(f"`{file.name}` already exists with other content", where=str(file), hint=hint)
         file.parent.mkdir(parents=True, exist_ok=True)
         draft.write_bytes(data)
         draft.replace(file)
     except OSError as cause:
-        hint = "make the folder writable and free space on its disk"
+        hint = "make the folder writable and free disk space"
         raise BundleNotWritten(f"`{file.name}` could not be written", where=str(file.parent), hint=hint) from cause
     return True

@@ -47,14 +47,14 @@ def require_folder(project: Project) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
-        raise LakeFolderUnfit(f"the folder cannot be made: {cause.strerror}", where=str(folder)) from cause
+        raise LakeFolderUnfit(f"the folder cannot be created: {cause.strerror}", where=str(folder)) from cause
     draft, name = (folder / f"probe-{uuid.uuid4().hex}.{end}" for end in ("draft", "txt"))
     try:
         _check_atomic_rename(draft, name)
         if project.control_address is None or project.bronze_address is None:
             _exclusive(draft, name)
     except OSError as cause:
-        message = f"files here cannot be made for good under a name of their own: {cause.strerror}"
+        message = f"a file cannot be created exclusively here: {cause.strerror}"
         raise LakeFolderUnfit(message, where=str(folder)) from cause
     finally:
         draft.unlink(missing_ok=True)
@@ -66,7 +66,7 @@ def _check_atomic_rename(draft: Path, name: Path) -> None:
     draft.write_bytes(b"probe\n")
     draft.replace(name)
     if name.read_bytes() != b"probe\n":
-        raise LakeFolderUnfit("a file that was written is another one", where=str(name.parent))
+        raise LakeFolderUnfit("a file that was written has other content when read", where=str(name.parent))
     name.unlink()
 
 
@@ -81,7 +81,7 @@ def _exclusive(draft: Path, name: Path) -> None:
         os.link(draft, name)
     except FileExistsError:
         return
-    raise LakeFolderUnfit("a second file took the name of the first", where=str(name.parent))
+    raise LakeFolderUnfit("a second file replaced the first one of the same name", where=str(name.parent))
 
 
 def require_seen(spark: Any, folder: Path) -> None:
@@ -161,12 +161,12 @@ def parameters(name: str, arguments: Sequence[str]) -> Mapping[str, str]:
         key, equals, value = argument.partition("=")
         key = key.removeprefix("--")
         if not equals or key not in ENTRY_POINTS[name] or key in values:
-            raise JobParametersWrong(f"`{key}` is no parameter of `{name}`, or stands there twice")
+            raise JobParametersWrong(f"`{key}` is not a parameter of `{name}`, or is given twice")
         values[key] = value
     if not values.get(NEEDED):
-        raise JobParametersWrong(f"`{name}` is not told its `{NEEDED}`")
+        raise JobParametersWrong(f"`{name}` requires the parameter `{NEEDED}`")
     if values.get("once", "false") not in {"true", "false"}:
-        raise JobParametersWrong("`once` is `true` or `false`")
+        raise JobParametersWrong("`once` must be `true` or `false`")
     return values
 
 
@@ -185,10 +185,10 @@ def _spark(project: Project) -> SparkSession:
 def require_runtime(spark: SparkSession) -> None:
     """Raise ServerlessCompute or RuntimeUnfit where a session is not one of a classic cluster with our Spark."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise ServerlessCompute("this session of Spark is one of Spark Connect, as serverless compute has it")
+        raise ServerlessCompute("this Spark session uses Spark Connect, as on serverless compute")
     minor = SPARK_VERSION.rpartition(".")[0]
     if not spark.version.startswith(f"{minor}."):
-        raise RuntimeUnfit(f"this runtime has Spark {spark.version}, cdc_lake needs {minor}")
+        raise RuntimeUnfit(f"this runtime has Spark {spark.version}, but cdc_lake needs {minor}")
 
 
 @contextmanager

@@ -283,7 +283,7 @@ class RecordingReader:
             redacted = body.get("redacted") is True
             return RecordingHeader(source, plugin, options, encoding, start, started, redacted)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as malformed:
-            raise self._unreadable("the header of the recording is not one", 0) from malformed
+            raise self._unreadable("the header of the recording is not valid", 0) from malformed
 
     def _unreadable(self, what: str, offset: int) -> RecordingUnreadable:
         return RecordingUnreadable(what, offset=offset, where=self._name)
@@ -327,7 +327,7 @@ def is_recording(file: BinaryIO) -> bool:
 def refuse_existing(path: Path) -> None:
     """Raises RecordingNotWritten where there is a file of that name."""
     if path.exists():
-        raise RecordingNotWritten("there is such a file already", where=str(path))
+        raise RecordingNotWritten("the file already exists", where=str(path))
 
 
 class RecordingWriter:
@@ -375,7 +375,7 @@ class RecordingWriter:
             raise self._write_error(failed) from failed
 
     def _write_error(self, failed: OSError) -> RecordingNotWritten:
-        hint = "choose a folder that exists, that may be written to and has room"
+        hint = "choose a folder that exists, is writable and has free space"
         return RecordingNotWritten(f"cannot be written: {failed.strerror}", where=str(self._path), hint=hint)
 
 

@@ -333,7 +333,7 @@ def record(
     """
     refuse_existing(file)
     if redact is None and project.pipeline.bronze.redact:
-        raise RecordingNotRedacted("the pipeline redacts, and a recording holds what the server sends")
+        raise RecordingNotRedacted("the pipeline redacts, but a recording contains what the server sends")
     source = project.pipeline.source
     plugin = plugin or source.slot.plugin
     opened = retry_while_slot_active(lambda: _open(project, plugin, slot), stop, report, PATIENCE)

@@ -374,7 +374,7 @@ _FIRST_PRINTABLE: Final = 0x20
 _LAST_PRINTABLE: Final = 0x7E
 _PARALLEL: Final = (b"BEGIN CSN:", b"commit", b"COMMIT XID:")
 _SERIAL: Final = re.compile(rb"(?:BEGIN|COMMIT|ABORT|PREPARE)(?: |\s*\Z)|prefix: |message: ")
-_HINT: Final = "say how: `--style serial` takes any line, b, t and j what parallel decoding prints"
+_HINT: Final = "name the style: `--style serial` accepts any line; b, t and j are the styles of parallel decoding"
 _RENDERED: Final = b"current_lsn: "  # what pg_recvlogical prints of style b
 _RENDERED_HINT: Final = "capture what the server sends with `cdc-lake record`, or read in style t or j"
 _NAME: Final = rb'(?:"(?:[^"]|"")*"|[^\s".:,]+)'
@@ -435,5 +435,7 @@ def _line(payload: bytes) -> Style:
     if _SERIAL.match(payload):
         return Style.SERIAL
     if payload.startswith(_RENDERED):
-        raise UnknownStatement("pg_recvlogical's own words for style b, not what the server sent", hint=_RENDERED_HINT)
-    raise UnknownStatement("nothing says how this is written", hint=_HINT)
+        raise UnknownStatement(
+            "this is pg_recvlogical's rendering of style b, not what the server sent", hint=_RENDERED_HINT
+        )
+    raise UnknownStatement("the style of this payload cannot be determined", hint=_HINT)

@@ -128,7 +128,7 @@ class ConfigInvalid(ConfigError):
     """One or more problems in the files of a pipeline, all of them in `diagnostics`, in the order of the files."""
 
     code = "CFG101"
-    hint = "`cdc-lake validate` lists the problems again; `cdc-lake explain CODE` tells more about one"
+    hint = "`cdc-lake validate` lists the problems again; `cdc-lake explain CODE` explains one"
 
     def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
         errors = [d for d in diagnostics if d.severity is Severity.ERROR]
@@ -146,7 +146,7 @@ class PipelineNotChosen(ConfigError):
 
     code = "CFG140"
     exit_code = 2
-    hint = "name it: `cdc-lake VERB --pipeline pipelines/NAME.yaml`; `cdc-lake init` makes a new project"
+    hint = "name it: `cdc-lake VERB --pipeline pipelines/NAME.yaml`; `cdc-lake init` creates a new project"
 
 
 class FolderNotEmpty(ConfigError):
@@ -154,7 +154,7 @@ class FolderNotEmpty(ConfigError):
 
     code = "CFG141"
     exit_code = 2
-    hint = "choose another folder, or add `--force` to write the template's files over what is there"
+    hint = "choose another folder, or add `--force` to overwrite its files with those of the template"
 
 
 class UnknownTemplate(ConfigError):
@@ -169,4 +169,6 @@ class UnknownCode(ConfigError):
 
     code = "CFG143"
     exit_code = 2
-    hint = "codes look like CFG104: they stand in brackets behind `error`; `cdc-lake explain --list` lists them"
+    hint = (
+        "write a code such as CFG104, as printed in brackets after `error`; `cdc-lake explain --list` lists all codes"
+    )

@@ -168,7 +168,7 @@ def as_of(value: Given) -> AsOf:
         return Stored(value)
     if isinstance(value, Latest | Stored | Number | Position | Lsn | Csn | Moment | Named):
         return value
-    raise CutUnknown(f"`{value}` names no cut: it is of type {type(value).__name__}")
+    raise CutUnknown(f"`{value}` does not identify a cut: it is of type {type(value).__name__}")
 
 
 def _text(text: str) -> AsOf:
@@ -183,11 +183,11 @@ def _text(text: str) -> AsOf:
     try:
         return _moment(datetime.fromisoformat(text))
     except ValueError as bad:
-        what = "is not a time" if _TIME.fullmatch(text) else "is no position, time or name"
+        what = "is not a time" if _TIME.fullmatch(text) else "is not a position, time or name"
         raise CutUnknown(f"`{text}` {what}") from bad
 
 
 def _moment(time: datetime) -> Moment:
     if time.tzinfo is None:
-        raise CutUnknown(f"the time `{time.isoformat()}` has no zone")
+        raise CutUnknown(f"the time `{time.isoformat()}` has no time zone")
     return Moment(time)

@@ -84,8 +84,8 @@ ON: Final = ("of_position", "of_ordinal")
 def place_of(row: Mapping[str, object], names: Sequence[str] = ("position", "ordinal")) -> Place:
     """The place that two columns of a row name."""
     position, ordinal = (row[name] for name in names)
-    assert isinstance(position, int), "a position is a number"
-    assert isinstance(ordinal, int), "an ordinal is a number"
+    assert isinstance(position, int), "a position must be a number"
+    assert isinstance(ordinal, int), "an ordinal must be a number"
     return position, ordinal
 
 

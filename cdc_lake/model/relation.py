@@ -181,7 +181,7 @@ class Relation:
         columns = info["columns"]
         key = info["primary_key"]
         if not isinstance(columns, list) or not isinstance(key, list):
-            msg = "a layout holds lists of columns and key names"
+            msg = "a layout must contain lists of columns and key names"
             raise TypeError(msg)
         return cls(
             table=TableName.parse(str(info["relation"])),

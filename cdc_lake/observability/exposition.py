@@ -170,7 +170,7 @@ class Endpoint:
             family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             self._server = _server(family, place, Handler)
         except OSError as failure:
-            text = f"nothing can be served at `{self._address}`: {failure.strerror or type(failure).__name__}"
+            text = f"the address `{self._address}` cannot be used: {failure.strerror or type(failure).__name__}"
             raise MetricsNotServed(text, where="observe.metrics") from failure
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="cdc-lake-endpoint", daemon=True

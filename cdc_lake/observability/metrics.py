@@ -55,61 +55,62 @@ HEALTHY: Final = Metric(
     "cdc_lake_healthy",
     Kind.GAUGE,
     _RECEIVE,
-    "1 while the receiver lands and confirms, as `/healthz` says; otherwise 0.",
+    "1 while the receiver lands and acknowledges, as `/healthz` reports; otherwise 0.",
 )
 SOURCE_REACHABLE: Final = Metric(
     "cdc_lake_source_reachable",
     Kind.GAUGE,
     _RECEIVE,
-    "1 where the source answered in the last half minute; otherwise 0, and what only the source knows is left out.",
+    "1 if the source responded within the last 30 seconds; otherwise 0, and metrics that only the source can "
+    "provide are omitted.",
 )
 RECEIVED_LAG_BYTES: Final = Metric(
     "cdc_lake_received_lag_bytes",
     Kind.GAUGE,
     _RECEIVE,
-    "WAL of the source that the receiver has not read yet; not known where CSNs order the stream.",
+    "WAL of the source that the receiver has not read yet; unknown if CSNs order the stream.",
 )
 LANDED_LAG_BYTES: Final = Metric(
     "cdc_lake_landed_lag_bytes",
     Kind.GAUGE,
     _RECEIVE,
-    "WAL of the source that bronze is behind; not known where CSNs order the stream.",
+    "WAL of the source by which bronze is behind; unknown if CSNs order the stream.",
 )
 LANDED_LAG_TRANSACTIONS: Final = Metric(
     "cdc_lake_landed_lag_transactions",
     Kind.GAUGE,
     _RECEIVE,
-    "Transactions of the source that bronze is behind, where CSNs order the stream and count them.",
+    "Transactions of the source by which bronze is behind, if CSNs order the stream and count them.",
 )
 LANDED_LAG_SECONDS: Final = Metric(
     "cdc_lake_landed_lag_seconds",
     Kind.GAUGE,
     _RECEIVE,
-    "How long ago the oldest transaction that is not in bronze was committed, at most; 0 where none is known.",
+    "Upper bound of the time since the oldest transaction that is not in bronze was committed; 0 if none is known.",
 )
 SLOT_ACTIVE: Final = Metric(
     "cdc_lake_slot_active",
     Kind.GAUGE,
     _RECEIVE,
-    "1 while the slot is read; 0 where nobody reads it, or it is not there.",
+    "1 while the slot is read; 0 if nothing reads it, or it does not exist.",
 )
 SLOT_RETAINED_WAL_BYTES: Final = Metric(
-    "cdc_lake_slot_retained_wal_bytes", Kind.GAUGE, _RECEIVE, "WAL that the server keeps for the slot."
+    "cdc_lake_slot_retained_wal_bytes", Kind.GAUGE, _RECEIVE, "WAL that the server retains for the slot."
 )
 SLOT_SAFE_WAL_BYTES: Final = Metric(
     "cdc_lake_slot_safe_wal_bytes",
     Kind.GAUGE,
     _RECEIVE,
-    "WAL that may still be written before the slot is in danger; left out where nothing limits what is kept for slots.",
+    "WAL that can still be written before the slot is in danger; omitted if nothing limits the WAL retained for slots.",
 )
 SLOT_SPILLED_TRANSACTIONS_TOTAL: Final = Metric(
     "cdc_lake_slot_spilled_transactions_total",
     Kind.COUNTER,
     _RECEIVE,
-    "Transactions that the server wrote to its own disk while it decoded them, as larger than its memory for that.",
+    "Transactions that exceeded the server's memory for decoding, so that it spilled them to its own disk.",
 )
 SLOT_SPILLED_BYTES_TOTAL: Final = Metric(
-    "cdc_lake_slot_spilled_bytes_total", Kind.COUNTER, _RECEIVE, "Decoded changes that it wrote to its disk so."
+    "cdc_lake_slot_spilled_bytes_total", Kind.COUNTER, _RECEIVE, "Decoded changes that the server spilled to its disk."
 )
 SLOT_STREAMED_TRANSACTIONS_TOTAL: Final = Metric(
     "cdc_lake_slot_streamed_transactions_total",
@@ -118,16 +119,19 @@ SLOT_STREAMED_TRANSACTIONS_TOTAL: Final = Metric(
     "Transactions that the server sent before their COMMIT.",
 )
 SLOT_STREAMED_BYTES_TOTAL: Final = Metric(
-    "cdc_lake_slot_streamed_bytes_total", Kind.COUNTER, _RECEIVE, "Decoded changes that it sent so."
+    "cdc_lake_slot_streamed_bytes_total",
+    Kind.COUNTER,
+    _RECEIVE,
+    "Decoded changes that the server sent before their COMMIT.",
 )
 WAL_BUDGET_USED_RATIO: Final = Metric(
     "cdc_lake_wal_budget_used_ratio",
     Kind.GAUGE,
     _RECEIVE,
-    "Share of `source.wal_budget` that is used, 1 where a limit is reached; left out without a budget.",
+    "Share of `source.wal_budget` that is used, 1 if a limit is reached; omitted without a budget.",
 )
 TRANSACTIONS_TOTAL: Final = Metric(
-    "cdc_lake_transactions_total", Kind.COUNTER, _RECEIVE, "Transactions landed in bronze and confirmed."
+    "cdc_lake_transactions_total", Kind.COUNTER, _RECEIVE, "Transactions landed in bronze and acknowledged."
 )
 CHANGES_TOTAL: Final = Metric(
     "cdc_lake_changes_total",
@@ -140,31 +144,31 @@ OPEN_TRANSACTION_BYTES: Final = Metric(
     "cdc_lake_open_transaction_bytes",
     Kind.GAUGE,
     _RECEIVE,
-    "Changes of transactions whose COMMIT has not come.",
+    "Changes of transactions whose COMMIT has not arrived.",
 )
 DECODING_LAG_SECONDS: Final = Metric(
     "cdc_lake_source_decoding_lag_seconds",
     Kind.GAUGE,
     _RECEIVE,
-    "Age of the newest log that a GaussDB has decoded, by its last heartbeat (`decoding: {enable-heartbeat: on}`).",
+    "Age of the latest WAL that a GaussDB has decoded, by its last heartbeat (`decoding: {enable-heartbeat: on}`).",
 )
 SPILLED_BYTES_TOTAL: Final = Metric(
     "cdc_lake_spilled_bytes_total",
     Kind.COUNTER,
     _RECEIVE,
-    "Changes that were written to the spool: of transactions without their COMMIT, or too large for memory.",
+    "Changes written to the spool: of uncommitted transactions, or of transactions too large for memory.",
 )
 PREPARED_TRANSACTIONS: Final = Metric(
     "cdc_lake_prepared_transactions",
     Kind.GAUGE,
     _RECEIVE,
-    "Prepared transactions that are kept until their COMMIT PREPARED, with two-phase decoding.",
+    "Prepared transactions that are stored until their COMMIT PREPARED, with two-phase decoding.",
 )
 PREPARED_OLDEST_SECONDS: Final = Metric(
     "cdc_lake_prepared_oldest_seconds",
     Kind.GAUGE,
     _RECEIVE,
-    "Since the oldest of them was prepared.",
+    "Time since the oldest of them was prepared.",
 )
 BATCH_ROWS: Final = Metric(
     "cdc_lake_batch_rows", Kind.HISTOGRAM, _RECEIVE, "Changes of one commit to bronze.", buckets=_ROWS
@@ -173,7 +177,7 @@ APPLIED_LAG_SECONDS: Final = Metric(
     "cdc_lake_applied_lag_seconds",
     Kind.GAUGE,
     _APPLY,
-    "How long ago the oldest transaction was committed that is in bronze and not in silver; 0 where none is.",
+    "Time since the oldest transaction that is in bronze but not in silver was committed; 0 if there is none.",
 )
 APPLIED_TRANSACTIONS_TOTAL: Final = Metric(
     "cdc_lake_applied_transactions_total", Kind.COUNTER, _APPLY, "Transactions of the spans that were applied."
@@ -193,80 +197,82 @@ RULE_FAILURES_TOTAL: Final = Metric(
     "cdc_lake_rule_failures_total",
     Kind.COUNTER,
     _APPLY,
-    "Changes that broke a rule, whatever it does.",
+    "Changes that violated a rule, whatever the rule does.",
     ("table", "rule"),
 )
 RULE_FAILED_ROWS: Final = Metric(
     "cdc_lake_rule_failed_rows",
     Kind.GAUGE,
     _APPLY,
-    "Rows of silver that break a rule, as silver was judged last; `level`: none, warn, error or critical by the rule's "
-    "thresholds, or broken where it could not be judged.",
+    "Rows of silver that violate a rule at its latest evaluation; `level`: none, warn, error or critical by the "
+    "rule's thresholds, or broken if it could not be evaluated.",
     ("table", "rule", "level"),
 )
 CUT_WITHHELD: Final = Metric(
     "cdc_lake_cut_withheld",
     Kind.GAUGE,
     _APPLY,
-    "1 where rules kept back the newest promise of a cut and none was made since, 0 otherwise; with `pin_below`.",
+    "1 if rules prevented the latest promise of a cut and none was made since, 0 otherwise; with `pin_below`.",
 )
 HELD_ROWS_TOTAL: Final = Metric(
     "cdc_lake_held_rows_total",
     Kind.COUNTER,
     _APPLY,
-    "Changes that were held, by the rule they break; `waiting`: behind a held change of their key.",
+    "Changes that were held, by the rule that they violate; `waiting`: queued behind a held change of their key.",
     ("table", "rule"),
 )
 HELD_KEYS: Final = Metric(
-    "cdc_lake_held_keys", Kind.GAUGE, _APPLY, "Keys with held changes as of the last cut.", ("table",)
+    "cdc_lake_held_keys", Kind.GAUGE, _APPLY, "Keys with held changes as of the latest cut.", ("table",)
 )
 TABLE_STATE: Final = Metric(
     "cdc_lake_table_state",
     Kind.GAUGE,
     _APPLY,
-    "1 for the state that a silver table had at the last cut: live, held, broken, paused, left, or catching-up.",
+    "1 for the state that a silver table had at the latest cut: live, held, broken, paused, left, or catching-up.",
     ("table", "state"),
 )
 TABLE_BROKEN: Final = Metric(
     "cdc_lake_table_broken",
     Kind.GAUGE,
     _APPLY,
-    "1 where a silver table could not go on and waits; otherwise 0.",
+    "1 if a silver table cannot continue and waits; otherwise 0.",
     ("table",),
 )
 VERIFIED_TIMESTAMP_SECONDS: Final = Metric(
     "cdc_lake_verified_timestamp_seconds",
     Kind.GAUGE,
     _APPLY,
-    "When `compare` last found a silver table equal to the source, held keys apart; left out where it never did.",
+    "When `compare` last found a silver table equal to the source, except for held keys; omitted if it never did.",
     ("table",),
 )
 TABLE_DIFFERENT: Final = Metric(
     "cdc_lake_table_different",
     Kind.GAUGE,
     _APPLY,
-    "1 where `compare` last found a silver table to differ from the source; otherwise 0.",
+    "1 if `compare` last found a difference between a silver table and the source; otherwise 0.",
     ("table",),
 )
 SCHEMA_CHANGES_TOTAL: Final = Metric(
     "cdc_lake_schema_changes_total",
     Kind.COUNTER,
     _APPLY,
-    "Operations on the columns of silver tables that new layouts of the source asked for.",
+    "Operations on the columns of silver tables that new layouts of the source required.",
     ("kind",),
 )
 ERRORS_TOTAL: Final = Metric(
     "cdc_lake_errors_total",
     Kind.COUNTER,
     _BOTH,
-    "Failures and warnings with a code, also those that are waited out; `cdc-lake explain CODE` prints a code's page.",
+    "Failures and warnings with a code, including those that are retried; `cdc-lake explain CODE` prints a code's "
+    "page.",
     ("loop", "code"),
 )
 LAST_SUCCESS_TIMESTAMP_SECONDS: Final = Metric(
     "cdc_lake_last_success_timestamp_seconds",
     Kind.GAUGE,
     _BOTH,
-    "When the loop last had everything: received and landed and confirmed; or walked to the top of bronze.",
+    "When the loop last had nothing left to do: everything was received, landed and acknowledged, or applied to the "
+    "end of bronze.",
     ("loop",),
 )
 

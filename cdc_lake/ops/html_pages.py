@@ -126,7 +126,7 @@ def findings(status: Status) -> Iterator[Headline]:
     """What a reader must know, the worst first; one at least."""
     headlines = [*_of_slot(status), *_of_budget(status), *_of_tables(status), *_of_the_ways(status)]
     if status.stream is None:
-        first = "cdc-lake run --once takes the first copy of the tables."
+        first = "cdc-lake run --once takes the initial copy of the tables."
         headlines = [Headline("unknown", "Nothing has been received yet", first)]
         headlines += _of_the_ways(status)
     rank = ("bad", "attention", "unknown", "good")
@@ -146,23 +146,27 @@ def _of_slot(status: Status) -> Iterator[Headline]:
     slot = status.slot
     if slot.state in {"lost", "missing"}:
         text = f"The slot is {slot.state}"
-        yield Headline("bad", text, f"{slot.name}: {slot.reason}. Changes since then can only come by a new copy.")
+        yield Headline(
+            "bad", text, f"{slot.name}: {slot.reason}. Changes since then can only be obtained by a new copy."
+        )
 
 
 def _of_budget(status: Status) -> Iterator[Headline]:
     budget = status.wal_budget
     if budget is not None and budget.used >= 1:
-        yield Headline("bad", "The server keeps too much WAL", f"{budget.used:.0%} of the budget: {budget.reason}.")
+        yield Headline("bad", "The server retains too much WAL", f"{budget.used:.0%} of the budget: {budget.reason}.")
     elif budget is not None and budget.pauses_apply:
         yield Headline("attention", "Silver waits for bronze", f"{budget.used:.0%} of the WAL budget: {budget.reason}.")
 
 
 def _of_tables(status: Status) -> Iterator[Headline]:
     if broken := [table for table in status.tables if table.state == "broken"]:
-        text = f"{html.plural(len(broken), 'table')} cannot go on"
+        text = f"{html.plural(len(broken), 'table')} cannot continue"
         yield Headline("bad", text, f"{_names(broken)}: {broken[0].reason}.")
     if different := [table for table in status.tables if table.different_at is not None]:
-        yield Headline("bad", "Silver differs from the source", f"By the last comparison: {_names(different)}.")
+        yield Headline(
+            "bad", "Silver differs from the source", f"According to the latest comparison: {_names(different)}."
+        )
     if status.undecodable:
         transaction = status.undecodable[0]
         yield Headline(
@@ -172,7 +176,7 @@ def _of_tables(status: Status) -> Iterator[Headline]:
         yield Headline("attention", f"{html.plural(len(paused), 'table')} paused", f"{_names(paused)}.")
     if held := sum(table.held for table in status.tables):
         names = _names([table for table in status.tables if table.held])
-        yield Headline("attention", f"{html.plural(held, 'change')} held back by rules", f"In {names}.")
+        yield Headline("attention", f"{html.plural(held, 'change')} held by rules", f"In {names}.")
     if (withheld := status.withheld) is not None:
         yield Headline(
             "attention", "A cut is not promised", f"{withheld.position} as {withheld.name}: {withheld.reason}."
@@ -181,7 +185,7 @@ def _of_tables(status: Status) -> Iterator[Headline]:
 
 def _of_the_ways(status: Status) -> Iterator[Headline]:
     if (waits := status.receiver_waits) is not None:
-        detail = f"Since {html.moment(waits.since)}: {waits.message} ({waits.code}). It goes on by itself."
+        detail = f"Since {html.moment(waits.since)}: {waits.message} ({waits.code}). It continues by itself."
         yield Headline("attention", "The receiver waits", detail)
     if not status.reachable:
         yield Headline("attention", "The source cannot be reached", f"{status.unreachable_because}.")

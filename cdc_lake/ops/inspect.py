@@ -143,7 +143,7 @@ def primary_key(reader: BronzeReader, table: TableName) -> tuple[str, ...]:
     keys = {layout.primary_key for layout in layouts.values() if layout.primary_key}
     if len(keys) != 1:
         raise NotInBronze(
-            f"bronze knows {len(keys)} primary keys of {table}", hint="name the key columns: `column=value`"
+            f"bronze has {len(keys)} primary keys of {table}", hint="name the key columns: `column=value`"
         )
     return keys.pop()
 
@@ -242,9 +242,9 @@ def asked_span(reader: BronzeReader, after: str | None, upto: str | None, epoch:
     span = ChangeReader(reader).span(after, upto, epoch=epoch)
     if any("/" in text for text in (after, upto) if text) and _domain(reader, span.epoch) is OrderDomain.CSN:
         raise NotInBronze(
-            f"epoch {span.epoch} is ordered by CSN, and an LSN was given",
+            f"epoch {span.epoch} is ordered by CSN, but an LSN was given",
             where=reader.place,
-            hint="`cdc-lake status` shows its positions, plain numbers",
+            hint="`cdc-lake status` shows its positions, which are plain numbers",
         )
     return span
 
@@ -394,7 +394,7 @@ def _silver(project: Project, reader: BronzeReader, table: TableName, key: Mappi
     for layout in reader.layouts([table]).values():
         names |= silver_names_of(layout, project.target(table))
     if unknown := [name for name in key if name not in names]:
-        return replace(result, reason=f"silver does not have {', '.join(unknown)}")
+        return replace(result, reason=f"silver does not contain {', '.join(unknown)}")
     try:
         rows = session.read(str(table))
     except LakeError as error:

@@ -51,7 +51,7 @@ from cdc_lake.tables.silver_table import actual_layout, declared_layout
 from cdc_lake.tables.table_stats import silver_shape
 from cdc_lake.tables.types import Loss, SilverColumn, TypedColumn, check_declared, source_type, typed_columns
 
-KEY_ONLY = "old values of other columns, and large values that an update leaves alone, are not sent"
+KEY_ONLY = "old values of other columns, and large values that an update does not change, are not sent"
 
 
 def identity_of(relation: Relation, *, published: bool) -> tuple[str, str]:
@@ -68,9 +68,9 @@ def identity_of(relation: Relation, *, published: bool) -> tuple[str, str]:
         case ReplicaIdentity.DEFAULT if key:
             return f"primary key ({key})", KEY_ONLY
         case _ if published:
-            return "none", "the server refuses updates and deletes of it once it is published"
+            return "none", "the server rejects updates and deletes of it as soon as it is published"
         case _:
-            return "none", "updates and deletes of it do not say which row they mean"
+            return "none", "updates and deletes of it do not identify a row"
 
 
 Made: TypeAlias = Callable[[Target], Sequence[SilverColumn]]
@@ -269,7 +269,7 @@ def _silver(
     for name in names:
         target = project.target(name)
         if (since := paused.get(str(name))) is not None:
-            stays = "it stays where it is" if silver_exists(project, target) else "it is not created"
+            stays = "it stays at its position" if silver_exists(project, target) else "it is not created"
             text = f"{target.label} is paused since {since.isoformat(timespec='seconds')}: {stays}"
             yield Action(ActionKind.TABLE_PAUSED, target.label, text, changes=False)
             continue
@@ -280,7 +280,7 @@ def _silver(
             yield Action(ActionKind.CREATE_TABLE, target.label, text)
             continue
         if target.label in adoptions:
-            text = f"adopt {target.label} and replace what it holds: {adoptions[target.label]}"
+            text = f"adopt {target.label} and replace its content: {adoptions[target.label]}"
             yield Action(ActionKind.ADOPT, target.label, text, destructive=True)
             continue
         waits = list(_remade(project, target))
@@ -299,7 +299,7 @@ def _silver(
             yield from _renewal_actions(target, state, followed.get(str(name)), listed)
     for relation in sorted(set(cut.tables if cut is not None else ()) - set(map(str, names))):
         label = project.target(TableName.parse(relation)).label
-        text = f"{relation} is not captured any more: {label} stays as it is"
+        text = f"{relation} is no longer captured: {label} stays as it is"
         yield Action(ActionKind.TABLE_GONE, label, text, changes=False)
 
 
@@ -310,7 +310,7 @@ def _renewal_actions(
     copied = None if listed is None else listed.copied
     copy = None if course is None else course.renewal(max(state.upto, course.stretches[-1].begins), copied)
     if copy is not None:
-        text = f"begin {target.label} again with the copy at {format_stream_position(state.stream, copy.position)}"
+        text = f"start {target.label} again with the copy at {format_stream_position(state.stream, copy.position)}"
         yield Action(ActionKind.RENEW, target.label, text, rows=copy.rows)
 
 
@@ -318,7 +318,7 @@ def _remade(project: Project, target: Target) -> Iterator[Action]:
     """What of a table is made otherwise than the pipeline says."""
     actual, declared = actual_layout(project, target), declared_layout(target)
     if actual is not None and actual.cluster_by != declared.cluster_by:
-        text = f"keep rows of {target.label} together by {', '.join(declared.cluster_by) or 'nothing'}"
+        text = f"cluster rows of {target.label} by {', '.join(declared.cluster_by) or 'nothing'}"
         yield Action(ActionKind.CLUSTER, target.label, text)
     try:
         check_made(project, target)
@@ -342,7 +342,7 @@ def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relati
 
 def _waits(target: Target, listed: TableState, steps: Sequence[Action]) -> Iterator[Action]:
     """What the last run said of a table that waits, if its steps do not say it already."""
-    code, why, remedy = listed.error or ("", "it could not go on at its last span", "the next run says why")
+    code, why, remedy = listed.error or ("", "it could not continue at its last span", "the next run reports why")
     if not any(why in step.text or (step.destructive and step.kind is not ActionKind.REMAKE) for step in steps):
         text = f"{target.label} waits: {why}{f' [{code}]' if code else ''}; {remedy}"
         yield Action(ActionKind.TABLE_WAITS, target.label, text, changes=False)

@@ -66,7 +66,7 @@ class Evidence:
         """Everything, as the value that is rendered."""
         if not self.status.reachable:
             self.notes.append(
-                f"The source could not be asked ({self.status.unreachable_because}); lags are what is known."
+                f"The source could not be queried ({self.status.unreachable_because}); lags are the last known ones."
             )
         if (withheld := self.status.withheld) is not None:
             self.notes.append(f"The cut at {withheld.position} is not promised as {withheld.name}: {withheld.reason}.")
@@ -199,7 +199,7 @@ class Evidence:
         try:
             return verdict(json.loads(file.read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError) as problem:
-            self.notes.append(f"the last comparison could not be read ({type(problem).__name__}): run it again")
+            self.notes.append(f"the latest comparison could not be read ({type(problem).__name__}): run it again")
             return None
 
 

@@ -87,21 +87,24 @@ def drop_slot(project: Project, name: str | None = None, *, yes: bool = False, w
     lost = (
         _describe_loss(project, slot)
         if own
-        else f"who reads it loses what comes behind {slot.confirmed or 'its position'}"
+        else f"its reader loses the changes after {slot.confirmed or 'its position'}"
     )
     if yes:
         try:
             care.drop(name, wait)
         except SlotActive as active:
             which = "" if own else f"{name} "
-            hint = f"stop who reads it, or wait until it leaves: cdc-lake slot drop {which}--yes --wait {WAITED}"
+            hint = (
+                f"stop the process that reads the slot, or wait until it ends: cdc-lake slot drop {which}--yes "
+                f"--wait {WAITED}"
+            )
             raise SlotActive(active.message, where=active.where, hint=hint) from active
     return SlotDropped(project.name, name, own, yes, lost, slot.retained)
 
 
 def _not_there(project: Project, name: str) -> SlotMissing:
-    hint = "`cdc-lake slot list` shows those there are"
-    return SlotMissing(f"slot `{name}` is not there", where=project.pipeline.source.place, hint=hint)
+    hint = "`cdc-lake slot list` lists the existing slots"
+    return SlotMissing(f"slot `{name}` does not exist", where=project.pipeline.source.place, hint=hint)
 
 
 def _describe_loss(project: Project, slot: SlotFound) -> str:
@@ -110,7 +113,7 @@ def _describe_loss(project: Project, slot: SlotFound) -> str:
     if state is None:
         place = bronze_reader(project).place
         away = "if its lake is not mounted, or was moved, the stream is lost with the slot"
-        return f"not known: there is no bronze at {place}; {away}"
+        return f"unknown: there is no bronze at {place}; {away}"
     position_text = format_stream_position(state.stream, state.upto)
-    backlog = "" if slot.end is None else f", {size(max(0, slot.end - state.confirm))} of log by now"
-    return f"all changes behind {position_text}{backlog}: the pipeline needs `cdc-lake restart` and new copies"
+    backlog = "" if slot.end is None else f", {size(max(0, slot.end - state.confirm))} of WAL by now"
+    return f"all changes after {position_text}{backlog}: the pipeline needs `cdc-lake restart` and new copies"

@@ -58,7 +58,9 @@ def status(project: Project, *, checked_at: datetime | None = None) -> Status:
         lake = _ask_lake(project)
     except LakeError as error:
         if waits is not None:
-            error.remedy = f"the receiver has waited for it since {_time(waits.since)} and continues by itself: {error.remedy}"
+            error.remedy = (
+                f"the receiver has waited for it since {_time(waits.since)} and continues by itself: {error.remedy}"
+            )
         raise
     source = _ask_source(project, lake.domain)
     control = control_tables(project)
@@ -163,7 +165,11 @@ def _slot(project: Project, source: SourceSide, lake: LakeSide) -> SlotStatus:
     if source.error is not None:
         return SlotStatus(project.slot, "unknown", "the source cannot be reached")
     if slot is None:
-        reason = "it is created by the first run" if lake.state is None else "bronze was fed from it, but it no longer exists"
+        reason = (
+            "it is created by the first run"
+            if lake.state is None
+            else "bronze was fed from it, but it no longer exists"
+        )
         return SlotStatus(project.slot, "missing", reason)
     if slot.lost is not None:
         state, reason = "lost", slot.lost
@@ -227,7 +233,11 @@ def _state(  # noqa: PLR0911  # one return a state
     if in_cut.get("state") == PAUSED:
         return "catching-up", "it was paused, and continues with the next run"
     if in_cut.get("state") == BROKEN:
-        code, why, _ = in_cut.get("error") or ("", "it could not continue at its last span; the next run reports why", "")
+        code, why, _ = in_cut.get("error") or (
+            "",
+            "it could not continue at its last span; the next run reports why",
+            "",
+        )
         return "broken", f"{why} [{code}]" if code else why
     unapplied = [c for c in lake.waiting if str(name) in c.counts and (position is None or c.position > position)]
     if position is None:
@@ -254,7 +264,10 @@ def _copied_again(lake: LakeSide, name: str, in_cut: Mapping[str, Any]) -> tuple
         return "left", f"not captured after {position_text}: {why}; the receiver copies it when it is there again"
     copied, newest = in_cut.get("copied"), course.stretches[-1]
     if newest.later and (copied is None or copied < newest.begins):
-        return "catching-up", f"copied at {_position_text(newest.begins, lake.domain)}, but silver has not taken the copy over yet"
+        return (
+            "catching-up",
+            f"copied at {_position_text(newest.begins, lake.domain)}, but silver has not taken the copy over yet",
+        )
     return None
 
 

@@ -108,7 +108,7 @@ def _scrub_exceptions(info: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "raised_exception": bool(raised),
         "exception_message": kind if raised else None,
-        "exception_traceback": "left out: it may quote a row" if raised else None,
+        "exception_traceback": "omitted: it may quote a row" if raised else None,
     }
 
 
@@ -334,7 +334,7 @@ def run_suite(
     with quiet():
         for index, rule in enumerate(rules):
             if isinstance(frame, pa.Table) and isinstance(rule, Expression | TypeCastable):
-                unjudged[index] = {"elsewhere": "judged at the gate"}
+                unjudged[index] = {"elsewhere": "evaluated by apply"}
                 continue
             try:
                 if isinstance(rule, Expression | TypeCastable):
@@ -375,7 +375,7 @@ def _passes(frame: DataFrame, rule: Expression | TypeCastable, types: Mapping[st
     try:
         frame.select(passes)
     except (AnalysisException, ParseException) as cause:
-        raise RuleDoesNotFit("Spark does not take the expression", where=f"rule {rule_name(rule)}") from cause
+        raise RuleDoesNotFit("Spark rejects the expression", where=f"rule {rule_name(rule)}") from cause
     return passes
 
 

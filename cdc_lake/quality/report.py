@@ -215,7 +215,7 @@ def headline(data: ReportData) -> Headline:
         return Headline("attention", f"Silver equals the source, but for {but}", proven)
     if verdict.verdict == "inconclusive":
         return Headline(
-            "unknown", "The comparison could not judge every table", f"{proven} Open: {'; '.join(verdict.open)}."
+            "unknown", "The comparison could not decide for every table", f"{proven} Open: {'; '.join(verdict.open)}."
         )
     names = ", ".join(verdict.different) or "see the comparison"
     return Headline("bad", "Silver differs from the source", f"{proven} Different: {names}.")
@@ -249,4 +249,4 @@ def _plain(data: ReportData) -> dict[str, Any]:
 def _iso(value: object) -> str:
     if isinstance(value, dt.datetime):
         return value.isoformat()
-    raise TypeError(f"{type(value).__name__} has no place in a report")
+    raise TypeError(f"{type(value).__name__} cannot be part of a report")

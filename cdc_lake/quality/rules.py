@@ -213,7 +213,7 @@ def _timestamp(value: float | str, what: str, *, zoned: bool) -> dt.datetime:
         raise Unfit(f"{what} `{value}` is not a timestamp like 2026-01-31T18:00:00+00:00") from problem
     if not zoned:
         if parsed.tzinfo is not None:
-            raise Unfit(f"{what} `{value}` has a time zone and the column has none")
+            raise Unfit(f"{what} `{value}` has a time zone, but the column has none")
         return parsed
     return parsed.replace(tzinfo=dt.UTC) if parsed.tzinfo is None else parsed.astimezone(dt.UTC)
 
@@ -226,13 +226,13 @@ def reason(rule: RowRule) -> str:  # noqa: PLR0911  # one return a kind of rule
         case Between(min=low, max=high):
             return f"{rule.column} is {_outside_text(low, high)}"
         case InSet(values=values):
-            return f"{rule.column} is none of {', '.join(map(str, values))}"
+            return f"{rule.column} is not one of {', '.join(map(str, values))}"
         case Regex(pattern=pattern):
             return f"{rule.column} does not match {pattern}"
         case Length(min=low, max=high):
             return f"the length of {rule.column} is {_outside_text(low, high)}"
         case TypeCastable(type=wanted):
-            return f"{rule.column} is no {wanted}"
+            return f"{rule.column} is not a valid {wanted}"
         case Expression(expression=sql):
             return f"not true: {sql}"
         case _:
@@ -317,7 +317,7 @@ def _fit(rule: ColumnRule, data_type: str) -> None:
             _some_range(low, high)
             limits = bounds(low, high, data_type)
             if limits.low is not None and limits.high is not None and limits.low > limits.high:  # type: ignore[operator]  # of one type
-                raise Unfit("no value lies between min and max")
+                raise Unfit("no value is between min and max")
         case InSet(values=values):
             for value in values:
                 member(value, data_type)
@@ -346,7 +346,7 @@ def _outside_text(low: object, high: object) -> str:
 
 def _text(kind: Family) -> None:
     if kind is not Family.TEXT:
-        raise Unfit("it judges text")
+        raise Unfit("it applies to text")
 
 
 def _some_range(low: object, high: object) -> None:

@@ -64,7 +64,7 @@ def orphans(
     own_keys, theirs = _keys(rows, columns), _keys(others, referenced).rename_columns([*columns, _NUMBER])
     for field, other in zip(own_keys.schema, theirs.schema, strict=True):
         if field.type != other.type:
-            raise Unfit(f"column `{field.name}` is of type {field.type}, what it refers to of type {other.type}")
+            raise Unfit(f"column `{field.name}` is of type {field.type}, but the referenced one of type {other.type}")
     referenced_keys = theirs.group_by(list(columns)).aggregate([])
     lost = own_keys.join(referenced_keys, list(columns), join_type="left anti")
     return Tally(rows.num_rows, lost.num_rows, examples=_first(lost, examples))
@@ -220,13 +220,13 @@ def check_types(rule: BuiltIn, types: Mapping[str, pa.DataType]) -> None:
                     raise Unfit(f"values of column `{name}` of type {kind} cannot be compared")
         case Freshness(column=column):
             if column in named and family(named[column]) not in _TIMES:
-                raise Unfit(f"column `{column}` of type {named[column]} has no points in time or days")
+                raise Unfit(f"column `{column}` of type {named[column]} does not contain times or dates")
         case Monotonic():
             for name, kind in named.items():
                 if not family(kind).is_ordered and family(kind) is not Family.TEXT:
-                    raise Unfit(f"column `{name}` of type {kind} has no order")
+                    raise Unfit(f"column `{name}` of type {kind} cannot be ordered")
             if rule.column in named and family(named[rule.column]) is Family.TEXT:
-                raise Unfit(f"column `{rule.column}` is text: text is ordered differently in every database")
+                raise Unfit(f"column `{rule.column}` is text: each database orders text differently")
         case RowCount():
             pass
         case _:
@@ -238,10 +238,10 @@ _TIMES = {Family.DATE, Family.TIMESTAMP, Family.TIMESTAMP_NTZ}
 
 def _referenced_rows(referenced: Referenced | None, columns: list[str]) -> pa.Table:
     if referenced is None or referenced.rows is None:
-        raise Unfit(referenced.why if referenced else "the table it refers to was not read")
+        raise Unfit(referenced.why if referenced else "the referenced table was not read")
     for name in columns:
         if name not in referenced.rows.column_names:
-            raise Unfit(f"there is no column `{name}` in the table it refers to")
+            raise Unfit(f"there is no column `{name}` in the referenced table")
     return referenced.rows
 
 

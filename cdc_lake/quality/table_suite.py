@@ -149,7 +149,7 @@ def build_expectation(rule: Expectation) -> Any:
         try:
             return registry.get_expectation_impl(rule.expectation)(**rule.arguments, meta={"rule": rule_name(rule)})
         except (TypeError, ValueError) as cause:
-            text = f"`{rule.expectation}` does not take these arguments{_complaints(cause)}"
+            text = f"`{rule.expectation}` does not accept these arguments{_complaints(cause)}"
             raise RuleDoesNotFit(text, where=where) from cause
 
 

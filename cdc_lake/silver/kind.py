@@ -91,7 +91,10 @@ def with_own(shape: RelationMapping, own: Sequence[SilverColumn] = ()) -> tuple[
     extra_names = {column.name.casefold() for column in extra}
     for column in shape.columns:
         if column.name.casefold() in extra_names or column.name.casefold().startswith(WORKING):
-            raise NameTaken(f"{shape.relation.table} has a column `{column.name}`, which is one of silver's own here")
+            raise NameTaken(
+                f"{shape.relation.table} has a column `{column.name}`, which is also the name of a column that "
+                "silver adds"
+            )
     return (*shape.columns, *extra)
 
 

@@ -66,11 +66,11 @@ def check_kind(have: Collection[str], wanted: Collection[str], label: str, sourc
         hint = None
         if {current_kind.words, wanted_kind.words} == {_PLAIN.words, KeylessKind.words}:
             hint = (
-                f"if a primary key of {source} came or went, `cdc-lake resync {source}` copies the table again while "
-                "the other tables continue; if `keys` of the pipeline did, put them back, or run `cdc-lake rebuild "
-                f"{source}`"
+                f"if the primary key of {source} was added or removed, `cdc-lake resync {source}` copies the table "
+                "again while the other tables continue; if `keys` of the pipeline file changed, restore them, or "
+                f"run `cdc-lake rebuild {source}`"
             )
-        raise KindChanged(f"{label} was made as {current_kind.words}, and now is {wanted_kind.words}", hint=hint)
+        raise KindChanged(f"{label} was created as {current_kind.words}, but now is {wanted_kind.words}", hint=hint)
 
 
 def kind_by_columns(have: Collection[str]) -> Kind:

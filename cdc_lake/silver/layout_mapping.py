@@ -278,7 +278,7 @@ def default_keys(relation: Relation) -> tuple[str, ...]:
     if identity and relation.identity is ReplicaIdentity.INDEX:
         return identity
     # of a table that was gone, or had this name for a while, when its changes were read, nobody can have known the key
-    gone = f"; a table that the database has no more is set aside with `cdc-lake pause {relation.table}`"
+    gone = f"; if the table no longer exists in the database, set it aside with `cdc-lake pause {relation.table}`"
     hint = NoKey.hint + gone if relation.oid is None else None
     raise NoKey(f"{relation.table} has no primary key that the server logs", hint=hint)
 
@@ -325,7 +325,10 @@ def _check_keys_logged(relation: Relation, keys: Sequence[str]) -> None:
     logged = {c.name for c in relation.columns if c.key}
     for name in keys:
         if name not in logged:
-            raise NoKey(f"the server does not log column `{name}` of {relation.table} for deletes: it is no key")
+            raise NoKey(
+                f"the server does not log column `{name}` of {relation.table} for deletes, so it cannot be part "
+                "of the key"
+            )
 
 
 def _or(index: int | None, expression: Callable[[int], str], missing: str) -> str:

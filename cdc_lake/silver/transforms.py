@@ -84,12 +84,12 @@ def analyze_expression(spark: SparkSession, columns: tuple[SilverColumn, ...], s
     except (AnalysisException, ParseException) as cause:
         # Its first sentence, without the name of the class; the lines below quote the plan.
         reason = re.sub(r"^\[[A-Z_.]+\]\s*|\s*SQLSTATE.*", "", str(cause).strip().splitlines()[0])
-        raise TransformUnfit(f"Spark does not take the expression: {reason}", where=where) from cause
+        raise TransformUnfit(f"Spark rejects the expression: {reason}", where=where) from cause
     base: Any = empty._jdf.queryExecution().analyzed()  # noqa: SLF001
     _one_row(plan, base, where)
     kind = frame.schema[0].dataType.simpleString()
     if any(word in kind for word in _NO_COLUMN):
-        raise TransformUnfit(f"the expression is of type {kind}, which a table cannot hold", where=where)
+        raise TransformUnfit(f"the expression is of type {kind}, which a table cannot store", where=where)
     # A column has the name there that the expression calls it by, which may be of other case.
     names = {column.name.casefold(): column.name for column in columns}
     reads = {node.name().casefold() for name, node in _nodes(plan) if name == "AttributeReference"}
@@ -99,13 +99,13 @@ def analyze_expression(spark: SparkSession, columns: tuple[SilverColumn, ...], s
 def _one_row(plan: Any, base: Any, where: str) -> None:
     """Refuse what is not worked out from one row alone, or differs from run to run."""
     if plan.nodeName() != "Project" or plan.children().apply(0).nodeName() != base.nodeName():
-        raise TransformUnfit("the expression is not of one row: no aggregate, window or generator", where=where)
+        raise TransformUnfit("the expression must use a single row: no aggregate, window or generator", where=where)
     if not plan.subqueries().isEmpty():
-        raise TransformUnfit("the expression holds a subquery: it can read its own row only", where=where)
+        raise TransformUnfit("the expression contains a subquery, but it can read only its own row", where=where)
     odd = {name for name, _ in _nodes(plan)} & _OF_ONE_RUN
     if odd or not plan.deterministic():
         which = f" ({', '.join(sorted(odd))})" if odd else ""
-        raise TransformUnfit(f"the expression does not give the same value each time{which}", where=where)
+        raise TransformUnfit(f"the expression is not deterministic{which}", where=where)
 
 
 def _nodes(plan: Any) -> Iterator[tuple[str, Any]]:
@@ -259,22 +259,20 @@ def silver_shape(
         ("rename", [source for source, _ in transforms.rename]),
     ):
         if missing := [name for name in listed if name not in names]:
-            text = f"`{key}` names `{missing[0]}`, and {shape.relation.table} has no such column"
+            text = f"`{key}` names `{missing[0]}`, but {shape.relation.table} has no such column"
             raise TransformUnfit(text, where=place(key))
     silver_names = taken_columns(shape.typed_columns, transforms)
     places = tuple(silver_names)
     if lost := [names[index] for index in shape.keys if index not in places]:
         key = "columns" if transforms.columns is not None else "exclude"
-        raise TransformUnfit(
-            f"column `{lost[0]}` identifies rows of {label}: silver cannot be without", where=place(key)
-        )
+        raise TransformUnfit(f"column `{lost[0]}` identifies rows of {label}: silver cannot omit it", where=place(key))
     silver_columns = [SilverColumn(name, shape.columns[index].type) for index, name in silver_names.items()]
     silver_columns += [SilverColumn(name, kind) for name, kind in computed.items()]
     seen_names: set[str] = set()
     for column in silver_columns:
         if column.name.casefold() in seen_names:
             key = "compute" if column.name in computed else "rename"
-            raise TransformUnfit(f"two columns of {label} would be called `{column.name}`", where=place(key))
+            raise TransformUnfit(f"two columns of {label} would have the name `{column.name}`", where=place(key))
         seen_names.add(column.name.casefold())
     carried = _passthrough_columns(shape, silver_names)
     return SilverMapping(

@@ -165,7 +165,7 @@ def _render_values(values: Any) -> Any:  # noqa: PLR0911 - one line a type
         return _list_values(values)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or kind == pa.binary_view():
         return pa.array((None if v is None else "\\x" + v.hex() for v in values.to_pylist()), _TEXT)
-    msg = f"no silver column is of Arrow type {kind}"
+    msg = f"Arrow type {kind} has no silver column"
     raise TypeError(msg)
 
 
@@ -365,7 +365,7 @@ def _instant(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except (ValueError, OverflowError) as cause:
-        raise pa.ArrowInvalid("no instant of the years 1 to 9999") from cause
+        raise pa.ArrowInvalid("an instant outside the years 1 to 9999") from cause
 
 
 def _arrow(kind: ColumnType) -> pa.DataType:

@@ -106,7 +106,7 @@ def reaching(address: CatalogAddress) -> Iterator[None]:
         yield
     except unreachable() as cause:
         where = f"lake.iceberg.uri ({address.kind})"
-        raise CatalogUnreachable(f"the Iceberg catalog `{address.name}` did not answer", where=where) from cause
+        raise CatalogUnreachable(f"the Iceberg catalog `{address.name}` did not respond", where=where) from cause
 
 
 @lru_cache(maxsize=1)
@@ -173,7 +173,8 @@ def check_catalog(spark: SparkSession, project: Project) -> None:
     session_uri, wanted = (uri.partition("?")[0].rstrip("/") for uri in uris)
     if session_uri and session_uri != wanted:
         message = (
-            f"this session of Spark has the Iceberg catalog `{address.name}` at {session_uri}, the pipeline at {wanted}"
+            f"this session of Spark has the Iceberg catalog `{address.name}` at {session_uri}, but the pipeline at "
+            f"{wanted}"
         )
         raise OtherCatalog(message, where=project.name)
 

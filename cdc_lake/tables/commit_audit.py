@@ -97,7 +97,7 @@ class _Entry:
 def _on_delta(log: Path, writers: tuple[str, ...], known_version: int, now: int) -> ForeignCommit | None:
     if now < known_version:
         return ForeignCommit(
-            put_back=True, text=f"it is at version {now}, and the last cut lists version {known_version}"
+            put_back=True, text=f"it is at version {now}, but the latest cut lists version {known_version}"
         )
     net: Counter[tuple[str, str]] = Counter()
     foreign_entries: list[_Entry] = []
@@ -120,7 +120,8 @@ def _on_delta(log: Path, writers: tuple[str, ...], known_version: int, now: int)
     back = next((entry for entry in foreign_entries if entry.operation == "RESTORE"), None)
     foreign_entry = back or foreign_entries[0]
     return ForeignCommit(
-        put_back=back is not None, text=f"version {foreign_entry.version} was not made here ({foreign_entry.operation})"
+        put_back=back is not None,
+        text=f"version {foreign_entry.version} is a commit of another writer ({foreign_entry.operation})",
     )
 
 
@@ -129,7 +130,10 @@ def _out_of_turn(entries: Sequence[_Entry]) -> ForeignCommit | None:
     own = [entry for entry in entries if entry.position is not None]
     for later, earlier in pairwise(own):
         if later.planned_for not in (None, planned_for(earlier.position)):
-            text = f"version {later.version} was planned before version {earlier.version}, which another applier made"
+            text = (
+                f"version {later.version} was planned before version {earlier.version}, which another apply process "
+                "committed"
+            )
             return ForeignCommit(put_back=False, text=text)
     return None
 
@@ -175,7 +179,7 @@ def _on_iceberg(table: Any, writers: tuple[str, str], known_version: int, genera
                 return foreign_commit  # a new content: what was done to the one before it is gone
         elif operation != "replace":
             foreign_commit = ForeignCommit(
-                put_back=False, text=f"version {version.snapshot_id} was not made here ({operation})"
+                put_back=False, text=f"version {version.snapshot_id} is a commit of another writer ({operation})"
             )
         if version.parent_snapshot_id is None:
             return _put_back(known_version)
@@ -187,7 +191,7 @@ def _on_iceberg(table: Any, writers: tuple[str, str], known_version: int, genera
 
 def _put_back(known_version: int) -> ForeignCommit:
     return ForeignCommit(
-        put_back=True, text=f"version {known_version}, which the last cut lists, is not in its past any more"
+        put_back=True, text=f"version {known_version}, which the latest cut lists, is no longer in its history"
     )
 
 

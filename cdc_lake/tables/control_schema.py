@@ -35,16 +35,16 @@ _POSITION = ("position", _LONG, "position in the stream's order domain")
 Columns: TypeAlias = tuple[tuple[str, pa.DataType, str], ...]
 
 _KEYS: Columns = (
-    ("rules", pa.list_(_TEXT), "names of the rules it broke"),
+    ("rules", pa.list_(_TEXT), "names of the rules that it violated"),
     ("key", pa.list_(_TEXT), "key after the change as texts, in key order; before it for a delete"),
     ("from_key", pa.list_(_TEXT), "key before the change, NULL for an insert"),
 )
 _TUPLES: Columns = (
-    ("layout", _LONG, "layout the tuples follow"),
+    ("layout", _LONG, "layout to which the tuples correspond"),
     ("new", pa.list_(_TEXT), "new tuple, as in bronze"),
     ("old", pa.list_(_TEXT), "old tuple, as in bronze"),
     ("old_kind", _TEXT, "key or full"),
-    ("unchanged", pa.list_(pa.int32()), "positions in `new` that were not sent"),
+    ("unchanged", pa.list_(pa.int32()), "positions in `new` whose values were not sent"),
 )
 
 TABLES: dict[str, Columns] = {
@@ -54,27 +54,34 @@ TABLES: dict[str, Columns] = {
         (
             "start",
             _LONG,
-            "position that its transactions lie behind: the slot's consistent point, or the last CSN before it",
+            "position after which its transactions lie: the slot's consistent point, or the last CSN before it",
         ),
         ("slot", _TEXT, "name of the slot on the server"),
         ("system_id", _TEXT, "the server's system identifier"),
         ("database", _TEXT, "database on the server"),
         ("domain", _TEXT, "order domain: lsn or csn"),
         _RECORDED,
-        ("dense", pa.bool_(), "whether the stream shows every CSN of the server"),
-        ("last_position", _LONG, "hand-over: the position that the stream before it had reached, NULL for the first"),
+        ("dense", pa.bool_(), "whether the stream contains every CSN of the server"),
+        (
+            "last_position",
+            _LONG,
+            "hand-over: the position that the previous stream had reached, NULL for the first stream",
+        ),
         ("last_hash", _TEXT, "hand-over: hash of that stream's last transaction, in hexadecimal digits"),
     ),
     "snapshots": (
         ("snapshot", _TEXT, "name of the snapshot"),
         _STREAM,
         _EPOCH,
-        ("position", _LONG, "position the rows stand for"),
+        ("position", _LONG, "position at which the rows were valid"),
         ("tables", _TEXT, "JSON: table → what was copied; of rows read again relation, first ordinal, rows, by whom"),
         (
             "state",
             _TEXT,
-            "started, complete or abandoned, the newest row of a snapshot counts; reread: rows read again; left",
+            (
+                "started, complete or abandoned; the newest row of a snapshot counts; reread: rows read again; left: "
+                "no longer captured"
+            ),
         ),
         _RECORDED,
     ),
@@ -87,9 +94,9 @@ TABLES: dict[str, Columns] = {
             "tables",
             _TEXT,
             (
-                "JSON: relation → {table, format, version, position, state, held, generation, layout, copied, merged}; "
-                "state: in, broken, paused or renewing; copied: position of the copy that it began with, if not the "
-                "first; merged: position of its last merge"
+                "JSON: relation → {table, format, version, position, state, held, generation, layout, copied, "
+                "merged}; state: in, broken, paused or renewing; copied: position of the copy with which it "
+                "started, if not the first; merged: position of its last merge"
             ),
         ),
         _RECORDED,
@@ -118,19 +125,23 @@ TABLES: dict[str, Columns] = {
     ),
     "pauses": (
         ("relation", _TEXT, "source table; its newest row counts"),
-        ("paused", pa.bool_(), "whether it is paused from then on, or goes on"),
+        ("paused", pa.bool_(), "whether it is paused from then on, or continues"),
         _RECORDED,
     ),
     "held": (
         _STREAM,
         _EPOCH,
         _POSITION,
-        ("ordinal", _LONG, "which change of the transaction"),
+        ("ordinal", _LONG, "ordinal of the change in the transaction"),
         ("generation", _INT, "generation of the silver table"),
         ("relation", _TEXT, "source table, as in bronze"),
         ("table", _TEXT, "silver table"),
         ("op", _TEXT, "I U D T or S"),
-        ("reason", _TEXT, "failed: it broke a rule; waiting: behind or with a held change; closed: the hold ended"),
+        (
+            "reason",
+            _TEXT,
+            "failed: it violated a rule; waiting: queued behind a held change, or with one; closed: the hold ended",
+        ),
         *_KEYS,
         *_TUPLES,
         ("span_upto", _LONG, "end of the span that held it"),
@@ -139,18 +150,18 @@ TABLES: dict[str, Columns] = {
     "decisions": (
         _STREAM,
         _EPOCH,
-        ("position", _LONG, "position that it comes into force right before"),
-        ("ordinal", _LONG, "its place there, among all decisions"),
+        ("position", _LONG, "position right before which it takes effect"),
+        ("ordinal", _LONG, "its order among all decisions"),
         ("verb", _TEXT, "release or discard"),
         ("told", _TEXT, "the reason that was given"),
         ("relation", _TEXT, "source table, as in bronze"),
         ("table", _TEXT, "silver table"),
-        ("of_position", _LONG, "position of the held change that it is on"),
-        ("of_ordinal", _LONG, "which change of the transaction"),
+        ("of_position", _LONG, "position of the held change to which it applies"),
+        ("of_ordinal", _LONG, "ordinal of the change in the transaction"),
         ("op", _TEXT, "I U D or S"),
         *_KEYS,
         *_TUPLES,
-        ("csn", _LONG, "as in bronze, NULL where bronze no longer has the change"),
+        ("csn", _LONG, "as in bronze, NULL if bronze no longer contains the change"),
         ("lsn", _LONG, "as in bronze"),
         ("xid", _LONG, "as in bronze"),
         ("commit_ts", _TIME, "as in bronze"),
@@ -161,16 +172,16 @@ TABLES: dict[str, Columns] = {
         _STREAM,
         ("first", _LONG, "first CSN that did not arrive and was passed over"),
         ("last", _LONG, "last CSN of the gap"),
-        ("below", _LONG, "commit LSN of the transaction before the gap, NULL where not known"),
-        ("above", _LONG, "commit LSN of the transaction behind it, NULL where it had not come yet"),
+        ("below", _LONG, "commit LSN of the transaction before the gap, NULL if unknown"),
+        ("above", _LONG, "commit LSN of the transaction after it, NULL if it had not arrived yet"),
         _RECORDED,
     ),
     "timelines": (
         _EPOCH,
         _STREAM,
-        ("timeline", _LONG, "timeline of the server that the stream was read on from then"),
-        ("history", _TEXT, "where it branched off: timeline@LSN of each switch before it, NULL where not told"),
-        ("held", _LONG, "slot position that bronze held then"),
+        ("timeline", _LONG, "timeline of the server on which the stream was read from then on"),
+        ("history", _TEXT, "where it branched off: timeline@LSN of each switch before it, NULL if unknown"),
+        ("held", _LONG, "slot position that bronze had reached then"),
         _RECORDED,
     ),
     "memberships": (
@@ -179,39 +190,46 @@ TABLES: dict[str, Columns] = {
         (
             "tables",
             _TEXT,
-            "JSON: relation → by which entry of a publication, or transaction that named it, it is read; and its OID",
+            (
+                "JSON: relation → the entry of a publication, or the transaction that named it, by which it is read; "
+                "and its OID"
+            ),
         ),
         _RECORDED,
     ),
     "configurations": (
-        ("number", _INT, "number of the configuration, as COMMIT rows of bronze have it; grows by one"),
+        ("number", _INT, "number of the configuration, as COMMIT rows of bronze have it; increases by one"),
         ("fingerprint", _TEXT, "hash of `settings`: the same settings have the same one"),
-        ("settings", _TEXT, "JSON: which tables are taken, what is redacted, and a keyed fingerprint of the key"),
-        ("changed", _TEXT, "JSON: columns that bronze held then and that are redacted otherwise from here on"),
+        ("settings", _TEXT, "JSON: which tables are captured, what is redacted, and a keyed fingerprint of the key"),
+        ("changed", _TEXT, "JSON: columns that bronze contained then and that are redacted differently from here on"),
         ("epoch", _INT, "epoch of bronze when it began, 0 before the first stream"),
-        ("position", _LONG, "how far bronze was then: transactions above it are of this configuration, until the next"),
+        (
+            "position",
+            _LONG,
+            "end of bronze at that time: transactions above it have this configuration, until the next",
+        ),
         _RECORDED,
     ),
     "decoded": (
         _EPOCH,
         ("position", _LONG, "position of a transaction that landed as bytes, its rows `X`"),
-        ("content", _TEXT, "digest of those, as its COMMIT row has it"),
+        ("content", _TEXT, "digest of those rows, as its COMMIT row has it"),
         ("version", _TEXT, "version of cdc_lake that decoded it"),
         ("counts", _TEXT, "JSON: table → operation → number of changes"),
-        ("file", _TEXT, "its layouts and changes, a Parquet file in the folder `decoded_rows` beside this table"),
+        ("file", _TEXT, "its layouts and changes, a Parquet file in the folder `decoded_rows` next to this table"),
         _RECORDED,
     ),
     "quality": (
-        ("judged_at", _TIME, "time it was judged for: of a report, or of the cut that was to be promised"),
+        ("judged_at", _TIME, "time for which it was evaluated: of a report, or of the cut that was to be pinned"),
         ("table", _TEXT, "silver table"),
         ("rule", _TEXT, "name of the rule"),
         ("kind", _TEXT, "kind of rule"),
         ("columns", _TEXT, "columns it names, with commas between them"),
-        ("evaluated", _LONG, "rows that were judged; 1 where the table is judged as a whole"),
-        ("failed", _LONG, "how many of them break the rule"),
+        ("evaluated", _LONG, "rows that were evaluated; 1 if the table is evaluated as a whole"),
+        ("failed", _LONG, "how many of them violate the rule"),
         ("level", _TEXT, "none, warn, error or critical, by the thresholds of the rule"),
-        ("observed", _TEXT, "what was seen of a table as a whole: a number of rows, an age"),
-        ("broken", _TEXT, "why the rule could not be judged, empty where it was"),
+        ("observed", _TEXT, "result for a table as a whole: a number of rows, an age"),
+        ("broken", _TEXT, "why the rule could not be evaluated, empty if it was"),
     ),
     "verified": (
         _STREAM,
@@ -219,9 +237,9 @@ TABLES: dict[str, Columns] = {
         ("generation", _INT, "generation of the silver table"),
         ("relation", _TEXT, "source table, as in bronze"),
         ("table", _TEXT, "silver table"),
-        ("position", _LONG, "how far silver was"),
-        ("verdict", _TEXT, "equal, equal but for held keys, or different; what could not be judged has no row"),
-        ("held_keys", _LONG, "keys whose held changes explain what differs"),
+        ("position", _LONG, "position that silver had reached"),
+        ("verdict", _TEXT, "equal, equal but for held keys, or different; a table without a verdict has no row"),
+        ("held_keys", _LONG, "keys whose held changes explain the difference"),
         ("compared_at", _TIME, "when it was compared"),
     ),
     "runs": (
@@ -513,7 +531,7 @@ def version_of(table: DeltaTable) -> int:
 def check_version(version: int, name: str, where: str) -> None:
     """Raise ControlNewer where a table is of a version that this one does not know."""
     if version > CONTROL_VERSION:
-        text = f"the control table `{name}` is of version {version}, this version knows {CONTROL_VERSION}"
+        text = f"the control table `{name}` has version {version}, but this version knows only {CONTROL_VERSION}"
         raise ControlNewer(text, where=where)
 
 

@@ -381,7 +381,7 @@ class ControlTables:
         except BronzeNotWritten as cause:
             table = place.open()  # another process made it at the same moment
             if table is None:
-                raise ControlNotWritten(f"the control table `{name}` could not be made", where=place.name) from cause
+                raise ControlNotWritten(f"the control table `{name}` could not be created", where=place.name) from cause
             return table
 
 

@@ -377,7 +377,7 @@ def sync_log(folder: Path, version: int) -> None:
             sync(entry.with_name("_last_checkpoint"))
         sync(entry.parent)
     except OSError as failed:
-        msg = f"version {version} is in the log, and the disk failed to keep it: {failed.strerror}"
+        msg = f"version {version} is in the log, but the disk failed to store it durably: {failed.strerror}"
         raise CommitNotOnDisk(msg, where=str(folder)) from failed
 
 
@@ -397,7 +397,9 @@ def changed_by(entries: Sequence[tuple[int, str]]) -> str | None:
     if newest is None or not came + left:
         return None
     version, operation = newest
-    return f"something else changed bronze: with version {version} ({operation}) {_files(left)} left, {came} came"
+    return (
+        f"bronze was modified outside cdc_lake: version {version} ({operation}) removed {_files(left)} and added {came}"
+    )
 
 
 def _read(entry: str) -> tuple[str, dict[tuple[str, str], int]]:

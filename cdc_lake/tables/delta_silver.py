@@ -154,7 +154,7 @@ class DeltaSilver:
         )
         if foreign_commit is not None:
             raise OtherWriter(
-                f"something else changed rows of {self._target.label}: {foreign_commit.text}", where=self._target.label
+                f"{self._target.label} was modified outside cdc_lake: {foreign_commit.text}", where=self._target.label
             )
         return version
 

@@ -344,8 +344,13 @@ class ObjectStoreDeltaStorage(StoreFolder):
         except _Overtaken as refused:
             raise DeltaCommitFailed(overtaken=True) from refused
         except StoreUnavailable as cause:
-            hint = "nothing was confirmed, so nothing is lost: the next run reads what bronze holds and goes on"
-            raise CommitUncertain("whether a commit landed could not be read", where=self.name, hint=hint) from cause
+            hint = (
+                "run again: nothing was acknowledged, so nothing is lost, and the next run reads what bronze "
+                "contains and continues"
+            )
+            raise CommitUncertain(
+                "it could not be determined whether a commit landed", where=self.name, hint=hint
+            ) from cause
         self._persist(lambda: _stand_at(table, version))
         return version
 

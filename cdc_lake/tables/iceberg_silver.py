@@ -263,7 +263,7 @@ class IcebergSilver:
                 self._spark.sql(statement(f"{self.name}.branch_{branch}"))
         except Exception as cause:
             if f"(does not exist): {branch}" in str(cause):  # another session took ours for left behind
-                raise TableChangedMeanwhile(f"another writer works on {self._target.label}") from cause
+                raise TableChangedMeanwhile(f"another writer is working on {self._target.label}") from cause
             raise
         failpoint(BRANCH_WRITTEN)
         self._publish(branch)

@@ -98,7 +98,7 @@ def retry_on_conflict(work: Callable[[], _R], target: Target, lost: Callable[[Ex
             if not lost(cause):
                 raise
             if turn == _TRIES - 1:
-                text = f"upkeep of {target.label} met a commit of apply {_TRIES} times"
+                text = f"maintenance of {target.label} conflicted with a commit of apply {_TRIES} times"
                 raise SilverBusy(text) from cause
     raise AssertionError
 
@@ -154,10 +154,12 @@ class IcebergSilverMaintenance:
                 groups.setdefault(repr(task.file.partition), []).append(task.file.file_size_in_bytes)
         many = [size for sizes in groups.values() if len(sizes) > 1 for size in sizes]
         if many:
-            text = f"{pluralize(len(many), 'small file')} ({megabytes(sum(many))}) would be put together"
+            text = f"{pluralize(len(many), 'small file')} ({megabytes(sum(many))}) would be compacted"
             yield MaintenanceStep("compaction", text, {"files": len(many), "bytes": sum(many)})
         if spent := spent_versions(table, keep):
-            yield MaintenanceStep("expiry", f"{pluralize(len(spent), 'version')} would leave", {"versions": len(spent)})
+            yield MaintenanceStep(
+                "expiry", f"{pluralize(len(spent), 'version')} would be expired", {"versions": len(spent)}
+            )
         before = min(keep.since, now - _ORPHAN)
         orphans = self._call("remove_orphan_files", f"older_than => {_time(before)}, dry_run => true", many=True)
         if orphans:
@@ -180,7 +182,7 @@ class IcebergSilverMaintenance:
             self._expire(spent)
             has, left = _measure_files(folder)
             files = f"{pluralize(had - has, 'file')} ({megabytes(bytes_ - left)})"
-            text = f"{pluralize(len(spent), 'version')} left, and {files} with them"
+            text = f"{pluralize(len(spent), 'version')} expired, and {files} with them"
             yield MaintenanceStep("expiry", text, {"versions": len(spent), "files": had - has, "bytes": bytes_ - left})
         failpoint(SILVER_EXPIRED)
         had, bytes_ = _measure_files(folder)
@@ -188,7 +190,7 @@ class IcebergSilverMaintenance:
         orphans = self._call("remove_orphan_files", f"older_than => {_time(before)}", many=True)
         if orphans:
             _, left = _measure_files(folder)
-            text = f"{pluralize(len(orphans), 'file')} ({megabytes(bytes_ - left)}) that nobody needs removed"
+            text = f"{pluralize(len(orphans), 'file')} ({megabytes(bytes_ - left)}) no longer needed removed"
             yield MaintenanceStep("removal", text, {"files": len(orphans), "bytes": bytes_ - left})
 
     def _rewrite_files(self, table: Table) -> Iterator[MaintenanceStep]:
@@ -199,7 +201,7 @@ class IcebergSilverMaintenance:
         )[0]
         if result["rewritten_data_files_count"]:
             files, into = result["rewritten_data_files_count"], result["added_data_files_count"]
-            text = f"{pluralize(files, 'file')} ({megabytes(result['rewritten_bytes_count'])}) became {into:,}"
+            text = f"{pluralize(files, 'file')} ({megabytes(result['rewritten_bytes_count'])}) compacted into {into:,}"
             yield MaintenanceStep(
                 "compaction", text, {"files": files, "into": into, "bytes": result["rewritten_bytes_count"]}
             )
@@ -209,7 +211,7 @@ class IcebergSilverMaintenance:
             )[0]
             if files := deletes["rewritten_delete_files_count"]:
                 into, size = deletes["added_delete_files_count"], deletes["rewritten_bytes_count"]
-                text = f"{pluralize(files, 'delete file')} became {into:,}"
+                text = f"{pluralize(files, 'delete file')} compacted into {into:,}"
                 yield MaintenanceStep("compaction", text, {"delete_files": files, "into": into, "bytes": size})
         now = self._table()
         head = None if now is None else now.current_snapshot()
@@ -218,7 +220,7 @@ class IcebergSilverMaintenance:
                 lambda: self._call("rewrite_manifests", "use_caching => false"), self._target, _iceberg_commit_lost
             )[0]
             manifests, into = result["rewritten_manifests_count"], result["added_manifests_count"]
-            text = f"{pluralize(manifests, 'manifest')} became {into:,}"
+            text = f"{pluralize(manifests, 'manifest')} rewritten into {into:,}"
             yield MaintenanceStep("compaction", text, {"manifests": manifests, "into": into})
 
     def _expire(self, spent: list[int]) -> None:
@@ -330,7 +332,7 @@ class DeltaSilverMaintenance:
         many = groups.filter(pc.greater(groups["size_bytes_count"], 1))
         if many.num_rows:
             count, size = sum(many["size_bytes_count"].to_pylist()), sum(many["size_bytes_sum"].to_pylist())
-            text = f"{pluralize(count, 'small file')} ({megabytes(size)}) would be put together"
+            text = f"{pluralize(count, 'small file')} ({megabytes(size)}) would be compacted"
             yield MaintenanceStep("compaction", text, {"files": count, "bytes": size})
         if (hours := self._hours(keep)) is not None:
             orphan_count = self._spark.sql(f"VACUUM {self._name} RETAIN {hours} HOURS DRY RUN").count()
@@ -346,7 +348,7 @@ class DeltaSilverMaintenance:
         if metrics["numFilesRemoved"]:
             removed, added = metrics["numFilesRemoved"], metrics["numFilesAdded"]
             before, after = metrics["filesRemoved"]["totalSize"], metrics["filesAdded"]["totalSize"]
-            text = f"{pluralize(removed, 'file')} ({megabytes(before)}) became {added:,} ({megabytes(after)})"
+            text = f"{pluralize(removed, 'file')} ({megabytes(before)}) compacted into {added:,} ({megabytes(after)})"
             facts = {"files": removed, "into": added, "bytes": before, "bytes_after": after}
             yield MaintenanceStep("compaction", text, facts)
         failpoint(SILVER_COMPACTED)
@@ -356,7 +358,7 @@ class DeltaSilverMaintenance:
         self._spark.sql(f"VACUUM {self._name} RETAIN {hours} HOURS").collect()
         has, left = measure_files(self._path)
         if has < had:
-            text = f"{pluralize(had - has, 'file')} ({megabytes(bytes_ - left)}) that nobody needs removed"
+            text = f"{pluralize(had - has, 'file')} ({megabytes(bytes_ - left)}) no longer needed removed"
             yield MaintenanceStep("removal", text, {"files": had - has, "bytes": bytes_ - left})
 
     def _run_optimize(self) -> dict[str, Any]:

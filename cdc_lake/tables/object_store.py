@@ -191,7 +191,9 @@ class ObjectStore:
         for _ in range(2):  # of the first it does not matter whether one was left before
             accepted = self.persist(lambda: put_if_absent(self._storage, path, b"proof of the fence"), where)
         if accepted:
-            raise StoreUnfenced("the object store overwrites what it was asked not to", where=where)
+            raise StoreUnfenced(
+                "the object store overwrites an object although a conditional PUT forbids it", where=where
+            )
 
     def read(self, path: str) -> str | None:
         """A small object of text, None where there is none."""
@@ -209,7 +211,7 @@ class ObjectStore:
 def object_store(project: Project) -> ObjectStore:
     """The store that a pipeline declares."""
     storage = project.pipeline.lake.storage
-    assert storage is not None, "`validate` lets no address of a store pass without `lake.storage`"
+    assert storage is not None, "`validate` rejects an address of a store without `lake.storage`"
     return ObjectStore(storage)
 
 
@@ -229,10 +231,10 @@ def raise_failure(failure: Exception, where: str, also: tuple[type[Exception], .
     if isinstance(failure, also):
         raise failure
     if isinstance(failure, StaleListing):
-        raise StoreBehind("the store's listing leaves out what was written", where=where) from failure
+        raise StoreBehind("the store's listing omits an object that was written", where=where) from failure
     if _is_refused(failure):
         raise StoreRefused("the object store refused a request", where=where) from failure
-    raise StoreUnavailable("the object store did not do what it was asked to", where=where) from failure
+    raise StoreUnavailable("a request to the object store failed", where=where) from failure
 
 
 def _attempts(patience: int) -> int:

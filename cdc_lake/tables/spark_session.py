@@ -134,7 +134,7 @@ def start(project: Project, *, log: Path | None = None) -> SparkSession:
         try:
             spark = builder.getOrCreate()
         except Exception as cause:
-            raise SparkNotStarted(f"Spark did not start; its own words are in {log}") from cause
+            raise SparkNotStarted(f"Spark did not start; its output is in {log}") from cause
     _log_no_values(spark)
     _keep_classes(spark)
     return apply_settings(spark)
@@ -152,7 +152,7 @@ def death(spark: SparkSession) -> str | None:
     try:
         stopped = context._jsc.sc().isStopped()  # noqa: SLF001
     except (Py4JError, OSError) as silence:
-        return f"it does not answer: {type(silence).__name__}"
+        return f"it does not respond: {type(silence).__name__}"
     return "it is shutting down" if stopped else None
 
 
@@ -242,7 +242,7 @@ def java_found(version: int | None) -> str:
     home = os.environ.get("JAVA_HOME")
     if version is not None:
         return f"Java {version} was found"
-    return f"JAVA_HOME names {home}, which has no bin/java that runs" if home else "no Java was found"
+    return f"JAVA_HOME is {home}, which has no working bin/java" if home else "no Java was found"
 
 
 def require_java() -> None:

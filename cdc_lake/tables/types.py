@@ -115,7 +115,7 @@ def _text(note: str = "", loss: Loss = Loss.CONVERTED) -> ColumnType:
     return ColumnType("string", Family.TEXT, loss, note)
 
 
-_AS_TEXT = _text("the text the server prints")
+_AS_TEXT = _text("the text that the server prints")
 _ARRAY = _text("the array as the server prints it")
 _SAME_TEXT = _text("", Loss.LOSSLESS)
 _INFINITE = "infinity, -infinity, BC, years above 9999"
@@ -132,7 +132,10 @@ LEDGER: tuple[LedgerRow, ...] = (
         "float4",
         ("real",),
         ColumnType(
-            "float", Family.FLOAT, Loss.LOSSLESS, "NaN, infinities and -0 stay; in what identifies a row -0 is held"
+            "float",
+            Family.FLOAT,
+            Loss.LOSSLESS,
+            "NaN, infinities and -0 are kept; in values that identify a row -0 is held",
         ),
     ),
     LedgerRow(
@@ -140,7 +143,10 @@ LEDGER: tuple[LedgerRow, ...] = (
         "float8",
         ("double precision",),
         ColumnType(
-            "double", Family.FLOAT, Loss.LOSSLESS, "NaN, infinities and -0 stay; in what identifies a row -0 is held"
+            "double",
+            Family.FLOAT,
+            Loss.LOSSLESS,
+            "NaN, infinities and -0 are kept; in values that identify a row -0 is held",
         ),
     ),
     LedgerRow(
@@ -247,7 +253,7 @@ def companion_type(column: Column, policy: TypePolicy) -> ColumnType | None:
         declared = policy.numeric
     if declared is None or not declared.both:
         return None
-    note = f"NULL where `{column.name}` is no {declared.sql}"
+    note = f"NULL if `{column.name}` is not a valid {declared.sql}"
     return ColumnType(declared.sql, Family.NUMBER_OR_NULL, Loss.CONVERTED, note)
 
 
@@ -291,7 +297,7 @@ def _numeric(modifier: int) -> ColumnType:
         return _text("numeric without precision: any number of digits, NaN and infinities")
     precision, scale = precision_scale
     if precision > MAX_PRECISION:
-        return _text(f"more digits than the {MAX_PRECISION} a decimal holds")
+        return _text(f"more digits than the {MAX_PRECISION} that a decimal can have")
     if not 0 <= scale <= precision:
         return _text("a scale that a decimal cannot have")
     return ColumnType(f"decimal({precision},{scale})", Family.DECIMAL, Loss.LOSSLESS, held="NaN")
@@ -299,10 +305,10 @@ def _numeric(modifier: int) -> ColumnType:
 
 _READ_AS: Mapping[str, tuple[Family, str]] = MappingProxyType(
     {
-        **dict.fromkeys(("smallint", "int", "bigint"), (Family.INTEGER, "what is no integer of that size")),
-        **dict.fromkeys(("float", "double"), (Family.FLOAT, "what is no number of that size")),
-        "boolean": (Family.BOOLEAN, "what is neither t nor f"),
-        "binary": (Family.BINARY, "what is not in hexadecimal digits"),
+        **dict.fromkeys(("smallint", "int", "bigint"), (Family.INTEGER, "values that are not integers of that size")),
+        **dict.fromkeys(("float", "double"), (Family.FLOAT, "values that are not numbers of that size")),
+        "boolean": (Family.BOOLEAN, "values that are neither t nor f"),
+        "binary": (Family.BINARY, "values that are not hexadecimal digits"),
         "string": (Family.TEXT, ""),
         "date": (Family.DATE, _INFINITE),
         "timestamp": (Family.TIMESTAMPTZ, _INFINITE),
@@ -316,11 +322,11 @@ _INTEGERS = ("smallint", "int", "bigint")
 def _apply_declared(column: Column, own: ColumnType, declared: Declared) -> ColumnType:
     if declared.both:
         if is_numeric(column):
-            return _text(f"every digit; the column beside it has the value where it is a {declared.sql}")
+            return _text(f"every digit; the second column has the value if it is a valid {declared.sql}")
     elif declared.sql == own.sql:
         return own
     elif declared.sql == "string":
-        return _text("the text the server prints, as declared")
+        return _text("the text that the server prints, as declared")
     elif declared.sql.startswith("decimal") if is_numeric(column) else own.family is Family.TEXT:
         return _read_as(declared.sql)
     elif own.family is Family.INTEGER and own.sql in _INTEGERS[: _integer_rank(declared.sql)]:
@@ -340,8 +346,8 @@ def _read_as(sql: str) -> ColumnType:
         held = "other than one dimension from 1 on" + (f"; elements: {element.held}" if element.held else "")
         return ColumnType(sql, Family.ARRAY, Loss.CONVERTED, "as declared", held, element)
     if sql.startswith("decimal"):
-        held = "NaN, infinities, more digits than it has before or behind the point"
-        return ColumnType(sql, Family.NUMBER, Loss.CONVERTED, "as declared; filled up with zeros", held)
+        held = "NaN, infinities, more digits than it has before or after the decimal point"
+        return ColumnType(sql, Family.NUMBER, Loss.CONVERTED, "as declared; padded with zeros", held)
     family, held = _READ_AS[sql]
     return ColumnType(sql, family, Loss.CONVERTED, "as declared", held)
 
@@ -425,8 +431,8 @@ def typed_columns(relation: Relation, policy: TypePolicy) -> tuple[TypedColumn, 
             name = f"{typed_column.name}_decimal"
             if name.casefold() in taken_names:
                 raise NameTaken(
-                    f"{relation.table} has a column `{name}`, which is one of silver's own here",
-                    hint=f"declare `{typed_column.source.name}` otherwise than `both` (`types`), then "
+                    f"{relation.table} has a column `{name}`, which is also the name of a column that silver adds",
+                    hint=f"declare `{typed_column.source.name}` differently from `both` (`types`), then run "
                     "`cdc-lake rebuild TABLE`",
                 )
             companions.append(TypedColumn(typed_column.source, name, kind, companion=True))
@@ -437,4 +443,4 @@ def check_declared(relation: Relation, policy: TypePolicy) -> None:
     """Raise TypeRefused where a type is declared for a column that is not there."""
     for name, _ in policy.columns:
         if name not in relation.names:
-            raise TypeRefused(f"`types.columns` names `{name}`, and {relation.table} has no such column")
+            raise TypeRefused(f"`types.columns` names `{name}`, but {relation.table} has no such column")

@@ -67,7 +67,7 @@ def set_tags(project: Project, target: Target, wanted: Mapping[str, int]) -> tup
             return _set_refs(table, wanted)
         except CommitFailedException as cause:
             overtaken = cause
-    raise TableChangedMeanwhile(f"another writer commits to {target.label}") from overtaken
+    raise TableChangedMeanwhile(f"another writer is committing to {target.label}") from overtaken
 
 
 def _set_refs(table: Table, wanted: Mapping[str, int]) -> tuple[str, ...]:

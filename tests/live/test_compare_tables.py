@@ -399,7 +399,7 @@ def test_rows_that_share_a_key_are_held_and_accounted_for_or_said_to_share_it(da
         lake.silver("bag", pa.table([[None, 1], ["a", "e"]], schema=schema))  # as a merge by key leaves it
         found = lake.compare("bag")["bag"]
         assert (found.verdict, found.repeated, found.changed) == (Verdict.DIFFERENT, 1, 0)
-        assert found.reason == "the source has several rows of one key: code identifies none of them"
+        assert found.reason == "the source has several rows with the same key: code does not identify a row"
         assert "`keys`" in found.hint
 
 
@@ -526,7 +526,7 @@ def test_a_column_that_waits_says_what_it_waits_for(lake):
     assert lake.compare("orders")["orders"].hint.startswith("run `cdc-lake run --once`; if that changes nothing")
     lake.sql.execute("UPDATE orders SET more = 1 WHERE id = 3")
     lake.receive()
-    assert lake.compare("orders")["orders"].hint.startswith("its change waits in bronze: `cdc-lake run --once`")
+    assert lake.compare("orders")["orders"].hint.startswith("its change is not applied yet: `cdc-lake run --once`")
     error = ("LAK410", "public.orders was altered", "to apply the change run `cdc-lake run --allow …`")
     table = TableState("silver.orders", "delta", 0, lake.state.upto, BROKEN, 0, error=error)
     write_cut(
@@ -590,6 +590,6 @@ def test_an_older_cut_is_proven_by_rolling_it_forward(lake):
     assert (now.verdict, now.missing, now.rolled_forward) == (Verdict.DIFFERENT, 1, 0)
     assert (then["public.orders"].verdict, then["public.orders"].rolled_forward) == (Verdict.EQUAL, 2)
     assert then["public.orders"].watermark == str(Lsn(first))
-    assert "the cut does not have it" in then["public.notes"].reason
+    assert "the cut does not contain it" in then["public.notes"].reason
     with pytest.raises(ValueError, match="not repaired"):
         compare(lake.project, (), silent, as_of=as_of(first), repair=True)

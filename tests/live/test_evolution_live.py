@@ -157,7 +157,7 @@ def test_plan_lists_what_bronze_has_and_then_what_the_source_has_with_their_mark
         ]
         conn.execute(f"ALTER PUBLICATION {project.publication} DROP TABLE t")
         assert [a.text for a in plan(project).actions if a.kind is ActionKind.TABLE_GONE] == [
-            "public.t is not captured any more: silver.t stays as it is"
+            "public.t is no longer captured: silver.t stays as it is"
         ]
 
 

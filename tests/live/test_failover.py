@@ -159,7 +159,7 @@ def test_a_standby_that_has_all_of_bronze_goes_on_with_the_stream(cluster: Clust
     cluster.primary.stop("immediate")
     promote(standby)
     cluster.write("INSERT INTO t VALUES (3)", standby)
-    assert line(project, "history").text == "all that bronze holds is in the server's log (timeline 2)"
+    assert line(project, "history").text == "everything that bronze contains is in the server's WAL (timeline 2)"
 
     told: list[ProgressEvent] = []
     once(project, told.append)

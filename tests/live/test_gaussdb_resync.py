@@ -76,7 +76,9 @@ def test_a_table_that_comes_is_copied_one_that_goes_is_left_and_copied_anew_when
         make_bank(bank)
         once(one)
         with beside(lambda stop: transfers(stand_in.database, SEED, stop)):
-            assert said(both) == ["public.vault came: the next start copies what came, while the others flow"]
+            assert said(both) == [
+                "public.vault added: the next start copies what was added, while the other tables continue"
+            ]
             assert "public.vault" in {action.subject for action in plan(both).actions}
             assert once(both).snapshot_rows == ACCOUNTS
         once(both)
@@ -86,7 +88,7 @@ def test_a_table_that_comes_is_copied_one_that_goes_is_left_and_copied_anew_when
 
         told: list[str] = []
         (went,) = said(one)
-        assert went.startswith("public.vault went: not followed from the next start on")
+        assert went.startswith("public.vault removed: not captured from the next start on")
         once(one, lambda progress: told.append(progress.text))
         assert "table public.vault is no longer captured: `source.tables` excludes it" in told
         bank.execute("DELETE FROM vault WHERE id < 50")
@@ -111,9 +113,9 @@ def test_a_table_that_comes_to_a_stream_in_lsn_order_begins_with_its_changes_and
     with stand_in.database.connect() as bank:
         make_bank(bank)
         once(one)
-        begins = "it begins with its changes from the next start on"
+        begins = "it starts with its changes from the next start on"
         assert said(both) == [
-            f"public.vault came to a stream that is ordered by LSN: no copy has a place there, {begins}"
+            f"public.vault added to a stream that is ordered by LSN: a copy would have no position in it, {begins}"
         ]
         once(both, lambda progress: told.append(progress.text))
         assert [text for text in told if "it starts with its changes from now on" in text]

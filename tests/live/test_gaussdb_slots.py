@@ -90,7 +90,7 @@ def test_a_slot_made_beforehand_is_listed_keeps_every_change_and_goes_where_it_i
 
     told = drop_slot(project)
     assert (told.own, told.done) == (True, False)
-    assert told.lost.startswith("all changes behind")
+    assert told.lost.startswith("all changes after")
     with running(project, progress := []):
         until(lambda: streams(progress))
         assert {one.state for one in list_slots(project).slots if one.own} == {"active"}
@@ -206,7 +206,7 @@ def test_a_slot_is_dropped_where_the_pipeline_says_so_also_one_in_csn_order(stan
     def receive_until_it_is_gone() -> None:
         with beside(lambda stop: receive(project, bronze, once=False, stop=stop, report=told.append)):
             fill(stand_in, project, bronze, told)
-            until(lambda: confirmed(project) is None, "it is gone")
+            until(lambda: confirmed(project) is None, "it no longer exists")
 
     try:
         with pytest.raises(SlotGivenUp, match="the slot is dropped"):

@@ -53,7 +53,7 @@ def test_where_an_lsn_orders_the_stream_a_swapped_table_is_left_and_said(stand_i
         conn.execute(SWAP)
         once(project, told.append)
     said = [one.text for one in told if one.facts.get("code") == CopyUnplaced.code]
-    assert any("table public.orders came" in text and "stays as it was left" in text for text in said)
+    assert any("table public.orders was added" in text and "stays as it is" in text for text in said)
 
 
 def test_a_receiver_that_runs_follows_a_swap_by_itself(stand_in: StandIn, tmp_path: Path) -> None:

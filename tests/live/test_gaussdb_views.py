@@ -146,7 +146,7 @@ def test_from_nothing_to_received_as_check_plan_and_status_tell_it(
     (slot,) = lines(project, "slot")
     assert "is free" in slot.text
     assert ("CSN" if kind.by_csn else "LSN") in slot.text
-    assert lines(project, "order")[0].text == f"the stream is ordered by {domain.name}, as it was begun"
+    assert lines(project, "order")[0].text == f"the stream is ordered by {domain.name}, as it was started"
     assert json.loads(dumps(document("plan", plan(project))))["actions"][0]["kind"] == "resume"
 
     with connect(stand_in.target(by_csn=kind.by_csn)) as session:
@@ -221,7 +221,7 @@ def test_check_names_each_thing_to_fix(stand_in: StandIn, tmp_path: Path) -> Non
     (bare,) = lines(both, "identity")
     assert bare.fix.endswith('its owner runs: ALTER TABLE "public"."bare" REPLICA IDENTITY FULL;')
     told = {table.table: (table.identity, table.unsent) for table in examine(project).types}
-    assert told["public.bare"] == ("none", "updates and deletes of it do not say which row they mean")
+    assert told["public.bare"] == ("none", "updates and deletes of it do not identify a row")
     assert {words[1] for words in told.values() if words[0].startswith("primary key (")} == {KEY_ONLY}
     with pytest.raises(NoReplicaIdentity):
         plan(project)

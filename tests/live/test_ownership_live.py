@@ -77,7 +77,7 @@ def test_a_table_of_somebody_else_is_refused_before_a_slot_is_made(
         assert said.code == 1
         assert "error[LAK469]" in said.err, said.err
         assert whose in said.err
-        assert "this pipeline is `library`" in said.err
+        assert "this is pipeline `library`" in said.err
         assert "cdc-lake run --adopt silver.loans" in said.err
     checked = shell("check")
     assert checked.code != 0
@@ -87,7 +87,7 @@ def test_a_table_of_somebody_else_is_refused_before_a_slot_is_made(
         assert db.execute("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'library'").fetchone() == (0,)
     planned = shell("plan", "--adopt", "silver.loans")
     assert planned.code == 0
-    assert "adopt silver.loans and replace what it holds" in planned.out
+    assert "adopt silver.loans and replace its content" in planned.out
     assert "cdc-lake run --adopt silver.loans" in planned.out
     assert DeltaTable(str(folder)).version() == version
 
@@ -104,7 +104,7 @@ def test_a_slot_of_another_pipeline_of_the_lake_is_refused_with_both_names(datab
     for words in (["plan"], [*RECEIVE]):
         said = library.shell(*words, *shelf)
         assert "error[SRC214]" in said.err, said.err
-        assert "slot `library` belongs to pipeline `library`, and this pipeline is `shelf`" in said.err
+        assert "slot `library` belongs to pipeline `library`, but this is pipeline `shelf`" in said.err
         assert "slot drop" not in said.err
     checked = library.shell("check", *shelf)
     assert "belongs to pipeline `library`" in checked.out
@@ -159,7 +159,7 @@ def test_a_file_that_is_given_a_living_pipelines_name_is_refused_with_both_names
     for words in (["plan"], [*RECEIVE], ["restart", "--yes"]):
         said = library.shell(*words, "-p", "pipelines/given.yaml")
         assert "error[SRC214]" in said.err, (words, said)
-        assert "slot `library` belongs to pipeline `library`, and this pipeline is `shelf`" in said.err
+        assert "slot `library` belongs to pipeline `library`, but this is pipeline `shelf`" in said.err
     assert "slot `library` belongs to pipeline `library`" in library.shell("check", "-p", "pipelines/given.yaml").out
     (pipelines / "given.yaml").unlink()
     library.shell.fine(*RECEIVE, "-p", "pipelines/shelf.yaml")
@@ -190,7 +190,7 @@ def test_a_renamed_pipeline_whose_folders_were_moved_goes_on_also_where_its_old_
     assert "31" in library.shell.fine("inspect", "row", "loans", "31", "-p", f"pipelines/{file.name}")
     old.write_text(old.read_text(encoding="utf-8").replace("pipeline: library", "pipeline: desk"), encoding="utf-8")
     refused = library.shell("plan", "-p", f"pipelines/{old.name}").err
-    assert "belongs to pipeline `shelf`, and this pipeline is `desk`" in refused
+    assert "belongs to pipeline `shelf`, and this is pipeline `desk`" in refused
     assert "set `pipeline: shelf` again" in refused
 
 
@@ -205,7 +205,7 @@ def test_bronze_of_another_pipeline_is_refused_with_both_names_also_to_start_ove
     for words in (["plan"], [*RECEIVE], ["restart", "--yes"]):
         said = library.shell(*words, *shelf)
         assert "error[LAK421]" in said.err, said.err
-        assert "bronze belongs to pipeline `library`, and this pipeline is `shelf`" in said.err
+        assert "bronze belongs to pipeline `library`, but this is pipeline `shelf`" in said.err
     assert "bronze belongs to pipeline `library`" in library.shell("check", *shelf).out
     (pipelines / "shelf.yaml").unlink()
     library.change("INSERT INTO loans VALUES (31, 31, 'own')")

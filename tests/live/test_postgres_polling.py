@@ -361,7 +361,7 @@ def test_while_the_lake_is_away_the_server_holds_no_snapshot_for_what_is_not_rea
         assert snapshots_held(database) == 1
         until(lambda: not snapshots_held(database) or receiver.done(), "the server's snapshot goes")
         bronze.over, tried = True, bronze.tried
-        until(lambda: bronze.tried > tried + 1 or receiver.done(), "it goes on by itself")
+        until(lambda: bronze.tried > tried + 1 or receiver.done(), "it continues by itself")
     assert receiver.result().reconnects >= 1
     once(project)
     assert tables_from_bronze(project) == tables_at_source(database)

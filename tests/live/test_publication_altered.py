@@ -55,7 +55,10 @@ def test_a_table_that_was_out_of_the_publication_for_a_while_is_copied_again(
     shop.execute(f"ALTER PUBLICATION {name} DROP TABLE t")
     shop.execute("INSERT INTO t VALUES (2, 'unseen')")
     shop.execute(f"ALTER PUBLICATION {name} ADD TABLE t")
-    said = "public.t: the publication was altered, and the next start copies again what is published otherwise"
+    said = (
+        "public.t: the publication was altered, and the next start copies again the tables that are published "
+        "differently"
+    )
     assert said in {line.text for line in check(project)}
     assert [action.subject for action in plan(project).actions if action.kind is ActionKind.SNAPSHOT] == ["public.t"]
     assert again(project) == [f"publication `{name}` was altered: table public.t is copied again"]

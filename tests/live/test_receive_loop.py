@@ -374,7 +374,7 @@ def test_a_slot_of_unknown_origin_is_not_taken_over(database: Database, tmp_path
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
         conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [database.name])
-        with pytest.raises(SlotForeign, match="bronze holds nothing"):
+        with pytest.raises(SlotForeign, match="bronze is empty"):
             once(project_of(database, tmp_path))
 
 

@@ -205,7 +205,7 @@ def test_a_receiver_outlasts_a_store_that_is_away_and_keeps_its_connection(
             assert waits.code == {"delta": "LAK435", "iceberg": "LAK420"}[kind]  # what reads, what writes, fails first
             with pytest.raises(StoreUnavailable) as asked:
                 status(project)
-            assert "the receiver waits for it since" in asked.value.remedy
+            assert "the receiver has waited for it since" in asked.value.remedy
             status_code, _, text = get(address, "/healthz")
             said = json.loads(text)
             assert (status_code, said["state"], said["code"]) == (503, "waiting", waits.code)

@@ -152,7 +152,7 @@ def test_a_receiver_without_its_source_says_so_and_is_well_again_when_it_is_back
         assert not [key for key in seen if "lag" in key or "slot" in key], "what only the source knows"
         assert sum(value for key, value in seen.items() if key.startswith("cdc_lake_errors_total")) >= 1
         database.server.start()
-        until(lambda: healthz(address)[0] == 200, "it goes on by itself")
+        until(lambda: healthz(address)[0] == 200, "it continues by itself")
         until(lambda: metrics(address)["cdc_lake_source_reachable"] == 1, "the source is looked at again")
         with database.connect() as conn:
             conn.execute("INSERT INTO orders VALUES (101, 1)")

@@ -218,7 +218,7 @@ def file_lost(library: Library) -> None:
 
 
 def file_found(library: Library) -> None:
-    assert "is not there" in library.shell("inspect", "chain").out
+    assert "does not exist" in library.shell("inspect", "chain").out
     (lost,) = [file for file in files_of(library) if not file.exists()]
     (library.shell.folder / "aside").rename(lost)
 
@@ -556,7 +556,7 @@ def break_and_obey(library: Library, case: Case) -> None:
         checked = shell("check")
         assert (checked.code, f"[{case.code}]" in checked.out) == (1, True), checked
         would = library.shell.fine("slot", "drop")
-        assert "not known: there is no bronze at" in would, would
+        assert "unknown: there is no bronze at" in would, would
         assert "if its lake is not mounted, or was moved, the stream is lost with the slot" in would
         assert "nothing was done: add --yes to do it" in would
     if case.mend is not None:

@@ -128,7 +128,7 @@ def said(project: Project) -> list[str]:
     return [
         line.text
         for line in check(project)
-        if line.subject == "tables" and (" came" in line.text or " went" in line.text)
+        if line.subject == "tables" and (" added" in line.text or " removed" in line.text)
     ]
 
 
@@ -182,8 +182,8 @@ def test_a_table_that_comes_is_copied_one_that_goes_is_left_and_copied_anew_when
     one, both = taking(database, tmp_path, ACCOUNTS_ONLY), taking(database, tmp_path)
     once(one)
     with beside(lambda stop: transfers(database, 1, stop)):
-        does = "publishes what came and copies it" if by_publication(both) else "copies what came"
-        assert said(both) == [f"public.vault came: the next start {does}, while the others flow"]
+        does = "publishes what was added and copies it" if by_publication(both) else "copies what was added"
+        assert said(both) == [f"public.vault added: the next start {does}, while the other tables continue"]
         assert {line.ok for line in check(both) if line.subject == "publication"} <= {True}
         assert "public.vault" in {action.subject for action in plan(both).actions}
         done = once(both)
@@ -195,7 +195,7 @@ def test_a_table_that_comes_is_copied_one_that_goes_is_left_and_copied_anew_when
     assert_as_at_source(both, database, "accounts", "vault")
 
     told: list[str] = []
-    assert said(one) == ["public.vault went: not followed from the next start on, and silver keeps what it has"]
+    assert said(one) == ["public.vault removed: not captured from the next start on, and silver keeps its rows"]
     once(one, lambda progress: told.append(progress.text))
     assert "table public.vault is no longer captured: `source.tables` excludes it" in told
     assert_published(database, one, ["accounts"])
@@ -290,7 +290,7 @@ def test_a_table_that_the_role_may_not_publish_is_named_with_what_a_superuser_ru
     with database.admin() as admin:
         admin.execute("ALTER TABLE vault OWNER TO CURRENT_USER")
         admin.execute(f'GRANT SELECT ON vault TO "{database.user}"')
-        [line] = [line for line in check(both) if " came" in line.text]
+        [line] = [line for line in check(both) if " added" in line.text]
         assert (line.ok, line.code) == (False, "SRC224")
         assert 'ADD TABLE ONLY "public"."vault"' in line.fix
         [action] = [one for one in plan(both).actions if one.kind is ActionKind.ALTER_PUBLICATION]

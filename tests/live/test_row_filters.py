@@ -202,7 +202,7 @@ def test_who_may_only_read_is_told_what_a_superuser_runs_and_then_goes_on(
         assert (carried(orders)["orders"] or "").count("EU") == 1
         admin.execute(f'REVOKE TEMPORARY ON DATABASE "{database.name}" FROM PUBLIC'.encode())
         admin.execute(f'ALTER DATABASE "{database.name}" OWNER TO postgres'.encode())
-        with pytest.raises(RowFilterUnfit, match="cannot be asked") as unfit:
+        with pytest.raises(RowFilterUnfit, match="cannot evaluate") as unfit:
             once(project)
         admin.execute(unfit.value.remedy.rpartition(": ")[2].encode())
         once(project)

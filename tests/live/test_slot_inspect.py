@@ -46,7 +46,7 @@ def threats(found: SlotDetails) -> str:
 def test_everything_of_the_pipelines_slot_is_told_beside_what_bronze_holds(
     database: Database, project: Project
 ) -> None:
-    with pytest.raises(SlotMissing, match="is not there") as absent:
+    with pytest.raises(SlotMissing, match="does not exist") as absent:
         inspect_slot(project)
     assert "slot list" in absent.value.remedy
     once(project)
@@ -97,7 +97,7 @@ def test_a_slot_of_which_bronze_holds_nothing_or_too_little_is_told_with_the_rem
         admin.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [project.slot])
         found = inspect_slot(project)
         assert found.bronze is None
-        assert "bronze holds nothing" in threats(found)
+        assert "bronze contains nothing" in threats(found)
         admin.execute("SELECT pg_drop_replication_slot(%s)", [project.slot])
         once(project)
         admin.execute("INSERT INTO orders VALUES (101)")

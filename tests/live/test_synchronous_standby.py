@@ -125,7 +125,7 @@ def test_check_says_what_commits_that_wait_for_the_receiver_need(database: Datab
         assert "until the initial copy is made" in said()[0][0]
         assert "`mode: stream`" in said(source={"mode": "polling"})[0][1]
         once(project)
-        assert said() == [("commits of this server, in every database, may wait until bronze holds them", "")]
+        assert said() == [("commits of this server, in every database, may wait until bronze contains them", "")]
     until(lambda: not said(), "check still sees the setting")
 
 

@@ -88,7 +88,7 @@ def test_what_each_replica_identity_loses_is_said_by_check_and_by_plan(database:
         == said["public.silent"]
         == (
             "none",
-            "the server refuses updates and deletes of it once it is published",
+            "the server rejects updates and deletes of it as soon as it is published",
         )
     )
 

@@ -52,7 +52,7 @@ class Stuck(DeltaBronze):
 
     def _reach(self) -> None:
         if self.away.is_set():
-            raise StoreUnavailable("the object store did not do what it was asked to", where="s3://lake/shop")
+            raise StoreUnavailable("a request to the object store failed", where="s3://lake/shop")
 
 
 @pytest.fixture

@@ -146,6 +146,6 @@ def test_a_delete_that_names_no_row_stops_its_table_and_no_other(spark: Any, lak
     broken = advance(project, spark)
     assert [type(error) for error in broken.values()] == [KeylessDelete]
     (error,) = broken.values()
-    assert f"a delete of public.keyed at {position + 1} does not say" in error.message
+    assert f"a delete of public.keyed at {position + 1} does not identify" in error.message
     ids = {t: sorted(read_silver(project, project.target(t.table)).column("id").to_pylist()) for t in (keyed, other)}
     assert ids == {keyed: [1, 2], other: [1, 2]}

@@ -158,7 +158,7 @@ def test_a_rival_that_comes_before_delta_looks_makes_the_table_wait_and_not_hold
 
     monkeypatch.setattr(DeltaSilver, "_check_base", meanwhile)
     for _ in range(2):  # at once, and at every later start
-        with pytest.raises(OtherWriter, match="another applier"):
+        with pytest.raises(OtherWriter, match="another apply process"):
             lake.advance()
         lake.land(insert("4", "4"))
     rebuild(lake.project, "public.t", spark=spark)

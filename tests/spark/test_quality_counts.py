@@ -151,4 +151,4 @@ def test_an_expression_that_spark_does_not_take_is_a_broken_rule(frame: DataFram
     rules = [
         TypeAdapter(Rule).validate_python({"rule": "expression", "expression": t, "name": f"r{len(t)}"}) for t in texts
     ]
-    assert {r.broken for r in run_suite(frame, rules, "silver.t").rules} == {"Spark does not take the expression"}
+    assert {r.broken for r in run_suite(frame, rules, "silver.t").rules} == {"Spark rejects the expression"}

@@ -188,7 +188,7 @@ def test_an_expression_that_cannot_be_used_stops_the_table_before_its_first_row(
     lake.land(insert("1", "1"))
     for given, said, place in (
         ({"where": "amount >"}, "Syntax error", "silver.tables[0].where"),
-        ({"where": "amount + 1"}, "true or false", "silver.tables[0].where"),
+        ({"where": "amount + 1"}, "must be boolean", "silver.tables[0].where"),
         ({"compute": {"n": "nope + 1"}}, "`nope` cannot be resolved", "silver.tables[0].compute.n"),
         ({"columns": ["amount"]}, "`id` identifies rows", "silver.tables[0].columns"),
         ({"exclude": ["gone"]}, "no such column", "silver.tables[0].exclude"),

@@ -137,7 +137,7 @@ def test_a_source_of_the_gaussdb_family_needs_no_driver(shop: Path) -> None:
     ("file", "old", "new", "said", "place"),
     [
         ("conf/prod.yaml", "/Volumes/${env:CATALOG:-main}/", "lake/", "relative", "conf/prod.yaml:7:9"),
-        ("conf/dev.yaml", "/${env:SCHEMA:-shop_dev}/lake", "", "names no volume", "conf/dev.yaml:7:9"),
+        ("conf/dev.yaml", "/${env:SCHEMA:-shop_dev}/lake", "", "is not on a volume", "conf/dev.yaml:7:9"),
         ("pipelines/shop.yaml", "format: delta", "format: iceberg", "not deployed", "pipelines/shop.yaml:18:22"),
         ("pipelines/shop.yaml", "${env:SOURCE_PASSWORD}", "hunter2", "plain text", "pipelines/shop.yaml:12:13"),
         ("pipelines/shop.yaml", "${env:SOURCE_PASSWORD}", "${file:conf/p}", "in a file", "pipelines/shop.yaml:12:13"),

@@ -60,7 +60,7 @@ def test_an_argument_that_an_expectation_does_not_take_is_told_with_its_line(tmp
     assert (typo.ok, typo.code) == (text.ok, text.code) == (False, "QUA502")
     assert "shop.yaml:9:" in typo.text
     assert typo.text.endswith(
-        "does not take these arguments: `column` field required; `colum` extra fields not permitted"
+        "does not accept these arguments: `column` field required; `colum` extra fields not permitted"
     )
     assert "shop.yaml:10:" in text.text
     assert "`max_value` " in text.text

@@ -13,12 +13,12 @@ SCREEN = 40
 GRANTS = "\n".join(f"GRANT SELECT ON t{n} TO cdc;" for n in range(MANY))
 LINES = [
     *(CheckLine(ok=True, subject="rules", text=f"silver.t{n}: every rule fits its column") for n in range(MANY)),
-    CheckLine(ok=None, subject="jars", text="not fetched yet", fix="the first start fetches them"),
+    CheckLine(ok=None, subject="jars", text="not downloaded yet", fix="the first start downloads them"),
     *(
         CheckLine(ok=False, subject="identity", text=f"t{n} has no key", fix="add one", code="SRC223")
         for n in range(MANY)
     ),
-    CheckLine(ok=False, subject="tables", text="no right to read 500 tables", fix=GRANTS, code="SRC224"),
+    CheckLine(ok=False, subject="tables", text="no privilege to read 500 tables", fix=GRANTS, code="SRC224"),
 ]
 
 

@@ -21,7 +21,7 @@ def test_a_sample_is_a_part_of_the_buckets(text: str, rows: int, share: float) -
 
 @pytest.mark.parametrize("text", ["", "0", "0%", "101%", "-1", "5 per cent", "1e3", "%"])
 def test_what_is_no_sample_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="neither a part"):
+    with pytest.raises(ValueError, match="neither a percentage"):
         Sample.parse(text)
 
 

@@ -129,7 +129,7 @@ def test_old_values_are_of_the_columns_that_silver_takes_by_its_names() -> None:
     [
         (Transforms(columns=("id", "gone")), "`columns` names `gone`"),
         (Transforms(exclude=("id",)), "`id` identifies rows"),
-        (Transforms(rename=(("qty", "REGION"),)), "would be called"),
+        (Transforms(rename=(("qty", "REGION"),)), "would have the name"),
     ],
 )
 def test_what_does_not_fit_the_layout_is_refused(given: Transforms, said: str) -> None:

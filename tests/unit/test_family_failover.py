@@ -371,14 +371,14 @@ def test_check_says_what_a_failover_would_leave_in_doubt(made: Any) -> None:
     cluster = made(BY_CSN)
     servers = [cluster.primary, cluster.standby()]
     (text,) = failover_said(cluster.project(*servers))
-    assert "that a standby never has it ahead of its log is taken on trust" in text
+    assert "relies on a standby never having it ahead of its WAL" in text
     assert failover_said(cluster.project(cluster.primary), logged=False) == []  # one server, no failover
     cluster.way = WAYS[0]
     assert failover_said(cluster.project(*servers)) == []
     assert len(failover_said(cluster.project(*servers), logged=False)) == 1
 
 
-@pytest.mark.parametrize(("way", "said"), [(POLLING, "nothing that was lost is"), (WAYS[0], "only what differs is")])
+@pytest.mark.parametrize(("way", "said"), [(POLLING, "lost changes are not"), (WAYS[0], "only differing changes are")])
 def test_check_says_so_too_of_a_release_that_hides_what_a_slot_confirmed(made: Any, way: Way, said: str) -> None:
     cluster = made(way)
     slot = GaussDbSlotFacts("s", "logical", "p", "d", False, Lsn(1), 1, OrderDomain.LSN, exact=False)

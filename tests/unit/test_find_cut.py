@@ -66,7 +66,7 @@ def test_what_bronze_holds_and_silver_does_not_is_not_reached(lake: CutLake) -> 
 
 
 def test_what_bronze_has_not_come_to_is_not_reached(lake: CutLake) -> None:
-    with pytest.raises(CutNotReached, match="bronze itself has come to 0/1F4"):
+    with pytest.raises(CutNotReached, match="bronze itself has reached only 0/1F4"):
         found(lake, 501)
 
 
@@ -80,7 +80,7 @@ def test_a_time_gives_the_last_cut_that_was_committed_by_then(lake: CutLake, min
 
 
 def test_a_time_before_everything_is_an_error(lake: CutLake) -> None:
-    with pytest.raises(BeforeFirstCut, match="no cut holds only what was committed by"):
+    with pytest.raises(BeforeFirstCut, match="no cut contains only what was committed by"):
         found(lake, at(-1))
 
 
@@ -115,7 +115,7 @@ def test_a_cut_of_copied_rows_alone_is_older_than_the_moment_it_was_written(tmp_
 def test_what_names_no_cut_is_an_error(lake: CutLake, text: str) -> None:
     with pytest.raises(CutUnknown):
         found(lake, text)
-    with pytest.raises(CutUnknown, match="has no zone"):
+    with pytest.raises(CutUnknown, match="has no time zone"):
         found(lake, datetime(2026, 1, 1))  # noqa: DTZ001 - the point of the test
 
 

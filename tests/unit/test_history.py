@@ -83,7 +83,7 @@ def test_what_cannot_be_asked_says_what_can(lake: CutLake) -> None:
     with pytest.raises(LakeError, match="no control table `run`") as unknown:
         read_history(lake.project, "run")
     assert "runs" in unknown.value.remedy
-    with pytest.raises(LakeError, match="has no zone"):
+    with pytest.raises(LakeError, match="has no time zone"):
         read_history(lake.project, "runs", since=datetime(2026, 1, 1))  # noqa: DTZ001 - the mistake
 
 

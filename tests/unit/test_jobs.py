@@ -118,14 +118,14 @@ def test_a_folder_without_hard_links_is_fit_where_bronze_and_control_tables_are_
 
 def test_a_folder_where_a_link_overwrites_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", shutil.copyfile)
-    with pytest.raises(LakeFolderUnfit, match="took the name of the first"):
+    with pytest.raises(LakeFolderUnfit, match="replaced the first one"):
         require_folder(project_at(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(LakeFolderUnfit, match="cannot be made"):
+    with pytest.raises(LakeFolderUnfit, match="cannot be created"):
         require_folder(project_at(tmp_path / "file" / "lake"))
 
 

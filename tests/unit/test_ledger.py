@@ -260,7 +260,7 @@ def test_views_that_stay_are_refused_where_no_path_names_the_table(tmp_path: Pat
     bronze.begin_stream("pg:1:shop:shop:0/64", 100)
     land(bronze, 200, Insert(ORDERS, ("1", "a")))
     no_session: Any = None
-    with pytest.raises(ViewNotMade, match="need a bronze table in Delta"):
+    with pytest.raises(ViewNotMade, match="require a bronze table in Delta"):
         ChangeReader(place.reader()).register_views(no_session, database="raw")
 
 

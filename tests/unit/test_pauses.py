@@ -96,7 +96,7 @@ def test_the_tables_of_a_group_stop_and_go_on_together(tmp_path: Path) -> None:
 
 
 def test_a_table_that_bronze_does_not_know_is_refused(lake: CutLake, capsys: Any, tmp_path: Path) -> None:
-    assert "error[STA690]: bronze knows no table `orders`; it knows public.b, public.t" in said(
+    assert "error[STA690]: bronze has no table `orders`; it has public.b, public.t" in said(
         capsys, "pause", "orders", code=1
     )
     with pytest.raises(TableNotKnown):
@@ -118,7 +118,7 @@ def test_status_says_paused_since_when_and_how_many_transactions_wait(lake: CutL
     found = {one.source: one for one in status(cdc_lake.Pipeline.load("shop.yaml").project).tables}
     assert (found["public.t"].state, found["public.t"].reason) == (
         "catching-up",
-        "it was paused, and goes on with the next run",
+        "it was paused, and continues with the next run",
     )
 
 
@@ -126,7 +126,7 @@ def test_cuts_list_it_as_behind_and_readers_are_told(lake: CutLake) -> None:
     lake.land(400)
     lake.cut(400, 4, t=lake.state("t", 1, 300, state=PAUSED), b=lake.state("b", 1, 400))
     assert list_cuts(lake.project, 1).cuts[0].behind == ("silver.t",)
-    with pytest.raises(TableBehind, match="stays behind at 0/12C"):
+    with pytest.raises(TableBehind, match="is still at 0/12C"):
         cdc_lake.Pipeline(lake.project).cut().read("t")
 
 

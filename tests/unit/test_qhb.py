@@ -92,7 +92,7 @@ def test_check_says_what_a_qhb_is_taken_to_have_and_that_none_was_seen() -> None
     first, last = told("QHB 1.5.1 on Linux", 10501)
     assert first == (True, "read as PostgreSQL 14: pgoutput's protocol up to version 2, no slots on standbys")
     assert last[0] is None
-    assert "never run against a QHB" in last[1]
+    assert "never been run against a QHB" in last[1]
     unnamed, _ = told(POSTGRES_16, 160010)
     assert unnamed == (None, f"version() does not name QHB: {POSTGRES_16}")
     assert told(POSTGRES_16, 160010, "postgres") == []

@@ -120,7 +120,7 @@ def test_the_document_says_what_the_page_says() -> None:
         (
             Verdict("inconclusive", NOW, "0/5F", 5, 0, (), ("silver.t: no key",)),
             "unknown",
-            "The comparison could not judge every table",
+            "The comparison could not decide for every table",
         ),
         (Verdict("different", NOW, "0/5F", 5, 0, ("silver.t",)), "bad", "Silver differs from the source"),
     ],

@@ -112,7 +112,7 @@ def test_the_report_tells_gate_suite_holds_and_runs_without_a_row_value(project:
     found = json.loads(files.json.read_text(encoding="utf-8"))
 
     assert len(found["notes"]) == 1
-    assert found["notes"][0].startswith("The source could not be asked")
+    assert found["notes"][0].startswith("The source could not be queried")
     (table,) = found["tables"]
     assert (table["name"], table["rows"], table["state"], table["watermark"], table["held"]) == (
         "silver.orders", 3, "pending", "0/16B3748", 2,

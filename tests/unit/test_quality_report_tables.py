@@ -90,7 +90,7 @@ def test_rules_of_tables_are_judged_over_the_rows_that_hold_at_the_last_cut(proj
     assert (found["unique_mail"]["level"], found["unique_mail"]["state"]) == ("error", "bad")
     assert (found["freshness_at"]["level"], found["freshness_at"]["state"]) == ("warn", "attention")
     assert found["unique_mails"]["broken"] == "there is no column `mails` in silver"
-    assert (found["expression"]["suite_note"], found["expression"]["state"]) == ("judged at the gate", "unknown")
+    assert (found["expression"]["suite_note"], found["expression"]["state"]) == ("evaluated by apply", "unknown")
 
 
 def test_what_reports_found_is_kept_and_becomes_the_trend(project: Project) -> None:

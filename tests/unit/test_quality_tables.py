@@ -160,9 +160,9 @@ def _down(values: list[int]) -> int:
     ("fields", "words"),
     [
         ({"rule": "unique", "columns": ["tags"]}, "cannot be compared"),
-        ({"rule": "freshness", "column": "id", "max_age": "1 h"}, "has no points in time"),
+        ({"rule": "freshness", "column": "id", "max_age": "1 h"}, "does not contain times"),
         ({"rule": "monotonic", "column": "code", "by": "id"}, "is text"),
-        ({"rule": "monotonic", "column": "id", "by": "tags"}, "has no order"),
+        ({"rule": "monotonic", "column": "id", "by": "tags"}, "cannot be ordered"),
         ({"rule": "foreign_key", "columns": ["id"], "references": "public.o", "referenced": ["name"]}, "of type"),
         ({"rule": "foreign_key", "columns": ["id"], "references": "public.o", "referenced": ["x"]}, "no column `x`"),
     ],
@@ -215,7 +215,7 @@ def test_any_expectation_can_be_named_and_is_met_or_not() -> None:
     assert met("expect_column_values_to_not_be_null", column="code").failed == 1
     assert met("expect_table_columns_to_match_ordered_list", column_list=ROWS.column_names).failed == 0
     assert met("expect_column_pair_values_a_to_be_greater_than_b", column_A="id", column_B="part").failed == 1
-    assert "does not take these arguments: `column` " in met("expect_column_mean_to_be_between", colum="id").broken
+    assert "does not accept these arguments: `column` " in met("expect_column_mean_to_be_between", colum="id").broken
     assert met("expect_column_mean_to_be_between", column="gone").broken.startswith("the expectation could not be")
 
 

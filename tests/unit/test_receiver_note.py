@@ -14,7 +14,7 @@ from cdc_lake.errors import StoreUnavailable
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.runtime.receive.lag import Lag, SlotStatus, Status
 
-AWAY = StoreUnavailable("the object store did not do what it was asked to", where="s3://lake/shop")
+AWAY = StoreUnavailable("a request to the object store failed", where="s3://lake/shop")
 
 
 def test_what_is_waited_for_is_said_until_it_is_back(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_note_that_cannot_be_written_stops_nobody_and_is_told(tmp_path: Path) 
     with ReceiverNote(tmp_path, "shop", told.append) as note:
         note.waits(AWAY)
     assert told
-    assert all("`status` cannot be told" in one.text for one in told)
+    assert all("`status` cannot be informed" in one.text for one in told)
 
 
 def test_a_note_torn_by_a_reader_in_the_middle_of_a_write_says_nothing(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_the_history_of_a_row_goes_on_with_what_was_read_again_and_says_by_whom(
     found = inspect_row(place.reader(), T.table, {"id": "1"}, control.snapshots())
     assert [(e.position, e.op, e.note) for e in found.events] == [
         (200, "I", ""),
-        (211, "S", "read again at the source, and never in force: the process ended before it was recorded"),
+        (211, "S", "read again at the source, but never applied: the process ended before it was recorded"),
         (211, "S", "read again at the source by compare --repair"),
         (212, "S", "read again at the source"),
         (300, "U", ""),

@@ -268,7 +268,7 @@ def test_all_that_a_table_waits_with_is_named_and_what_was_allowed_for_nothing_i
         (("id", "n", "_cdc_next_n"), None),
         (("id", "n", "n_decimal"), "is the second column of a numeric that is no longer declared `both`"),
         (("id", "n", "segment"), "public.t never had the column `segment` of silver.t"),
-        (("id", "n", "_is_deleted"), "was made as"),
+        (("id", "n", "_is_deleted"), "was created as"),
     ],
 )
 def test_plan_says_that_a_table_waits_with_columns_that_the_pipeline_does_not_make(

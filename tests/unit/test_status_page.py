@@ -48,12 +48,12 @@ ODD = UndecodedTransaction(1, "0/5F", None, 7, ("public.t",), 1, 10, "DEC310", "
         (replace(LIVE, stream=None, reachable=False), ["attention", "unknown"], "The source cannot be reached"),
         (replace(LIVE, reachable=False, unreachable_because="away"), ["attention"], "The source cannot be reached"),
         (replace(LIVE, receiver_waits=WAITS), ["attention"], "The receiver waits"),
-        (replace(LIVE, tables=(replace(ONE, state="held", held=2),)), ["attention"], "2 changes held back by rules"),
+        (replace(LIVE, tables=(replace(ONE, state="held", held=2),)), ["attention"], "2 changes held by rules"),
         (replace(LIVE, tables=(replace(ONE, state="paused"),)), ["attention"], "1 table paused"),
         (replace(LIVE, tables=(replace(ONE, different_at=NOW),)), ["bad"], "Silver differs from the source"),
         (replace(LIVE, undecodable=(ODD,)), ["bad"], "Silver stops before 0/5F"),
         (replace(LIVE, slot=SlotStatus("shop", "lost", "WAL was removed")), ["bad"], "The slot is lost"),
-        (replace(STATUS, reachable=False), ["bad", "attention", "attention"], "1 table cannot go on"),
+        (replace(STATUS, reachable=False), ["bad", "attention", "attention"], "1 table cannot continue"),
     ],
 )
 def test_the_worst_comes_first_and_everything_is_said(found: Status, states: list[str], text: str) -> None:
@@ -160,10 +160,13 @@ def test_the_function_and_the_command_write_the_same_page(told: Told, tmp_path: 
     [
         (LIVE, []),
         (replace(LIVE, tables=(replace(ONE, state="paused"), replace(ONE, state="held", held=2))), []),
-        (replace(LIVE, stream=None, slot=SlotStatus("shop", "missing", "it is made by the first run")), []),
+        (replace(LIVE, stream=None, slot=SlotStatus("shop", "missing", "it is created by the first run")), []),
         (replace(LIVE, reachable=False, unreachable_because="away"), ["the source is not reachable: away"]),
         (replace(LIVE, slot=SlotStatus("shop", "lost", "WAL is gone")), ["slot `shop` is lost: WAL is gone"]),
-        (replace(LIVE, slot=SlotStatus("shop", "missing", "it is gone")), ["slot `shop` is missing: it is gone"]),
+        (
+            replace(LIVE, slot=SlotStatus("shop", "missing", "it no longer exists")),
+            ["slot `shop` is missing: it no longer exists"],
+        ),
         (replace(LIVE, receiver_waits=WAITS), ["the receiver waits: the disk is full"]),
         (replace(LIVE, undecodable=(ODD,)), ["silver stops before 0/5F, which could not be decoded"]),
         (replace(LIVE, tables=(replace(ONE, state="broken", reason="why"),)), [f"{ONE.table} is broken: why"]),

@@ -118,7 +118,7 @@ def test_a_commit_that_was_planned_before_another_appliers_is_told_from_those_in
     found = table.found(table.versions[listed])
     assert found is not None
     assert not found.put_back
-    assert "another applier" in found.text
+    assert "another apply process" in found.text
     _replaced(table)
     assert table.found(table.versions[listed]) is None
 

@@ -140,7 +140,7 @@ def test_a_landed_column_that_was_dropped_and_made_again_is_the_catalogs_to_tell
     place = RelationCache({BEFORE.table: facts(id=1, a=2, b=4)}, DdlMessages([landed]))
     assert numbers(place.resolve_relation(announced(BEFORE))) == [1, 2, 4]
     place.take_told(told(ID, A, B))
-    assert numbers(place.resolve_relation(announced(BEFORE))) == [1, 2, 3], "told in the stream"
+    assert numbers(place.resolve_relation(announced(BEFORE))) == [1, 2, 3], "reported in the stream"
 
 
 def test_a_landed_layout_does_not_tell_which_names_were_swapped_since() -> None:

@@ -191,7 +191,7 @@ def test_the_ledger_says_what_becomes_of_each_column_and_counts_it():
     columns = (
         ColumnLedger("id", "int8", "id", "bigint", Loss.LOSSLESS),
         ColumnLedger("a b", "date", "a_b_1", "date", Loss.LOSSLESS, "", "infinity"),
-        ColumnLedger("m", "mood", "m", "string", Loss.CONVERTED, "the text the server prints"),
+        ColumnLedger("m", "mood", "m", "string", Loss.CONVERTED, "the text that the server prints"),
         ColumnLedger("x", "bytea", "", "", Loss.REFUSED, "column `x` of type bytea cannot be int"),
     )
     ledger = [TableLedger("public.t", "silver.t", columns, "`types.columns` names `y`")]
@@ -200,7 +200,7 @@ def test_the_ledger_says_what_becomes_of_each_column_and_counts_it():
         "types of public.t → silver.t",
         "  id   int8   → bigint      lossless",
         "  a b  date   → a_b_1 date  lossless   held: infinity",
-        "  m    mood   → string      converted  the text the server prints",
+        "  m    mood   → string      converted  the text that the server prints",
         "  x    bytea  →             refused    column `x` of type bytea cannot be int",
         "  `types.columns` names `y`",
         "",
@@ -223,7 +223,7 @@ def test_the_ledger_knows_what_a_table_takes_leaves_out_renames_and_computes(tmp
     layout = relation(Column("id", "int4", 23, key=True), NUMERIC, Column("born", "date", 1082), *texts)
     source = cast("SourceIntrospection", Fixed(layout))
     ledger = ledger_of(project, source, lambda _: (SilverColumn("age", "int"),))
-    beside = "every digit; the column beside it has the value where it is a decimal(20,4)"
+    beside = "every digit; the second column has the value if it is a valid decimal(20,4)"
     infinite = "infinity, -infinity, BC, years above 9999"
     assert ledger_text(ledger, colour=False).splitlines() == [
         "types of public.t → silver.t",
@@ -232,7 +232,7 @@ def test_the_ledger_knows_what_a_table_takes_leaves_out_renames_and_computes(tmp
         "  born  date     →                          left out   read by expressions or rules; held: " + infinite,
         "  note  text     →                          left out",
         "  a b   text     → ab string                lossless",
-        "  n     numeric  → n_decimal decimal(20,4)  converted  NULL where `n` is no decimal(20,4)",
+        "  n     numeric  → n_decimal decimal(20,4)  converted  NULL if `n` is not a valid decimal(20,4)",
         "                 → age int                  computed   year(born)",
         "                 → twice                    computed   net * 2",
         f"  replica identity primary key (id): {KEY_ONLY}",

@@ -310,7 +310,7 @@ def test_status_and_its_page_show_the_budget(
         begun = replace(seen, stream="pg:1:shop:shop:0/3E8")
         assert "Silver waits for bronze" in {one.text for one in findings(begun)}
         worse = replace(begun, wal_budget=replace(seen.wal_budget, used=1.5))
-        assert "The server keeps too much WAL" in {one.text for one in findings(worse)}
+        assert "The server retains too much WAL" in {one.text for one in findings(worse)}
 
 
 def test_what_is_told_of_a_verdict_has_no_empty_words() -> None:

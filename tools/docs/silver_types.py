@@ -25,8 +25,8 @@ names, `left out` for columns that silver does not have, and `computed` with the
 
 _TAIL = """
 Everything that is not listed (enums, domains, composites, arrays of any dimension, ranges, geometric types, hstore,
-extensions' types) is `string`, converted: the text that the server prints. A domain is text even over a type that is listed,
-because the stream names the domain only; declare its type.
+extensions' types) is `string`, converted: the text that the server prints. A domain is text even over a type that
+is listed, because the stream names the domain only; declare its type.
 
 ## Declared types
 

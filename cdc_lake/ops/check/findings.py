@@ -39,8 +39,8 @@ def unchecked_text(project: Project, encoding: str) -> Iterator[CheckLine]:
     source = project.pipeline.source
     if encoding == "SQL_ASCII" and source.encoding_errors == "stop":
         exemption = f" outside of {', '.join(source.hex_columns)}" if source.hex_columns else ""
-        text = f"SQL_ASCII checks nothing: text that is not UTF-8{exemption} stops the copy and the stream"
-        fix = "name columns that hold such text in `source.hex_columns`: it is kept in hexadecimal digits"
+        text = f"SQL_ASCII does not check encodings: text that is not UTF-8{exemption} stops the copy and the stream"
+        fix = "name columns that contain such text in `source.hex_columns`: they are stored as hexadecimal digits"
         yield CheckLine(ok=None, subject="encoding", text=text, fix=fix, code="DEC311")
 
 
@@ -65,11 +65,11 @@ def budget_lines(project: Project, retained: int | None, safe: int | None = None
     most = None if budget is None else budget.max_bytes
     if most is None or retained is None:
         return
-    text = f"{size(retained)} of {size(most)} are kept for {project.slot}"
+    text = f"{size(retained)} of {size(most)} are retained for {project.slot}"
     fix = "" if retained < most else WalBudgetExceeded.hint
     yield CheckLine(ok=retained < most, subject="WAL budget", text=text, fix=fix, code=WalBudgetExceeded.code)
     if safe is not None and (limit := retained + safe) < most:
-        text = f"the server gives slots up at about {size(limit)}, before the budget of {size(most)} is used"
+        text = f"the server invalidates slots at about {size(limit)}, before the budget of {size(most)} is used"
         fix = "raise max_slot_wal_keep_size, or lower `source.wal_budget.max_bytes`"
         yield CheckLine(ok=None, subject="WAL budget", text=text, fix=fix)
 
@@ -101,33 +101,33 @@ def table_change_lines(
     """A line for each kind of change. `publishes`: a start publishes what lacks; `placed`: a copy has a place."""
     initial = project.pipeline.snapshot.copies
     if publishes and changes.lacking:
-        copied = " and copies it, while the others flow" if initial else "; `snapshot.mode` asks for no copy"
-        text = f"{list_names(changes.lacking)} came: the next start publishes what came{copied}"
+        copied = " and copies it, while the other tables continue" if initial else "; `snapshot.mode` disables the copy"
+        text = f"{list_names(changes.lacking)} added: the next start publishes what was added{copied}"
         yield CheckLine(ok=True, subject="tables", text=text)
     if moved := sorted(changes.moved):
         text = (
-            f"{list_names(moved)}: the publication was altered, and the next start copies again "
-            "what is published otherwise"
+            f"{list_names(moved)}: the publication was altered, and the next start copies again the tables that are "
+            "published differently"
         )
         yield CheckLine(ok=True, subject="tables", text=text)
     came = [table for table in changes.waiting if table not in changes.moved]
     if came and placed:
-        text = f"{list_names(came)} came: the next start copies what came, while the others flow"
+        text = f"{list_names(came)} added: the next start copies what was added, while the other tables continue"
         yield CheckLine(ok=True, subject="tables", text=text)
     elif came:
         stay = [table for table in came if table in changes.left]
         begin = [table for table in came if table not in changes.left]
         for tables, words in (
-            (stay, "stays as it was left"),
-            (begin, "begins with its changes from the next start on"),
+            (stay, "stays as it is"),
+            (begin, "starts with its changes from the next start on"),
         ):
             if tables:
                 text = (
-                    f"{list_names(tables)} came to a stream that is ordered by LSN: no copy has a "
-                    f"place there, it {words}"
+                    f"{list_names(tables)} added to a stream that is ordered by LSN: a copy would have no position "
+                    f"in it, it {words}"
                 )
                 fix = f"cdc-lake explain {CopyUnplaced.code}"
                 yield CheckLine(ok=None, subject="tables", text=text, fix=fix, code=CopyUnplaced.code)
     if changes.gone:
-        text = f"{list_names(changes.gone)} went: not followed from the next start on, and silver keeps what it has"
+        text = f"{list_names(changes.gone)} removed: not captured from the next start on, and silver keeps its rows"
         yield CheckLine(ok=True, subject="tables", text=text)

@@ -86,14 +86,14 @@ def failover_lines(project: Project, facts: GaussDbSettings, slot: GaussDbSlotFa
     if len(source.addresses) < 2 and source.node != "coordinator":
         return
     if not facts.slots_logged and source.node != "coordinator":
-        text = "slots are not in the log: a standby that takes over, or decodes, does not have this one"
+        text = "slots are not written to the WAL: a standby that is promoted, or decodes, does not have this one"
         fix = 'gs_guc set -D <data folder> -c "enable_slot_log = on";  on every server of the cluster'
         yield CheckLine(ok=None, subject="failover", text=text, fix=fix)
     if source.slot_order == "csn":
-        text = "the slot is in CSN order: that a standby never has it ahead of its log is taken on trust"
+        text = "the slot is in CSN order: cdc_lake relies on a standby never having it ahead of its WAL"
         yield CheckLine(ok=None, subject="failover", text=text, fix=_COMPARE)
     if slot is not None and not slot.exact:
-        shown = "nothing that was lost is noticed" if reads_by_sql(project) else "only what differs is noticed"
+        shown = "lost changes are not detected" if reads_by_sql(project) else "only differing changes are detected"
         text = f"this release does not show what the slot has confirmed: {shown}"
         yield CheckLine(ok=None, subject="failover", text=text, fix=_COMPARE)
 
@@ -119,16 +119,16 @@ def slot_line(project: Project, session: WireSession) -> CheckLine:
         return failure_line("slot", error)
     if slot is None:
         when = "next run, with a new stream" if again else "first run"
-        return CheckLine(ok=True, subject="slot", text=f"{project.slot}: made by the {when}")
+        return CheckLine(ok=True, subject="slot", text=f"{project.slot}: created by the {when}")
     if is_slot_intended(project, facts, control, state, new_stream=again):
-        text = f"{project.slot} is left from a start that broke off: the next run makes it anew"
+        text = f"{project.slot} remains from an interrupted start: the next run recreates it"
         return CheckLine(ok=True, subject="slot", text=text)
     return failure_line("slot", unclaimed_slot(project, bronze_reader(project).place, state))
 
 
 def _resume_line(project: Project, facts: GaussDbServerFacts, slot: GaussDbSlotFacts) -> CheckLine:
     retained_bytes = retained_wal_bytes(slot, facts.flushed)
-    wal = "" if retained_bytes is None else f"; {size(retained_bytes)} of WAL kept for it"
+    wal = "" if retained_bytes is None else f"; {size(retained_bytes)} of WAL retained for it"
     if slot.active:
         fix = "a second run would wait for it: stop the other receiver first"
         text = f"{project.slot} is read by a receiver{wal}"
@@ -150,7 +150,7 @@ def tables(project: Project, session: WireSession, rights: GaussDbRole) -> Itera
     unreadable = [f.table for f in facts if not f.readable]
     if unreadable:
         fix = "\n".join(grants(unreadable, rights.name))
-        text = f"no right to read {list_names(unreadable)}"
+        text = f"no privilege to read {list_names(unreadable)}"
         yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code="SRC224")
     owned = {f.table for f in facts if f.owned}
     for name in _bare(project, session, names):
@@ -223,7 +223,9 @@ def findings(project: Project) -> Iterator[CheckLine]:
         yield from _options(project, facts)
         yield from memory_lines(source, facts.process_memory)
         if source.on_standby and source.decoding_mode is Mode.PARALLEL:
-            text = "the vendors advise one parallel decoding connection for each standby, which has 20 decoders in all"
+            text = (
+                "the vendors recommend one parallel decoding connection for each standby, which has 20 decoders in all"
+            )
             yield CheckLine(ok=None, subject="standby", text=text)
         yield from _printing(project)
         if refused is None:
@@ -245,7 +247,7 @@ def _product(project: Project, version: GaussDbVersion) -> Iterator[CheckLine]:
     yield CheckLine(ok=not fix, subject="product", text=statement, fix=fix, code="SRC208")
     real = release_of(version)
     if source.version is not None and pad_release(parse_release(source.version)) != real:
-        text = f"`source.version` says {source.version}, the server is {show_release(real)}"
+        text = f"`source.version` says {source.version}, but the server is {show_release(real)}"
         yield CheckLine(ok=None, subject="version", text=text, fix=f'source.version: "{show_release(real)}"')
 
 
@@ -257,7 +259,7 @@ def _server(project: Project, session: WireSession, server_limits: GaussDbLimits
         yield failure_line("encoding", error)
     yield from unchecked_text(project, facts.encoding)
     if facts.in_recovery:
-        fix = "point `source.host` at the primary, or name several `source.hosts`"
+        fix = "set `source.host` to the primary, or name several `source.hosts`"
         yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code=NoPrimary.code)
     logical = facts.wal_level == "logical"
     fix = "" if logical else _WAL_LEVEL
@@ -271,8 +273,8 @@ def _server(project: Project, session: WireSession, server_limits: GaussDbLimits
     if reads_by_sql(project):
         return
     if server_limits.senders_used is None:
-        text = f"{facts.senders_max} at most; how many are in use, {project.family.user} may not see"
-        yield CheckLine(ok=None, subject="WAL senders", text=text, fix="an administrator sees pg_stat_replication")
+        text = f"{facts.senders_max} at most; {project.family.user} may not see how many are in use"
+        yield CheckLine(ok=None, subject="WAL senders", text=text, fix="an administrator can query pg_stat_replication")
     else:
         yield room("WAL senders", server_limits.senders_used, facts.senders_max, 1, "max_wal_senders", "SRC207")
 
@@ -299,7 +301,7 @@ def memory_lines(source: FamilySource, memory: int | None) -> Iterator[CheckLine
         if value is None or source.decoding_mode is not Mode.PARALLEL or source.type != "gaussdb":
             continue
         if memory is None:
-            text = f"{name} = {value}: the server does not show `max_process_memory`, which bounds it"
+            text = f"{name} = {value}: the server does not show `max_process_memory`, which limits it"
             yield CheckLine(ok=None, subject="decoding", text=text)
         elif value * unit > memory // part:
             most = memory // part // unit
@@ -312,9 +314,9 @@ def _role(rights: GaussDbRole, *, accepted: bool) -> CheckLine:
     """The right to replicate. `accepted`: the server has just accepted it, whatever the catalog shows."""
     if rights.right is None and not accepted:
         fix = f"ALTER ROLE {identifier(rights.name)} REPLICATION;"
-        text = f"{rights.name} has no right to replicate that pg_roles shows"
+        text = f"{rights.name} has no privilege to replicate that pg_roles shows"
         return CheckLine(ok=False, subject="role", text=text, fix=fix, code=RoleLacksReplication.code)
-    by = rights.right or "by a right that pg_roles does not show"
+    by = rights.right or "by a privilege that pg_roles does not show"
     return CheckLine(ok=True, subject="role", text=f"{rights.name} may replicate, {by}")
 
 
@@ -338,7 +340,7 @@ def _ports(project: Project, facts: GaussDbSettings, refused: CdcLakeError | Non
         text = f"port {other} accepts replication connections ({pool})"
         yield CheckLine(ok=None, subject="port", text=text, fix=f"source.replication_port: {other}")
     elif facts.thread_pool:
-        fix = "ask an administrator for the HA port: the service port + 1, unless the server says otherwise"
+        fix = "ask an administrator for the HA port: the service port + 1, unless the server is configured otherwise"
         yield CheckLine(ok=None, subject="port", text=f"neither the service port nor the next one ({pool})", fix=fix)
 
 
@@ -364,11 +366,11 @@ def _options(project: Project, facts: GaussDbSettings) -> Iterator[CheckLine]:
             code=refusal.rule.problem,
         )
     if not refused:
-        text = f"{source.decoding_mode} decoding; no rule of {facts.version} is broken"
+        text = f"{source.decoding_mode} decoding; no rule of {facts.version} is violated"
         yield CheckLine(ok=True, subject="options", text=text)
     every, timeout = source.reply_interval / 1000, facts.sender_timeout
     if not reads_by_sql(project) and "sender-timeout" not in source.decoding and 0 < timeout < 2 * every:
-        text = f"the server ends a stream after {timeout:g} s without a reply, and one is sent every {every:g} s"
+        text = f"the server ends a stream after {timeout:g} s without a reply, but one is sent every {every:g} s"
         fix = f"source.status_interval: {max(1, round(timeout * 1000 / 3))}ms"
         yield CheckLine(ok=None, subject="options", text=text, fix=fix)
 
@@ -390,7 +392,7 @@ def _order(project: Project, session: WireSession) -> CheckLine:
     """What orders the stream: of one that was begun this is settled."""
     state = bronze_reader(project).state()
     if is_complete(state, control_tables(project)):
-        text = f"{order_in_words(domain_of(state.stream))}, as it was begun"
+        text = f"{order_in_words(domain_of(state.stream))}, as it was started"
         return CheckLine(ok=True, subject="order", text=text)
     exports = exports_csn(session)
     order = order_of(project.family, exports=exports)
@@ -400,8 +402,8 @@ def _order(project: Project, session: WireSession) -> CheckLine:
         refuse_csn(project)
     except CdcLakeError as error:
         return failure_line("order", error)
-    text = f"the server gives no CSN with a snapshot: {order_in_words(order)}"
-    fix = "a transaction near the initial copy may be missing or come twice: `cdc-lake compare` after the first run"
+    text = f"the server reports no CSN with a snapshot: {order_in_words(order)}"
+    fix = "a transaction near the initial copy may be missing or received twice: `cdc-lake compare` after the first run"
     return CheckLine(ok=None, subject="order", text=text, fix=fix)
 
 

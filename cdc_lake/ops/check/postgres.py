@@ -107,7 +107,7 @@ def _history(project: Project) -> Iterator[CheckLine]:
     except CdcLakeError as error:
         yield failure_line("history", error)
     else:
-        text = f"all that bronze holds is in the server's log (timeline {timeline.number})"
+        text = f"everything that bronze contains is in the server's WAL (timeline {timeline.number})"
         yield CheckLine(ok=True, subject="history", text=text)
 
 
@@ -115,18 +115,20 @@ def _failover_line(standbys: list[str], waited: str, *, wanted: bool) -> CheckLi
     """What a failover would do to the stream."""
     many = "a standby" if len(standbys) == 1 else f"{len(standbys)} standbys"
     if not wanted:
-        text = f"the server has {many}, which will not have the slot: after a failover everything is copied anew"
+        text = f"the server has {many}, which will not have the slot: after a failover every table is copied again"
         return CheckLine(ok=None, subject="failover", text=text, fix="source.slot.failover: true")
     if not waited:
-        text = f"the stream does not wait for {many}: bronze may hold what one that is promoted never had"
+        text = f"the stream does not wait for {many}: bronze may contain changes that a promoted standby never received"
         fix = f"ALTER SYSTEM SET synchronized_standby_slots = '{', '.join(standbys)}';  those that may be promoted"
         return CheckLine(ok=None, subject="failover", text=text, fix=fix)
-    return CheckLine(ok=True, subject="failover", text=f"the slot is for standbys too; the stream waits for {waited}")
+    return CheckLine(
+        ok=True, subject="failover", text=f"the slot is synchronized to standbys; the stream waits for {waited}"
+    )
 
 
 def _standbys(session: Session) -> list[str]:
     """The physical slots: each is a standby's."""
-    with translate_errors("looking for standbys"):
+    with translate_errors("looking up standbys"):
         rows = session.execute(
             "SELECT slot_name::text FROM pg_replication_slots WHERE slot_type = 'physical' ORDER BY slot_name"
         ).fetchall()
@@ -150,13 +152,13 @@ def slot_lines(project: Project, session: Session, slot_facts: SlotFacts | None)
         return
     again = starts_over(state, control)
     if slot_facts is None and again:
-        yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: made by the next run, with a new stream")
+        yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: created by the next run, with a new stream")
         return
     if slot_facts is None and state is None:
-        yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: made by the first run")
+        yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: created by the first run")
         return
     if slot_facts is not None and left_by_a_start(project, session, slot_facts, state):
-        text = f"{project.slot} is left from a start that broke off: the next run makes it anew"
+        text = f"{project.slot} remains from an interrupted start: the next run recreates it"
         yield CheckLine(ok=True, subject="slot", text=text)
         return
     if slot_facts is not None and (state is None or again):
@@ -186,11 +188,11 @@ def qhb_lines(source: PostgresSource, server: Product) -> Iterator[CheckLine]:
         yield CheckLine(ok=True, subject="release", text=text)
     if not server.names_qhb:
         text = f"version() does not name QHB: {server.says}"
-        fix = "is it the server that is meant? for PostgreSQL: `source.type: postgres`"
+        fix = "check that this is the intended server; for PostgreSQL: `source.type: postgres`"
         yield CheckLine(ok=None, subject="release", text=text, fix=fix)
-    text = "cdc_lake was never run against a QHB: nothing but its manual says that this works"
+    text = "cdc_lake has never been run against a QHB: only its manual indicates that this works"
     yield CheckLine(
-        ok=None, subject="proof", text=text, fix="cdc-lake compare  after the first run: it proves the rows"
+        ok=None, subject="proof", text=text, fix="cdc-lake compare  after the first run: it verifies the rows"
     )
 
 
@@ -203,7 +205,7 @@ def row_filter_lines(project: Project, session: Session) -> Iterator[CheckLine]:
     except SourceError as error:
         yield failure_line("row filters", error)
         return
-    text = f"only rows that a condition takes are captured of {list_names(sorted(declared_filters(project)))}"
+    text = f"only rows that satisfy a condition are captured of {list_names(sorted(declared_filters(project)))}"
     yield CheckLine(ok=True, subject="row filters", text=text)
 
 
@@ -241,12 +243,12 @@ def _options(project: Project, session: Session, server: Product) -> Iterator[Ch
         return
     if project.postgres.slot.plugin == PGOUTPUT and project.postgres.decoding.messages:
         text = (
-            "altered tables are told in the stream"
+            "altered tables are reported in the stream"
             if (has_trigger := tells(session))
-            else "no event trigger tells of it"
+            else "no event trigger reports altered tables"
         )
         fix = (
-            "" if has_trigger else "cdc-lake check --ddl  prints the SQL of one; without it the catalog of now is asked"
+            "" if has_trigger else "cdc-lake check --ddl  prints the SQL of one; without it the current catalog is read"
         )
         yield CheckLine(ok=True if has_trigger else None, subject="DDL", text=text, fix=fix)
 
@@ -256,8 +258,8 @@ def _prepares(project: Project, session: Session) -> Iterator[CheckLine]:
     if not project.postgres.decoding.two_phase:
         return
     if setting(session, "max_prepared_transactions") == "0":
-        text = "`two_phase` is asked for, and the server lets nobody prepare a transaction"
-        fix = "take `two_phase` out of `source.decoding`, or set max_prepared_transactions on the server"
+        text = "`two_phase` is configured, but the server does not allow prepared transactions"
+        fix = "remove `two_phase` from `source.decoding`, or set max_prepared_transactions on the server"
         yield CheckLine(ok=None, subject="two_phase", text=text, fix=fix)
 
 
@@ -267,7 +269,7 @@ def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator
         fix = f"upgrade the server to {oldest} or later"
         yield CheckLine(ok=False, subject="version", text=f"older than {oldest}", fix=fix, code="SRC208")
     if facts.in_recovery:
-        fix = "point `source.host` at the primary, or name several `source.hosts`"
+        fix = "set `source.host` to the primary, or name several `source.hosts`"
         yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code=NoPrimary.code)
     logical = decodes(facts)
     fix = "ALTER SYSTEM SET wal_level = logical;  then restart the server"
@@ -280,10 +282,10 @@ def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator
         yield room("WAL senders", facts.senders_used, facts.senders_max, 1, "max_wal_senders", "SRC207")
     if facts.keep_size == "-1":
         fix = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB';  bounds it: a slot that falls further behind is lost"
-        text = "unlimited: a pipeline that stands still fills the server's disk"
-        yield CheckLine(ok=None, subject="WAL kept for slots", text=text, fix=fix)
+        text = "unlimited: a pipeline that is stopped fills the server's disk"
+        yield CheckLine(ok=None, subject="WAL retained for slots", text=text, fix=fix)
     else:
-        yield CheckLine(ok=True, subject="WAL kept for slots", text=f"at most {facts.keep_size}")
+        yield CheckLine(ok=True, subject="WAL retained for slots", text=f"at most {facts.keep_size}")
     yield from _synchronous(project, session)
     for holder in catalog_holders(session):
         text = f"{holder}, exclusively: decoding may wait for it, and a COMMIT that waits for the receiver never ends"
@@ -297,13 +299,13 @@ def _synchronous(project: Project, session: Session) -> Iterator[CheckLine]:
         return
     subject, fix = "synchronous_standby_names", ""
     if not project.postgres.streams:
-        text = "commits may wait for ever: SQL functions (`mode: polling`) are no standby and never answer"
-        fix = "take the receiver out of synchronous_standby_names, or read with `mode: stream`"
+        text = "commits may wait forever: SQL functions (`mode: polling`) are not a standby and never acknowledge"
+        fix = "remove the receiver from synchronous_standby_names, or read with `mode: stream`"
     elif not (state := bronze_reader(project).state()) or not is_complete(state, control_tables(project)):
         text = "commits wait until the initial copy is made and the receiver streams"
         fix = "run `cdc-lake run --once` first, then name the receiver in synchronous_standby_names"
     else:
-        text = "commits of this server, in every database, may wait until bronze holds them"
+        text = "commits of this server, in every database, may wait until bronze contains them"
     yield CheckLine(ok=None, subject=subject, text=text, fix=fix)
 
 
@@ -312,7 +314,7 @@ def language_lines(messages: str) -> Iterator[CheckLine]:
     language = messages.partition(".")[0].lower()
     if language in {"", "c", "posix"} or language.startswith("en"):
         return
-    text = f"{messages}: a changed password would be told as a server that is away (SRC201), and tried again"
+    text = f"{messages}: a changed password would be reported as an unreachable server (SRC201), and retried"
     fix = "ALTER SYSTEM SET lc_messages = 'C';  SELECT pg_reload_conf();"
     yield CheckLine(ok=None, subject="lc_messages", text=text, fix=fix)
 
@@ -357,12 +359,12 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
     unreadable = [f.table for f in facts if not f.readable]
     if unreadable:
         fix = "\n".join(f"GRANT SELECT ON {quote_table(t)} TO {identifier(rights.name)};" for t in unreadable)
-        text = f"no right to read {list_names(unreadable)}"
+        text = f"no privilege to read {list_names(unreadable)}"
         yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code="SRC224")
     hidden = hiding(session, chosen)
     if hidden:
         text = f"row security hides rows of {list_names(hidden)} from the role"
-        fix = f"a superuser runs: {_all_rows(rights.name)}"
+        fix = f"run as a superuser: {_all_rows(rights.name)}"
         yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code=RowsHidden.code)
     row_counts = [f.rows for f in facts if f.rows is not None]
     rows = (
@@ -374,9 +376,9 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
     if changes is not None:
         refused = publication.not_addable(session, project.publication, changes.lacking) if alterable(project) else []
         if refused:
-            text = f"{list_names(refused)} came, and this role may not publish it: it has to own table and publication"
+            text = f"{list_names(refused)} added, but this role may not publish it: it has to own table and publication"
             statement = publication.altering(project.publication, "ADD", *refused, filters=declared_filters(project))
-            fix = f"a superuser runs: {statement};"
+            fix = f"run as a superuser: {statement};"
             yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code=SourcePermission.code)
         may = tuple(table for table in changes.lacking if table not in refused)
         yield from table_change_lines(project, replace(changes, lacking=may), publishes=alterable(project))
@@ -411,15 +413,15 @@ def _publication(
             publication.check_published(name, names, chosen, declared_filters(project))
         except CdcLakeError as error:
             return failure_line("publication", error)
-        return CheckLine(ok=True, subject="publication", text=f"{name} carries {pluralize(len(names), 'table')}")
+        return CheckLine(ok=True, subject="publication", text=f"{name} publishes {pluralize(len(names), 'table')}")
     foreign = [f.table for f in facts if not f.owned]
     if may_create and not foreign:
-        return CheckLine(ok=True, subject="publication", text=f"{name}: made by the first run")
-    why = f"{list_names(foreign)} belong to others" if foreign else "no CREATE right in the database"
+        return CheckLine(ok=True, subject="publication", text=f"{name}: created by the first run")
+    why = f"{list_names(foreign)} have other owners" if foreign else "no CREATE right in the database"
     return CheckLine(
         ok=False,
         subject="publication",
-        text=f"{name} is not there, and this role cannot make it: {why}",
+        text=f"{name} does not exist, and this role cannot create it: {why}",
         fix="\n".join([*_identities(bare), f"{publication.creating(name, chosen, declared_filters(project))};"]),
         code="SRC224",
     )
@@ -460,7 +462,7 @@ def dba_sql(project: Project) -> str:
     lines += [f"GRANT USAGE ON SCHEMA {identifier(s)} TO {user};" for s in sorted({t.schema for t in chosen})]
     lines += [f"GRANT SELECT ON {quote_table(t)} TO {user};" for t in chosen]
     if bare:
-        lines += ["-- without a primary key; rather add one, otherwise the server has to log whole old rows:"]
+        lines += ["-- without a primary key; preferably add one, otherwise the server has to log whole old rows:"]
         lines += _identities(bare)
     if exists is False:
         lines.append(f"{publication.creating(project.publication, chosen, declared_filters(project))};")

@@ -85,7 +85,7 @@ def _java() -> CheckLine:
 def _spark() -> CheckLine:
     version = _version("pyspark")
     if version is None:
-        text = "pyspark is not installed (receiving works without)"
+        text = "pyspark is not installed (receiving works without it)"
         return CheckLine(ok=False, subject="spark", text=text, fix=install("spark"), code=SparkMissing.code)
     if version != SPARK_VERSION:
         fix = f"pip install 'pyspark=={SPARK_VERSION}': Delta and Iceberg are built for one minor version"
@@ -98,11 +98,12 @@ def _jars() -> Iterator[CheckLine]:
     if missing:
         names = ", ".join(p.split(":")[1] for p in missing)
         fix = (
-            "the first start fetches them; behind a proxy or mirror, set spark.jars.ivySettings in spark-defaults.conf"
+            "the first start downloads them; behind a proxy or mirror, set spark.jars.ivySettings in "
+            "spark-defaults.conf"
         )
-        yield CheckLine(ok=None, subject="jars", text=f"not fetched yet: {names}", fix=fix, code="LAK403")
+        yield CheckLine(ok=None, subject="jars", text=f"not downloaded yet: {names}", fix=fix, code="LAK403")
     else:
-        yield CheckLine(ok=True, subject="jars", text=f"{len(PACKAGES)} at hand")
+        yield CheckLine(ok=True, subject="jars", text=f"{len(PACKAGES)} available")
 
 
 def _have(package: str) -> bool:
@@ -143,19 +144,20 @@ def _version(package: str) -> str | None:
 def _lake(project: Project) -> Iterator[CheckLine]:
     existing = next(p for p in (project.lake, *project.lake.parents) if p.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        fix = f"give this user the right to write to {existing}, or set `lake.path`"
-        yield CheckLine(ok=False, subject="lake", text=f"{project.lake} cannot be written", fix=fix, code="LAK420")
+        fix = f"give this user permission to write to {existing}, or set `lake.path`"
+        yield CheckLine(ok=False, subject="lake", text=f"{project.lake} is not writable", fix=fix, code="LAK420")
         return
     free = shutil.disk_usage(existing).free
     text = f"{project.lake}, {free / (1 << 30):.1f} GiB free"
     kind = _file_system(existing)
     if kind.startswith(_NETWORK_FILE_SYSTEMS):
         fix = (
-            "a commit is durable when the folder's fsync is: use a local disk, or know that your server keeps its word"
+            "a commit is durable when the folder's fsync is: use a local disk, or make sure that your server "
+            "honours fsync"
         )
         yield CheckLine(ok=None, subject="lake", text=f"{text}, on a network file system ({kind})", fix=fix)
     elif free < _LOW_SPACE:
-        yield CheckLine(ok=None, subject="lake", text=text, fix="less than 1 GiB: make room or set `lake.path`")
+        yield CheckLine(ok=None, subject="lake", text=text, fix="less than 1 GiB: free disk space or set `lake.path`")
     else:
         yield CheckLine(ok=True, subject="lake", text=text)
 
@@ -216,11 +218,14 @@ def _table(project: Project, target: Target, layout: Relation) -> Iterator[Check
         return
     except CdcLakeError:
         return  # no key: said elsewhere
-    yield CheckLine(ok=True, subject="transforms", text=f"{target.label}: every column that is named is there")
+    yield CheckLine(ok=True, subject="transforms", text=f"{target.label}: every named column exists")
     if target.kind == "append":
         return
     if doubtful := _doubtful(target, layout):
-        text = f"{layout.table}: an update may not send {', '.join(doubtful)}; where silver lacks the value, it is held"
+        text = (
+            f"{layout.table}: an update may not send {', '.join(doubtful)}; if silver lacks the value, the update is "
+            "held"
+        )
         fix = f"ALTER TABLE {quote_table(layout.table)} REPLICA IDENTITY FULL;  or leave the columns out"
         yield CheckLine(ok=None, subject="transforms", text=text, fix=fix)
 
@@ -260,7 +265,7 @@ def expectations(project: Project, target: Target) -> Iterator[CheckLine]:
         try:
             build_expectation(rule)
         except QualityEngineMissing as missing:
-            text = f"{target.label}, rule {rule_name(rule)}: {missing.message}; reports made here cannot judge it"
+            text = f"{target.label}, rule {rule_name(rule)}: {missing.message}; reports created here cannot evaluate it"
             yield CheckLine(ok=None, subject="rules", text=text, fix=missing.remedy)
         except QualityError as problem:
             text = f"{project.place(target, f'rules[{index}].expectation')}: {problem.message}"
@@ -333,7 +338,7 @@ def _store(project: Project) -> Iterator[CheckLine]:
         return
     try:
         bronze = bronze_reader(project)
-        text = "no bronze yet: the first run makes it" if bronze.version() is None else "bronze can be read"
+        text = "no bronze yet: the first run creates it" if bronze.version() is None else "bronze is readable"
         yield CheckLine(ok=True, subject="store", text=f"{bronze.place}: {text}")
     except CdcLakeError as error:
         yield failure_line("store", error)
@@ -385,8 +390,8 @@ def ddl_sql(project: Project) -> str:
 
     database = project.postgres.database
     if (plugin := project.postgres.slot.plugin) != PGOUTPUT:
-        words = f"altered tables are told by logical messages, which `plugin: {plugin}` leaves out"
-        raise NotForThisSource(words, where=str(project.file), hint=f"with {plugin} the catalog of now is asked")
+        words = f"altered tables are reported by logical messages, which `plugin: {plugin}` omits"
+        raise NotForThisSource(words, where=str(project.file), hint=f"with {plugin} the current catalog is read")
     return f"-- for pipeline {project.name}, as a superuser in {database}\n{trigger_sql()}"
 
 

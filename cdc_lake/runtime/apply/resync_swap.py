@@ -2,8 +2,9 @@
 
 A copy comes into force where silver has reached its position: then the table is rebuilt (`runtime.apply.rebuild`)
 in a thread of its own, one table at a time, and the content takes its place in one commit that begins a new generation.
-Meanwhile the others flow; the table stays, as one that is paused does, and catches up behind it. Tables of groups come
-first, and everything waits for them, also while another is made anew: their group could not go on without them.
+Meanwhile the other tables continue; the table stays at its position, as a paused one does, and catches up afterwards.
+Tables of groups come first, and everything waits for them, even while another table is recreated: their group could not
+continue without them.
 
 A process that dies on the way leaves the table as it was, or a cut that does not say which copy the content began with:
 then the same is done once more. A table that was left is in no cut behind the position it was left at, until a copy of
