@@ -189,7 +189,7 @@ def test_what_a_release_cannot_give_safely_is_refused_before_a_slot_is_made(data
     ):
         kind = Kind(Style.TEXT)
         project = project_of(StandIn(database, live, {False: server}), kind, tmp_path)
-        with pytest.raises(OptionRefused, match=r"no position to confirm on 3\.0\.0"):
+        with pytest.raises(OptionRefused, match=r"no position to acknowledge on 3\.0\.0"):
             once(project)
         assert not server.state.slots.all()
 

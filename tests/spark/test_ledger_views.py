@@ -157,7 +157,7 @@ def test_views_that_stay_follow_bronze_until_a_layout_is_new(spark: Any, tmp_pat
     assert [tuple(row) for row in rows] == [(2, "b"), (3, "c")]
     assert spark.sql("SELECT count(*) FROM raw.transactions").collect()[0][0] == 2
     land(writer, 400, Insert(WIDER, ("4", None, "", None)))
-    with pytest.raises(Exception, match=r"public\.orders has another layout since the view was made"):
+    with pytest.raises(Exception, match=r"public\.orders was altered since the view was created"):
         spark.sql("SELECT * FROM raw.public_orders").collect()
     spark.sql("DROP DATABASE raw CASCADE")
 

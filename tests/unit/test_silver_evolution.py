@@ -230,7 +230,7 @@ def test_what_only_the_source_can_convert_is_never_answered_by_what_is_refused(
         refuse([ChangeType("n", "float", "string")], target, ())
     assert f"`cdc-lake {remedy}`" in refused.value.remedy
     assert ("resync" in refused.value.remedy) is (remedy != "restart")
-    assert _copy_again(target, ChangeType("n", "float", "string")).text.endswith(refused.value.remedy), (
+    assert _copy_again(target, ChangeType("n", "float", "string"), None).text.endswith(refused.value.remedy), (
         "plan says so too"
     )
 
