@@ -164,7 +164,7 @@ class Redaction:
         return pa.table(columns)
 
     def _hash(self, values: pa.Array) -> pa.Array:
-        assert self._hasher is not None, "a rule hashes, and no key was given"
+        assert self._hasher is not None, "a rule hashes, but no key was given"
         return self._hasher.array(values)
 
     def _plan(self, relation: Relation) -> _Plan:
@@ -225,7 +225,7 @@ def _plan_redaction(relation: Relation, rules: Rules, keys: Keys, hasher: Hasher
         if strategy in lost and name in needed:
             raise RedactionUnfit(
                 f"column `{name}` of {relation.table} identifies its rows: it cannot be redacted by `{strategy.value}`",
-                hint="redact it by `sha256`, which keeps rows apart and keys joinable, or leave it as it is",
+                hint="redact it by `sha256`, which keeps rows distinct and keys joinable, or do not redact it",
             )
     positions = {kind: tuple(i for i, candidate in enumerate(strategies) if candidate is kind) for kind in Strategy}
     remaining = [i for i, candidate in enumerate(strategies) if candidate is not Strategy.DROP]
@@ -243,7 +243,7 @@ def _column(column: Column, strategy: Strategy | None, hasher: Hasher | None) ->
     match strategy:
         case Strategy.SHA256:
             if missing is not None and missing.text is not None:
-                assert hasher is not None, "a rule hashes, and no key was given"
+                assert hasher is not None, "a rule hashes, but no key was given"
                 missing = Missing(hasher.text(missing.text.encode()))
             return replace(
                 column, type_name="text", type_oid=TEXT_OID, modifier=-1, redacted=strategy.value, missing=missing

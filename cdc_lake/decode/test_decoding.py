@@ -199,7 +199,9 @@ class Phases:
         if end <= self._landed:
             return ()
         if self._parking.has_changes(xid, end):
-            raise PreparedUnknown(f"COMMIT PREPARED of `{gid}` (xid {xid}), whose PREPARE neither came nor is kept")
+            raise PreparedUnknown(
+                f"COMMIT PREPARED of `{gid}` (xid {xid}), whose PREPARE was neither received nor stored"
+            )
         return (RecordTransaction(bounds, Style.SERIAL, [], [], 0),)
 
     def _build_transaction(self, bounds: Boundaries, parked: PreparedContent) -> Whole:
@@ -359,7 +361,7 @@ class LineAssembler:
         if phase.kind not in PREPARED:
             raise _streamed_block_error()
         if self._phases is None:
-            raise PreparedUnread("a line of a prepared transaction, and the pipeline does not ask for `two_phase`")
+            raise PreparedUnread("a line of a prepared transaction, but the pipeline does not ask for `two_phase`")
         if phase.kind == "prepare":
             if self._xid not in (None, phase.xid):
                 raise MalformedMessage(f"a PREPARE of transaction {phase.xid} for a BEGIN of {self._xid}")
@@ -372,7 +374,7 @@ class LineAssembler:
 
     def _unknown(self, payload: bytes, lsn: int) -> None:
         if not self._keeps or not self._open:
-            raise UnknownStatement("a line that test_decoding is not known to print")
+            raise UnknownStatement("an unknown line of test_decoding")
         self._rows.keep(payload, lsn)
 
     def _close_transaction(self, commit: re.Match[bytes], end: int) -> Whole:
@@ -410,4 +412,4 @@ def _number(digits: bytes | None) -> int | None:
 
 
 def _streamed_block_error() -> StreamedBlock:
-    return StreamedBlock("a line of a transaction that is streamed before its commit, which has no values")
+    return StreamedBlock("a line of a transaction that is streamed before its commit, without values")

@@ -265,8 +265,8 @@ def test_a_forged_message_is_said_and_changes_nothing(database: Database, tmp_pa
     assert [words(*pair) for pair in pairwise(layouts(project, T))] == [["rename column a of t to b"]]
     warned = [one.text for one in said if one.stage == "warning"]
     assert [text.partition(":")[0] for text in warned] == [
-        "a message about altered tables is not of the form of version 1",
-        "what a message tells of public.t cannot be",
+        "a message about altered tables does not have the form of version 1",
+        "a message about public.t contradicts the catalog",
     ]
 
 

@@ -140,7 +140,7 @@ def test_messages_inside_a_transaction_are_kept_and_those_outside_counted(assemb
         ([messages.begin(2), messages.commit(2, 1)], MalformedMessage, "ends before it starts"),
         ([messages.begin(1), b"I\x00\x00"], TruncatedMessage, "4 bytes announced, 2 left"),
         ([b""], TruncatedMessage, "1 bytes announced, 0 left"),
-        ([messages.relation(table("public.other", id="int8"))], UnknownRelation, "no facts of public.other"),
+        ([messages.relation(table("public.other", id="int8"))], UnknownRelation, "no information about public.other"),
     ],
 )
 def test_what_the_protocol_does_not_allow_is_an_error_with_its_place(assembler, payloads, kind, words):

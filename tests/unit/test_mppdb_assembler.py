@@ -184,8 +184,8 @@ def test_an_option_nobody_knows_is_said_once_and_without_its_value():
         (raw,) = one.feed(odd, at)
         assert (raw.bounds.xid, raw.count) == (5, 1)
     assert [text.partition(";")[0] for text in said] == [
-        "option `Q` of BEGIN, and what follows it there, is left out",
-        "option `Z` of COMMIT, and what follows it there, is left out",
+        "option `Q` of BEGIN, and what follows it there, is omitted",
+        "option `Z` of COMMIT, and what follows it there, is omitted",
     ]
 
 

@@ -201,5 +201,5 @@ def test_a_lake_of_0_2_0_is_read_at_its_cuts(tmp_path: Path) -> None:
     assert (early.position, early.held) == ("0/78", {"public.t": 1})
     assert listed(early.read("t")) == [2, 3, 500]
     assert listed(cdc_lake.Pipeline(project).read("t")) == [6, 7]
-    with pytest.raises(CutNotReached, match="bronze has more up to 0/96"):
+    with pytest.raises(CutNotReached, match="bronze has more transactions up to 0/96"):
         cdc_lake.Pipeline(project).cut(as_of="0/96")

@@ -85,7 +85,7 @@ def test_a_state_that_the_catalog_speaks_against_is_not_used_and_said(more: list
     """Whoever says that `b` was number 9 leaves out number 3, which is still there, or gives it to another column."""
     found, said = resolved([told(ID, A, column("b", 9), *more)], BEFORE, facts(id=1, a=2, b=3))
     assert numbers(found) == [1, 2, 3]
-    assert said == ["what a message tells of public.t cannot be: its catalog has other columns; not used"]
+    assert said == ["a message about public.t contradicts the catalog, which has other columns; it is ignored"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_message_that_is_none_of_the_triggers_is_said_and_not_used(content: by
     found, said = resolved([content], BEFORE, facts(id=1, a=2, b=3))
     assert numbers(found) == [1, 2, 3]
     assert [text.partition(":")[0] for text in said] == [
-        "a message about altered tables is not of the form of version 1"
+        "a message about altered tables does not have the form of version 1"
     ]
 
 

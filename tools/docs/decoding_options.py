@@ -9,16 +9,16 @@ from tools.docs import GENERATED
 _PAGE = """
 # Decoding options
 
-Options of logical decoding that GaussDB, openGauss and MogDB know. They go into `source.decoding` under these names;
-[the guide](../guides/gaussdb.md) says which to look at. *SQL* is `mode: polling`, *serial* a stream with
-`parallel-decode-num: 1`, *parallel* one with 2 or more. Left out, an option is sent as under *ours*, or not at all.
+The options of logical decoding in GaussDB, openGauss and MogDB. Set them in `source.decoding` under these names;
+[the guide](../guides/gaussdb.md) explains the important ones. *SQL* is `mode: polling`, *serial* a stream with
+`parallel-decode-num: 1`, *parallel* one with 2 or more. An omitted option is sent as under *ours*, or not at all.
 
 | option | value | server's default | ours | products | SQL | serial | parallel | |
 |---|---|---|---|---|---|---|---|---|
 {options}
 
-Booleans are `on` or `off`, `true` or `false`, `yes` or `no`, 1 or 0. `white-table-list` is made from `tables`: names
-with a wildcard inside become `*`, and the receiver filters again.
+Booleans are `on` or `off`, `true` or `false`, `yes` or `no`, 1 or 0. `white-table-list` is generated from `tables`:
+names that contain a wildcard become `*`, and the receiver filters again.
 
 ## Where cdc_lake differs from the vendors' documents
 
@@ -28,7 +28,7 @@ with a wildcard inside become `*`, and the receiver filters again.
 
 ## Rules
 
-`cdc-lake validate` checks them without a connection; rules of releases where `source.version` says the release.
+`cdc-lake validate` checks them without a connection; rules of releases only if `source.version` is set.
 
 | rule | code | |
 |---|---|---|
@@ -41,38 +41,38 @@ _VENDOR = (
         "`parallel-decode-num`",
         "1 by default, and without it no other option of parallel decoding may be given",
         "sends 4; an explicit 1 is serial decoding and refuses those options",
-        "parallel decoding alone shows every CSN, and is faster",
+        "only parallel decoding sends every CSN, and it is faster",
     ),
     (
         "`parallel-decode-num`, `output-order`, `logical-receiver-num`",
         "SQL functions check their range and ignore them",
         "refused with `mode: polling`, except `parallel-decode-num: 1`",
-        "an option without effect is a mistake somebody has to find",
+        "an option without effect hides a mistake",
     ),
     (
         "`sending-batch`",
         "0 by default",
         "sends 1",
-        "one message carries many rows",
+        "one message contains many rows",
     ),
     (
         "`include-timestamp`",
         "off by default",
         "sends `on`",
-        "lag and `as of` need the time of a commit; with `off`, `commit_ts` is NULL",
+        "lag and `as of` need the commit time; with `off`, `commit_ts` is NULL",
     ),
     (
         "`force-binary`",
         "0 is allowed in all modes",
         "refused in parallel decoding",
-        "the parsers of the open-source servers do not know it there",
+        "the parsers of the open-source servers do not support it there",
     ),
     (
         "`max-txn-in-memory`, `max-reorderbuffer-in-memory`",
         "0 to 100; newer GaussDB, in parallel decoding: 0 to a quarter (MB), to a half (GB) of `max_process_memory`",
         (
-            "0 to 100; with `type: gaussdb` without `version`, or from 505 on, in parallel decoding more is "
-            "accepted, and `check` compares it with the server's memory"
+            "0 to 100; with `type: gaussdb` without `version`, or from 505 on, in parallel decoding larger values are "
+            "accepted, and `check` compares them with the server's memory"
         ),
         "only the server knows its memory",
     ),
@@ -86,73 +86,73 @@ _VENDOR = (
         "`standby-connection`",
         "with one host, a standby",
         "needs two `hosts`, or is refused; refused through a coordinator",
-        "a standby decodes, but the slot is made and tables are copied on the primary",
+        "a standby decodes, but the slot is created and tables are copied on the primary",
     ),
     (
         "`standby-connection`",
-        "one parallel decoding connection for each standby is advised",
-        "not enforced; `check` says it",
+        "one parallel decoding connection for each standby is recommended",
+        "not enforced; `check` reports it",
         "a standby has 20 decoder threads for all streams together",
     ),
     (
         "`exclude-userids`, `skip-generated-columns`",
         '"only with SQL functions, not when a decoding task is started" (one document), an option of streams (another)',
-        "sent in every mode; a server that refuses it ends with [SRC246](../errors/SRC246.md)",
+        "sent in every mode; if the server refuses it, the run ends with [SRC246](../errors/SRC246.md)",
         "the documents contradict each other",
     ),
     (
         "`skip-generated-columns`",
-        "new rows come without generated columns, old rows always with them",
-        "generated columns are none of the table: not copied, not compared, left out of old rows",
-        "otherwise a table would have two layouts in turn",
+        "new rows are sent without generated columns, old rows always with them",
+        "generated columns are not captured: not copied, not compared, omitted from old rows",
+        "otherwise a table would alternate between two layouts",
     ),
     (
         "`dynamic-resolution`",
         "`false`: a user in `exclude-users` that does not exist ends decoding",
-        "sent as given; the error names the option and the way out",
+        "sent as configured; the error names the option and the remedy",
         "",
     ),
     (
         "`auto-advance`",
-        "the server moves the slot by itself",
+        "the server advances the slot by itself",
         "only `off`",
-        "the slot would move past what bronze holds",
+        "the slot would advance past the end of bronze",
     ),
     (
         "`start-position`",
         "a CSN and an LSN, at data nodes only",
         "refused",
-        "it hides the BEGIN of its CSN; a stream goes on from what bronze holds",
+        "it hides the BEGIN of its CSN; a stream continues from the end of bronze",
     ),
     (
         "start LSN of the client",
-        "a client may say where a stream starts (`withStartPosition`)",
-        "always what bronze holds, or the new slot's point",
-        "any other would leave transactions out, or repeat them",
+        "a client may choose where a stream starts (`withStartPosition`)",
+        "always the end of bronze, or the starting point of the new slot",
+        "any other position would omit transactions, or repeat them",
     ),
     (
         "`enable-heartbeat`",
-        "reports the log read, the CSN sent and the time of the newest log decoded",
+        "reports the WAL read, the CSN sent and the time of the latest WAL decoded",
         "shown by `inspect payload`, and as the metric `cdc_lake_source_decoding_lag_seconds`",
-        "never a position to confirm: it promises nothing about order",
+        "never a position to acknowledge: it does not guarantee an order",
     ),
     (
         "`batch-sending`",
-        "the name in one text of a document",
+        "the name in one passage of a document",
         "unknown; `sending-batch` is suggested",
-        "servers know `sending-batch`",
+        "servers support `sending-batch`",
     ),
     (
         "styles t and j without batches",
         "the default of MogDB 3.0",
         "refused before 5.0",
-        "no position is safe to confirm",
+        "no position is safe to acknowledge",
     ),
     (
         "slot name",
-        "capital letters are folded to small ones",
+        "upper-case letters are folded to lower case",
         "refused, and the folded name is suggested",
-        "two pipelines could mean one slot",
+        "two pipelines could refer to the same slot",
     ),
     (
         "SQL functions through a coordinator",
@@ -163,32 +163,32 @@ _VENDOR = (
     (
         "`include-xids`, `include-timestamp` and `skip-empty-xacts` of `test_decoding`",
         "may be switched on and off",
-        "always on (`skip-empty-xacts` off with `two_phase`); no other option of the plugin can be given",
+        "always on (`skip-empty-xacts` off with `two_phase`); no other option of the plugin can be set",
         "a transaction without its number or time could not be compared or dated",
     ),
     (
         "`only-local` of `test_decoding`, `filter_by_origin`",
-        "leave out changes that carry a replication origin",
+        "omit changes that have a replication origin",
         "not for `test_decoding`; for pgoutput `decoding: {origin: none}`, from PostgreSQL 16 and QHB 1.5.3",
-        "its lines name no origin, so nobody could tell what was left out",
+        "its lines contain no origin, so omitted changes could not be determined",
     ),
     (
         "`stream-changes` of `test_decoding`",
         "prints large transactions before they commit",
         "never asked for; such a line ends the stream with DEC319",
-        "the lines carry no values",
+        "the lines contain no values",
     ),
     (
         "logical messages",
-        "each plugin gives prefix, content, position, and whether they are transactional",
-        "rows `M` with `decoding: {messages: true}` of pgoutput, unread by silver; left out with `test_decoding`",
+        "each plugin sends prefix, content, position, and whether they are transactional",
+        "rows `M` with `decoding: {messages: true}` of pgoutput, not read by silver; omitted with `test_decoding`",
         "`test_decoding` prints all messages of the database, whether asked for or not; `inspect payload` shows them",
     ),
     (
         "other output plugins",
         "can be written, and used by any client",
         "refused: `slot.plugin` is `pgoutput` or `test_decoding` (CFG107)",
-        "what an unknown plugin leaves out, nobody can prove",
+        "changes that an unknown plugin omits could not be detected",
     ),
 )
 """Per row: what it is about, what the documents say of it, what is done here, and why."""

@@ -30,10 +30,10 @@ _BOOKS = table("public.books", id="int4", title="text", blurb="text")
 
 _BRONZE = """# Bronze
 
-One append-only table a pipeline, contract version {version}: a Delta table in `<lake>/bronze/<pipeline>`, or, with
-`bronze.format: iceberg`, the table `bronze.<pipeline>` of the catalog of `lake.iceberg`. Every change of every
-transaction is in it, as the server sent it. A transaction is there as a whole or not at all: `B`, its changes, `C`, all
-in one commit of the table. [What it is for](../concepts/bronze.md).
+One append-only table per pipeline, contract version {version}: a Delta table in `<lake>/bronze/<pipeline>`, or, with
+`bronze.format: iceberg`, the table `bronze.<pipeline>` of the catalog of `lake.iceberg`. It contains every
+change of every transaction, as the server sent it. A transaction is contained completely or not at all: `B`, its
+changes and `C` are in one commit of the table. [Its purpose](../concepts/bronze.md).
 
 ## Columns
 
@@ -41,34 +41,36 @@ in one commit of the table. [What it is for](../concepts/bronze.md).
 |---|---|---|
 {columns}
 
-Rows are ordered by `(epoch, position, ordinal)`. Layout rows (`R`) stand before the changes that follow them and have
-no ordinal; each commit repeats the layouts it uses, and files that upkeep put together have each where it changed.
+Rows are ordered by `(epoch, position, ordinal)`. Layout rows (`R`) precede the changes that use them and have
+no ordinal; each commit repeats the layouts that it uses, and files that maintenance compacted contain a layout only
+where it changed.
 
 ## An example of every row
 
 A bronze table with one row of the initial copy, one transaction with every kind of change, and one that could not be
-decoded. The table `public.books` has the columns {layout}, so `new` and `old` have three places.
+decoded. The table `public.books` has the columns {layout}, so `new` and `old` have three elements.
 
 | position | ordinal | op | | new | old | old_kind | unchanged |
 |---|---|---|---|---|---|---|---|
 {rows}
 
-In the update at ordinal 2 the large text did not change, so the server did not send it: `unchanged` names its place,
-and NULL in that place of `new` means nothing. In the update at ordinal 3 the key moved, so the old key came along. A
-delete sends the key only; with REPLICA IDENTITY FULL it would send the whole row, and `old_kind` would be `full`.
+In the update at ordinal 2 the large text did not change, so the server did not send it: `unchanged` names its position,
+and the NULL at that position of `new` has no meaning. The update at ordinal 3 changes the key, so it includes the old
+key. A delete contains only the key; with REPLICA IDENTITY FULL it would send the whole row, and `old_kind` would be
+`full`.
 
-The first row of each kind, without the columns that are NULL. `info`, text in the table, is shown as the document it
-is, `raw` in hexadecimal digits.
+The first row of each kind, without the columns that are NULL. `info`, which is text in the table, is shown as a JSON
+document, and `raw` as hexadecimal digits.
 
 {examples}
 
-`info` of a layout row describes the layout: names, types as the server names them with OID and modifier, which columns
-are of the replica identity (`key`), the primary key, what the server logs of old rows (`identity`: d, n, f, i). Where
-the catalog told, it also has the table's number there (`oid`), each column's (`number`), and what rows from before a
-column was added hold in it (`missing`: text, null where nobody can say; left out: NULL). `info` of a COMMIT row says
-how many changes of which kind each table has, the bytes received, the digest of the changes, the hash that chains this
-transaction to the one before it, how many transactions without rows stand between the two (where the stream shows
-them), and under which configuration of the pipeline it was landed; of an undecodable one also why.
+`info` of a layout row describes the layout: names, types as the server names them with OID and modifier, the columns of
+the replica identity (`key`), the primary key, and what the server logs of old rows (`identity`: d, n, f, i). If known
+from the catalog, it also contains the table's OID (`oid`), each column's number (`number`), and the value of an added
+column in rows from before (`missing`: text, or null if unknown; omitted: NULL). `info` of a COMMIT row contains the
+number of changes of each kind and table, the bytes received, the digest of the changes, the hash that chains this
+transaction to the previous one, the number of transactions without rows between the two (if the stream contains them),
+and the configuration of the pipeline under which it landed; for an undecodable transaction also the reason.
 
 ## The chain
 
@@ -76,29 +78,30 @@ them), and under which configuration of the pipeline it was landed; of an undeco
 {digests}
 ```
 
-BLAKE2b-256 is BLAKE2b with a digest of 32 bytes, without key or salt; every length but that of a tuple has 4 bytes. A
-tuple has a value for every column of its layout: in that of an old key the other columns are `n`. Relation and tuples
-are as in the row's `relation`, `new`, `old`, with `u` at the places that `unchanged` names. A message has no relation,
-and its `content` in `info` is in base64. `reading` of an undecodable row is that of its own `info`: only the first of a
-transaction has one, for the others it is empty. Each level of the tree is cut into groups of 1024 from the left, also
-where there is one digest alone, until one node is left. Layout rows are no changes.
+BLAKE2b-256 is BLAKE2b with a digest of 32 bytes, without key or salt; every length except that of a tuple has 4 bytes.
+A tuple has a value for every column of its layout: in an old key the other columns are `n`. Relation and tuples are as
+in the row's `relation`, `new`, `old`, with `u` at the positions that `unchanged` names. A message has no relation, and
+its `content` in `info` is encoded in base64. `reading` of an undecodable row is that of its own `info`: only the first
+row of a transaction has one; for the others it is empty. Each level of the tree is divided into groups of 1024 from the
+left, even if there is only one digest, until one node remains. Layout rows are not changes.
 
-The first transaction of a stream takes BLAKE2b-256 of the text `cdc_lake` as the hash before it. The hash of the last
-one stands in the table's newest commit (`head`), and at the start of the next stream in the control table `streams`.
+The first transaction of a stream uses BLAKE2b-256 of the text `cdc_lake` as the previous hash. The hash of the last
+transaction is in the table's latest commit (`head`) and, from the start of the next stream on, in the control table
+`streams`.
 
-`cdc-lake inspect chain` computes everything again from the rows and compares, and says where the first thing is that
-does not fit. What it finds: a row or transaction that was edited, removed, doubled, moved or exchanged; counts that are
-wrong; a layout that is not described as its number says; an end that is missing, also of an epoch that is over; rows of
-another stream; and in a stream that shows every CSN a number that is neither of a transaction, nor counted as empty,
-nor in the control table `gaps`. What repeats on every row of a transaction (`csn`, LSNs, `xid`, `commit_ts`) must agree
-there; on all of them alike they can be changed unseen, but for `csn` where it is the position. Not covered, because a
-repeat may bring it again in another form: `lsn`, `ingest_ts`, `user`, `origin`, `bytes`, the number of the
-configuration, and which of two layouts of a table with as many columns a row follows. Nor is `empty_before` of a stream
-that does not show every CSN. Snapshot rows (`S`) are outside of the chain.
+`cdc-lake inspect chain` recomputes all hashes from the rows, compares them, and reports the first mismatch. It detects:
+a row or transaction that was edited, removed, duplicated, moved or exchanged; wrong counts; a layout whose description
+does not match its number; a missing end, including that of a former epoch; rows of another stream; and, in a stream
+that contains every CSN, a CSN that belongs to no transaction, is not counted as empty, and is not in the control table
+`gaps`. Values that every row of a transaction repeats (`csn`, LSNs, `xid`, `commit_ts`) must agree; if all of them are
+changed in the same way, this is not detected, except for `csn` if it is the position. Not covered, because a repeated
+transaction may have them in another form: `lsn`, `ingest_ts`, `user`, `origin`, `bytes`, the number of the
+configuration, and which of two layouts with the same number of columns a row uses. `empty_before` is not covered in a
+stream that does not contain every CSN. Snapshot rows (`S`) are not part of the chain.
 
-There is no secret in the chain. It shows damage and edits; whoever may write to the lake can compute everything anew
-from the edited row to the head, and can put the whole table back to an older version, markers and all. Of that nothing
-in the table tells: `inspect chain --against source` does, or a hash that was noted elsewhere.
+The chain does not use a secret. It detects damage and edits; but anyone who can write to the lake can recompute all
+hashes from the edited row to the head, and can restore the whole table to an older version, including its markers.
+Nothing in the table reveals that: `inspect chain --against source` does, or a hash that was recorded elsewhere.
 
 ## Reading
 
@@ -108,7 +111,7 @@ From Python, without Spark and without the source:
 from cdc_lake import Pipeline
 
 bronze = Pipeline.load("pipelines/shop.yaml").bronze()
-span = bronze.span("0/7D0", "0/BB8")  # behind the first position, up to the second and with it
+span = bronze.span("0/7D0", "0/BB8")  # after the first position, up to and including the second
 
 changes = bronze.changes("public.orders", span)  # a pyarrow table
 print(changes.select(["_position", "_op", "id", "status"]).to_pandas())
@@ -119,34 +122,34 @@ for batch in bronze.change_batches("public.orders", snapshot=True):  # all of br
     print(batch.num_rows)
 ```
 
-`changes(table, span)` gives the changes of a table in order. Without a span it reads every epoch, with `snapshot=True`
-also the rows of initial copies. `bronze.span()` alone is all of the newest epoch; `epoch=` names another. Only files
-and row groups whose positions meet the span are read.
+`changes(table, span)` returns the changes of a table in order. Without a span it reads every epoch; with
+`snapshot=True` also the rows of initial copies. `bronze.span()` without arguments is the complete latest epoch;
+`epoch=` names another. Only files and row groups whose positions overlap the span are read.
 
 | column | |
 |---|---|
-| `_epoch`, `_position`, `_ordinal` | the change's place; they order it |
+| `_epoch`, `_position`, `_ordinal` | the position of the change; they determine the order |
 | `_csn`, `_lsn`, `_xid`, `_commit_ts` | as in bronze; `_lsn` is the change's own |
 | `_op` | I, U, D, T, or S |
-| the table's columns | the new tuple, in [the types of silver](types.md) and under its names |
-| `_old` | a struct of the same columns: the old tuple, NULL where none was sent |
-| `_old_kind` | `key`: only the columns of the replica identity are part of `_old`; `full` |
+| the table's columns | the new tuple, with [the types](types.md) and names of silver |
+| `_old` | a struct of the same columns: the old tuple, NULL if none was sent |
+| `_old_kind` | `key`: `_old` contains only the columns of the replica identity; or `full` |
 | `_unchanged` | names of the columns that were not sent because they did not change |
 | `_absent` | names of the columns that the table did not have when the change was made |
 
-The columns are those of the newest layout that the span's changes use, then those that only older ones have, each in
-the type of the newest layout that has it. NULL in a column is SQL NULL, unless `_unchanged` or `_absent` names it; a
-delete has its values in `_old`. A text that has no value of the type (`infinity` in a date, an old text in a column
-that became a number) stops the reading ([STA660](../errors/STA660.md)); with `misfits="keep"` the column is NULL there
-and the map `_misfit` has the text (`_old.<column>` for the old tuple). `typed=False` gives all as text. A span with
-a transaction that is not decoded is refused ([STA655](../errors/STA655.md)).
+The columns are those of the latest layout that the span's changes use, then those that only older layouts have, each
+with the type of the latest layout that has it. NULL in a column is SQL NULL, unless `_unchanged` or `_absent` names the
+column; a delete has its values in `_old`. A text that is not a value of the type (`infinity` in a date, an old text in
+a column that became a number) raises an error ([STA660](../errors/STA660.md)); with `misfits="keep"` the column is NULL
+instead, and the map `_misfit` contains the text (`_old.<column>` for the old tuple). `typed=False` returns all values
+as text. A span that contains an undecodable transaction is refused ([STA655](../errors/STA655.md)).
 
-`transactions(span)` gives a row a transaction: `epoch`, `position`, `csn`, `first_lsn`, `commit_lsn`, `xid`,
+`transactions(span)` returns one row per transaction: `epoch`, `position`, `csn`, `first_lsn`, `commit_lsn`, `xid`,
 `commit_ts`, `ingest_ts` (when the receiver built its last row), `user`, `origin`, `counts` (table → operation →
-number), `bytes`, `empty_before`, `configuration`, `content`, `hash`, and `undecodable` (the code of the error that
-decoding it gave, also where it was decoded later).
-`change_batches` and `transaction_batches` give the same as a `pyarrow.RecordBatchReader`, for spans that memory does
-not hold.
+number), `bytes`, `empty_before`, `configuration`, `content`, `hash`, and `undecodable` (the code of the
+decoding error, even if it was decoded later).
+`change_batches` and `transaction_batches` return the same as a `pyarrow.RecordBatchReader`, for spans that do not fit
+into memory.
 
 ### From Spark
 
@@ -155,7 +158,7 @@ bronze.spark_changes(spark, "public.orders", span)  # a DataFrame with the same 
 bronze.spark_transactions(spark, span)
 
 bronze.register_views(spark)  # temporary views public_orders, …, transactions: the files as they are now
-bronze.register_views(spark, database="bronze_shop")  # views that stay, of a bronze in Delta
+bronze.register_views(spark, database="bronze_shop")  # permanent views, for bronze in Delta
 ```
 
 ```sql
@@ -163,73 +166,75 @@ SELECT _position, _op, id, status FROM public_orders WHERE _position > 2000 ORDE
 SELECT position, commit_ts, counts['public.orders']['I'] AS inserted FROM transactions;
 ```
 
-A view is `<schema>_<table>`, has the columns of `changes` with `_misfit` and the rows of initial copies, and no order
-of its own. Of a bronze in an object store the files are copied near by first, whole, and stay as long as `bronze` does:
-name a span. Views that stay read the table as it is then, so it has to be on this machine. They know the layouts of the
-time they were made: a query that meets another one fails and says so, rather than to show NULL; register them again.
+A view is named `<schema>_<table>`, has the columns of `changes` with `_misfit`, includes the rows of initial copies,
+and is not ordered. If bronze is in an object store, its files are first copied to this machine completely, and kept as
+long as `bronze` exists: name a span. Permanent views read the current table, so it must be on this machine. They know
+only the layouts that existed when they were created: a query that encounters another layout fails with an error instead
+of returning NULL; register the views again.
 
 ## Markers
 
-Each commit of a **Delta** table carries application transactions (Delta's `txn`), and in its `commitInfo` the document
-`cdc_lake` with the rest of the state: `contract`, `stream`, `epoch`, `head`, `empty`, and `commit`, an id by which it
-is found again.
+Each commit of a **Delta** table contains application transactions (Delta's `txn`), and its `commitInfo` contains the
+document `cdc_lake` with the rest of the state: `contract`, `stream`, `epoch`, `head`, `empty`, and `commit`, an id by
+which the commit can be identified.
 
 | application id | version |
 |---|---|
 | `cdc_lake:<stream>` | every transaction up to this position is in bronze; by CSN: every CSN up to it arrived |
-| `cdc_lake:<stream>:confirm` | what the server may be told to forget up to; on an ordinary slot always an LSN |
+| `cdc_lake:<stream>:confirm` | the position to which the receiver may acknowledge; for an ordinary slot always an LSN |
 | `cdc_lake:<stream>:snapshot:<id>` | chunks of the initial copy that are in bronze |
 
-Each version of an **Iceberg** table carries the same, and the rest of the state, as properties of its summary. A
-version without them is passed over to the one before:
+Each version of an **Iceberg** table contains the same, and the rest of the state, as properties of its summary. A
+version without them is skipped in favour of the previous one:
 
 | property | value |
 |---|---|
 | `cdc-lake.upto` | every transaction up to this position is in bronze; by CSN: every CSN up to it arrived |
-| `cdc-lake.confirm` | what the server may be told to forget up to; on an ordinary slot always an LSN |
-| `cdc-lake.chunk:cdc_lake:<stream>:snapshot:<id>` | last chunk of a copy of the newest stream |
-| `cdc-lake.stream`, `cdc-lake.epoch` | the newest stream |
-| `cdc-lake.head`, `cdc-lake.empty` | hash of its last transaction; empty transactions counted behind it |
-| `cdc-lake.contract`, `cdc-lake.commit` | the contract's version; an id by which a commit is found again |
+| `cdc-lake.confirm` | the position to which the receiver may acknowledge; for an ordinary slot always an LSN |
+| `cdc-lake.chunk:cdc_lake:<stream>:snapshot:<id>` | last chunk of a copy of the latest stream |
+| `cdc-lake.stream`, `cdc-lake.epoch` | the latest stream |
+| `cdc-lake.head`, `cdc-lake.empty` | hash of its last transaction; number of empty transactions after it |
+| `cdc-lake.contract`, `cdc-lake.commit` | the contract's version; an id by which the commit can be identified |
 
-The property `cdc_lake.trimmed` of either table says, where retention let transactions leave, which of each epoch was
-the last, and its hash: `{{"3": [26739528, "9f…"]}}`. The chain of that epoch starts behind it.
+If retention has removed transactions, the property `cdc_lake.trimmed` of either table contains the last removed
+transaction of each epoch and its hash: `{{"3": [26739528, "9f…"]}}`. The chain of that epoch starts after it.
 
-The newest 50 versions stay in an Iceberg table's metadata, ten minutes of them in Delta's log; data files stay until
-upkeep has put others in their place. Exact bounds of every scalar column but `info` and `raw` are in Delta's log and in
-Iceberg's manifests, never cut.
+An Iceberg table's metadata keeps the latest 50 versions, Delta's log those of the last ten minutes; data files are kept
+until maintenance has replaced them. Delta's log and Iceberg's manifests contain exact bounds of every scalar column
+except `info` and `raw`, never truncated.
 """
 
 _CONTROL = """# Control tables
 
-Small Delta tables in `<lake>/control/<pipeline>`: what the two loops tell each other, and you. They follow from
-bronze and silver. Read them with `cdc_lake.history` or anything that reads Delta ([how](../guides/history.md)).
+Small Delta tables in `<lake>/control/<pipeline>`, in which the receiver and apply record their state, for each other
+and for you. They can be derived from bronze and silver. Read them with `cdc_lake.history` or any reader of Delta
+([how](../guides/history.md)).
 
 {tables}"""
 
 
 _ABOUT = {
-    "streams": "One row a stream: which slot of which server bronze is fed from, and where the stream starts.",
+    "streams": "One row per stream: the server and the slot from which bronze is fed, and the start of the stream.",
     "snapshots": "The steps of each initial copy.",
-    "cuts": "One row a span: the position that the silver tables have reached together, with the version of each.",
+    "cuts": "One row per span: the position that the silver tables have reached together, with the version of each.",
     "promises": "Cuts that stay readable, by name or by schedule, each with the versions it needs.",
-    "withheld": "Cuts that were not promised for what rules found of silver at them, each with the rules.",
-    "pauses": "Tables that were paused, and let go on.",
-    "held": "Changes that were kept back, in full, each with its position and reason.",
+    "withheld": "Cuts that were not promised because of the results of the rules at them, each with the rules.",
+    "pauses": "Tables that were paused or resumed.",
+    "held": "Held changes, complete, each with its position and reason.",
     "decisions": "Held changes that were [released or discarded](../concepts/holds.md#release-and-discard), each "
-    "whole. One is nothing where its change does not wait.",
-    "gaps": "CSNs that a stream passed over because they did not arrive in time, where it is told to go on.",
-    "timelines": "The server's timelines that a stream was read on, one row from the moment it was read on it.",
+    "complete. A decision has no effect if its change is not held.",
+    "gaps": "CSNs that a stream passed over because they did not arrive in time, if it is configured to continue.",
+    "timelines": "The server's timelines on which a stream was read, one row from the time when reading on it began.",
     "memberships": "Which table each name of the stream was read from (its entry in the publication, its OID), one row "
-    "whenever that is another one: [tables that were renamed or swapped]"
+    "per change of it: [tables that were renamed or swapped]"
     "(../guides/postgres.md#tables-that-are-renamed-swapped-or-dropped) and "
-    "[a publication that somebody altered](../guides/postgres.md#a-publication-that-somebody-alters) are seen by it.",
+    "[a publication that somebody altered](../guides/postgres.md#a-publication-that-somebody-alters) show here.",
     "decoded": "Transactions that landed as bytes and were decoded later by `quarantine retry`.",
-    "configurations": "What each number of a configuration in COMMIT rows stands for: tables, redaction, encoding.",
-    "quality": "What rules came to over silver, one row a rule and time that silver was judged; what comparisons "
-    "found, as the rule `equal_to_source`.",
-    "verified": "What comparisons with the source found of silver tables: one row a table and comparison.",
-    "runs": "One row a run.",
+    "configurations": "The configurations to which the numbers in COMMIT rows refer: tables, redaction, encoding.",
+    "quality": "Results of the rules over silver, one row per rule and evaluation; results of comparisons "
+    "as the rule `equal_to_source`.",
+    "verified": "Verdicts of comparisons with the source: one row per table and comparison.",
+    "runs": "One row per run.",
 }
 _WORDS = {
     "B": "begin",

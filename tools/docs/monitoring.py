@@ -8,34 +8,34 @@ from tools.docs import GENERATED
 
 _METRICS = """# Metrics
 
-What monitoring is shown where `observe` asks for it: the receiver serves it, apply writes it into a file
-([how](../guides/monitoring.md)). Every series has the label `pipeline` besides those named here. Counters and
-histograms count since the start of their process. What is not known at the moment is left out.
+If `observe` is configured, the receiver serves these metrics, and apply writes them to a file
+([how](../guides/monitoring.md)). Every series also has the label `pipeline`. Counters and histograms count from the
+start of their process. Values that are currently unknown are omitted.
 
 | name | type | of | labels | meaning |
 |---|---|---|---|---|
 {metrics}
 
-A histogram has `_bucket` (label `le`), `_sum` and `_count` behind its name. Labels hold names of tables, rules,
-operations and codes; never a row value.
+The series of a histogram have the suffixes `_bucket` (label `le`), `_sum` and `_count`. Labels contain names of tables,
+rules and operations, and codes; never a row value.
 """
 
 _EVENTS = """# Events
 
-What commands log where `observe.log: json` asks for it, and jobs on Databricks always
-([how](../guides/monitoring.md#logs)): one JSON object a line. Every event has
+Commands log these events if `observe.log: json` is set, and jobs on Databricks always do
+([how](../guides/monitoring.md#logs)): one JSON object per line. Every event has these fields:
 
 | field | meaning |
 |---|---|
 | `timestamp` | when it was written, ISO 8601 in UTC |
-| `level` | debug, info, warning or error; what carries a `code` is a warning at least |
-| `event` | its name, as below |
-| `pipeline`, `verb` | of which pipeline, by which command |
-| `run` | {run}; left out where the command has no row there |
-| `text` | the same for people; its wording may change |
+| `level` | debug, info, warning or error; an event with a `code` is at least a warning |
+| `event` | its name, as listed below |
+| `pipeline`, `verb` | the pipeline, and the command that logged it |
+| `run` | {run}; omitted if the command has no row there |
+| `text` | the same as text; its wording may change |
 
-Of events marked *repeats*, one of each kind and table is written in ten seconds, with `-v` all of them. Names of events
-and fields stay; more may come.
+Of events marked *repeats*, one per kind and table is written every ten seconds; with `-v` all of them are. Names of
+events and fields do not change; new ones may be added.
 
 | event | level | | meaning | fields |
 |---|---|---|---|---|
@@ -47,8 +47,8 @@ and fields stay; more may come.
 |---|---|
 {fields}
 
-Fields hold names, codes, positions and numbers; never a row value. What is no field of its event is left out when it is
-written, and `refused` names it: that is a bug. Secrets that the pipeline holds are masked in every field.
+Fields contain names, codes, positions and numbers; never a row value. A field that its event does not define is not
+written, and `refused` names it: that is a bug. The secrets of the pipeline are masked in every field.
 """
 
 

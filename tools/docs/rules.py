@@ -41,8 +41,12 @@ class Kind:
     notes: str = ""
 
 
-_TIMES = "A number is compared in the type of the column, exactly; text without a zone is UTC for a column with one."
-_SPARK = "A report is made without Spark and shows what the gate counted; over a Spark DataFrame `run_suite` judges it."
+_TIMES = (
+    "A number is compared exactly, in the type of the column; text without a time zone is UTC for a column with one."
+)
+_SPARK = (
+    "A report is created without Spark and shows the counts of apply; `run_suite` evaluates it on a Spark DataFrame."
+)
 
 CATALOGUE: Final = (
     Kind(
@@ -60,7 +64,7 @@ CATALOGUE: Final = (
         "passes",
         "status NOT IN ('new', 'paid', 'shipped')",
         "expect_column_values_to_be_in_set",
-        "Each value has to be one that the column can hold.",
+        "Each value must be valid for the column.",
     ),
     Kind(
         Between,
@@ -78,7 +82,7 @@ CATALOGUE: Final = (
         "passes",
         "NOT email RLIKE '^[^@ ]+@[^@ ]+$'",
         "expect_column_values_to_match_regex",
-        "The pattern is looked for anywhere in the text. What does not mean the same in Java and in Python is refused, "
+        "The pattern may match anywhere in the text. Syntax that differs between Java and Python is refused, "
         "[with what to write instead](../errors/CFG136.md).",
     ),
     Kind(
@@ -97,8 +101,8 @@ CATALOGUE: Final = (
         "passes",
         "code IS NOT NULL AND try_cast(code AS decimal(10,2)) IS NULL",
         "expect_column_values_to_be_in_set",
-        "As Spark reads text: blanks around it do not count, digits behind the scale of a decimal are rounded. The "
-        f"expectation wants `true` of a column that Spark works out. {_SPARK}",
+        "As Spark reads text: surrounding spaces are ignored, digits beyond the scale of a decimal are rounded. The "
+        f"expectation wants `true` of a column that Spark computes. {_SPARK}",
     ),
     Kind(
         Expression,
@@ -107,11 +111,11 @@ CATALOGUE: Final = (
         "an expression that is NULL passes, as a CHECK of SQL does",
         "NOT (shipped_at >= ordered_at)",
         "expect_column_values_to_be_in_set",
-        "It gives the same value whenever it is worked out, from its own row alone: clocks, random numbers, "
+        "It must be deterministic and use only its own row: clocks, random numbers, "
         "aggregates, windows and subqueries are refused before the table's first row "
-        "([QUA502](../errors/QUA502.md)). Columns that a change did not send have the value they have in the row. "
-        "It is worked out in ANSI mode: a division by zero stops the table, `try_divide` gives NULL. "
-        "The expectation wants `true` of a column that Spark works out. "
+        "([QUA502](../errors/QUA502.md)). Columns that a change did not send have the value of the row. "
+        "It is evaluated in ANSI mode: a division by zero stops the table, `try_divide` returns NULL. "
+        "The expectation wants `true` of a column that Spark computes. "
         f"{_SPARK}",
     ),
     Kind(
@@ -121,7 +125,7 @@ CATALOGUE: Final = (
         "a row with a NULL among the values passes, as in a UNIQUE of SQL",
         "SELECT sum(n) FROM (SELECT count(*) n FROM silver WHERE email IS NOT NULL GROUP BY email) WHERE n > 1",
         "expect_column_values_to_be_unique",
-        "Every row that shares its values counts. Of several columns the expectation is "
+        "Every row whose values are not unique counts. For several columns the expectation is "
         "`expect_compound_columns_to_be_unique`.",
     ),
     Kind(
@@ -145,30 +149,30 @@ CATALOGUE: Final = (
     Kind(
         Freshness,
         "{rule: freshness, column: updated_at, max_age: 2 h}",
-        "dates, timestamps; those without a zone are read as UTC, a day begins at midnight",
-        "left out; without any value it fails",
+        "dates, timestamps; those without a time zone are read as UTC, a day begins at midnight",
+        "ignored; if there is no value at all, the rule fails",
         "SELECT max(updated_at) < now() - INTERVAL 2 HOURS FROM silver",
         "expect_column_max_to_be_between",
-        "Reckoned to the time of the report or the cut. The page shows the age, not the value.",
+        "Relative to the time of the report or the cut. The page shows the age, not the value.",
     ),
     Kind(
         Monotonic,
         "{rule: monotonic, column: created_at, by: id}",
         "numbers, dates, timestamps; by text too",
-        "rows where the value or its place is NULL are left out",
+        "rows in which the value or the ordering column is NULL are ignored",
         "SELECT count_if(v < was) FROM (SELECT created_at v, lag(created_at) OVER (ORDER BY id, created_at) was …)",
         "expect_column_values_to_be_increasing",
-        "Rows of one place are taken from the smallest value on. With `strict: true` an equal value fails too.",
+        "Rows with the same ordering value are ordered by value. With `strict: true` an equal value also fails.",
     ),
     Kind(
         Expectation,
         "{rule: expectation, name: usual_amount, expectation: expect_column_mean_to_be_between, "
         "arguments: {column: amount, min_value: 20, max_value: 80}}",
-        "what the expectation does; numbers as doubles, points in time as UTC",
+        "those that the expectation supports; numbers as doubles, timestamps as UTC",
         "as Great Expectations says",
         "",
         "its own",
-        "It is met or not, also with `mostly`: one failure of one. `check` tells arguments that it does not take.",
+        "It passes or fails as a whole, even with `mostly`: one failure of one. `check` reports unsupported arguments.",
     ),
 )
 
@@ -178,24 +182,25 @@ _OF_EVERY_RULE = ("rule", "name", "thresholds", "on_fail")
 
 _RULES = """# Rules
 
-What a silver table has to satisfy, written under `silver.tables[].rules` of a [pipeline file](pipeline.md).
+Rules state what a silver table must satisfy. They are written under `silver.tables[].rules` of a
+[pipeline file](pipeline.md).
 
 ```yaml
 rules:
 {examples}
 ```
 
-**Rules of rows** judge the row after each change, before it is merged, in the pass that reads the changes anyway.
-`on_fail` says what becomes of a change that fails: `warn` (default) counts it, `quarantine`
-[holds](../concepts/holds.md) it and later changes of its key, `stop` ends the run before it. They name the source's
-columns. A report judges the rows of silver by them again, with Great Expectations: a test asserts that both count the
-same.
+**Row rules** are evaluated on the row after each change, before it is merged, in the same pass that reads the changes.
+`on_fail` determines what happens to a change that fails: `warn` (default) counts it, `quarantine`
+[holds](../concepts/holds.md) it and later changes of its key, `stop` ends the run before it. They name columns
+of the source. A report evaluates them again on the rows of silver, with Great Expectations: a test asserts that both
+counts are equal.
 
-**Rules of tables** judge a table as it stands [when silver is judged](../guides/quality.md#when-silver-is-judged), over
-the rows that hold: not deleted ones of `deletes: soft`, not former versions of `kind: history`. They name silver's
-columns. They can hold or stop nothing ([CFG171](../errors/CFG171.md)).
+**Table rules** are evaluated on the whole table [when silver is judged](../guides/quality.md#when-silver-is-judged),
+on its current rows: not deleted rows of `deletes: soft`, not former versions of `kind: history`. They name columns of
+silver. They cannot hold changes or stop a run ([CFG171](../errors/CFG171.md)).
 
-| rule | judges | a NULL | Great Expectations |
+| rule | applies to | a NULL | Great Expectations |
 |---|---|---|---|
 {overview}
 
@@ -203,10 +208,10 @@ Every rule may have a `name` (letters, digits, `_`; `<rule>_<column>` by default
 
 ## Thresholds
 
-Without thresholds every failure is of concern. With them a rule is good while the share of failures is below the
-lowest, and its level is the highest it has reached: `warn` (amber), `error` or `critical` (red). Shares are above 0 and
-up to 1; at least one is given. Of changes it is the share among those of the runs shown, of silver that among its rows;
-the worse counts. Thresholds hold nothing back: that is what `on_fail` is for.
+Without thresholds, every failure counts. With thresholds, a rule passes as long as the share of failures is below the
+lowest threshold; otherwise its level is the highest that the share has reached: `warn` (amber), `error` or `critical`
+(red). Shares are greater than 0 and at most 1; give at least one. For changes it is the share in the runs shown, for
+silver the share of its rows; the worse of the two counts. Thresholds do not hold changes: use `on_fail` for that.
 
 ```yaml
 rules:
@@ -214,11 +219,11 @@ rules:
 ```
 
 {kinds}
-## Expectations that can be named
+## Supported expectations
 
 {expectations}
 
-Not those that need a database's query language, or a second table.
+Expectations that require the query language of a database, or a second table, are not supported.
 """
 
 
@@ -255,7 +260,7 @@ def _kind(kind: Kind) -> str:
     parts = [
         f"## {_rule(kind)}\n\n{(kind.rule.__doc__ or '').strip()}\n\n```yaml\nrules:\n  - {kind.example}\n```\n",
         f"| option | | |\n|---|---|---|\n{options}\n" if options else "",
-        f"Counted is:\n\n```sql\n{kind.counts}\n```\n" if kind.counts else "",
+        f"What is counted:\n\n```sql\n{kind.counts}\n```\n" if kind.counts else "",
         f"{kind.notes}\n" if kind.notes else "",
     ]
     return "\n".join(filter(None, parts))

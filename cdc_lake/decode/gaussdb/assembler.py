@@ -72,13 +72,15 @@ class CommitPositionPolicy:
         if number is None:
             raise NoOrderNumber(f"a transaction without a {name} in a stream that is ordered by {name}", offset=offset)
         if number >= STORABLE:
-            raise NoOrderNumber(f"a transaction whose {name} is above 63 bits", offset=offset)
+            raise NoOrderNumber(f"a transaction whose {name} exceeds 63 bits", offset=offset)
         return number
 
     def _confirm(self, csn: int | None, commit_lsn: int, offset: int) -> int:
         if self.confirms_csn:
             if csn is None:
-                raise NoOrderNumber("a transaction without a CSN on a slot that is confirmed by CSN", offset=offset)
+                raise NoOrderNumber(
+                    "a transaction without a CSN from a slot that is acknowledged by CSN", offset=offset
+                )
             return csn
         if self.style is Style.SERIAL:
             return commit_lsn
@@ -95,7 +97,7 @@ def _first_lsn(begin: Begin) -> int | None:
 
 def _storable(number: int | None, what: str, offset: int) -> int | None:
     if number is not None and number >= STORABLE:
-        raise MalformedMessage(f"{what} above 63 bits", offset=offset)
+        raise MalformedMessage(f"{what} exceeds 63 bits", offset=offset)
     return number
 
 
@@ -104,7 +106,7 @@ def _time(text: str | None, offset: int) -> int | None:
         return None
     time = micros(text)
     if abs(time) >= STORABLE:
-        raise MalformedMessage("a commit time beyond what 64 bits of microseconds hold", offset=offset)
+        raise MalformedMessage("a commit time that does not fit into 64 bits of microseconds", offset=offset)
     return time
 
 
@@ -175,7 +177,7 @@ class TransactionBuffer:
         """Raise MalformedMessage where bronze could not hold the LSN of a row."""
         for numbers in (self.lsns, *(earlier for _, earlier, _ in self._before)):
             if numbers and max(numbers) >= STORABLE:
-                raise MalformedMessage("a row whose LSN is above 63 bits", offset=offset)
+                raise MalformedMessage("a row whose LSN exceeds 63 bits", offset=offset)
 
     def commit(self, bounds: Boundaries) -> Whole:
         """The transaction, which is committed, and nothing is open. Raises LakeError."""
@@ -421,24 +423,24 @@ class GaussDbAssembler:
         if statement.startswith(heartbeat.LETTER):
             self._beat(beat := heartbeat.of_statement(statement, lsn))
             if beat.read is None:
-                self._left_out("a heartbeat of a form that no document describes")
+                self._left_out("a heartbeat in an undocumented form")
         elif statement.startswith((b"ABORT", b"PREPARE")):
             raise OutOfSequence("an ABORT or PREPARE: only area decoding prints them")
         elif self._style is not Style.SERIAL:
             if not self._keep_unread(statement, lsn):
-                raise MalformedMessage("a statement that is no BEGIN, row, COMMIT or heartbeat")
+                raise MalformedMessage("a statement that is not a BEGIN, row, COMMIT or heartbeat")
         elif statement.startswith(serial.DDL_STARTS):
             self.ddl += 1
             self._left_out("a line of DDL")
         else:
             self.others += 1
-            self._left_out(f"a line at {Lsn(lsn)} of a kind that nobody knows")
+            self._left_out(f"a line at {Lsn(lsn)} of an unknown kind")
 
     def _left_out(self, what: str) -> None:
         kind = what.partition(" at ")[0]
         if kind not in self._noted:
             self._noted.add(kind)
-            self._note(f"{what} is left out; more of its kind are not mentioned")
+            self._note(f"{what} is omitted; more of its kind are not reported")
 
     def _note_skipped(self, option: str | None, where: str) -> None:
         if option is not None:

@@ -117,7 +117,7 @@ def changes(raw: RecordTransaction, layouts: RelationResolver) -> list[tuple[int
             for change in _changes_of(read_record(raw.style, data, layouts), layouts, raw.bounds.xid):
                 if isinstance(change, Relation):
                     if not index and raw.part is not None and raw.part.movable:
-                        raise UnmatchedDelete(f"a DELETE without a key on {change.table}, and no INSERT before it")
+                        raise UnmatchedDelete(f"a DELETE without a key on {change.table}, without an INSERT before it")
                     if decoded and _takes_back(change, index, *decoded[-1]):
                         decoded.pop()
                         continue

@@ -66,7 +66,7 @@ def record_end(payload: bytes, offset: int) -> int | None:
             raise MalformedMessage(f"{left} bytes after the length of zero that ends a payload", offset=offset + 4)
         return None
     if length < LEAST:
-        raise MalformedMessage(f"a record of {length} bytes: an LSN and a letter are {LEAST}", offset=offset)
+        raise MalformedMessage(f"a record of {length} bytes: an LSN and a letter need {LEAST}", offset=offset)
     if length + 1 > left:  # with the letter behind it
         raise TruncatedMessage(need=length + 1, left=left, offset=offset + 4)
     end: int = offset + 4 + length

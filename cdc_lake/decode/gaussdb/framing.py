@@ -282,7 +282,7 @@ def _error(payload: bytes, offset: int) -> MalformedMessage | TruncatedMessage:
     if not length:
         return MalformedMessage(f"{left} bytes after the length of zero that ends a batch", offset=offset + 4)
     if length < _LSN:
-        return MalformedMessage(f"a record of {length} bytes: its LSN alone has {_LSN}", offset=offset)
+        return MalformedMessage(f"a record of {length} bytes: its LSN alone needs {_LSN}", offset=offset)
     return TruncatedMessage(need=length, left=left, offset=offset + 4)
 
 

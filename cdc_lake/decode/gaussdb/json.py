@@ -50,7 +50,7 @@ _OPERATIONS: Final = {"INSERT": Operation.INSERT, "UPDATE": Operation.UPDATE, "D
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        raise ValueError("a key twice")
+        raise ValueError("a duplicate key")
     return members
 
 
@@ -153,7 +153,7 @@ def _any_row(statement: bytes, codec: Codec, offset: int) -> RowCells:
     """The same for an object whose keys stand in another order or with blanks between them."""
     members = _parse_object(statement, offset)
     if set(members) != set(_KEYS):
-        raise MalformedMessage("a row whose keys are not those of the format", offset=offset)
+        raise MalformedMessage("a row whose keys do not match the format", offset=offset)
     head = _head_of(members, codec, offset)
     old_names, old_types = (
         _names(members["old_keys_name"], codec, offset),
@@ -175,7 +175,7 @@ def _parse_keyed_object(keys: tuple[str, ...], data: bytes, offset: int) -> dict
     """The object `data` is, which has these keys in this order."""
     members = _parse_object(data, offset)
     if tuple(members) != keys:
-        raise MalformedMessage("a row whose keys are not those of the format", offset=offset)
+        raise MalformedMessage("a row whose keys do not match the format", offset=offset)
     return members
 
 
@@ -186,22 +186,22 @@ def _parse_object(data: bytes, offset: int) -> dict[str, Any]:
     except (ValueError, RecursionError):
         members = None
     if not isinstance(members, dict):
-        raise MalformedMessage("a row that is not a JSON object with each key once", offset=offset)
+        raise MalformedMessage("a row that is not a JSON object with unique keys", offset=offset)
     return members
 
 
 def _strings(array: object, offset: int) -> list[str]:
     if not isinstance(array, list) or not all(isinstance(text, str) for text in array):
-        raise MalformedMessage("a row with something else than an array of strings", offset=offset)
+        raise MalformedMessage("a row with a value that is not an array of strings", offset=offset)
     if any(max(text, default="") > "\xff" for text in array):
-        raise MalformedMessage("an escape of a character that is not of one byte", offset=offset)
+        raise MalformedMessage("an escape of a character that does not fit into one byte", offset=offset)
     return array
 
 
 def _head_of(members: dict[str, Any], codec: Codec, offset: int) -> _Head:
     operation = _OPERATIONS.get(str(members["op_type"]))
     if operation is None:
-        raise MalformedMessage("a row whose op_type is none of INSERT, UPDATE and DELETE", offset=offset)
+        raise MalformedMessage("a row whose op_type is not INSERT, UPDATE or DELETE", offset=offset)
     (name,) = _strings([members["table_name"]], offset)
     table = identifiers.table_name(codec.name(name.encode("latin-1"), offset), offset)
     return _Head(

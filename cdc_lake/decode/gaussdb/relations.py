@@ -624,11 +624,11 @@ class RelationResolver:
             return
         known_oid, named = self._members.get(name, (oid, ""))
         if known_oid != oid:
-            raise PublicationAltered(f"{name} is another table than before: it was renamed or made anew")
+            raise PublicationAltered(f"{name} is another table than before: it was renamed or recreated")
         if self._names.get(oid, name) != name:
             raise PublicationAltered(f"table {self._names[oid]} was renamed to {name}")
         if named and named_anew(named, named_by(version)):
-            raise PublicationAltered(f"{name} had another name meanwhile: what was changed under that is not known")
+            raise PublicationAltered(f"{name} had another name in the meantime: changes under that name are unknown")
 
     def _plan(self, row: Row, table: _Table, new: Names | None, old: Names | None, xid: int | None) -> RowMapping:
         _check(row)
@@ -648,7 +648,7 @@ class RelationResolver:
         kind = None if sent is None else old_kind_of(relation, sent)
         names = relation.names
         if kind is not None and not {name for name, _ in sent or ()} <= set(names):
-            raise MalformedMessage(f"an old row of {row.table} with columns that the new one has not")
+            raise MalformedMessage(f"an old row of {row.table} with columns that the new row lacks")
         if kind is OldKind.KEY:
             skipped |= {name for name, _ in sent or ()} - logged_of(relation)
         # Where the identity has become NOTHING, a DELETE says as little as of an INSERT that is taken back: by what the
@@ -697,7 +697,7 @@ def _check(row: Row) -> None:
         raise MalformedMessage(f"an {what} with an old row")
     for fields in (row.new, row.old):
         if fields and len({f.name for f in fields}) != len(fields):
-            raise MalformedMessage(f"a row of {row.table} with two columns of one name")
+            raise MalformedMessage(f"a row of {row.table} with two columns of the same name")
 
 
 def _names(fields: tuple[Field, ...] | None) -> Names | None:

@@ -265,7 +265,7 @@ def _number(digits: bytes | None, offset: int = 0) -> int | None:
         return None
     number = int(digits)
     if number > _MAX:
-        raise MalformedMessage("a number above 64 bits", offset=offset)
+        raise MalformedMessage("a number that exceeds 64 bits", offset=offset)
     return number
 
 
@@ -358,5 +358,5 @@ def parallel_record(
         return heartbeat.of_statement(statement, lsn)
     record = ddl(statement, codec, lsn, offset)
     if record is None:
-        raise UnknownStatement("a statement that is neither a boundary nor a row", offset=offset)
+        raise UnknownStatement("a statement that is neither a transaction boundary nor a row", offset=offset)
     return record

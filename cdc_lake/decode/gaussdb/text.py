@@ -93,11 +93,11 @@ def unquote(name: str, offset: int = 0) -> str:
     """The name an identifier stands for. `offset` is the byte it stands at, for the error."""
     if not name.startswith('"'):
         if not name:
-            raise MalformedMessage("a name of no characters", offset=offset)
+            raise MalformedMessage("an empty name", offset=offset)
         return name
     inner = name[1:-1]
     if not inner or name[-1] != '"' or '"' in inner.replace('""', ""):
-        raise MalformedMessage("a name whose quotes do not match", offset=offset)
+        raise MalformedMessage("a name with unbalanced quotes", offset=offset)
     return inner.replace('""', '"')
 
 
@@ -154,8 +154,10 @@ class TableHeads:
             return None
         table = tables[head]
         if table is None:
-            hint = "use `decode-style` b or j, which keep schema and table apart"
-            raise MalformedMessage("two known tables begin their rows alike: a schema or table has a blank", hint=hint)
+            hint = "use `decode-style` b or j, which separate schema and table"
+            raise MalformedMessage(
+                "the rows of two known tables begin identically: a schema or table name contains a space", hint=hint
+            )
         return table
 
 

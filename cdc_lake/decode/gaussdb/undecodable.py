@@ -127,7 +127,7 @@ def layouts_of(
         }
         tables = frozenset(TableName.parse(str(name)) for name in _list(info.get(_TABLES, [])))
     except (KeyError, TypeError, ValueError) as cause:
-        raise BronzeDamaged("what was kept with an undecodable transaction cannot be read") from cause
+        raise BronzeDamaged("the data stored with an undecodable transaction cannot be read") from cause
 
     def facts_of(table: TableName) -> GaussDbTableMetadata | None:
         return stored_facts[table] if table in stored_facts else catalog(table)
@@ -161,7 +161,7 @@ def _reading(frames: Sequence[Frame]) -> tuple[str, Style, str]:
         plugin, style, encoding = parts
         return plugin, Style(style), encoding
     except ValueError as cause:
-        raise BronzeDamaged("bronze does not say how an undecodable transaction is read") from cause
+        raise BronzeDamaged("bronze does not record how an undecodable transaction is read") from cause
 
 
 def tables_of(style: Style, record: bytes, layouts: RelationResolver) -> list[TableName]:

@@ -136,7 +136,7 @@ class StreamedTransactions:
             raise OutOfSequence("a streamed block inside another one", offset=0)
         if start.first == (start.xid in self._open):
             which = "again" if start.first else "without its first block"
-            raise OutOfSequence(f"the streamed transaction {start.xid} comes {which}", offset=1)
+            raise OutOfSequence(f"the streamed transaction {start.xid} arrives {which}", offset=1)
         if start.first:
             self._open[start.xid] = StreamedTransaction(start.xid, self._frames())
         self.block = self._open[start.xid]
@@ -178,7 +178,9 @@ class StreamedTransactions:
     def _commit(self, commit: StreamCommit) -> BufferedTransaction | SpooledTransaction:
         self._require_no_block("a COMMIT")
         if (transaction := self._open.get(commit.xid)) is None:
-            raise OutOfSequence(f"a COMMIT of the streamed transaction {commit.xid}, of which nothing came", offset=1)
+            raise OutOfSequence(
+                f"a COMMIT of the streamed transaction {commit.xid}, of which nothing was received", offset=1
+            )
         bounds = bounds_of(commit, commit.xid, transaction.origin)
         committed = self._under_way.commit_transaction(
             transaction, bounds, self._under_way.announced.put, self._frames.part

@@ -240,7 +240,7 @@ class Reader:
 def storable(lsn: int, offset: int) -> int:
     """The WAL position read as a signed number at byte `offset`: above 63 bits it could not be stored, and none is."""
     if lsn < 0:
-        raise MalformedMessage("a WAL position above 63 bits", offset=offset)
+        raise MalformedMessage("a WAL position that exceeds 63 bits", offset=offset)
     return lsn
 
 

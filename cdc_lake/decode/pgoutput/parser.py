@@ -167,7 +167,7 @@ def timestamp(micros: int, offset: int) -> int:
     """A time of the protocol, read at byte `offset`, as microseconds since 1970 UTC. Raises MalformedMessage."""
     since_1970 = micros + POSTGRES_EPOCH
     if since_1970 >= 1 << 63:
-        raise MalformedMessage("a commit time beyond what 64 bits of microseconds hold", offset=offset)
+        raise MalformedMessage("a commit time that does not fit into 64 bits of microseconds", offset=offset)
     return since_1970
 
 

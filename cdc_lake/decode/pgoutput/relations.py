@@ -75,7 +75,9 @@ class DdlMessages:
         try:
             altered = _parse_message(content)
         except (ValueError, TypeError, KeyError, RecursionError) as wrong:
-            self._say(f"a message about altered tables is not of the form of version {VERSION}: {type(wrong).__name__}")
+            self._say(
+                f"a message about altered tables does not have the form of version {VERSION}: {type(wrong).__name__}"
+            )
             return
         for oid, columns in altered.items():
             self._states.setdefault(oid, deque(maxlen=_KEPT)).append(columns)
@@ -90,7 +92,9 @@ class DdlMessages:
             if _may_have_been(columns, {state.name for state in message.columns}, now):
                 return columns
         if states:
-            self._say(f"what a message tells of {message.table} cannot be: its catalog has other columns; not used")
+            self._say(
+                f"a message about {message.table} contradicts the catalog, which has other columns; it is ignored"
+            )
         landed = self._landed.get(message.oid) if by_layout else None
         return landed if landed is not None and _announces(message, landed) and _are_unchanged(landed, now) else None
 
@@ -130,18 +134,18 @@ def _parse_message(content: bytes) -> dict[int, Columns]:
 
 def _columns(listed: object) -> Columns:
     if not isinstance(listed, list):
-        msg = "columns are a list"
+        msg = "columns must be a list"
         raise TypeError(msg)
     columns: dict[str, DdlColumn] = {}
     for entry in listed:
         if not isinstance(entry["name"], str) or not isinstance(entry["filled"], bool):
-            msg = "a name is a text, and `filled` true or false"
+            msg = "a name must be a text, and `filled` true or false"
             raise TypeError(msg)
         columns[entry["name"]] = DdlColumn(
             _number(entry["number"]), _number(entry["type"]), _number(entry["modifier"]), entry["filled"]
         )
     if len(columns) != len(listed) or len({c.number for c in columns.values()}) != len(listed):
-        msg = "a name or a number is there twice"
+        msg = "a name or a number occurs twice"
         raise ValueError(msg)
     return columns
 
@@ -417,7 +421,7 @@ class RelationCache:
         if callable(self._catalog):
             return self._catalog(message.oid, message.table)
         if (facts := self._catalog.get(message.table)) is None:
-            raise UnknownRelation(f"the catalog has no facts of {message.table}", offset=1)
+            raise UnknownRelation(f"the catalog has no information about {message.table}", offset=1)
         return facts
 
     def _at_its_place(

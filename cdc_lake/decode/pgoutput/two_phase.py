@@ -92,7 +92,7 @@ class TwoPhaseAssembler:
             case Prepare(prepared=prepared, streamed=True):
                 self._require_none_open("a Stream Prepare")
                 if (transaction := streamed.pop(prepared.xid, None)) is None:
-                    text = f"a PREPARE of the streamed transaction {prepared.xid}, of which nothing came"
+                    text = f"a PREPARE of the streamed transaction {prepared.xid}, of which nothing was received"
                     raise OutOfSequence(text, offset=1)
                 self._park(prepared, transaction)
             case Prepare(prepared=prepared):
@@ -100,7 +100,7 @@ class TwoPhaseAssembler:
                 if transaction is None:  # PostgreSQL 18 sends no beginning of one that did nothing but lock rows
                     transaction = StreamedTransaction(prepared.xid, self._frames())
                 elif prepared != self._prepared:
-                    raise MalformedMessage("a PREPARE of another transaction than was announced", offset=2)
+                    raise MalformedMessage("a PREPARE of another transaction than the announced one", offset=2)
                 self._park(prepared, transaction)
             case CommitPrepared() as commit:
                 self._require_none_open("a COMMIT PREPARED")
@@ -158,7 +158,10 @@ class TwoPhaseAssembler:
             if commit.end_lsn <= self._landed:
                 return ()
             if self._parking.has_changes(commit.xid, commit.end_lsn):
-                text = f"COMMIT PREPARED of `{commit.gid}` (xid {commit.xid}), whose PREPARE neither came nor is kept"
+                text = (
+                    f"COMMIT PREPARED of `{commit.gid}` (xid {commit.xid}), whose PREPARE was neither received nor "
+                    "stored"
+                )
                 raise PreparedUnknown(text, offset=0)
             parked = PreparedContent(
                 self._frames(), ()
@@ -209,7 +212,7 @@ def read_back(read: Read, part: int, where: str) -> tuple[Prepared, PreparedCont
     """The transaction that `read` gives; `part`: see `transaction.FrameStoreFactory`. Raises PreparedDamaged."""
     head = read(0, len(MAGIC) + _HEADER.size)
     if len(head) < len(MAGIC) + _HEADER.size or not head.startswith(MAGIC):
-        raise PreparedDamaged("the file of a prepared transaction begins as none does", where=where)
+        raise PreparedDamaged("the beginning of a prepared transaction's file is not valid", where=where)
     size, crc = _HEADER.unpack_from(head, len(MAGIC))
     text = read(len(head), size)
     if not text or len(text) != size or zlib.crc32(text) != crc:

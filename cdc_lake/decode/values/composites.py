@@ -131,7 +131,7 @@ def cidr(data: bytes) -> str:
 def _read(data: bytes) -> tuple[str, int, int]:
     size = _SIZES.get(data[0]) if len(data) >= _HEAD else None
     if size is None or data[3] != size or len(data) != _HEAD + size or data[1] > 8 * size:
-        raise MalformedMessage(f"a binary address of {len(data)} bytes that is of neither family")
+        raise MalformedMessage(f"a binary address of {len(data)} bytes of an unknown family")
     address = data[_HEAD:]
     return (_four(address) if size == _SIZES[2] else _six(address)), data[1], 8 * size
 
@@ -204,7 +204,7 @@ def path(data: bytes) -> str:
 
 def _counted_points(data: bytes) -> str:
     if len(data) < _COUNT.size:
-        raise MalformedMessage("a binary shape that ends in its number of points")
+        raise MalformedMessage("a binary shape that ends within its number of points")
     return _points(data[_COUNT.size :], _COUNT.unpack_from(data)[0])
 
 

@@ -71,7 +71,7 @@ _TID: Final = struct.Struct(">IH")
 def numeric(data: bytes) -> str:
     """A numeric with exactly its scale's digits."""
     if len(data) < _HEAD.size:
-        raise MalformedMessage("a binary numeric that ends in its head")
+        raise MalformedMessage("a binary numeric that ends within its header")
     count, weight, sign, scale = _HEAD.unpack_from(data)
     if len(data) != _HEAD.size + 2 * count:
         raise MalformedMessage(f"a binary numeric of {len(data)} bytes for {count} digits")
@@ -79,7 +79,7 @@ def numeric(data: bytes) -> str:
         return _NO_NUMBER[sign]
     digits = struct.unpack_from(f">{count}H", data, _HEAD.size)
     if sign not in _SIGNS or any(digit >= _GROUP for digit in digits):
-        raise MalformedMessage("a binary numeric with a sign or a digit that there is not")
+        raise MalformedMessage("a binary numeric with an invalid sign or digit")
     groups = [f"{digit:04d}" for digit in digits]
     before = "".join(groups[: max(weight + 1, 0)]).ljust(4 * (weight + 1), "0").lstrip("0") or "0"
     if not scale:
@@ -167,7 +167,9 @@ def versioned_text(data: bytes) -> str:
 def letter(data: bytes) -> str:
     """The type `"char"`: a byte; zero prints as nothing, and what is not ASCII in octal digits from version 16 on."""
     if len(data) != 1 or data[0] >= _ASCII:
-        raise MalformedMessage('a binary "char" that is not one byte of ASCII: versions print others differently')
+        raise MalformedMessage(
+            'a binary "char" that is not one byte of ASCII: server versions print others differently'
+        )
     return "" if data == b"\0" else chr(data[0])
 
 
@@ -179,7 +181,7 @@ def octets(data: bytes) -> str:
 def bits(data: bytes) -> str:
     """Digits 0 and 1."""
     if len(data) < _LENGTH.size:
-        raise MalformedMessage("binary bits that end in their length")
+        raise MalformedMessage("binary bits that end within their length")
     (count,) = _LENGTH.unpack_from(data)
     if len(data) != _LENGTH.size + (count + 7) // 8:
         raise MalformedMessage(f"{count} binary bits in {len(data)} bytes")
