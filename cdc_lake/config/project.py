@@ -173,7 +173,7 @@ class Project:
             existing = next((candidate for candidate in (folder, *folder.parents) if candidate.exists()), None)
             if existing is not None and not existing.is_dir():
                 hint = "is that file yours? move it away; otherwise set `lake.path` to another folder; then run again"
-                raise error(f"a file stands where the lake has a folder, {folder}", where=str(existing), hint=hint)
+                raise error(f"a file exists in place of the lake's folder {folder}", where=str(existing), hint=hint)
 
     @property
     def lease(self) -> Path:

@@ -156,7 +156,7 @@ class LocalDeltaStorage:
         try:
             return create_table(self.folder, schema, properties, durable=self.durable)
         except (DeltaError, OSError) as cause:
-            raise BronzeNotWritten("the bronze table could not be made", where=self.name) from cause
+            raise BronzeNotWritten("the bronze table could not be created", where=self.name) from cause
 
     def refresh(self, table: DeltaTable) -> None:
         """Next to nothing where it stands there already."""
@@ -273,7 +273,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
         except (DeltaError, OSError) as cause:
             table = self.open()
             if table is None or table.version() > 0:  # one that is further is somebody else's, and was not looked at
-                raise BronzeNotWritten("the bronze table could not be made", where=self.name) from cause
+                raise BronzeNotWritten("the bronze table could not be created", where=self.name) from cause
             return table
 
     def refresh(self, table: DeltaTable) -> None:

@@ -199,7 +199,7 @@ def restarted_text(result: Restarted) -> str:
     if result.slot is not None:
         lines.append(f"slot `{result.slot}` {'is' if result.done else 'would be'} dropped")
     if result.left is not None:
-        remove = f"if nobody reads it any more, `cdc-lake slot drop {result.left}` removes it"
+        remove = f"if it has no other reader, `cdc-lake slot drop {result.left}` removes it"
         lines.append(f"slot `{result.left}` of the old stream stays, and the server keeps WAL for it: {remove}")
     end = "" if result.position is None else f"; the stream before it ends at {result.position}"
     begins, copied = "begins" if result.done else "begin", pluralize(len(result.tables), "table")

@@ -321,7 +321,7 @@ def _take_free_snapshot(
                 return
         session.query("SELECT txid_current()", doing="separating a copy from the one before it")
     hint = "run `cdc-lake resync` again when a transaction has ended at the source"
-    raise CopyUnplaced(f"bronze already has a copy that was begun at CSN {snapshot.csn.value - 1}", hint=hint)
+    raise CopyUnplaced(f"bronze already has a copy that was started at CSN {snapshot.csn.value - 1}", hint=hint)
 
 
 def _is_free(project: Project, state: StreamCheckpoint, control: ControlTables, position: int) -> bool:

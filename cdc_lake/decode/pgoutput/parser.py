@@ -246,7 +246,7 @@ def _delete(reader: Reader, columns: int | None) -> DeleteMessage:
 def _truncate(reader: Reader, _columns: int | None) -> TruncateMessage:
     offset = reader.offset
     if not (count := reader.u32()):
-        raise MalformedMessage("a truncate of no table", offset=offset)
+        raise MalformedMessage("a truncate without a table", offset=offset)
     flags = _flags(reader, CASCADE_FLAG | RESTART_FLAG, "truncate")
     # each read checks its bound, so a count beyond the message ends at the first missing OID
     oids = tuple(reader.u32() for _ in range(count))
