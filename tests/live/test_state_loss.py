@@ -69,7 +69,7 @@ LOSSES: dict[str, tuple[Lose, str | None]] = {
     "rows of the copy": (control_table("snapshots"), "SRC230"),
     "rows of the configuration": (control_table("configurations"), None),
     "all control tables": (all_control_tables, "SRC230"),
-    "bronze": (bronze_gone, "SRC214"),
+    "bronze": (bronze_gone, "LAK427"),
     "bronze, put back to an older one": (bronze_put_back, "SRC215"),
     "the lake, put back to an older one": (everything_put_back, "SRC215"),
     "the receiver's notes": (notes_gone, None),

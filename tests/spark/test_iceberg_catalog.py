@@ -52,14 +52,12 @@ def test_spark_and_pyiceberg_share_a_rest_catalog(spark: Any, tmp_path: Path) ->
         assert silver.columns() is None
         silver.create((SilverColumn("id", "int"), SilverColumn("note", "string")), "s")
         assert silver.marker("s") == Marker(None, None)
-        version = silver.commit(
-            "s", silver.marker("s"), 10, lambda to: session.sql(f"INSERT INTO {to} VALUES (1, 'a')")
-        )
+        version = silver.commit("s", silver.marker("s"), 10, lambda to: f"INSERT INTO {to} VALUES (1, 'a')")
         stale = silver.marker("s")
         assert stale == Marker(10, version)
-        silver.commit("s", stale, 20, lambda to: session.sql(f"INSERT INTO {to} VALUES (2, 'b')"))
+        silver.commit("s", stale, 20, lambda to: f"INSERT INTO {to} VALUES (2, 'b')")
         with pytest.raises(TableChangedMeanwhile):
-            silver.commit("s", stale, 30, lambda to: session.sql(f"INSERT INTO {to} VALUES (3, 'c')"))
+            silver.commit("s", stale, 30, lambda to: f"INSERT INTO {to} VALUES (3, 'c')")
         assert silver.marker("s").position == 20
         assert sorted(read_silver(project, target)["id"].to_pylist()) == [1, 2]
 
