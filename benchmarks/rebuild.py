@@ -112,7 +112,7 @@ def tables_of(runs: list[dict[str, Any]], formats: list[str]) -> list[dict[str, 
         rates = [f"{median(run['changes'] / run[side] for run in mine):,.0f}" for side in ("ours", "plain")]
         rows.append((fmt, *rates, f"{median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"))
     head = ("", "rebuild, changes/s", "plain write, the same", "seconds to the plain write's", "of the rounds")
-    return [table("A table anew from bronze", head, rows)]
+    return [table("A table rebuilt from bronze", head, rows)]
 
 
 def main() -> None:

@@ -87,16 +87,16 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("P1", "decoding the formats of the wire to Arrow, on one core", (DECODE, DECODE_TEXT)),
     Scenario("P2", "the GaussDB family's wire into committed bronze", (GAUSSDB,)),
     Scenario("P3", "a backlog of pgoutput into committed bronze, beside peers", (BACKLOG, PEERS)),
-    Scenario("P4", "the same by test_decoding", (LINES,)),
+    Scenario("P4", "the same with test_decoding", (LINES,)),
     Scenario("P5", "the receiver's processor time", (BACKLOG,)),
     Scenario(
         "P6", "the receiver's memory: a backlog, one transaction, a copy", (BACKLOG, STREAMED, LARGE, LARGE_ROWS, COPY)
     ),
     Scenario("P7", "a commit of bronze, and a table with many of them", (COMMITS,)),
-    Scenario("P8", "how late a change is in bronze", (LATENCY,)),
+    Scenario("P8", "time from COMMIT to bronze", (LATENCY,)),
     Scenario("P9", "100,000 net changes into 5 million rows of silver", (MERGE, MERGE_KEYS)),
     Scenario("P10", "what a small span costs", (SMALL,)),
-    Scenario("P11", "how late a small transaction is in silver, by what is shipped as default", (SILVER_LATE,)),
+    Scenario("P11", "time from COMMIT to silver of a small transaction, with default settings", (SILVER_LATE,)),
     Scenario("P12", "a backlog from the source to silver", (SILVER, SILVER_LONG)),
     Scenario("P13", "one transaction of a million rows", (STREAMED,)),
     Scenario("P14", "the initial copy", (COPY,)),
@@ -105,7 +105,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("read", "reading a part of bronze, and all of it", (READ,)),
     Scenario("gate", "what twenty rules cost", (GATE,)),
     Scenario("compare", "one changed value found by compare", (COMPARE,)),
-    Scenario("rebuild", "a silver table anew from bronze", (REBUILD,)),
+    Scenario("rebuild", "a silver table rebuilt from bronze", (REBUILD,)),
 )
 
 ASIDE = ("bronze_store.py", "decode_pgoutput.py", "redaction.py", "wire_read.py")
