@@ -377,7 +377,7 @@ def test_a_publication_of_somebody_else_must_carry_exactly_our_tables(database: 
     with pytest.raises(PublicationUnfit, match=r"does not publish public\.b") as caught:
         publication.check_published("pub", have, [TableName("public", "a"), TableName("public", "b")])
     kept("table-not-in-publication", caught.value)
-    with pytest.raises(PublicationUnfit, match="`source.tables` excludes"):
+    with pytest.raises(PublicationUnfit, match=r"`source.tables` excludes"):
         publication.check_published("pub", have, [])
     session.execute("CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     session.execute("CREATE TABLE parts_1 PARTITION OF parts DEFAULT; ALTER PUBLICATION pub ADD TABLE parts")

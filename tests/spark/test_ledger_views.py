@@ -109,7 +109,7 @@ def test_changes_of_spark_are_those_of_arrow(spark: Any, bronze: Place) -> None:
 
 def test_spark_stops_at_a_text_without_a_value(spark: Any, bronze: Place) -> None:
     frame = ChangeReader(bronze.reader()).spark_changes(spark, "public.orders")
-    with pytest.raises(Exception, match="a value of `due` is no date at position 400 of epoch 1"):
+    with pytest.raises(Exception, match="a value of `due` is not a valid date at position 400 of epoch 1"):
         frame.collect()
 
 
