@@ -23,11 +23,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "cdc_lake"
 
 BUDGETS: Mapping[str, float] = {
-    "modules": 262,
+    "modules": 258,
     "median lines of a module": 350,
     "modules for 10,000 lines": 33,
     "modules under 60 lines": 5,
-    "lines": 79_500,
+    "lines": 79_400,
     "function names that are a bare participle, pronoun or adverb, %": 0.1,
     "uses of banned words among identifiers, %": 0.1,
     "import cycles of modules": 0,

@@ -195,7 +195,7 @@ def test_a_slot_that_nobody_here_made_is_foreign_and_one_of_a_broken_start_is_no
     assert ControlTables(project.control).snapshots()
     assert wrong(project) == set()
     (slot,) = lines(project, "slot")
-    assert "broke off" in slot.text
+    assert "interrupted start" in slot.text
     assert plan(project).actions[0].text.startswith("drop the remains of an earlier start and create slot")
 
 

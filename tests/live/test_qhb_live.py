@@ -64,7 +64,7 @@ def test_what_the_server_is_and_what_the_pipeline_says_must_agree(database: Data
             return error.value
 
     assert refused(SAYS, "1.5.1", type="postgres").remedy == "set `source.type: qhb`"
-    assert "the oldest supported version is QHB 1.5.0" in refused("QHB 1.4.0 on Linux", "1.4.0", type="qhb").message
+    assert "the oldest supported version is 1.5.0" in refused("QHB 1.4.0 on Linux", "1.4.0", type="qhb").message
     assert "source.version" in refused("QHB on Linux", "12.4", type="qhb").remedy
     slot = {"name": "kept", "failover": True}
     assert "the server is QHB 1.5.1" in refused(SAYS, None, type="qhb", slot=slot).message

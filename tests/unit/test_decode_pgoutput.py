@@ -135,7 +135,7 @@ MALFORMED = {
     "length beyond": (b"I" + OID + b"N\x00\x01t\x00\x00\x00\x05abc", TruncatedMessage, 13, "5 bytes announced, 3 left"),
     "length negative": (b"I" + OID + b"N\x00\x01t\xff\xff\xff\xffabc", TruncatedMessage, 13, "3 left"),
     "text": (b"I" + OID + b"N\x00\x01t\x00\x00\x00\x03a\xed\xa0", InvalidText, 14, "UTF-8"),
-    "truncate of nothing": (b"T\x00\x00\x00\x00\x00", MalformedMessage, 1, "no table"),
+    "truncate of nothing": (b"T\x00\x00\x00\x00\x00", MalformedMessage, 1, "a truncate without a table"),
     "truncate flags": (b"T\x00\x00\x00\x01\x04" + OID, MalformedMessage, 5, "of a truncate"),
     "truncate count": (b"T\xff\xff\xff\xff\x00" + OID, TruncatedMessage, 10, "4 bytes announced"),
     "message flags": (b"M\x02", MalformedMessage, 1, "of a message"),

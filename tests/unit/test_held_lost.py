@@ -43,13 +43,13 @@ def lost(project: Project, listed: TableState) -> str:
 
 def test_keys_that_a_cut_counts_and_nothing_records_are_lost(project: Project) -> None:
     control = ControlTables(project.control)
-    assert "counts 2 held keys of silver.orders, and 0 are recorded" in lost(project, LISTED)
+    assert "counts 2 held keys of silver.orders, but 0 are recorded" in lost(project, LISTED)
     control.append("held", [row(20, "1"), row(30, "2", "waiting"), row(50, "3")])
     assert not lost(project, LISTED)
-    assert "and 2 are" in lost(project, replace(LISTED, held=3)), "what lies above the table's position is not merged"
-    assert "and 0 are" in lost(project, replace(LISTED, generation=2)), "nor is it of another content"
+    assert "but 2 are" in lost(project, replace(LISTED, held=3)), "what lies above the table's position is not merged"
+    assert "but 0 are" in lost(project, replace(LISTED, generation=2)), "nor is it of another content"
     control.delete("held", pc.field("position") == 20)
-    assert "and 1 are" in lost(project, LISTED)
+    assert "but 1 are" in lost(project, LISTED)
 
 
 def test_what_ended_since_is_not_lost(project: Project) -> None:

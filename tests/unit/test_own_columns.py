@@ -58,7 +58,7 @@ def test_a_kind_is_known_by_its_columns(made: dict[str, Any], said: dict[str, An
     if made == said:
         check_kind(have, wanted, "silver.t", T.table)
         return
-    with pytest.raises(KindChanged, match=r"was made as .*, and now is"):
+    with pytest.raises(KindChanged, match=r"was created as .*, but now is"):
         check_kind(have, wanted, "silver.t", T.table)
 
 
@@ -66,7 +66,7 @@ def test_a_table_without_a_key_is_another_kind():
     bare = table("public.t", key=[], identity=ReplicaIdentity.FULL, id="int4")
     have = ["id", *own_names(target(), bare, ())]
     assert have == ["id", "_copy"]
-    with pytest.raises(KindChanged, match="`kind: current` without a key, and now is `kind: current`"):
+    with pytest.raises(KindChanged, match="`kind: current` without a key, but now is `kind: current`"):
         check_kind(have, ["id", *own_names(target(), T, ())], "silver.t", T.table)
     assert own_names(target(keys=("id",)), bare, ()) == frozenset(), "keys that are given identify rows"
 
