@@ -237,7 +237,7 @@ def test_a_change_of_rows_without_a_key_must_say_all_of_the_row_and_a_copy_mends
     lake.land(Insert(bare, ("1", "b")), Update(bare, ("2", "b")))
     with pytest.raises(KeylessDelete, match="does not contain all values") as refused:
         lake.advance()
-    assert "then `cdc-lake resync public.t`" in refused.value.remedy
+    assert "then run `cdc-lake resync public.t`" in refused.value.remedy
     state, at = lake.bronze.state(), lake.position + 5
     assert state is not None
     beside = BesideBronze(DeltaBronzeTable(LocalDeltaStorage(lake.project.bronze, durable=False)))

@@ -100,7 +100,7 @@ def test_a_lost_slot_is_followed_by_a_new_stream_and_what_was_is_kept(
         shop.run()
     spark.sql(f"DELETE FROM {store(derive(spark), shop.project, shop.target('past')).name} WHERE id = 5")
     with pytest.raises(
-        OtherWriter, match=r"make the damage to the past of .+ permanent: silver.past was modified outside"
+        OtherWriter, match=r"make the damage to the past of .+ permanent: \S+\.past was modified outside"
     ) as refused:
         restart(shop.project, yes=True)
     assert "`cdc-lake rebuild public.past`" in refused.value.remedy
