@@ -11,8 +11,9 @@ a copy on.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from cdc_lake.bronze.contract import SNAPSHOT, StreamCheckpoint
 from cdc_lake.model.position import Span
@@ -216,31 +217,35 @@ def in_whole_copy(copies: Mapping[int, frozenset[int]], epoch: int, position: in
     return op != SNAPSHOT or ordinal < 0 or epoch not in copies or position in copies[epoch]
 
 
+def _refetches(rows: Iterable[SnapshotRow], stream: str) -> Iterator[tuple[SnapshotRow, dict[str, Any]]]:
+    """The rows of `snapshots` that record a repair in a stream, each with its document."""
+    for row in rows:
+        if row.state == REFETCHED and row.stream == stream:
+            yield row, json.loads(row.tables)
+
+
 def refetched_rows(rows: Iterable[SnapshotRow], stream: str, relation: str, span: Span) -> tuple[RefetchedRows, ...]:
     """Rows of a table that a repair read again and that take effect in `span`; `rows`: of `snapshots`."""
-    rereads = []
-    for row in rows:
-        if row.state == REFETCHED and (row.stream, row.epoch) == (stream, span.epoch):
-            document = json.loads(row.tables)
-            if document["relation"] == relation:
-                rereads.append(RefetchedRows(row.position, int(document["first"]), int(document["rows"])))
+    rereads = [
+        RefetchedRows(row.position, int(document["first"]), int(document["rows"]))
+        for row, document in _refetches(rows, stream)
+        if row.epoch == span.epoch and document["relation"] == relation
+    ]
     return rereads_in(rereads, span)
 
 
 def refetched_tables(rows: Iterable[SnapshotRow], stream: str, span: Span) -> frozenset[str]:
     """The tables with rows that a repair read again and that take effect in `span`."""
-    own_rows = [row for row in rows if row.state == REFETCHED and (row.stream, row.epoch) == (stream, span.epoch)]
-    return frozenset(json.loads(row.tables)["relation"] for row in own_rows if row.position in span)
+    refetches = [(row, document) for row, document in _refetches(rows, stream) if row.epoch == span.epoch]
+    return frozenset(document["relation"] for row, document in refetches if row.position in span)
 
 
 def refetch_note(rows: Iterable[SnapshotRow], stream: str, position: int, ordinal: int, op: str) -> str:
     """How a row of bronze got there if it was read again at the source; empty for every other row."""
     if op != SNAPSHOT or ordinal >= 0:
         return ""
-    for row in rows:
-        if row.state == REFETCHED and (row.stream, row.position) == (stream, position):
-            document = json.loads(row.tables)
-            if document["first"] <= ordinal < document["first"] + document["rows"]:
-                by = document.get("by")
-                return f"read again at the source by {by}" if by else "read again at the source"
+    for row, document in _refetches(rows, stream):
+        if row.position == position and document["first"] <= ordinal < document["first"] + document["rows"]:
+            by = document.get("by")
+            return f"read again at the source by {by}" if by else "read again at the source"
     return "read again at the source, but never applied: the process ended before it was recorded"

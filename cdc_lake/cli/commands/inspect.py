@@ -16,6 +16,7 @@ from typer import Argument, Option
 from cdc_lake.cli.command import Call, Epoch, verb
 from cdc_lake.cli.text import format_value, size, table
 from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.position import END
 from cdc_lake.observability.failpoints import FailpointList
 from cdc_lake.source.base import format_stream_position
 
@@ -191,9 +192,6 @@ OPS = {
     "X": "undecodable",
 }
 """Operations of bronze as people read them."""
-
-END = (1 << 63) - 1
-"""The end of a span that has none."""
 
 _DIGITS = 32  # of a digest; `--json` has all
 

@@ -187,17 +187,10 @@ class TablePlanner:
         )
         if position >= self._trimmed_to:
             return None
-        begins, stands = (
-            format_stream_position(state.stream, self._trimmed_to),
-            format_stream_position(state.stream, position),
-        )
+        begins, stands = (format_stream_position(state.stream, place) for place in (self._trimmed_to, position))
         words = f"bronze begins after {begins}, but {target.source} is applied only up to {stands}"
-        hint = (
-            None
-            if target.keeps_past
-            else f"`cdc-lake resync {target.source}` copies it again, the other tables continue"
-        )
-        return SpanTrimmed(words, where=self._bronze.place, hint=hint)
+        again = f"`cdc-lake resync {target.source}` copies it again, the other tables continue"
+        return SpanTrimmed(words, where=self._bronze.place, hint=None if target.keeps_past else again)
 
     def verify_all_tables(
         self, state: StreamCheckpoint, tables: Mapping[str, TableState], position: int
@@ -525,11 +518,8 @@ class TablePlanner:
         for task, error in failed:
             relation = str(task.target.source)
             tables[relation] = self.set_aside(task.target, task.span.after, error, tables.get(relation))
-        for (
-            table,
-            shared,
-        ) in self._shared.items():  # after those that continue: one may have the label of one that waits
-            if str(table) in tables:
+        for table, shared in self._shared.items():
+            if str(table) in tables:  # after those that continue: one may have the label of one that waits
                 self.totals.broken.setdefault(self._project.target(table).label, shared)
         merges, tables = self.groups.hold_whole_transactions(merges, tables)
         for task in idle:
