@@ -78,7 +78,7 @@ class Cause:
 CAUSES = [
     Cause(
         "columns by the names of now",
-        {"decode.pgoutput.relations.identify": by_name},
+        {"cdc_lake.decode.pgoutput.relations.identify": by_name},
         f"""{ROWS}
         ALTER TABLE t ADD c text
         -- received
@@ -90,7 +90,7 @@ CAUSES = [
     ),
     Cause(
         "nothing in old rows of an added column",
-        {"decode.pgoutput.relations.missing_then": nothing},
+        {"cdc_lake.decode.pgoutput.relations.missing_then": nothing},
         f"""{ROWS}
         -- received
         ALTER TABLE t ADD c int DEFAULT 5
@@ -98,7 +98,7 @@ CAUSES = [
     ),
     Cause(
         "columns of silver by name",
-        {"model.relation.has_common_numbering": lambda *_: False},
+        {"cdc_lake.model.relation.has_common_numbering": lambda *_: False},
         f"""{ROWS}
         ALTER TABLE t ADD c text
         UPDATE t SET c = 'c'
@@ -109,7 +109,7 @@ CAUSES = [
     ),
     Cause(
         "the key of now under identity FULL",
-        {"decode.pgoutput.relations.key_then": key_of_now},
+        {"cdc_lake.decode.pgoutput.relations.key_then": key_of_now},
         f"""{ROWS}
         {FULL}
         -- received
@@ -120,7 +120,7 @@ CAUSES = [
     ),
     Cause(
         "the key of now under identity DEFAULT",
-        {"decode.pgoutput.relations.key_then": key_of_now},
+        {"cdc_lake.decode.pgoutput.relations.key_then": key_of_now},
         f"""{ROWS}
         -- received
         {KEY} (id, k)
@@ -131,7 +131,7 @@ CAUSES = [
     ),
     Cause(
         "the identity of now for rows without an old one",
-        {"decode.gaussdb.relations.identity_then": nothing},
+        {"cdc_lake.decode.gaussdb.relations.identity_then": nothing},
         f"""{ROWS}
         -- received
         UPDATE t SET k = 7 WHERE id = 12
@@ -142,7 +142,10 @@ CAUSES = [
     ),
     Cause(
         "old rows of each partition as the root logs them",
-        {"decode.pgoutput.relations.as_logged": unchanged, "source.postgres.catalog.as_logged": unchanged},
+        {
+            "cdc_lake.decode.pgoutput.relations.as_logged": unchanged,
+            "cdc_lake.source.postgres.catalog.as_logged": unchanged,
+        },
         f"""{ROWS}
         -- received
         {FULL}
@@ -152,7 +155,7 @@ CAUSES = [
     ),
     Cause(
         "partitions by the catalog of now",
-        {"decode.pgoutput.relations.RelationCache._as_partitions_log": with_partitions_of_now},
+        {"cdc_lake.decode.pgoutput.relations.RelationCache._as_partitions_log": with_partitions_of_now},
         f"""{ROWS}
         {FULL}
         {FULL.replace(" t ", " t_1_0 ")}
@@ -168,7 +171,7 @@ CAUSES = [
     ),
     Cause(
         "tables by name",
-        {"connectors.table_sync._is_same_member": by_entry},
+        {"cdc_lake.connectors.table_sync._is_same_member": by_entry},
         f"""{ROWS}
         -- received
         ALTER TABLE t RENAME TO away
@@ -177,7 +180,7 @@ CAUSES = [
     ),
     Cause(
         "a type that rewrites values is the same one",
-        {"tables.schema_evolution.rewriting": nothing, "testing.folded.rewriting": nothing},
+        {"cdc_lake.tables.schema_evolution.rewriting": nothing, "cdc_lake_testing.folded.rewriting": nothing},
         f"""{ROWS}
         ALTER TABLE t ADD c char(5)
         UPDATE t SET c = 'x'
@@ -194,7 +197,7 @@ def test_a_cause_that_was_mended_is_found_when_it_is_planted_again(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: Cause, *, planted: bool
 ) -> None:
     for name, plant in cause.plants.items() if planted else ():
-        monkeypatch.setattr(f"cdc_lake.{name}", plant)
+        monkeypatch.setattr(name, plant)
     project = project_of(database, tmp_path, source={"slot": {"plugin": cause.plugin}})
     found = pytest.raises(ExceptionGroup, match="1 of 1 walks") if planted else nullcontext()
     with printing(database) as conn, found:

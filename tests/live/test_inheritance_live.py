@@ -96,4 +96,4 @@ def test_a_publication_that_is_made_by_hand_as_check_prints_it_has_no_other_tabl
             family.execute(line)
     [line] = [line for line in check(project) if line.subject == "publication"]
     assert line.ok
-    assert line.text.endswith("carries 1 table")
+    assert line.text.endswith("publishes 1 table")

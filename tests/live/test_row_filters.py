@@ -130,8 +130,8 @@ def test_a_table_that_comes_is_published_with_its_filter(
         ({"public.orders": "id IN (SELECT id FROM notes)"}, "is not a condition on rows of public.orders"),
         ({"public.ordres": "id = 1"}, "public.ordres of `source.row_filters` is not a captured table"),
         ({"public.part_1": "id = 1"}, "public.part_1 of `source.row_filters` is not a captured table"),
-        ({"public.notes": "word = 'a' AND id > 0"}, "asks for word, which is not part of its replica identity"),
-        ({"public.part": "word = 'a'"}, "asks for word, which is not part of its replica identity"),
+        ({"public.notes": "word = 'a' AND id > 0"}, "uses word, which is not part of its replica identity"),
+        ({"public.part": "word = 'a'"}, "uses word, which is not part of its replica identity"),
     ],
 )
 def test_what_does_not_fit_is_found_before_anything_is_published(

@@ -180,7 +180,7 @@ def test_a_server_on_which_nothing_can_be_prepared_is_told_of(tmp_path: Path) ->
         with database.connect() as conn:
             conn.execute("CREATE TABLE a (id int PRIMARY KEY)")
         [line] = [line for line in check(pipeline(database, tmp_path, "on", **ON)) if line.subject == "two_phase"]
-        assert "nobody" in line.text
+        assert "does not allow prepared transactions" in line.text
         assert "max_prepared_transactions" in line.fix
         off = check(pipeline(database, tmp_path, "off"))
         assert not [line for line in off if line.subject == "two_phase"]

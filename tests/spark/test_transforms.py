@@ -286,7 +286,7 @@ def test_files_are_divided_and_clustered_as_the_pipeline_says(spark: Any, lake_r
     assert made.partition_by == tuple(parts)
     lake.shape({"partition_by": ["body"]}, fmt)
     lake.land(insert("5", "5"))
-    with pytest.raises(DivisionChanged, match=r"divided by .*amount"):
+    with pytest.raises(DivisionChanged, match=r"is partitioned by .*amount"):
         lake.advance()
     lake.shape({"partition_by": parts, **({"cluster_by": ["body", "amount"]} if fmt == "iceberg" else {})}, fmt)
     lake.advance()
