@@ -75,8 +75,10 @@ def _parts(path: str) -> list[str]:
 
 def _secret(value: Written) -> Iterator[NotDeployable]:
     hint = "write ${env:NAME} or ${secret:scope/key}: the bundle takes the value from a secret scope"
-    kinds = {body.partition(":")[0] for body in bodies(value.text)}
-    if not kinds and value.text and (value.path != CATALOG or has_password(value.text)):
+    references = list(bodies(value.text))
+    kinds = {body.partition(":")[0] for body in references}
+    is_plain = (value.text and not references) or any(body.partition(":-")[2] for body in references)
+    if is_plain and (value.path != CATALOG or has_password(value.text)):
         yield _not_deployable(f"`{value.path}` is a secret in plain text, and would be uploaded", value, hint)
     if "file" in kinds:
         yield _not_deployable(f"`{value.path}` is a secret in a file, which would have to be uploaded", value, hint)

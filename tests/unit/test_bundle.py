@@ -140,6 +140,13 @@ def test_a_source_of_the_gaussdb_family_needs_no_driver(shop: Path) -> None:
         ("conf/dev.yaml", "/${env:SCHEMA:-shop_dev}/lake", "", "is not on a volume", "conf/dev.yaml:7:9"),
         ("pipelines/shop.yaml", "format: delta", "format: iceberg", "not deployed", "pipelines/shop.yaml:18:22"),
         ("pipelines/shop.yaml", "${env:SOURCE_PASSWORD}", "hunter2", "plain text", "pipelines/shop.yaml:12:13"),
+        (
+            "pipelines/shop.yaml",
+            "SOURCE_PASSWORD}",
+            "SOURCE_PASSWORD:-hunter2}",
+            "plain text",
+            "pipelines/shop.yaml:12:13",
+        ),
         ("pipelines/shop.yaml", "${env:SOURCE_PASSWORD}", "${file:conf/p}", "in a file", "pipelines/shop.yaml:12:13"),
         ("pipelines/shop.yaml", "require}", "require, root_cert: ca.pem}", "not uploaded", "pipelines/shop.yaml:13"),
         ("pipelines/shop.yaml", "require}", "require, key: conf/k}", "private key", "pipelines/shop.yaml:13"),
@@ -219,7 +226,6 @@ def test_a_value_that_the_pipeline_does_not_take_for_a_secret_is_none(shop: Path
 
 
 def test_a_secret_is_named_and_its_value_is_nowhere_in_the_bundle(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replaced(shop, "${env:SOURCE_PASSWORD}", "${env:SOURCE_PASSWORD:-hunter2}")
     monkeypatch.setenv("SOURCE_PASSWORD", "hunter3")
     write_bundle(shop, shop.parents[1] / "deploy")
     text = (shop.parents[1] / "deploy" / "databricks.yml").read_text()
