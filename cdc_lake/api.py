@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cdc_lake.control.table_pauses import PauseState
     from cdc_lake.control.verdicts import Comparison
     from cdc_lake.model.quarantine import Verb
-    from cdc_lake.ops.check.findings import CheckLine
+    from cdc_lake.ops.findings import CheckLine
     from cdc_lake.ops.html_pages import ReportFiles, StatusPage
     from cdc_lake.ops.inspect import RowView, TransactionView
     from cdc_lake.ops.plan import Plan

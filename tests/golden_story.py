@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.ops.check.findings import CheckLine
+from cdc_lake.ops.findings import CheckLine
 from cdc_lake_testing.beside import beside
 from tests.conftest import Database
 from tests.golden_verbs import Once, Shell

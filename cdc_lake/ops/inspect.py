@@ -29,8 +29,8 @@ from cdc_lake.model.position import Latest, OrderDomain, Span
 from cdc_lake.model.quarantine import RowsByKey
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observability.events import ProgressReporter, silent
-from cdc_lake.runtime.apply.schema_changes import silver_names_of
 from cdc_lake.runtime.quarantine import HeldChange, held_list
+from cdc_lake.silver.transforms import silver_names_of
 from cdc_lake.source.base import domain_of, format_stream_position
 from cdc_lake.tables.canonical_values import from_silver, from_source
 from cdc_lake.tables.control_schema import SnapshotRow

@@ -28,7 +28,7 @@ from cdc_lake.errors.base import without_table_copies
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.ops.check.findings import CheckLine
+from cdc_lake.ops.findings import CheckLine
 from cdc_lake.runtime.apply.schema_changes import (
     check_columns,
     check_layout_divisible,
@@ -36,13 +36,12 @@ from cdc_lake.runtime.apply.schema_changes import (
     check_names,
     copied_again,
     layout_changes,
-    silver_names_of,
     unconvertible,
     words_read,
 )
 from cdc_lake.silver.kind import WORKING
 from cdc_lake.silver.kinds import check_kind, own_names
-from cdc_lake.silver.transforms import taken_columns
+from cdc_lake.silver.transforms import silver_names_of, taken_columns
 from cdc_lake.source.base import format_stream_position, takes_table_copies
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.schema_evolution import KINDS, SchemaChange, columns_after

@@ -32,9 +32,9 @@ from cdc_lake.observability.html import count
 from cdc_lake.quality.great_expectations import RuleResult, SuiteResult, run_suite
 from cdc_lake.quality.table_rules import LEVELS, Referenced, level, read_by
 from cdc_lake.quality.table_suite import TableView, judge_table
-from cdc_lake.runtime.apply.schema_changes import silver_names_of
 from cdc_lake.silver.kinds import kind_by_columns
 from cdc_lake.silver.layout_mapping import default_keys
+from cdc_lake.silver.transforms import silver_names_of
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.canonical_values import from_silver, readable
 from cdc_lake.tables.control_schema import QualityRow, WithheldRow

@@ -28,13 +28,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from cdc_lake.config.project import Target
 from cdc_lake.config.silver_tables import Transforms
 from cdc_lake.errors import TransformUnfit
+from cdc_lake.model.relation import Relation
 from cdc_lake.silver.changes import FROM, OP, ORDER, TO, fits, fits_old, known_column
 from cdc_lake.silver.kind import UNSENT, old_column
 from cdc_lake.silver.layout_mapping import RelationMapping
 from cdc_lake.silver.net_change import FOUND, any_of, judged_column, row_window, value_known_column
-from cdc_lake.tables.types import SilverColumn, TypedColumn, literal, quote_identifier
+from cdc_lake.tables.types import SilverColumn, TypedColumn, literal, quote_identifier, typed_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -238,6 +240,12 @@ def taken_columns(columns: Sequence[TypedColumn], transforms: Transforms) -> dic
         for index, column in enumerate(columns)
         if transforms.keeps(column.source.name)
     }
+
+
+def silver_names_of(relation: Relation, target: Target) -> dict[str, str]:
+    """The columns that silver takes of a layout: their names without a `rename` → what they are called."""
+    columns = typed_columns(relation, target.types)
+    return {columns[index].name: name for index, name in taken_columns(columns, target.transforms).items()}
 
 
 def plain(shape: RelationMapping) -> Projection:

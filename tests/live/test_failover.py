@@ -19,8 +19,8 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import BronzeAhead, OtherTimeline, ServerSettings, SeveralPrimaries, SlotMissing
 from cdc_lake.model.position import Lsn, Span
 from cdc_lake.observability.events import ProgressEvent
-from cdc_lake.ops.check.findings import CheckLine
 from cdc_lake.ops.check.postgres import findings
+from cdc_lake.ops.findings import CheckLine
 from cdc_lake.ops.slots import inspect_slot
 from cdc_lake.runtime.receive.lag import inspect_parked
 from cdc_lake.source.postgres.server import FAILOVER_SLOTS, TWO_PHASE_ON_STANDBYS

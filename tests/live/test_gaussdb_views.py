@@ -20,8 +20,8 @@ from cdc_lake.connectors.gaussdb import introspection as source_view_family
 from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.errors import NoReplicaIdentity, ServerSettings, ServerUnreachable, SlotAhead, SlotForeign, SlotMissing
 from cdc_lake.ops.check import gaussdb as check_family
-from cdc_lake.ops.check.findings import CheckLine
 from cdc_lake.ops.check.runner import check, dba_sql, examine
+from cdc_lake.ops.findings import CheckLine
 from cdc_lake.ops.plan import KEY_ONLY, plan
 from cdc_lake.ops.status import status
 from cdc_lake.runtime.receive.stream_setup import open_stream

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cdc_lake.cli.commands.status import ledger_text
 from cdc_lake.cli.text import check_text, plan_text
 from cdc_lake.connectors.base import Action, ActionKind
-from cdc_lake.ops.check.findings import CheckLine
+from cdc_lake.ops.findings import CheckLine
 from cdc_lake.ops.plan import ColumnLedger, Loss, Plan, TableLedger
 
 MANY = 500

@@ -13,7 +13,7 @@ from cdc_lake.connectors.base import size
 from cdc_lake.connectors.gaussdb.csn_order import order_of
 from cdc_lake.connectors.gaussdb.introspection import order_in_words
 from cdc_lake.model.position import OrderDomain
-from cdc_lake.ops.check.findings import room
+from cdc_lake.ops.findings import room
 from tests.unit.test_cli_commands import cdc_lake
 
 DOWN = """\

@@ -26,10 +26,10 @@ from cdc_lake.errors.base import install
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.runtime.apply.applier import ChainedListener, watching
+from cdc_lake.runtime.apply.lineage_listener import LineageSender, LineageWatch
 from cdc_lake.runtime.apply.merge import ApplyTotals, TableApplied
 from cdc_lake.runtime.apply.metrics import ApplyMetrics
-from cdc_lake.runtime.lineage_listener import LineageSender, LineageWatch
-from cdc_lake.runtime.openlineage import (
+from cdc_lake.runtime.apply.openlineage import (
     ColumnFate,
     ColumnOrigin,
     columns_from,
@@ -333,7 +333,7 @@ def test_metrics_and_lineage_watch_side_by_side_and_what_lineage_warns_of_is_tol
 def test_without_the_package_a_run_goes_on_and_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "cdc_lake.runtime.openlineage", None)
+    monkeypatch.setitem(sys.modules, "cdc_lake.runtime.apply.openlineage", None)
     told: list[ProgressEvent] = []
     one_run(watch(CutLake(tmp_path), "lineage.jsonl", told))
     assert [install("openlineage") in one.text for one in told] == [True]

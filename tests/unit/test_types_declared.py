@@ -268,7 +268,7 @@ BARE = Relation(TableName("public", "t"), (Column("id", "int4", 23, key=True),),
 )
 def test_check_says_of_transforms_what_the_first_row_would_say(tmp_path, monkeypatch, layout, given, said):
     project = make_project(tmp_path, "p", silver={"tables": [{"from": "public.t", **given}]})
-    monkeypatch.setattr("cdc_lake.ops.check.findings.source_view", lambda _: nullcontext(Fixed(layout)))
+    monkeypatch.setattr("cdc_lake.ops.findings.source_view", lambda _: nullcontext(Fixed(layout)))
     (line,) = transforms(project)
     assert (line.ok, line.code) == ((True, "") if said is None else (False, "LAK475"))
     assert said is None or said in line.text

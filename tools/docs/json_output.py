@@ -29,7 +29,7 @@ from cdc_lake.model.diagnostic import Diagnostic
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.observability.failpoints import FailpointList
 from cdc_lake.ops import inspect
-from cdc_lake.ops.check.findings import CheckLine
+from cdc_lake.ops.findings import CheckLine
 from cdc_lake.ops.html_pages import ReportFiles
 from cdc_lake.ops.plan import Plan, TableLedger
 from cdc_lake.ops.status import Status

@@ -28,9 +28,9 @@ from cdc_lake.decode.columnar_reader import (
     sent_texts,
 )
 from cdc_lake.decode.encoding import UndecodableText
-from cdc_lake.decode.values import composites, scalars
-from cdc_lake.decode.values.composites import array, span, spans
-from cdc_lake.decode.values.scalars import Text
+from cdc_lake.decode.pgoutput import binary_composites, binary_scalars
+from cdc_lake.decode.pgoutput.binary_composites import array, span, spans
+from cdc_lake.decode.pgoutput.binary_scalars import Text
 from cdc_lake.errors import DecodeError, InvalidText, UnreadBinary
 from cdc_lake.model.change import Tuple, Value
 from cdc_lake.model.relation import Column, Relation, TableName
@@ -41,44 +41,44 @@ TEXTS: Final = frozenset((19, 25, 114, 705, 1042, 1043, 2275))
 JSONB: Final = 3802
 
 _SCALARS: Final[Mapping[int, Text]] = {
-    16: scalars.boolean,
-    17: scalars.octets,
-    18: scalars.letter,
-    20: scalars.integer("q"),
-    21: scalars.integer("h"),
-    23: scalars.integer("i"),
-    26: scalars.integer("I"),
-    27: scalars.tid,
-    28: scalars.integer("I"),
-    29: scalars.integer("I"),
-    600: composites.point,
-    601: composites.segment,
-    602: composites.path,
-    603: composites.box,
-    604: composites.polygon,
-    628: composites.line,
-    650: composites.cidr,
-    700: scalars.float4,
-    701: scalars.float8,
-    718: composites.circle,
-    774: scalars.hardware(8),
-    829: scalars.hardware(6),
-    869: composites.inet,
-    1082: scalars.date,
-    1083: scalars.time,
-    1114: scalars.timestamp,
-    1184: scalars.timestamptz,
-    1186: scalars.interval,
-    1266: scalars.timetz,
-    1560: scalars.bits,
-    1562: scalars.bits,
-    1700: scalars.numeric,
-    2950: scalars.uuid,
-    3220: scalars.lsn,
-    JSONB: scalars.versioned_text,
-    4072: scalars.versioned_text,
-    5069: scalars.integer("Q"),
-    **dict.fromkeys(TEXTS, scalars.text),
+    16: binary_scalars.boolean,
+    17: binary_scalars.octets,
+    18: binary_scalars.letter,
+    20: binary_scalars.integer("q"),
+    21: binary_scalars.integer("h"),
+    23: binary_scalars.integer("i"),
+    26: binary_scalars.integer("I"),
+    27: binary_scalars.tid,
+    28: binary_scalars.integer("I"),
+    29: binary_scalars.integer("I"),
+    600: binary_composites.point,
+    601: binary_composites.segment,
+    602: binary_composites.path,
+    603: binary_composites.box,
+    604: binary_composites.polygon,
+    628: binary_composites.line,
+    650: binary_composites.cidr,
+    700: binary_scalars.float4,
+    701: binary_scalars.float8,
+    718: binary_composites.circle,
+    774: binary_scalars.hardware(8),
+    829: binary_scalars.hardware(6),
+    869: binary_composites.inet,
+    1082: binary_scalars.date,
+    1083: binary_scalars.time,
+    1114: binary_scalars.timestamp,
+    1184: binary_scalars.timestamptz,
+    1186: binary_scalars.interval,
+    1266: binary_scalars.timetz,
+    1560: binary_scalars.bits,
+    1562: binary_scalars.bits,
+    1700: binary_scalars.numeric,
+    2950: binary_scalars.uuid,
+    3220: binary_scalars.lsn,
+    JSONB: binary_scalars.versioned_text,
+    4072: binary_scalars.versioned_text,
+    5069: binary_scalars.integer("Q"),
+    **dict.fromkeys(TEXTS, binary_scalars.text),
 }
 RANGES: Final = {3904: 23, 3906: 1700, 3908: 1114, 3910: 1184, 3912: 1082, 3926: 20}
 """Ranges: their own OID, and that of their bounds."""
@@ -328,20 +328,22 @@ def _boolean(number: Any) -> pa.Array:
 def _date(number: Any) -> pa.Array:
     ok = (number >= _YEAR_1) & (number < _YEAR_10_000)
     days = np.where(ok, number, 0) + _SINCE_1970
-    return _but(pa.array(days.astype(np.int32)).cast(pa.date32()).cast(pa.string()), ~ok, number, 4, scalars.date)
+    return _but(
+        pa.array(days.astype(np.int32)).cast(pa.date32()).cast(pa.string()), ~ok, number, 4, binary_scalars.date
+    )
 
 
 def _timestamp(number: Any) -> pa.Array:
-    return _moment(number, "", scalars.timestamp)
+    return _moment(number, "", binary_scalars.timestamp)
 
 
 def _timestamptz(number: Any) -> pa.Array:
-    return _moment(number, "+00", scalars.timestamptz)
+    return _moment(number, "+00", binary_scalars.timestamptz)
 
 
 def _moment(number: Any, zone: str, plain: Callable[[bytes], str]) -> pa.Array:
-    ok = (number >= _YEAR_1 * scalars.DAY) & (number < _YEAR_10_000 * scalars.DAY)
-    micros = np.where(ok, number, 0) + _SINCE_1970 * scalars.DAY
+    ok = (number >= _YEAR_1 * binary_scalars.DAY) & (number < _YEAR_10_000 * binary_scalars.DAY)
+    micros = np.where(ok, number, 0) + _SINCE_1970 * binary_scalars.DAY
     printed = pa.array(micros).cast(pa.timestamp("us")).cast(pa.string())
     # Arrow prints six digits behind the point, always
     printed = pc.if_else(pa.array(micros % 10 == 0), pc.replace_substring_regex(printed, _ZEROS, ""), printed)

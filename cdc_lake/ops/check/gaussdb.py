@@ -49,7 +49,7 @@ from cdc_lake.errors import (
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import format_position
 from cdc_lake.model.relation import TableName
-from cdc_lake.ops.check.findings import (
+from cdc_lake.ops.findings import (
     CheckLine,
     budget_lines,
     failure_line,

@@ -38,7 +38,7 @@ from cdc_lake.errors import (
 from cdc_lake.errors.base import install
 from cdc_lake.model.diagnostic import Severity
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
-from cdc_lake.ops.check.findings import CheckLine, captured_tables, failure_line, shape_of
+from cdc_lake.ops.findings import CheckLine, captured_tables, failure_line, shape_of
 from cdc_lake.ops.plan import TableLedger, lines, type_ledger
 from cdc_lake.quality.table_suite import build_expectation
 from cdc_lake.runtime.apply.schema_changes import (

@@ -113,7 +113,7 @@ def watching(project: Project, report: ProgressReporter, *, once: bool = True) -
     """Who watches a run of this pipeline, which has an end with `once`."""
     lineage: RunListener | None = None
     if (to := project.pipeline.observe.openlineage) is not None:
-        from cdc_lake.runtime.lineage_listener import LineageWatch  # noqa: PLC0415  # only where it is asked for
+        from cdc_lake.runtime.apply.lineage_listener import LineageWatch  # noqa: PLC0415  # only where it is asked for
 
         lineage = LineageWatch(project, to, report, once=once)
     if project.textfile is None:

@@ -51,7 +51,14 @@ from cdc_lake.runtime.apply.rule_gate import reads
 from cdc_lake.silver.kind import WORKING, Kind, RowIdentity, old_column, with_own
 from cdc_lake.silver.kinds import check_kind, own_names
 from cdc_lake.silver.layout_mapping import RelationMapping, key_moved
-from cdc_lake.silver.transforms import Projection, analyze_expression, plain, silver_shape, taken_columns
+from cdc_lake.silver.transforms import (
+    Projection,
+    analyze_expression,
+    plain,
+    silver_names_of,
+    silver_shape,
+    taken_columns,
+)
 from cdc_lake.tables.schema_evolution import (
     KINDS,
     AddColumn,
@@ -143,12 +150,6 @@ def of_old_values(changes: Sequence[SchemaChange], present: Mapping[str, str]) -
 
 def _old(name: str) -> str:
     return old_column(SilverColumn(name, "")).name
-
-
-def silver_names_of(relation: Relation, target: Target) -> dict[str, str]:
-    """The columns that silver takes of a layout: their names without a `rename` → what they are called."""
-    columns = typed_columns(relation, target.types)
-    return {columns[index].name: name for index, name in taken_columns(columns, target.transforms).items()}
 
 
 def held_as(type_: str) -> str:

@@ -1,7 +1,7 @@
 """What apply tells a lineage server: that a run began, how far one without end is, and how it ended.
 
 Events are sent from a thread of their own: only the end of a run waits for the server, and at most its timeout. A
-failure is reported once until sending works again. `runtime.openlineage` makes the events and needs the package
+failure is reported once until sending works again. `runtime.apply.openlineage` makes the events and needs the package
 `openlineage-python`; this module does not.
 """
 
@@ -164,7 +164,7 @@ class LineageWatch:
         if self._sender is None or self._totals is None:
             return
         try:
-            from cdc_lake.runtime.openlineage import event  # noqa: PLC0415  # only where it is asked for
+            from cdc_lake.runtime.apply.openlineage import event  # noqa: PLC0415  # only where it is asked for
         except ModuleNotFoundError:
             self._report_failure(f"openlineage-python is not installed: {install('openlineage')}")
             self._sender.close()

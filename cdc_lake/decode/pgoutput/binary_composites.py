@@ -14,8 +14,8 @@ from itertools import groupby
 from math import prod
 from typing import Final
 
+from cdc_lake.decode.pgoutput.binary_scalars import Text, float8
 from cdc_lake.decode.pgoutput.messages import Reader
-from cdc_lake.decode.values.scalars import Text, float8
 from cdc_lake.errors import MalformedMessage
 
 _MOST_DIMENSIONS: Final = 6  # MAXDIM
