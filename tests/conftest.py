@@ -66,12 +66,15 @@ ROOT = Path(__file__).parents[1]
 SPARK_TESTS = "tests/spark/"
 HALF = "test_l"
 MANY_FILES = 50
-SAMPLED = {
+LONGEST = {
     "tests/spark/test_apply_rivals.py", "tests/spark/test_held_decisions.py", "tests/spark/test_kinds.py", "tests/spark/test_odd_values.py",
     "tests/spark/test_ownership.py", "tests/spark/test_rebuild.py", "tests/spark/test_remedies.py", "tests/spark/test_renewing.py",
     "tests/spark/test_resync_in_group.py", "tests/spark/test_spark_ends.py", "tests/spark/test_transforms.py", "tests/live/test_remedies.py",
+    "tests/live/test_gaussdb_receive.py", "tests/live/test_gaussdb_remedies.py", "tests/live/test_gaussdb_slots.py",
 }  # fmt: skip
-"""Files that take longest. A run of the whole suite at the small budget has half of the tests of each, by chance."""
+"""Files that take longest. A run of the whole suite at the small budget draws a third of the tests of each, and half of
+the other tests of Spark.
+"""
 PACKAGED = 15
 TESTED = int(os.environ.get("CDC_LAKE_TEST_POSTGRES", "18"))
 WITH_ITERATIONS = range(16, 100)
@@ -98,7 +101,8 @@ def starts_spark(file: str) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out of a run of the whole suite at the small budget what `make test-long` runs anyway: one of the two formats of
-    each test of Spark, and half of what takes longest. CDC_LAKE_SAMPLE says which, otherwise the run's own chance.
+    each test of Spark, and half or two thirds of what takes long. CDC_LAKE_SAMPLE sets the seed of the draw, otherwise the
+    run's own.
     """
     if os.environ.get("CDC_LAKE_BUDGET", "1") != "1" or len({item.path for item in items}) <= MANY_FILES:
         return
@@ -106,14 +110,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     alike: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         file = item.nodeid.partition("::")[0]
-        if starts_spark(file) or file in SAMPLED:
+        if starts_spark(file) or file in LONGEST:
             alike[re.sub(r"\b(delta|iceberg)\b", "either", item.nodeid)].append(item)
     left_out = set()
     for name, group in alike.items():
         drawn = random.Random(f"{chance} {name}")
         if len(group) == 2:
             left_out.add(drawn.choice(group))
-        if name.partition("::")[0] in SAMPLED and drawn.random() < 0.5:
+        share = 1 / 3 if name.partition("::")[0] in LONGEST else 1 / 2
+        if drawn.random() >= share:
             left_out.update(group)
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]

@@ -49,10 +49,12 @@ def transfers(database: Database, seed: int, stop: threading.Event, pause: float
             with connection.transaction(force_rollback=dice.random() < 0.1):
                 connection.execute(f"UPDATE {giver} SET coins = coins - %s WHERE id = %s", [amount, one])
                 if dice.random() < 0.2:  # the row moves to another place of the table
-                    (coins, note), *_ = connection.execute(
-                        f"DELETE FROM {taker} WHERE id = %s RETURNING coins, note",
-                        [other],
-                    ).fetchall()
+                    row = connection.execute(
+                        f"DELETE FROM {taker} WHERE id = %s RETURNING coins, note", [other]
+                    ).fetchone()
+                    if row is None:  # another transfer deleted and inserted it since this statement began
+                        raise psycopg.Rollback
+                    coins, note = row
                     connection.execute(f"INSERT INTO {taker} VALUES (%s, %s, %s)", [other, coins + amount, note])
                 else:
                     connection.execute(f"UPDATE {taker} SET coins = coins + %s WHERE id = %s", [amount, other])
