@@ -27,7 +27,7 @@ from psycopg import sql
 from xdist.scheduler import LoadScopeScheduling
 
 from cdc_lake_testing.server import HOST, EmbeddedServer
-from tests.bronze_places import place  # noqa: F401 - a fixture
+from tests.bronze_formats import place  # noqa: F401 - a fixture
 from tests.browser import chromium  # noqa: F401 - a fixture
 from tests.canary import told  # noqa: F401 - a fixture
 from tests.maven_postgres import jar, unpacked
@@ -67,9 +67,9 @@ SPARK_TESTS = "tests/spark/"
 HALF = "test_l"
 MANY_FILES = 50
 LONGEST = {
-    "tests/spark/test_apply_rivals.py", "tests/spark/test_held_decisions.py", "tests/spark/test_kinds.py", "tests/spark/test_odd_values.py",
-    "tests/spark/test_ownership.py", "tests/spark/test_rebuild.py", "tests/spark/test_remedies.py", "tests/spark/test_renewing.py",
-    "tests/spark/test_resync_in_group.py", "tests/spark/test_spark_ends.py", "tests/spark/test_transforms.py", "tests/live/test_remedies.py",
+    "tests/spark/test_apply_concurrent.py", "tests/spark/test_quarantine_decisions.py", "tests/spark/test_kinds.py", "tests/spark/test_odd_values.py",
+    "tests/spark/test_ownership.py", "tests/spark/test_rebuild.py", "tests/spark/test_remedies.py", "tests/spark/test_resync.py",
+    "tests/spark/test_resync_in_group.py", "tests/spark/test_apply_jvm_failure.py", "tests/spark/test_transforms.py", "tests/live/test_remedies.py",
     "tests/live/test_gaussdb_receive.py", "tests/live/test_gaussdb_remedies.py", "tests/live/test_gaussdb_slots.py",
 }  # fmt: skip
 """Files that take longest. A run of the whole suite at the small budget draws a third of the tests of each, and half of

@@ -82,8 +82,8 @@ PROMISES = (
         "R7",
         "the vectorized decoder of every format agrees with the row decoder, and recorded streams yield the servers' final tables",
         (
-            "tests/property/test_mppdb_agreement.py",
-            "tests/property/test_rows_agree.py",
+            "tests/property/test_gaussdb_binary_agreement.py",
+            "tests/property/test_decoder_agreement.py",
             "tests/unit/samples/test_samples_602.py",
             "tests/unit/samples/test_samples_older.py",
             "tests/unit/test_test_decoding.py",
@@ -94,13 +94,13 @@ PROMISES = (
     Promise(
         "R8",
         "the tests find bugs that are planted, in histories that pass without these bugs",
-        ("tests/property/test_negative_controls.py", "tests/spark/test_negative_controls_of_silver.py"),
+        ("tests/property/test_negative_controls.py", "tests/spark/test_silver_negative_controls.py"),
         {"controls": 10, "found within 60 seconds": 10},
     ),
     Promise(
         "R9",
         "bronze and silver stay intact if the disk is full after any number of bytes, or can no longer store anything",
-        ("tests/unit/test_disk_full.py", "tests/spark/test_silver_disk_full.py"),
+        ("tests/unit/test_bronze_disk_full.py", "tests/spark/test_silver_disk_full.py"),
         {"budgets of bytes": 150, "failed syncs": 100},
     ),
     Promise(
@@ -110,8 +110,8 @@ PROMISES = (
         "fails; no file of an existing version is ever removed",
         (
             "tests/property/test_faulty_store.py",
-            "tests/unit/test_power_loss.py",
-            "tests/spark/test_doubted_commits.py",
+            "tests/unit/test_bronze_power_loss.py",
+            "tests/spark/test_commit_outcome_unknown.py",
             "tests/spark/test_overwritten_commits.py",
         ),
         {
@@ -149,9 +149,9 @@ PROMISES = (
         "names the fault in an error",
         (
             "tests/live/test_state_loss.py",
-            "tests/spark/test_state_loss_of_silver.py",
-            "tests/spark/test_apply_rivals.py",
-            "tests/spark/test_apply_upkeep.py",
+            "tests/spark/test_silver_state_loss.py",
+            "tests/spark/test_apply_concurrent.py",
+            "tests/spark/test_apply_during_maintenance.py",
         ),
         {"losses": 30},
     ),
@@ -166,13 +166,17 @@ PROMISES = (
         "R15",
         "a value that no type can hold is quarantined with its location; what cannot be decoded stops the receiver before the "
         "acknowledgement or lands as bytes; a table that is altered within a transaction lands with the layout of each change",
-        ("tests/spark/test_misfits.py", "tests/unit/test_undecodable_stops.py", "tests/unit/test_poison_scenarios.py"),
+        (
+            "tests/spark/test_unconvertible_values.py",
+            "tests/unit/test_gaussdb_undecodable_stops.py",
+            "tests/unit/test_poison_scenarios.py",
+        ),
         {"casts": 40, "stops": 20, "scenarios": 15},
     ),
     Promise(
         "R16",
         "of two receivers or two apply processes, with maintenance running as well, the second is refused or fenced",
-        ("tests/live/test_rivals.py", "tests/spark/test_apply_rivals.py"),
+        ("tests/live/test_concurrent_receivers.py", "tests/spark/test_apply_concurrent.py"),
         {"rounds": 100, "compacted": 40, "removed": 20},
     ),
     Promise(
@@ -190,7 +194,7 @@ PROMISES = (
     Promise(
         "R19",
         "compare reports exactly the planted differences, among rows of every type and in a table of five million rows",
-        ("tests/live/test_compare_property.py",),
+        ("tests/live/test_compare_random_tables.py",),
         {"comparisons": 52, "rows compared": 10_000_000},
     ),
     Promise(

@@ -8,9 +8,9 @@ of silver's decimal. Arrays become lists of canonical elements in JSON, read cha
 arrayfuncs.c does.
 
 The server's texts become Arrow columns of the silver types by the mapping of `tables.types`;
-`tests/spark/test_ledger_views.py` compares the two ways. A text has a value or it does not: nothing is clipped,
-rounded or guessed, and what has none is reported. Each kind of value has a grammar first, because Arrow's casts are
-lenient ('0x10' is an integer to them).
+`tests/spark/test_bronze_change_reader_spark.py` compares the two ways. A text has a value or it does not: nothing is
+clipped, rounded or guessed, and what has none is reported. Each kind of value has a grammar first, because Arrow's
+casts are lenient ('0x10' is an integer to them).
 """
 
 from __future__ import annotations

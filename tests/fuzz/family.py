@@ -25,7 +25,7 @@ from cdc_lake.model.change import UNCHANGED, Boundaries
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake_testing.gaussdb.encode import Ending, Framing, Print, binary_record, encode_payload, statement
-from tests.columns import assert_same
+from tests.decoded_columns import assert_same
 from tests.fuzz.parking import InMemory
 from tests.fuzz.target import REFUSED_ALONE, Finding, Judged, Target, of_records, records_of, refused, storable
 

@@ -22,7 +22,7 @@ from cdc_lake.devtools.recording import RecordingHeader, RecordingReader, is_rec
 from cdc_lake.errors import CdcLakeError, MalformedMessage
 from cdc_lake_testing import messages
 from tests.fuzz.target import Finding, Target, refused
-from tests.scripted import data
+from tests.scripted_server import data
 
 STATE = StreamCheckpoint("pg:1:d:s:0/0", 3, 100, 100, b"")
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
 from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.model.position import OrderDomain
-from tests.decoded_both import read, recorded
+from tests.both_plugins import read, recorded
 from tests.fuzz import kept
 from tests.fuzz.target import of_records
 from tests.unit.samples.recorded import Stream, stream

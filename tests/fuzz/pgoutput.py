@@ -24,7 +24,7 @@ from cdc_lake_testing import messages
 from cdc_lake_testing.messages import boundaries, catalog_of, encode_change, encode_stream, table
 from cdc_lake_testing.streaming import StreamingServer
 from cdc_lake_testing.two_phase import TwoPhaseLog
-from tests.columns import assert_same
+from tests.decoded_columns import assert_same
 from tests.fuzz.parking import InMemory
 from tests.fuzz.target import REFUSED_ALONE, Finding, Judged, Target, of_records, records_of, refused, storable
 

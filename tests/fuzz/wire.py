@@ -15,7 +15,7 @@ from cdc_lake.source.gaussdb.wire import auth
 from cdc_lake.source.gaussdb.wire.protocol import Channel, WireTarget
 from cdc_lake.source.gaussdb.wire.session import WireSession
 from tests.fuzz.target import Finding, Target, refused
-from tests.scripted import complete, error, frame, keepalive, row_description, status, table
+from tests.scripted_server import complete, error, frame, keepalive, row_description, status, table
 
 TARGET = WireTarget((("h", 1),), "d", "u", "a password")
 READY = b"Z\0\0\0\x05I"

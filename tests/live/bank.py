@@ -11,8 +11,8 @@ import pytest
 
 from cdc_lake.config.project import Project
 from cdc_lake.model.relation import TableName
+from tests.bronze_replay import replayed
 from tests.conftest import Database
-from tests.replay import replayed
 
 ACCOUNTS, EACH = 240, 1000
 BANKS = ("accounts", "vault")

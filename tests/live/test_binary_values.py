@@ -24,8 +24,8 @@ from cdc_lake.source.postgres.connection import connect
 from cdc_lake_testing.histories import AT_LIMITS, LINE_BREAKS
 from cdc_lake_testing.workload import Workload
 from tests import type_cases
-from tests.columns import assert_same
 from tests.conftest import Database
+from tests.decoded_columns import assert_same
 from tests.live.test_receive_loop import assert_equal_to_source, once, project_of
 from tests.seeds import seeds
 

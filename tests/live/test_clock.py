@@ -22,8 +22,8 @@ from cdc_lake_testing.faults import Pipeline
 from cdc_lake_testing.invariants import Known, invariants
 from cdc_lake_testing.workload import Workload
 from cdc_lake_testing.wrong_clock import WrongClock, can_be_made
+from tests.bronze_replay import bronze_rows
 from tests.conftest import Database
-from tests.replay import bronze_rows
 from tests.seeds import one_seed
 from tests.tally import tally
 

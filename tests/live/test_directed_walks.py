@@ -18,9 +18,9 @@ from cdc_lake.decode.historic_catalog import Attribute, Identified, Named
 from cdc_lake.decode.pgoutput.relations import RelationCache
 from cdc_lake_testing.altered import MADE
 from tests.conftest import Database
-from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_random_walks import Round, printing
 from tests.live.test_receive_loop import once, project_of
+from tests.postgres_with_test_decoding import server  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.live
 

@@ -24,7 +24,7 @@ from cdc_lake.ops.plan import plan
 from cdc_lake.runtime.run import run
 from cdc_lake.tables.control_tables import ControlTables
 from tests.conftest import TESTED, Database
-from tests.live.old_rows import altered, layouts, words
+from tests.live.added_columns import altered, layouts, words
 from tests.pipeline_file import pipeline_file
 
 pytestmark = pytest.mark.live

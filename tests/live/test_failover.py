@@ -28,10 +28,10 @@ from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake_testing.beside import until
 from cdc_lake_testing.server import EmbeddedServer
 from cdc_lake_testing.standby import promote, standby_of
+from tests.bronze_replay import bronze_rows
 from tests.conftest import CDC_PASSWORD, CDC_USER, Database, make_database, make_role, start_server
 from tests.live.test_receive_loop import once
-from tests.losses import lived_through
-from tests.replay import bronze_rows
+from tests.source_losses import lived_through
 
 pytestmark = pytest.mark.live
 

@@ -13,7 +13,7 @@ import pytest
 from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.gaussdb.wire.session import connect
-from tests.live.old_rows import CHANGES, WORDS, altered, check_old_rows, layouts, words
+from tests.live.added_columns import CHANGES, WORDS, altered, check_old_rows, layouts, words
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once

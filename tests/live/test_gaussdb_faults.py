@@ -29,11 +29,11 @@ from cdc_lake.source.gaussdb.slot import find_slot
 from cdc_lake_testing.gaussdb.faults import Faults
 from cdc_lake_testing.invariants import Known, invariants
 from cdc_lake_testing.workload import Workload
+from tests.bronze_replay import bronze_rows
 from tests.gauss_client import wait_until
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import PASSWORD, Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once
-from tests.replay import bronze_rows
 from tests.seeds import one_seed
 
 pytestmark = pytest.mark.live

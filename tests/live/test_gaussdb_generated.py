@@ -8,11 +8,11 @@ import pytest
 
 from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.model.relation import TableName
+from tests.bronze_replay import tables_from_bronze
 from tests.conftest import TESTED
 from tests.live.test_gaussdb_receive import decoding, project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once
-from tests.replay import tables_from_bronze
 
 pytestmark = [
     pytest.mark.live,

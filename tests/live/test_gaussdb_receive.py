@@ -24,11 +24,11 @@ from cdc_lake_testing.gaussdb.live import LivePostgres
 from cdc_lake_testing.gaussdb.server import GaussServer
 from cdc_lake_testing.ports import free_port
 from cdc_lake_testing.workload import Workload
+from tests.bronze_replay import bronze_rows, tables_from_bronze
 from tests.conftest import Database
 from tests.live.test_gaussdb_workload import KINDS, PASSWORD, Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once, running, tables_at_source
 from tests.live.test_receiver_metrics import healthz, metrics, receiving
-from tests.replay import bronze_rows, tables_from_bronze
 from tests.seeds import one_seed
 
 pytestmark = pytest.mark.live

@@ -16,12 +16,12 @@ from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.runtime.resync import resync
 from cdc_lake_testing.beside import beside, until
 from cdc_lake_testing.workload import Workload
+from tests.bronze_replay import Tables, tables_from_bronze
 from tests.live.bank import ACCOUNTS, make_bank, transfers
 from tests.live.test_gaussdb_receive import SEED, assert_equal_to_source, project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once, tables_at_source
 from tests.live.test_resync_live import ACCOUNTS_ONLY, BOTH, course_of, said
-from tests.replay import Tables, tables_from_bronze
 
 pytestmark = pytest.mark.live
 

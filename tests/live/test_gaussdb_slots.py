@@ -31,7 +31,7 @@ from cdc_lake_testing.workload import Workload
 from tests.live.test_gaussdb_receive import SEED, assert_equal_to_source, project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once, running
-from tests.live.test_slot_verbs import receiver_beside
+from tests.live.test_slot_commands import receiver_beside
 from tests.live.test_wal_budget_live import MIB, Stuck, quick
 
 pytestmark = pytest.mark.live

@@ -34,7 +34,7 @@ from cdc_lake_testing.gaussdb.server import GaussServer
 from cdc_lake_testing.oracle import Oracle
 from cdc_lake_testing.workload import SHAPES, Workload
 from tests.conftest import Database
-from tests.live.test_gaussdb_live import fold, read
+from tests.live.test_kit_gaussdb_live import fold, read
 from tests.seeds import one_seed
 
 pytestmark = pytest.mark.live

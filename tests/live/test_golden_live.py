@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TESTED, Database
-from tests.golden_story import Step, play, project
+from tests.golden_server import Step, play, project
 
 LIVE = {
     "check-wrong": Step(["check"], "ops.check.runner.examine", 1, ["CREATE TABLE bare (a int)"]),

@@ -17,7 +17,7 @@ from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Missing, Relation, TableName, predecessors
 from cdc_lake_testing.beside import until
 from tests.conftest import Database
-from tests.live.old_rows import layouts, words
+from tests.live.added_columns import layouts, words
 from tests.live.test_evolution_live import project_of, receive
 
 pytestmark = pytest.mark.live

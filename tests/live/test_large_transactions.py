@@ -18,7 +18,7 @@ from cdc_lake_testing.beside import streams, until
 from cdc_lake_testing.kills import KILLED
 from cdc_lake_testing.whole import assert_whole_transactions
 from tests.conftest import Database
-from tests.live.kill_grounds import receivers_of
+from tests.live.kill_sources import receivers_of
 from tests.live.test_receive_loop import assert_equal_to_source, bronze_rows, once, project_of, running
 from tests.seeds import seeds
 

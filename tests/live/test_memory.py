@@ -25,7 +25,7 @@ from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.model.position import Span
 from tests.conftest import Database, drop_database, make_database
 from tests.live import test_gaussdb_receive, test_receive_loop
-from tests.live.kill_grounds import decoding_server
+from tests.live.kill_sources import decoding_server
 from tests.live.test_gaussdb_workload import PASSWORD, Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once
 from tests.tally import tally

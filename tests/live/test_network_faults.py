@@ -43,10 +43,10 @@ from cdc_lake_testing.invariants import Known, invariants
 from cdc_lake_testing.relay import Connection, Relay
 from cdc_lake_testing.server import HOST
 from tests.conftest import Database, drop_database, make_database, make_role
-from tests.decoding_postgres import start_decoding_server
 from tests.live import test_gaussdb_receive, test_receive_loop
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import bronze_rows
+from tests.postgres_with_test_decoding import start_decoding_server
 from tests.seeds import one_seed
 from tests.tally import tally
 

@@ -21,7 +21,7 @@ from cdc_lake.ops.check.postgres import findings
 from cdc_lake.ops.check.runner import ddl_sql
 from cdc_lake_testing.beside import streams, until
 from tests.conftest import Database
-from tests.live.old_rows import layouts, words
+from tests.live.added_columns import layouts, words
 from tests.live.test_receive_loop import assert_equal_to_source, bronze_rows, once, project_of, running
 
 pytestmark = pytest.mark.live

@@ -45,11 +45,11 @@ from cdc_lake_testing.memory import peak_mib
 from cdc_lake_testing.server import EmbeddedServer
 from cdc_lake_testing.workload import Workload
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
-from tests.decoding_postgres import server  # noqa: F401 - a fixture
-from tests.live.test_decoding_by_lines import streamed
 from tests.live.test_receive_loop import bronze_rows, once, project_of, tables_at_source, tables_from_bronze
 from tests.live.test_receiver_kills import BUDGET, receivers_of
+from tests.live.test_test_decoding_live import streamed
 from tests.live.test_wal_budget_live import assert_no_log_kept_beside_a_busy_one
+from tests.postgres_with_test_decoding import server  # noqa: F401 - a fixture
 from tests.seeds import seeds
 
 pytestmark = pytest.mark.live

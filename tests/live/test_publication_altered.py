@@ -19,9 +19,9 @@ from cdc_lake.ops.check.runner import check
 from cdc_lake.ops.plan import plan
 from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake_testing.beside import beside, streams, until
+from tests.bronze_replay import tables_from_bronze
 from tests.conftest import TESTED, Database
 from tests.live.test_receive_loop import bronze_rows, once, project_of, tables_at_source
-from tests.replay import tables_from_bronze
 
 pytestmark = pytest.mark.live
 PARTS = pytest.mark.skipif(TESTED < 15, reason="lists of columns and filters of rows came with 15")

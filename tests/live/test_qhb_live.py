@@ -12,8 +12,8 @@ from cdc_lake.ops.check.runner import check
 from cdc_lake.ops.plan import plan
 from cdc_lake_testing.workload import Workload
 from tests.conftest import Database
-from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_receive_loop import assert_equal_to_source, once, project_of
+from tests.postgres_with_test_decoding import server  # noqa: F401 - a fixture
 from tests.qhb_proxy import CalledQhb
 
 pytestmark = pytest.mark.live

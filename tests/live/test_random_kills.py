@@ -19,7 +19,7 @@ import pytest
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake_testing.beside import beside, until
-from tests.live.kill_grounds import Ground, decoding_server, ground
+from tests.live.kill_sources import Ground, decoding_server, ground
 from tests.live.test_gaussdb_workload import stand_in
 from tests.seeds import seeds
 from tests.tally import tally

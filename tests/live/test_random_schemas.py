@@ -15,10 +15,10 @@ from psycopg import sql
 
 from cdc_lake.config.project import Project
 from tests.conftest import Database
-from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_binary_values import RANDOM
 from tests.live.test_receive_loop import assert_equal_to_source, once, project_of
 from tests.odd_names import odd_names
+from tests.postgres_with_test_decoding import server  # noqa: F401 - a fixture
 from tests.seeds import seeds
 
 pytestmark = pytest.mark.live

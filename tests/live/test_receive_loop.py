@@ -43,9 +43,9 @@ from cdc_lake.source.sql_text import PRINTING
 from cdc_lake.tables.control_tables import ControlTables, lease
 from cdc_lake_testing.beside import beside, streams, until
 from cdc_lake_testing.workload import SHAPES, Workload
+from tests.bronze_replay import bronze_rows, tables_from_bronze
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
 from tests.mistakes import kept
-from tests.replay import bronze_rows, tables_from_bronze
 
 pytestmark = pytest.mark.live
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])

@@ -26,7 +26,7 @@ from cdc_lake_testing.kills import (
 from cdc_lake_testing.ledger import Ledger
 from tests.conftest import Database
 from tests.live import test_receive_loop
-from tests.live.kill_grounds import BRONZE, Ground, decoding_server, ground, receivers_of
+from tests.live.kill_sources import BRONZE, Ground, decoding_server, ground, receivers_of
 from tests.live.test_gaussdb_workload import stand_in
 from tests.seeds import one_seed, seeds
 from tests.tally import tally

@@ -27,7 +27,7 @@ from cdc_lake.runtime.run import ReceiverProcess, run
 from cdc_lake_testing.beside import beside, until
 from cdc_lake_testing.ports import free_port
 from tests.conftest import CDC_PASSWORD, Database
-from tests.logged import logged
+from tests.log_lines import logged
 from tests.pipeline_file import pipeline_file, with_orders
 from tests.unit.test_metrics import get
 

@@ -26,12 +26,12 @@ from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.ops.check.runner import check
 from cdc_lake.ops.plan import plan
 from cdc_lake.tables.control_tables import ControlTables, control_tables
+from tests.bronze_replay import bronze_rows
 from tests.canary import leaks
 from tests.conftest import Database
 from tests.live.test_gaussdb_receive import project_of as family_project
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once, project_of
-from tests.replay import bronze_rows
 
 pytestmark = pytest.mark.live
 

@@ -52,9 +52,9 @@ from cdc_lake_testing.rest_catalog import RestCatalogServer
 from cdc_lake_testing.server import EmbeddedServer
 from cdc_lake_testing.standby import promote
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
-from tests.decoding_postgres import start_decoding_server
 from tests.live.test_receive_loop import once
 from tests.live.test_recipes import RECEIVE, Library
+from tests.postgres_with_test_decoding import start_decoding_server
 from tests.shell import Said, Shell
 
 pytestmark = pytest.mark.live

@@ -34,13 +34,13 @@ from cdc_lake.source.postgres.publication import load_published_tables
 from cdc_lake.tables.control_tables import control_tables, copy_lease
 from cdc_lake_testing.beside import beside, until
 from cdc_lake_testing.kills import KILLED
+from tests.bronze_replay import tables_from_bronze
 from tests.conftest import Database, drop_database, make_database
-from tests.decoding_postgres import server as decoding_server
 from tests.live.bank import ACCOUNTS, SPLIT, assert_sums_right, make_bank, transfers
-from tests.live.kill_grounds import receivers_of
+from tests.live.kill_sources import receivers_of
 from tests.live.test_receive_loop import once, project_of, tables_at_source
 from tests.live.test_source_stream import ROOT, settings
-from tests.replay import tables_from_bronze
+from tests.postgres_with_test_decoding import server as decoding_server
 from tests.seeds import one_seed, seeds
 
 pytestmark = pytest.mark.live

@@ -17,10 +17,10 @@ from cdc_lake.ops.check.runner import check, dba_sql
 from cdc_lake.ops.plan import plan
 from cdc_lake.runtime.resync import resync
 from cdc_lake_testing.server import EmbeddedServer
+from tests.bronze_replay import Tables
 from tests.conftest import TESTED, Database, drop_database, make_database, make_role
 from tests.live.test_receive_loop import bronze_rows, once, project_of, tables_from_bronze
 from tests.maven_postgres import jar, unpacked
-from tests.replay import Tables
 
 pytestmark = pytest.mark.live
 FILTERS = pytest.mark.skipif(TESTED < 15, reason="publications have filters of rows since PostgreSQL 15")

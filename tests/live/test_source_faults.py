@@ -34,7 +34,7 @@ from cdc_lake.observability.events import ProgressEvent
 from cdc_lake_testing.beside import streams, until
 from tests.conftest import Database, make_database, make_role, start_server
 from tests.live.test_receive_loop import assert_equal_to_source, bronze_rows, once, project_of, running
-from tests.losses import lived_through
+from tests.source_losses import lived_through
 
 pytestmark = pytest.mark.live
 

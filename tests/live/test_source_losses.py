@@ -18,10 +18,10 @@ from cdc_lake_testing.faulty_relay import FaultyRelay
 from cdc_lake_testing.folded import Folded
 from cdc_lake_testing.server import HOST
 from tests.conftest import CDC_PASSWORD, Database, make_database, make_role
-from tests.decoding_postgres import start_decoding_server
 from tests.live.test_receive_loop import assert_equal_to_source, bronze_rows, once, project_of, running
 from tests.live.test_source_faults import disconnect, ends, fault, landed, make_table
-from tests.losses import lived_through
+from tests.postgres_with_test_decoding import start_decoding_server
+from tests.source_losses import lived_through
 
 pytestmark = pytest.mark.live
 

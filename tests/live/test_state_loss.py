@@ -1,6 +1,6 @@
 """State of a receiver that is lost between two runs: it recovers exactly, or refuses by a code and loses nothing.
 
-That of apply is in tests/spark/test_state_loss_of_silver.py. `CDC_LAKE_BUDGET` above 1 takes every loss, by default some
+That of apply is in tests/spark/test_silver_state_loss.py. `CDC_LAKE_BUDGET` above 1 takes every loss, by default some
 of them, by the seed.
 """
 

@@ -23,10 +23,10 @@ from cdc_lake.runtime.resync import resync
 from cdc_lake.tables.control_schema import MembershipRow, utc_now
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake_testing.beside import beside, streams, until
+from tests.bronze_replay import tables_from_bronze
 from tests.conftest import Database
-from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_receive_loop import bronze_rows, once, project_of, tables_at_source
-from tests.replay import tables_from_bronze
+from tests.postgres_with_test_decoding import server  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.live
 PLUGINS = pytest.mark.parametrize("plugin", ["pgoutput", "test_decoding"])

@@ -21,9 +21,9 @@ from cdc_lake_testing.beside import streams, until
 from cdc_lake_testing.server import EmbeddedServer
 from tests.certificates import make_authority
 from tests.conftest import CDC_PASSWORD, Database, make_database, make_role
-from tests.decoding_postgres import start_decoding_server
 from tests.live.test_receive_loop import assert_equal_to_source, bronze_rows, once, project_of, running
-from tests.losses import lived_through
+from tests.postgres_with_test_decoding import start_decoding_server
+from tests.source_losses import lived_through
 
 pytestmark = pytest.mark.live
 

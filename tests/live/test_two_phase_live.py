@@ -46,8 +46,8 @@ from cdc_lake_testing.kills import KILLED, receive_until_message
 from cdc_lake_testing.server import EmbeddedServer
 from cdc_lake_testing.whole import assert_whole_transactions
 from tests.conftest import ROOT, TESTED, Database, make_database, make_role, start_server
-from tests.live.kill_grounds import receivers_of
-from tests.live.old_rows import layouts, words
+from tests.live.added_columns import layouts, words
+from tests.live.kill_sources import receivers_of
 from tests.live.test_large_transactions import landed, pipeline, streaming
 from tests.live.test_receive_loop import assert_equal_to_source, once, running
 from tests.seeds import seeds

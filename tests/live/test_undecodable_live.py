@@ -29,9 +29,9 @@ from cdc_lake.runtime.quarantine import held_list
 from cdc_lake.runtime.receive.loop import ReceiveSummary
 from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.runtime.redecode import retry
+from tests.bronze_replay import bronze_rows
 from tests.conftest import Database, drop_database
 from tests.gauss_client import wait_until
-from tests.replay import bronze_rows
 
 pytestmark = pytest.mark.live
 NOTES = TableName("public", "notes")

@@ -27,7 +27,7 @@ from cdc_lake.model.change import (
 )
 from cdc_lake.model.relation import Relation, ReplicaIdentity
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
-from tests.bronze_places import FORMATS, Place
+from tests.bronze_formats import FORMATS, Place
 from tests.seeds import seeds
 from tests.tally import tally
 

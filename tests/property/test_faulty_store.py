@@ -25,8 +25,8 @@ from cdc_lake_testing.doubted import Doubts, torn_metadata
 from cdc_lake_testing.faulty_store import Chance, Fault, FaultyStore, Request, honest
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from cdc_lake_testing.object_store import LocalStore
+from tests.bronze_object_stores import FORMATS, Stored, store, stored
 from tests.seeds import one_seed
-from tests.store_places import FORMATS, Stored, store, stored
 from tests.tally import tally
 
 __all__ = ["store"]

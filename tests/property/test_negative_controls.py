@@ -1,6 +1,6 @@
 """Bugs of a receiver that are planted on purpose: the checker finds each, in a history that passes without it.
 
-Those of apply are in tests/spark/test_negative_controls_of_silver.py.
+Those of apply are in tests/spark/test_silver_negative_controls.py.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from cdc_lake.model.change import (
 )
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
-from tests.columns import assert_same
+from tests.decoded_columns import assert_same
 from tests.seeds import seeds
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))

@@ -30,8 +30,8 @@ from cdc_lake_testing.messages import TYPE_OIDS
 from tests.seeds import seeds
 from tests.tally import tally
 
-from .broken_world import TABLES, TRIES, World, world
 from .formats import FORMATS
+from .interrupted_pipeline import TABLES, TRIES, World, world
 from .two_tables import PLAIN
 
 pytestmark = pytest.mark.spark

@@ -30,9 +30,9 @@ from cdc_lake_testing.messages import TYPE_OIDS, raw_transaction
 from tests.seeds import one_seed
 from tests.tally import tally
 
-from .broken_world import TRIES
+from .committed_lake import LOOKED_AT
 from .formats import FORMATS
-from .told import LOOKED_AT
+from .interrupted_pipeline import TRIES
 from .two_tables import PLAIN, WHOLE, breaks
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.usefixtures("jars")]

@@ -29,7 +29,7 @@ from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.spark_session import derive
 from cdc_lake.tables.types import SilverColumn
 from cdc_lake_testing.messages import boundaries, raw_transaction
-from tests.evolving import Evolving
+from tests.schema_changes import Evolving
 from tests.seeds import one_seed
 
 from .conftest import make_project, new_name

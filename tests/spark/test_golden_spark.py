@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Database
-from tests.golden_story import Step, play, project
+from tests.golden_server import Step, play, project
 
 ALLOWED = "drop column note of golden.orders"
 SPARK = {

@@ -22,8 +22,8 @@ from cdc_lake_testing.invariants import Known, invariants
 from tests.seeds import one_seed
 from tests.tally import tally
 
-from .broken_world import World, world
 from .conftest import BUDGET
+from .interrupted_pipeline import World, world
 from .two_tables import PLAIN, breaks
 
 pytestmark = pytest.mark.spark

@@ -25,11 +25,11 @@ from cdc_lake.runtime.apply.applier import apply
 from cdc_lake.runtime.quarantine import held_list
 from cdc_lake.runtime.receive.receiver import receive
 from tests.conftest import Database
-from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_binary_values import RANDOM, create_cases
 from tests.live.test_random_schemas import WAYS, RandomTable, any_kinds, changed
 from tests.live.test_receive_loop import tables_at_source
 from tests.odd_names import odd_names
+from tests.postgres_with_test_decoding import server  # noqa: F401 - a fixture
 from tests.seeds import seeds
 from tests.silver_rows import Texts, silver_rows
 from tests.spark.conftest import make_project

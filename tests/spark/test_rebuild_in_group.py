@@ -22,7 +22,7 @@ from cdc_lake_testing.faults import assert_cuts_are_true, assert_nothing_is_held
 from cdc_lake_testing.messages import raw_transaction, transaction_at
 from tests.silver_rows import silver_rows
 
-from .test_held_groups import ALONE, LIMIT, LINES, ORDERS, advance, project_of
+from .test_quarantine_groups import ALONE, LIMIT, LINES, ORDERS, advance, project_of
 
 pytestmark = pytest.mark.spark
 

@@ -26,7 +26,7 @@ from tests.canary import leaks
 from tests.conftest import Database
 from tests.live.test_receive_loop import once, project_of
 from tests.live.test_redaction_live import BRONZE, CANARY, KEY, NUMBERS, RULES, begin, canary, change, hashed
-from tests.logged import logged
+from tests.log_lines import logged
 
 pytestmark = [pytest.mark.spark, pytest.mark.live]
 

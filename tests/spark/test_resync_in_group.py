@@ -30,7 +30,7 @@ from tests.silver_rows import silver_rows
 
 from .conftest import make_project
 from .formats import BESIDE
-from .test_held_groups import ALONE, BUDGET, GROUP, LIMIT, LINES, ORDERS, RULE
+from .test_quarantine_groups import ALONE, BUDGET, GROUP, LIMIT, LINES, ORDERS, RULE
 
 pytestmark = pytest.mark.spark
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.seeds import one_seed
 from tests.tally import tally
-from tests.unit.test_disk_full import OWN, may_mount
+from tests.unit.test_bronze_disk_full import OWN, may_mount
 
 pytestmark = [
     pytest.mark.spark,
@@ -33,7 +33,7 @@ def settings() -> None:
 def test_silver_on_a_full_disk_is_never_in_between_and_goes_on_when_there_is_space(tmp_path: Path) -> None:
     seed = one_seed()
     print(f"seed {seed}")
-    words = [sys.executable, "-m", "tests.full_silver", str(tmp_path / "disk")]
+    words = [sys.executable, "-m", "tests.silver_disk_full", str(tmp_path / "disk")]
     given = [str(seed % 4096), str(BUDGETS)]
     done = subprocess.run([*OWN, *words, *given], capture_output=True, text=True, check=False, timeout=3000)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

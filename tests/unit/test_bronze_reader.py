@@ -19,7 +19,7 @@ from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.ops.inspect import inspect_chain, inspect_row, inspect_transaction, plain, primary_key
 from cdc_lake.tables.delta_log import CHECKPOINT_INTERVAL
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
-from tests.bronze_places import Place
+from tests.bronze_formats import Place
 
 ORDERS = table("public.orders", id="int8", note="text")
 WIDER = table("public.orders", id="int8", note="text", extra="text")

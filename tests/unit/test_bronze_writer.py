@@ -26,7 +26,7 @@ from cdc_lake.tables import delta_log
 from cdc_lake.tables.catalog import open_catalog
 from cdc_lake.tables.iceberg_log import IcebergLog
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
-from tests.bronze_places import Place
+from tests.bronze_formats import Place
 from tests.seeds import one_seed
 
 ORDERS = table("public.orders", id="int8", note="text")
@@ -323,7 +323,7 @@ def test_a_transaction_larger_than_a_file_is_several_files_in_one_commit(
 
 
 WRITE_UNTIL_KILLED = """
-from tests.bronze_places import Place
+from tests.bronze_formats import Place
 from cdc_lake.model.change import Insert
 from cdc_lake.model.change import Transaction
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
@@ -354,7 +354,7 @@ def test_kill_9_at_any_moment_loses_and_doubles_nothing(place: Place, tmp_path: 
     print("seed", seed)
     chance = random.Random(seed)
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["tests.bronze_places", "cdc_lake_testing.messages"])
+    processes.set_forkserver_preload(["tests.bronze_formats", "cdc_lake_testing.messages"])
     for _ in range({"delta": 10, "iceberg": 4}[place.format]):
         before = len(acknowledged(acks))
         given = {"given": (place.format, place.folder), "acks": str(acks)}

@@ -9,7 +9,7 @@ import pytest
 
 from cdc_lake.config.loader import load_project, validate
 from cdc_lake.model.diagnostic import Diagnostic
-from tests.unit.test_config_broken import CASES, HEAD
+from tests.unit.test_config_diagnostics import CASES, HEAD
 
 QUOTED = re.compile(r"`([^`]+)`")
 OBEYED: dict[str, tuple[str, str]] = {

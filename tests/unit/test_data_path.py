@@ -2,7 +2,7 @@
 
 Measured as it runs, over a server in memory: the loop, the assembler, the decoder, the writer and Delta are the real
 ones. What opens a stream, redaction, and the retries around a lake that is away are not on that way, nor is what
-reports the commit. Of `apply` see tests/spark/test_merge_plans.py.
+reports the commit. Of `apply` see tests/spark/test_apply_merge_plans.py.
 """
 
 from __future__ import annotations

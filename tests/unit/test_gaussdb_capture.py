@@ -28,7 +28,7 @@ from cdc_lake_testing.gaussdb.faults import Faults
 from cdc_lake_testing.gaussdb.ledger import Ledger
 from cdc_lake_testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake_testing.gaussdb.server import GaussServer
-from tests.replay import tables_from_bronze
+from tests.bronze_replay import tables_from_bronze
 from tests.seeds import one_seed
 
 SEED = one_seed()

@@ -21,7 +21,7 @@ from cdc_lake_testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake_testing.gaussdb.server import GaussServer
 from cdc_lake_testing.gaussdb.slots import SlotOrder
 from cdc_lake_testing.gaussdb.state import Node
-from tests.replay import bronze_rows
+from tests.bronze_replay import bronze_rows
 from tests.unit.test_gaussdb_capture import (
     BUDGET,
     NAME,

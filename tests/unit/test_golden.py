@@ -15,9 +15,9 @@ from jsonschema import Draft202012Validator
 from cdc_lake.cli import text
 from cdc_lake.cli.app import app
 from cdc_lake.ops import html_pages
-from tests.golden_beside import beside
+from tests.golden_commands import GOLDEN, SCHEMA, Once, Shell, check_document, documents, form_of, kept_documents
+from tests.golden_extras import beside
 from tests.golden_lake import golden_lake
-from tests.golden_verbs import GOLDEN, SCHEMA, Once, Shell, check_document, documents, form_of, kept_documents
 from tests.live.test_golden_live import LIVE
 from tests.spark.test_golden_spark import SPARK
 from tools.docs.json_output import DOCUMENTS, output_schema

@@ -33,7 +33,7 @@ from cdc_lake.model.change import Delete, Insert, Message, OldKind, Transaction,
 from cdc_lake.model.relation import TableName
 from cdc_lake_testing.gaussdb.encode import binary_record
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
-from tests.columns import assert_same
+from tests.decoded_columns import assert_same
 
 PREFIX = b"I the beginning of every row"
 T = TableName("public", "t")

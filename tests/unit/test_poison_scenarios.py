@@ -23,7 +23,7 @@ from cdc_lake.model.relation import Relation, ReplicaIdentity
 from cdc_lake_testing.invariants import Known, invariants
 from cdc_lake_testing.memory_server import MemoryServer
 from cdc_lake_testing.messages import encode_change, relation, table
-from tests.replay import bronze_rows
+from tests.bronze_replay import bronze_rows
 from tests.tally import tally
 
 ORDERS = table("public.orders", id="int8", note="text")

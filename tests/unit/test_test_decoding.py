@@ -26,7 +26,7 @@ from cdc_lake.errors import (
 )
 from cdc_lake.model.change import Boundaries
 from cdc_lake.model.relation import ReplicaIdentity, TableName
-from tests import decoded_both
+from tests import both_plugins
 from tests.tally import tally
 
 T = TableName("public", "t")
@@ -182,26 +182,26 @@ def test_a_delete_without_a_key_takes_nothing_back():
 # ── what servers sent ──
 
 
-@pytest.mark.parametrize("file", decoded_both.recorded(), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", both_plugins.recorded(), ids=lambda file: file.stem)
 def test_what_a_server_printed_is_what_pgoutput_sent(file: Path, monkeypatch: pytest.MonkeyPatch):
-    sent = decoded_both.read(file)
-    changes, bounds = decoded_both.expected(sent)
+    sent = both_plugins.read(file)
+    changes, bounds = both_plugins.expected(sent)
     raws = sent.by_lines()
     assert [asdict(raw.bounds) for raw in raws] == bounds
-    assert decoded_both.changes(tabulate_plain(raws, sent.layouts())) == changes
+    assert both_plugins.changes(tabulate_plain(raws, sent.layouts())) == changes
     monkeypatch.setattr(columnar, "SMALL", 1)
     for size in (7, len(raws)):
         layouts = sent.layouts()
-        parts = [decoded_both.changes(tabulate(raws[at : at + size], layouts)) for at in range(0, len(raws), size)]
+        parts = [both_plugins.changes(tabulate(raws[at : at + size], layouts)) for at in range(0, len(raws), size)]
         found = [change for part in parts for change in part]
         assert [one | {"transaction": 0} for one in found] == [one | {"transaction": 0} for one in changes]
     tally("R7", **{"recorded streams": 1, "recorded rows": len(changes)})
 
 
-@pytest.mark.parametrize("file", decoded_both.recorded()[:1], ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", both_plugins.recorded()[:1], ids=lambda file: file.stem)
 def test_a_line_that_was_damaged_is_an_error_or_another_line(file: Path):
     """No input makes more of it than a DecodeError, and both decoders say the same."""
-    sent = decoded_both.read(file)
+    sent = both_plugins.read(file)
     dice = random.Random(8)
     lines = [line for _, line in sent.lines if len(line) < 2000]
     for _ in range(400):
@@ -214,7 +214,7 @@ def test_a_line_that_was_damaged_is_an_error_or_another_line(file: Path):
             one.reset()
             try:
                 (raw,) = fed(one, b"BEGIN 1", bytes(damaged), b"COMMIT 1")
-                told.append(decoded_both.changes(decode([raw], sent.layouts())))
+                told.append(both_plugins.changes(decode([raw], sent.layouts())))
             except DecodeError as error:
                 told.append(error.code + error.message)
         assert told[0] == told[1]

@@ -28,9 +28,9 @@ from cdc_lake.source.gaussdb.slot import CreatedSlot, create_slot
 from cdc_lake.source.gaussdb.stream import GaussDbStream
 from cdc_lake.source.sql_text import identifier
 from cdc_lake_testing.decoded import of_records as transaction
+from tests.bronze_replay import tables_from_bronze
 from tests.live.opengauss.site import Site
 from tests.live.opengauss.workload import Workload, tables_at_source
-from tests.replay import tables_from_bronze
 
 
 @dataclass(frozen=True)

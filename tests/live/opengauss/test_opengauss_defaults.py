@@ -9,7 +9,7 @@ import pytest
 
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.sql_text import identifier
-from tests.live.old_rows import CHANGES, WORDS, altered, check_old_rows, layouts, words
+from tests.live.added_columns import CHANGES, WORDS, altered, check_old_rows, layouts, words
 from tests.live.opengauss.receiving import FAST, SERIAL, Kind, Place, once
 
 pytestmark = pytest.mark.live

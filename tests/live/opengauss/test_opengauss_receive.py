@@ -15,9 +15,9 @@ import pytest
 
 from cdc_lake.errors import ServerSettings
 from cdc_lake.source.base import StreamIdentity
+from tests.bronze_replay import bronze_rows
 from tests.live.opengauss.receiving import FAST, KINDS, SERIAL, Kind, Place, assert_equal, once
 from tests.live.test_gaussdb_faults import CHILD
-from tests.replay import bronze_rows
 from tests.seeds import one_seed
 
 pytestmark = pytest.mark.live

@@ -11,7 +11,7 @@ from tests.conftest import Database
 from tests.live.opengauss.conftest import place_on
 from tests.live.opengauss.receiving import FAST, Place
 from tests.live.opengauss.site import HOW, given, stand_in_site
-from tests.live.opengauss.test_opengauss_mistakes import (
+from tests.live.opengauss.test_opengauss_errors import (
     test_a_wrong_password_and_an_unknown_database as wrong_credentials_are_refused,
 )
 from tests.live.opengauss.test_opengauss_receive import lands_whole

@@ -80,7 +80,7 @@ def applied(place: Place) -> None:
 @pytest.mark.parametrize("kind", [FAST, SERIAL], ids=str)
 def test_types_of_the_server_end_equal_but_for_what_does_not_fit(place: Place, kind: Kind) -> None:
     if not place.site.real:
-        pytest.skip("a stand-in has PostgreSQL's types: tests/live/test_types_gaussdb.py")
+        pytest.skip("a stand-in has PostgreSQL's types: tests/live/test_gaussdb_types_live.py")
     declared = {column: text for column, (_, text, *_) in TYPES.items() if text is not None}
     tables = [
         {"from": f"{place.name}.types_{letter}", "format": made, "types": {"columns": declared}}
