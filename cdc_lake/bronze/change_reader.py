@@ -1,8 +1,8 @@
-"""Reads bronze as rows: the changes of a table with typed columns, or one row for each transaction.
+"""Reads bronze as rows: the changes of a table with typed columns, or one row per transaction.
 
-Works without Spark and with it. Only the files and row groups whose bounds meet the span are read, and large spans
-come in parts. The columns of a table's changes follow from the layouts that the changes of the span use; if it has
-none, from the newest layout.
+Works with and without Spark. Only the files and row groups whose bounds overlap the span are read, and large spans
+arrive in parts. The columns of a table's changes are those of the layouts in the span; if it has none, of the newest
+layout.
 """
 
 from __future__ import annotations
@@ -63,18 +63,17 @@ TRANSACTIONS = pa.schema(
         ("undecodable", pa.string()),
     ]
 )
-"""A row a transaction: the columns of bronze, and what its BEGIN and COMMIT rows say in `info`.
+"""One row per transaction: the columns of bronze, and the `info` of its BEGIN and COMMIT rows.
 
-`counts`: table → operation → number. `undecodable`: the code of the error that decoding it gave, NULL where it is
-decoded.
+`counts`: table → operation → number. `undecodable`: the code of the error from decoding it, NULL if it is decoded.
 """
 
 SOURCES = ("epoch", "position", "op", "csn", "first_lsn", "commit_lsn", "xid", "commit_ts", "ingest_ts", "info")
-"""The columns of bronze that are read, of rows `B` and `C`."""
+"""The columns of bronze that are read, for rows `B` and `C`."""
 
 
 def transactions_of(parts: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Rows `B` and `C` in order, as they come, to `TRANSACTIONS`. Raises BronzeDamaged."""
+    """Convert ordered rows `B` and `C` to `TRANSACTIONS`. Raises BronzeDamaged."""
     begins: dict[tuple[int, int], str | None] = {}
     for part in parts:
         rows: list[dict[str, Any]] = []
@@ -109,9 +108,9 @@ _CHANGES = (INSERT, UPDATE, DELETE, TRUNCATE)
 
 
 class ChangeReader:
-    """A bronze table to read. Each call sees the newest version; one instance a thread.
+    """A bronze table to read. Each call uses the newest version; one instance per thread.
 
-    Of a bronze in an object store Spark reads copies near by, which last as long as this object.
+    From an object store, Spark reads local copies, which exist as long as this object.
     """
 
     def __init__(self, reader: BronzeReader) -> None:
@@ -120,7 +119,7 @@ class ChangeReader:
         self._nearby: DataFileCache | None = None
 
     def span(self, after: str | int | None = None, upto: str | int | None = None, *, epoch: int | None = None) -> Span:
-        """The transactions behind `after`, up to and with `upto`, of one epoch: by default the newest one, all of it.
+        """The transactions after `after`, up to and including `upto`, of one epoch: by default all of the newest one.
 
         Positions are as `cdc-lake status` prints them or as bronze stores them. Raises MalformedPosition, NotInBronze.
         """
@@ -131,7 +130,7 @@ class ChangeReader:
         return Span(epoch or state.epoch, _number(after, -1), _number(upto, end))
 
     def tables(self) -> tuple[TableName, ...]:
-        """The tables that the newest files of bronze have changes or copied rows of, by name."""
+        """The tables with changes or copied rows in the newest files of bronze, by name."""
         state = self._reader.state()
         epochs = range(1, state.epoch + 1) if state is not None else ()
         return tuple(sorted({r.table for epoch in epochs for r in self._reader.latest_layouts(epoch)}))
@@ -149,8 +148,8 @@ class ChangeReader:
     ) -> pa.Table:
         """The changes of a table in order, in its own columns (`bronze.typed_changes`); without a span of all epochs.
 
-        `typed=False` leaves the server's text. `misfits`: what becomes of a text that has no value of its column's
-        type. With `snapshot` the rows of initial copies too (`_op` is S).
+        `typed=False` keeps the server's text. `misfits`: what happens to a text without a value of its column's type.
+        With `snapshot` includes the rows of initial copies (`_op` is S).
 
         Raises NotInBronze, ValueNotTyped, TransactionUndecoded.
         """
@@ -166,7 +165,7 @@ class ChangeReader:
         misfits: Misfits = "stop",
         snapshot: bool = False,
     ) -> pa.RecordBatchReader:
-        """The same as a stream of record batches, for spans that memory does not hold. Errors come while it is read."""
+        """The same as a stream of record batches, for spans larger than memory. Errors are raised during reading."""
         self._all_decoded(span)
         asked = self._plan_read(table, span, snapshot=snapshot)
         of = self._columns(asked)
@@ -175,14 +174,14 @@ class ChangeReader:
         return pa.RecordBatchReader.from_batches(schema, _batches(parts, of, typed=typed, misfits=misfits))
 
     def columns(self, table: TableName | str, span: Span | None = None, *, snapshot: bool = False) -> TableColumns:
-        """The columns that a table's changes in a span have. Raises NotInBronze where there is no such table."""
+        """The columns of a table's changes in a span. Raises NotInBronze if there is no such table."""
         return self._columns(self._plan_read(table, span, snapshot=snapshot))
 
     def _columns(self, asked: _Asked) -> TableColumns:
         numbers: dict[int, None] = {}
         for part in asked.files.batches(asked.paths, ["layout"], asked.wanted):
             used = part["layout"].drop_null().combine_chunks()
-            for number in reversed(used[::-1].unique().to_pylist()):  # in the order of their last use
+            for number in reversed(used[::-1].unique().to_pylist()):  # by their last use
                 numbers.pop(number, None)
                 numbers[number] = None
         if not numbers:
@@ -197,7 +196,7 @@ class ChangeReader:
     # ── transactions ──
 
     def transactions(self, span: Span | None = None) -> pa.Table:
-        """A row a transaction, in order (`TRANSACTIONS`); without a span of all epochs. Raises BronzeDamaged."""
+        """One row per transaction, in order (`TRANSACTIONS`); without a span of all epochs. Raises BronzeDamaged."""
         return self.transaction_batches(span).read_all()
 
     def transaction_batches(self, span: Span | None = None) -> pa.RecordBatchReader:
@@ -207,7 +206,7 @@ class ChangeReader:
         return pa.RecordBatchReader.from_batches(TRANSACTIONS, transactions_of(parts))
 
     def verify(self, span: Span | None = None) -> ChainVerdict:
-        """Whether the chain holds over the span, or all of bronze. See `bronze.hash_chain_verify`."""
+        """Verify the chain over the span, or all of bronze. See `bronze.hash_chain_verify`."""
         return verify(self._reader, span)
 
     # ── the same from Spark ──
@@ -221,7 +220,7 @@ class ChangeReader:
         misfits: Misfits = "stop",
         snapshot: bool = False,
     ) -> DataFrame:
-        """What `changes` gives, as a DataFrame without order, of the files of bronze as they are now."""
+        """The result of `changes` as a DataFrame without order, from the current files of bronze."""
         asked = self._plan_read(table, span, snapshot=snapshot)
         of, later = self._columns(asked), decoded_later(asked.files)
         # an undecodable transaction need not name the table
@@ -231,16 +230,16 @@ class ChangeReader:
         )
 
     def spark_transactions(self, spark: SparkSession, span: Span | None = None) -> DataFrame:
-        """What `transactions` gives, as a DataFrame without order."""
+        """The result of `transactions` as a DataFrame without order."""
         files = self._reader.files()
         return transactions_frame(spark, self._local_paths(files, _select(files, span, COMMIT)), span)
 
     def register_views(self, spark: SparkSession, *, database: str | None = None) -> tuple[str, ...]:
-        """A SQL view of each table's changes, and `transactions`; their names.
+        """Create a SQL view of each table's changes, and `transactions`; returns their names.
 
-        Without `database` they are temporary views over the files as they are now; with it they stay as long as the
-        session's catalog keeps them and read the table as it is then, which needs a Delta bronze on this machine.
-        Raises ViewNotMade.
+        Without `database` they are temporary views over the current files; with it they persist in the session's
+        catalog and read the table as it is at the time of a query, which requires a local Delta bronze. Raises
+        ViewNotMade.
         """
         shapes = [self.columns(table, snapshot=True) for table in self.tables()]
         if database is not None:
@@ -249,7 +248,7 @@ class ChangeReader:
         return register(spark, self._local_paths(files, files.select()), shapes, later=decoded_later(files))
 
     def _local_paths(self, files: Files, paths: list[str]) -> list[str]:
-        """Where Spark can read data files."""
+        """Local paths of data files for Spark."""
         if self._nearby is None:
             folder = mkdtemp(prefix="cdc_lake_")
             finalize(self, rmtree, folder, ignore_errors=True)
@@ -272,7 +271,7 @@ class ChangeReader:
         return files.batches(_select(files, span, op), columns, wanted)
 
     def _all_decoded(self, span: Span | None) -> None:
-        """Raise TransactionUndecoded where a transaction is there as bytes only."""
+        """Raise TransactionUndecoded if a transaction exists as bytes only."""
         state = self._reader.state()
         epochs = range(1, state.epoch + 1) if state is not None else ()
         for searched_span in [span] if span is not None else [Span(epoch, -1, END) for epoch in epochs]:
@@ -281,7 +280,7 @@ class ChangeReader:
                 raise TransactionUndecoded(what, where=self._reader.place)
 
     def _learn(self, numbers: set[int], asked: _Asked) -> None:
-        """Read descriptions of layouts: each commit repeats those it uses, so most often they stand in the span."""
+        """Read descriptions of layouts; usually they are in the span, because each commit repeats those it uses."""
         described, span = asked.layout_filter, asked.span
         tries = [described] if span is None else [described & span_filter(span), described & within_reach(span)]
         for place in tries:
@@ -293,7 +292,7 @@ class ChangeReader:
                     self._layouts[number] = relation_of(info)
 
     def _newest(self, asked: _Asked) -> Relation:
-        """The layout of the last file that describes one. Raises NotInBronze."""
+        """The layout in the last file that describes one. Raises NotInBronze."""
         for path in reversed(asked.files.select(op=RELATION, relations=[str(asked.table)])):
             infos = asked.files.read([path], ["info"], asked.layout_filter)["info"].to_pylist()
             if infos:
@@ -303,7 +302,7 @@ class ChangeReader:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Rows of a table in a span, in one version of bronze: the files that may have them, and which rows they are."""
+    """Rows of a table in a span, in one version of bronze: the files that may contain them, and their filter."""
 
     table: TableName
     span: Span | None
@@ -325,7 +324,7 @@ def _select(files: Files, span: Span | None, op: str | None, relations: list[str
 
 
 def within_reach(span: Span) -> pc.Expression:
-    """Rows of the span's epoch up to its end: layout rows stand before the changes that follow them."""
+    """Rows of the span's epoch up to its end: layout rows precede the changes that use them."""
     return (pc.field("epoch") == span.epoch) & (pc.field("position") <= span.upto)
 
 

@@ -1,12 +1,12 @@
-"""Maintenance of a bronze table: small files become large ones, old ones leave, unneeded files are removed.
+"""Maintenance of a bronze table: compacts small files, applies retention, and removes obsolete files.
 
-A full file stays as it is. Smaller files are in tiers by size, and enough neighbouring files of one tier and below
-become one file of a higher tier: a row is rewritten at most once a tier and a few times in the lowest, and the number
-of files is bounded by the tiers, however many commits there were.
+A full file is left as it is. Smaller files are divided into tiers by size; enough neighbouring files of one tier and
+below become one file of a higher tier. A row is rewritten at most once per tier and a few times in the lowest, and the
+tiers limit the number of files, however many commits there were.
 
-Each step is a commit of its own that leaves the state as it was (`bronze.data_files`), made only on top of the version
-it was planned on. So a receiver may commit at any time: the loser of a race plans again, the receiver continues on a
-version that left its state alone. Rows keep their order, and readers of a stream see that nothing was added.
+Each step is a separate commit that does not change the state (`bronze.data_files`), based on the version for which it
+was planned. A receiver may therefore commit at any time: the loser of a race plans again, and the receiver continues on
+a version with its state. Rows keep their order, and streaming readers see that nothing was added.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from cdc_lake.tables.files import ROW_GROUP_ROWS
 from cdc_lake.tables.orphan_files import OrphanFiles
 
 FULL_BYTES = 64 << 20
-"""Size of a data file above which it is not put together with others any more."""
+"""Size above which a data file is not compacted any more."""
 
 FULL_UNPACKED: Final = 512 << 20
-"""Its size in memory from which on it is full too. While a file is written memory grows by a quarter of a megabyte with
-each of its row groups (measured): by 300 MiB, where 64 MiB of a file are ten gigabytes of one text again and again.
+"""Its size in memory from which on it is full too. While a file is written, memory grows by a quarter of a megabyte for
+each row group (measured): by 300 MiB if a file of 64 MiB contains ten gigabytes of one repeated text.
 """
 
 _TIERS = (FULL_BYTES >> 12, FULL_BYTES >> 8, FULL_BYTES >> 4, FULL_BYTES)  # 16 KiB: some commits of a row or two
 _GROUP_BYTES: Final = 4 << 20
-"""In memory, of a row group, which lies there several times while it is read and written: a receiver has that besides.
-With 64 MiB files are neither smaller nor read more quickly (measured).
+"""Bytes in memory of a row group, which is in memory several times while it is read and written, in addition to the
+receiver's usage. With 64 MiB, files are neither smaller nor faster to read (measured).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Files that follow one another, to become one."""
+    """Consecutive files that are to become one."""
 
     paths: tuple[str, ...]
     rows: int
@@ -59,14 +59,14 @@ class _File:
     path: str
     rows: int
     size: int
-    low: tuple[int, ...]  # smallest epoch, position and ordinal (-1: it has layout rows alone), and greatest
+    low: tuple[int, ...]  # smallest epoch, position and ordinal (-1: only layout rows), and greatest
     high: tuple[int, ...]
 
 
 def plan(files: Files, after: int, *, ignore_tiers: bool = False) -> list[Group]:
-    """Groups of at least `after` files, none across an epoch, and each at most a full file.
+    """Groups of at least `after` files, each within an epoch, and at most a full file.
 
-    `ignore_tiers`: everything that is not full goes together, whatever its tier.
+    `ignore_tiers`: compact everything that is not full, whatever its tier.
     """
     tiers = _TIERS[-1:] if ignore_tiers else _TIERS
     runs = [run for row in _rows(files) for run in _runs(row, after, tiers)]
@@ -74,10 +74,10 @@ def plan(files: Files, after: int, *, ignore_tiers: bool = False) -> list[Group]
 
 
 class Parts:
-    """The rows of files in their order, as row groups; read again each time they are asked for.
+    """The rows of files in their order, as row groups; each iteration reads them again.
 
-    Every commit repeats the layouts that it uses. One file needs a layout row only where a table's layout is another
-    one than before: a year of small commits has as many layout rows as commits, and who looks for layouts reads all.
+    Every commit repeats the layouts that it uses. One file needs a layout row only if a table's layout changed: a year
+    of small commits has as many layout rows as commits, and every search for layouts reads all of them.
     """
 
     def __init__(self, files: Files, paths: tuple[str, ...]) -> None:
@@ -100,12 +100,12 @@ class Parts:
 
 
 def _size(part: pa.Table) -> int:
-    """In memory. Arrow looks at every buffer for it, so it is asked once of a part."""
+    """The size in memory. Arrow visits every buffer for it, so it is computed once per part."""
     return int(part.nbytes)
 
 
 def _without_repeats(part: pa.Table, layouts: dict[str, int]) -> pa.Table:
-    """Rows less those of layouts that their tables have already; `layouts`: of each table, in this file so far."""
+    """Rows without those of known layouts; `layouts`: the current layout of each table in this file."""
     layout_indices = np.flatnonzero(np.asarray(pc.equal(part["op"], RELATION)))
     keep = np.ones(part.num_rows, bool)
     layout_rows = part.select(["relation", "layout"]).take(pa.array(layout_indices))
@@ -118,7 +118,7 @@ def _without_repeats(part: pa.Table, layouts: dict[str, int]) -> pa.Table:
 
 
 def _rows(files: Files) -> Iterator[list[_File]]:
-    """Files that follow one another without overlap, cut where an epoch ends or nothing is known of a file."""
+    """Consecutive files without overlaps, split where an epoch ends or the bounds of a file are unknown."""
     current: list[_File] = []
     for file in _bounded_files(files):
         fits = current and file is not None and current[-1].high < file.low and current[-1].low[0] == file.low[0]
@@ -132,7 +132,7 @@ def _rows(files: Files) -> Iterator[list[_File]]:
 
 
 def _bounded_files(files: Files) -> Iterator[_File | None]:
-    """The files in order; None for one whose bounds are not known."""
+    """The files in order; None for one with unknown bounds."""
     wanted = ["min.epoch", "min.position", "min.ordinal", "max.epoch", "max.position", "max.ordinal"]
     actions = files.actions
     has_bounds = {"num_records", "size_bytes", *wanted} <= set(actions.column_names)
@@ -147,7 +147,7 @@ def _bounded_files(files: Files) -> Iterator[_File | None]:
 
 
 def _runs(row: list[_File], after: int, tiers: Sequence[int]) -> Iterator[list[_File]]:
-    """Runs of at least `after` files of one tier or below, from the lowest tier up; each file in one of them."""
+    """Runs of at least `after` files of one tier or below, from the lowest tier up; each file is in one of them."""
     used_paths: set[str] = set()
     for bound in tiers:
         run: list[_File] = []
@@ -165,7 +165,7 @@ def _runs(row: list[_File], after: int, tiers: Sequence[int]) -> Iterator[list[_
 
 
 def _groups(files: Files, run: list[_File]) -> Iterator[Group]:
-    """A run cut where a file gets full; what is left alone stays as it is."""
+    """A run, split where a file becomes full; single remaining files are left as they are."""
     group: list[_File] = []
     size = unpacked = 0
     for file in run:
@@ -183,36 +183,36 @@ def _group(files: list[_File]) -> Iterator[Group]:
         yield Group(tuple(f.path for f in files), sum(f.rows for f in files), sum(f.size for f in files))
 
 
-_TURNS = 100  # attempts to get between two commits of a receiver that never rests
+_TURNS = 100  # attempts to commit between two commits of a busy receiver
 
 
 class MaintainedTable(BronzeTable, Protocol):
-    """A bronze table that can be kept up. Every commit here raises AnotherReceiver where it comes second."""
+    """A bronze table with maintenance. Every commit here raises AnotherReceiver if another commit came first."""
 
     def prepare(self, state: StreamCheckpoint) -> None:
-        """Set what upkeep wants of the table itself, once."""
+        """Set the table properties that maintenance needs, once."""
 
     def exchange(
         self, removed: Sequence[str], files: Sequence[WrittenFile], state: StreamCheckpoint, *, gone: bool
     ) -> int:
-        """Put files in the place of others, by their paths; `gone`: what the others held leaves the table."""
+        """Replace files, by their paths; `gone`: the rows of the others leave the table."""
 
     def record_trimmed(self, trimmed: Mapping[int, tuple[int, bytes]], state: StreamCheckpoint) -> None:
-        """Record what `BronzeTable.trimmed` then says."""
+        """Record what `BronzeTable.trimmed` returns afterwards."""
 
     def leftovers(self, now: float, files_seconds: float | None) -> OrphanFiles | None:
-        """What nobody needs any more (`tables.orphan_files`); None where nobody can say."""
+        """Obsolete files (`tables.orphan_files`); None if they cannot be determined."""
 
     def tidy(self, now: float, files_seconds: float | None) -> OrphanFiles | None:
-        """Make a checkpoint and remove the leftovers."""
+        """Write a checkpoint and remove obsolete files."""
 
     def written_at(self) -> float | None:
-        """When the version looked at was written, by the clock that gives its files their times; None: nobody knows."""
+        """When the current version was written, by the clock of the files' times; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """What retention lets go: whole files from the oldest on, up to an epoch and position."""
+    """What retention removes: whole files, oldest first, up to an epoch and position."""
 
     paths: tuple[str, ...]
     rows: int
@@ -222,9 +222,9 @@ class Trim:
 
 
 def compact(table: MaintainedTable, after: int, *, ignore_tiers: bool = False) -> list[Group]:
-    """Put together what is planned (`bronze.compaction.plan`); the groups that became one file each. Raises LakeError.
+    """Compact the files of `bronze.compaction.plan`; returns the groups that became one file each. Raises LakeError.
 
-    Files that arrive meanwhile are left to the next time.
+    Files that arrive meanwhile are left for the next time.
     """
     groups: list[Group] = []
     if not table.refresh():
@@ -240,9 +240,9 @@ def compact(table: MaintainedTable, after: int, *, ignore_tiers: bool = False) -
 
 
 def exchange(table: MaintainedTable, removed: Sequence[str], files: Sequence[WrittenFile], *, gone: bool) -> bool:
-    """Exchange files between two commits of a receiver; False where somebody else replaced some of them.
+    """Replace files between two commits of a receiver; False if somebody else replaced some of them.
 
-    Raises BronzeBusy where there was no room.
+    Raises BronzeBusy if the receiver was always faster.
     """
     for _ in range(_TURNS):
         state = table.state()
@@ -258,7 +258,7 @@ def exchange(table: MaintainedTable, removed: Sequence[str], files: Sequence[Wri
 
 
 def trimmable(files: Files, floor: tuple[int, int], landed_before: datetime) -> Trim | None:
-    """What may leave: files at or below `floor` (epoch, position) that landed before a time, from the oldest on."""
+    """What may be removed: files at or below `floor` (epoch, position) that landed before a time, oldest first."""
     wanted = ("min.epoch", "max.epoch", "max.position", "max.ingest_ts", "num_records", "size_bytes", "path")
     if not set(wanted) <= set(files.actions.column_names):
         return None
@@ -281,9 +281,9 @@ def trimmable(files: Files, floor: tuple[int, int], landed_before: datetime) -> 
 
 
 def trim(table: MaintainedTable, wanted: Trim) -> bool:
-    """Let files leave; False where somebody else replaced some meanwhile. Layouts stay, in one small file.
+    """Remove files; False if somebody else replaced some meanwhile. Layouts are kept, in one small file.
 
-    Before anything leaves, the table says which transaction is the last to go and its hash: the chain starts there.
+    First the table records the last removed transaction and its hash: the chain starts there.
     """
     files = table.files() if table.refresh() else Files.empty()
     if not set(wanted.paths) <= set(files.paths):
@@ -299,7 +299,7 @@ def trim(table: MaintainedTable, wanted: Trim) -> bool:
 
 
 def prepare(table: MaintainedTable) -> bool:
-    """Set what upkeep wants of the table; False where there is no stream yet, or a receiver was busy."""
+    """Set the table properties for maintenance; False if there is no stream yet, or the receiver was always faster."""
     for _ in range(_TURNS):
         state = table.state() if table.refresh() else None
         if state is None:
@@ -314,14 +314,14 @@ def prepare(table: MaintainedTable) -> bool:
 
 
 def tidy(table: MaintainedTable, files_seconds: float | None, now: float | None = None) -> OrphanFiles | None:
-    """Remove log entries, and, if seconds are given, data files that no version names since then.
+    """Remove log entries, and, if seconds are given, data files that no version has referred to since then.
 
-    By default the time is that of the newest version, where it is the earlier one: what is written for the next one
-    is younger, whatever has become of the clock meanwhile.
+    By default the time is at most that of the newest version: files for the next version are younger, whatever happened
+    to the clock meanwhile.
     """
     if not table.refresh():
         return None
-    table.prove()  # what something else removed may be needed to put it back
+    table.prove()  # after foreign changes, the files may be needed for a repair
     if now is None:
         written, now = table.written_at(), time.time()
         now = now if written is None else min(now, written)
@@ -343,7 +343,7 @@ def _record_trimmed(table: MaintainedTable, trimmed: Mapping[int, tuple[int, byt
 
 
 def _ends(files: Files, paths: Sequence[str], before: Mapping[int, tuple[int, bytes]]) -> dict[int, tuple[int, bytes]]:
-    """Epoch → position and hash of the last transaction in files that leave; of copied rows alone their position."""
+    """Epoch → position and hash of the last transaction in files to be removed; of copied rows only their position."""
     last: dict[int, int] = {}
     copied: dict[int, int] = {}
     for part in files.batches(paths, ["epoch", "position", "op"], pc.field("op") == SNAPSHOT):
@@ -365,7 +365,7 @@ def _hash(files: Files, epoch: int, position: int) -> bytes:
 
 
 def _layouts(files: Files, paths: Sequence[str]) -> pa.Table:
-    """The last row of each layout in files that leave, in order."""
+    """The last row of each layout in files to be removed, in order."""
     rows = files.read(list(paths), SCHEMA.names, pc.field("op") == RELATION)
     keys = zip(rows["epoch"].to_pylist(), rows["layout"].to_pylist(), strict=True)
     last = {key: index for index, key in enumerate(keys)}

@@ -1,7 +1,8 @@
-"""The bronze contract, version 1: what every row of a bronze table means, and what the receive loop needs of a table.
+"""The contract of bronze, version 1: the meaning of every row, and what the receive loop needs of a bronze table.
 
-One append-only table for each pipeline. The rows of a commit stand in `(position, ordinal)` order in one data file,
-layout rows (`R`, no ordinal) first. A transaction is `B`, its changes, `C`, in one commit, or it is not there at all.
+Each pipeline has one append-only table. The rows of a commit are in one data file in `(position, ordinal)` order,
+layout rows (`R`, no ordinal) first. A transaction is `B`, its changes, `C`, in one commit, or it does not exist in
+bronze.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def order_app(stream: str) -> str:
 
 
 def confirm_app(stream: str) -> str:
-    """The application id whose version is the slot position that may be confirmed; an ordinary slot's is an LSN."""
+    """The application id whose version is the slot position that may be acknowledged; an ordinary slot's is an LSN."""
     return f"cdc_lake:{stream}:confirm"
 
 
@@ -84,11 +85,11 @@ def snapshot_app(stream: str, snapshot: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StreamCheckpoint:
-    """What a bronze table says of a stream.
+    """The state of a stream in a bronze table.
 
     `upto`: every transaction at or below it is in bronze, in the csn domain the complete CSN; `confirm`: the slot
-    position that may be confirmed; `head`: the hash of the last transaction (`decode.hashing`); `empty`: transactions
-    without rows that were counted behind that one.
+    position that may be acknowledged; `head`: the hash of the last transaction (`decode.hashing`); `empty`: number of
+    transactions without rows after that one.
     """
 
     stream: str
@@ -114,16 +115,16 @@ class BronzeCommit:
 
 
 Tabulate: TypeAlias = Callable[[Sequence[Any]], ChangeColumns]
-"""Makes columns of the changes of raw transactions of one format (`decode.pgoutput.columnar.tabulate` for pgoutput)."""
+"""Converts raw transactions of one format to columns (`decode.pgoutput.columnar.tabulate` for pgoutput)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionBatch:
-    """Whole transactions for one commit, ascending by position, and what bronze is once they are in it.
+    """Whole transactions for one commit, ascending by position, and the state of bronze with them.
 
-    Every transaction up to `upto` is in bronze then, and the slot position `confirm` may be confirmed. `empty`:
-    transactions without rows counted behind the last of these. `steps`: for each transaction these three as they are
-    where the batch ends with it, or nothing.
+    Every transaction up to `upto` is in bronze then, and the slot position `confirm` may be acknowledged. `empty`:
+    number of transactions without rows after the last of these. `steps`: these three values for a batch that ends with
+    each transaction, or nothing.
     """
 
     transactions: Sequence[ReceivedTransaction]
@@ -133,41 +134,41 @@ class TransactionBatch:
     steps: Sequence[tuple[int, int, int]] = field(default=(), compare=False)
 
     def first(self, count: int) -> TransactionBatch:
-        """The batch that ends with its transaction number `count`, of one with `steps`."""
+        """The batch that ends with transaction number `count`; requires `steps`."""
         return TransactionBatch(self.transactions[:count], *self.steps[count - 1], self.steps[:count])
 
 
 class BronzeWriter(Protocol):
-    """Lands transactions. After a method returns, what it took survives a crash of everything (`durability: fsync`)."""
+    """Lands transactions. After a method returns, its data survives any crash (`durability: fsync`)."""
 
     def state(self) -> StreamCheckpoint | None:
-        """What bronze holds of the newest stream, read from the table itself; None for an empty table."""
+        """The state of the newest stream, read from the table itself; None for an empty table."""
 
     def begin_stream(self, stream: str, start: int, confirm: int | None = None, *, after: int = 0) -> StreamCheckpoint:
         """Start a stream in the epoch after the last one and `after`: a commit without rows.
 
-        Its transactions lie above the position `start`; `confirm` is the slot's position there, in the lsn domain
+        Its transactions are above the position `start`; `confirm` is the slot's position there, in the lsn domain
         (None) the same number.
         """
 
     def append(self, batch: TransactionBatch | Sequence[ReceivedTransaction], tabulate: Tabulate = ...) -> BronzeCommit:
         """Commit whole transactions in order; those at or below `upto` are dropped. Raises LakeError, StateError.
 
-        Of a bare sequence the last transaction says what bronze is then. `tabulate` belongs to their format; pgoutput's
-        is the default.
+        For a bare sequence, the last transaction determines the state. `tabulate` belongs to their format; the default
+        is pgoutput's.
         """
 
     def advance(self, position: int, confirm: int, empty: int = 0) -> BronzeCommit:
-        """Record by an empty commit that nothing is missing up to `position`, and that `confirm` may be confirmed.
+        """Record by an empty commit that nothing is missing up to `position`, and that `confirm` may be acknowledged.
 
-        `empty`: transactions without rows counted behind the last one that has. PostgreSQL: a keepalive's WAL end, for
-        both.
+        `empty`: number of transactions without rows after the last one with rows. For PostgreSQL both positions are a
+        keepalive's WAL end.
         """
 
     def turn_back(self, position: int) -> StreamCheckpoint:
-        """Record by an empty commit that bronze is complete up to `position` only, and may confirm no more; its state.
+        """Record by an empty commit that bronze is complete up to `position` only; returns the state.
 
-        For an lsn domain whose log is another one behind it; the caller has seen that bronze holds nothing there.
+        For an lsn domain whose WAL differs after it; the caller has checked that bronze has nothing there.
         """
 
     def append_snapshot(
@@ -176,14 +177,14 @@ class BronzeWriter(Protocol):
         """Commit a chunk of snapshot rows, a list<string> array by position in the layout; a repeat is dropped."""
 
     def as_landed(self, relation: Relation) -> Relation:
-        """The layout that snapshot rows of one have in bronze: another one where columns are redacted on the way."""
+        """The layout of snapshot rows in bronze, which differs if columns are redacted."""
 
 
 InParts: TypeAlias = SpooledTransaction | SpooledRecords
-"""A large transaction of any format, which memory does not hold: asked for its parts, cut otherwise, released."""
+"""A large transaction of any format, which is not in memory as a whole: it can be read in parts, and released."""
 
 
 def release_transaction(transaction: ReceivedTransaction) -> None:
-    """It does not land: give back what it has on disk."""
+    """Free the disk space of a transaction that does not land."""
     if isinstance(transaction, InParts):
         transaction.release()

@@ -1,10 +1,10 @@
 """What writer and reader need of a bronze table of any format: its data files, its state, and commits.
 
-Data files carry bounds in the table's metadata that say which rows each can hold; a file without them (rewritten by
-somebody else) can hold anything and is read. The state describes the newest stream, as each commit notes it.
+Data files have bounds in the table's metadata; a file without them (rewritten by another program) may contain anything
+and is always read. The state describes the newest stream; each commit contains it.
 
-A table is looked at, then read or committed to as it was then. A commit carries rows and the whole state, or neither,
-and lands only on top of the version that was looked at: the second of two writers is refused, not interleaved.
+A table object is at one version, which is read or used as the base of a commit. A commit contains rows and the whole
+state, or neither, and succeeds only on the version it is based on: the second of two writers is refused.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from cdc_lake.tables.files import Rows
 from cdc_lake.tables.object_store import reading
 
 BOUNDED = tuple(f.name for f in SCHEMA if not pa.types.is_nested(f.type) and f.name not in {"info", "raw"})
-"""Columns that every data file of bronze has exact bounds of."""
+"""Columns for which every data file of bronze has exact bounds."""
 
 PLAIN = ("ordinal", "lsn", "new", "old", "info", "raw")
-"""Columns whose values hardly repeat: a dictionary would only slow them down."""
+"""Columns whose values rarely repeat, so a dictionary would only cost time."""
 
 LOOSE = {"info": ("{", "}")}
-"""Bounds of what is too long for the log: every `info` is a JSON object."""
+"""Bounds for values that are too long for the log: every `info` is a JSON object."""
 
-_ORDER = ("min.epoch", "min.position", "max.position", "min.ordinal")  # of a transaction in many files each has a part
+_ORDER = ("min.epoch", "min.position", "max.position", "min.ordinal")  # by ordinal if a transaction has many files
 _AT_ONCE = 32 * 1024  # rows
 _OPEN = 64  # files
-_A_ROW = 120  # bytes of a row in memory that a file does not show: what is the same as in the row before
+_A_ROW = 120  # bytes of a row in memory that a file does not show: values repeated from the row before
 
 
 @dataclass(frozen=True)
 class Files:
     """The data files of a version of the table, in the order of their rows.
 
-    `actions`: one row a file, `path` as `filesystem` has it and, where they are known, the bounds of each column as
-    `min.<column>` and `max.<column>`.
+    `actions`: one row per file, with `path` in `filesystem` and, if known, the bounds of each column as `min.<column>`
+    and `max.<column>`.
     """
 
     actions: pa.Table
@@ -58,14 +58,14 @@ class Files:
 
     @classmethod
     def from_actions(cls, actions: pa.Table, filesystem: pafs.FileSystem | None = None) -> Files:
-        """Files in whatever order, on the local disk by default."""
+        """Files in any order, on the local disk by default."""
         order = [(name, "ascending") for name in _ORDER if name in actions.column_names]
         ordered_actions = actions.sort_by(order) if order else actions
         return cls(ordered_actions) if filesystem is None else cls(ordered_actions, filesystem)
 
     @classmethod
     def empty(cls) -> Files:
-        """Of a table that is not there."""
+        """The files of a table that does not exist."""
         return cls(pa.table({"path": pa.array([], pa.string())}))
 
     @property
@@ -87,7 +87,7 @@ class Files:
         op: str | None = None,
         relations: Iterable[str] | None = None,
     ) -> list[str]:
-        """Paths of the files that may hold a row with `after < position <= upto`, and so on; None: any."""
+        """Paths of the files that may contain a row with `after < position <= upto`, and so on; None: any."""
         keep = np.ones(self.actions.num_rows, bool)
         if epoch is not None:
             keep &= self._low("epoch", epoch) & self._high("epoch", epoch)
@@ -105,7 +105,7 @@ class Files:
         return [self.paths[index] for index in np.flatnonzero(keep).tolist()]
 
     def first(self, path: str) -> tuple[int, int] | None:
-        """Epoch and position of the first row of a file, None where its bounds are not known."""
+        """Epoch and position of the first row of a file, None if its bounds are unknown."""
         names = self.actions.column_names
         if "min.epoch" not in names or "min.position" not in names:
             return None
@@ -114,14 +114,14 @@ class Files:
         return None if epoch is None or position is None else (epoch, position)
 
     def lowest(self, paths: Sequence[str]) -> int | None:
-        """The smallest position that rows of some of the files have; None where that is not known, or of none."""
+        """The smallest position of rows in some of the files; None if unknown or without files."""
         if not paths or "min.position" not in self.actions.column_names:
             return None
         starts = self._actions_of(paths)["min.position"]
         return None if starts.null_count else pc.min(starts).as_py()
 
     def is_within_span(self, paths: Sequence[str], span: Span) -> bool:
-        """Whether all rows of these files are of the span's epoch and positions, by bounds that are known."""
+        """Whether all rows of these files are in the span, according to known bounds."""
         names = ("min.epoch", "max.epoch", "min.position", "max.position")
         if not {*names} <= {*self.actions.column_names}:
             return False
@@ -131,7 +131,7 @@ class Files:
         return pc.all(pc.fill_null(pc.and_(of_epoch, of_span), fill_value=False)).as_py() is not False
 
     def read(self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
-        """Rows of the given files, in their order, of the columns asked for."""
+        """The requested columns of the given files, with their rows in order."""
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         if not paths:
             return schema.empty_table()
@@ -140,7 +140,7 @@ class Files:
             return dataset.to_table(columns=list(columns), filter=wanted).cast(schema)
 
     def memory_bytes(self, path: str) -> int:
-        """About the bytes that a file's rows have in memory, by its footer."""
+        """Approximate bytes of a file's rows in memory, from its footer."""
         with reading(path), _raise_bronze_damaged([path]):
             footer = pq.read_metadata(path, filesystem=self.filesystem)
         groups = (footer.row_group(index) for index in range(footer.num_row_groups))
@@ -149,7 +149,7 @@ class Files:
     def batches(
         self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None
     ) -> Iterator[pa.Table]:
-        """The same rows a part at a time, file by file, so that memory holds a row group and not the span."""
+        """The same rows in parts, file by file, so that memory contains a row group and not the span."""
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         for path in paths:
             with reading(path), _raise_bronze_damaged([path]):
@@ -159,8 +159,8 @@ class Files:
                 yield from _parts(scanner, schema)
 
     def in_turn(self, paths: Sequence[str]) -> Iterator[pa.Table]:
-        """All rows of the files, a row group at a time, or a part of a long one. None is read ahead: what Arrow reads
-        ahead is counted in rows, and wide ones take ten times the memory of a row group. Nor is a footer kept.
+        """All rows of the files, a row group or a part of a long one at a time, without read-ahead: Arrow counts it in
+        rows, and wide rows take ten times the memory of a row group. Footers are not cached either.
         """
         for path in paths:
             with reading(path), _raise_bronze_damaged([path]):
@@ -171,8 +171,8 @@ class Files:
                     yield from _parts(scanner, SCHEMA)
 
     def rough(self, path: str, columns: Sequence[str], wanted: pc.Expression) -> Iterator[pa.Table]:
-        """Rows of one file a part at a time, also such as are not wanted: only whole row groups are passed over. Where
-        most rows are wanted, that takes half as long; may be called from several threads.
+        """Rows of one file in parts, including unwanted ones: only whole row groups are skipped. If most rows are
+        wanted, that takes half as long. May be called from several threads.
         """
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         with reading(path), _raise_bronze_damaged([path]):
@@ -185,7 +185,7 @@ class Files:
                     yield pa.table(batch).cast(schema)
 
     def _open_cached(self, path: str) -> ds.Dataset:
-        """One file, whose footer is read once as long as it is among the last that were read."""
+        """One file; the footers of recently read files are cached."""
         dataset = self._recent.pop(path, None)
         if dataset is None:
             dataset = self._open(path)
@@ -206,11 +206,11 @@ class Files:
         return self.actions.filter(pc.is_in(self.actions["path"], value_set=pa.array(paths, pa.string())))
 
     def _low(self, column: str, value: object) -> Any:
-        """Files whose smallest value is not above `value`, or unknown."""
+        """Files whose smallest value is at most `value`, or unknown."""
         return self._compare_bound(f"min.{column}", pc.less_equal, value)
 
     def _high(self, column: str, value: object) -> Any:
-        """Files whose greatest value is not below `value`, or unknown."""
+        """Files whose greatest value is at least `value`, or unknown."""
         return self._compare_bound(f"max.{column}", pc.greater_equal, value)
 
     def _compare_bound(self, column: str, compare: Any, value: object) -> Any:
@@ -220,13 +220,13 @@ class Files:
 
 
 def _parts(scanner: ds.Scanner, schema: pa.Schema) -> Iterator[pa.Table]:
-    """The batches that have rows."""
+    """The non-empty batches."""
     return (pa.table(batch).cast(schema) for batch in scanner.to_batches() if batch.num_rows)
 
 
 @contextmanager
 def _raise_bronze_damaged(paths: Sequence[str]) -> Iterator[None]:
-    """Turn what Arrow raises for a data file that is gone or cut into BronzeDamaged."""
+    """Convert Arrow's errors about a missing or truncated data file to BronzeDamaged."""
     try:
         yield
     except (FileNotFoundError, pa.ArrowInvalid) as cause:
@@ -240,15 +240,15 @@ def _raise_bronze_damaged(paths: Sequence[str]) -> Iterator[None]:
 
 
 CONTRACT_PROPERTY = "cdc_lake.contract"
-"""The table property that says that it is bronze, and which contract it follows."""
+"""The table property that marks a table as bronze, with the version of the contract."""
 
 TRIMMED_PROPERTY = "cdc_lake.trimmed"
-"""The table property that says of each epoch which transaction was the last to leave by retention, and its hash."""
+"""The table property with the last transaction of each epoch that retention removed, and its hash."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedState:
-    """The state but for the markers, which have a place of their own in each format."""
+    """The state without the markers, which each format stores separately."""
 
     stream: str
     epoch: int
@@ -257,7 +257,7 @@ class CommittedState:
 
 
 def check_contract(version: str, place: str) -> None:
-    """Raise BronzeUnknown unless this version knows the contract that a table says it follows."""
+    """Raise BronzeUnknown unless this version supports the contract of a table."""
     if not version.isdigit():
         raise BronzeUnknown("the table does not state its bronze contract", where=place)
     if int(version) > CONTRACT_VERSION:
@@ -269,7 +269,7 @@ def check_contract(version: str, place: str) -> None:
 
 
 def note_of(state: StreamCheckpoint) -> dict[str, object]:
-    """What a commit notes beside its markers."""
+    """The metadata of a commit besides its markers."""
     return {
         "contract": CONTRACT_VERSION,
         "stream": state.stream,
@@ -280,14 +280,14 @@ def note_of(state: StreamCheckpoint) -> dict[str, object]:
 
 
 def from_note(note: Mapping[str, Any]) -> CommittedState:
-    """What a commit noted."""
+    """Parse the metadata of a commit."""
     return CommittedState(
         str(note["stream"]), int(note["epoch"]), bytes.fromhex(str(note["head"])), int(note.get("empty", 0))
     )
 
 
 def from_rows(files: Files) -> CommittedState | None:
-    """From the rows, where no commit has a note any more; how many empty transactions were counted since is lost."""
+    """The state from the rows, if no commit has metadata any more; the count of empty transactions is lost."""
     newest: tuple[int, int] | None = None
     note: CommittedState | None = None
     for path in files.select():
@@ -301,58 +301,58 @@ def from_rows(files: Files) -> CommittedState | None:
 
 
 def _last(rows: Any) -> list[dict[str, Any]]:
-    """The last COMMIT row, or any row where there is none."""
+    """The last COMMIT row, or any row without one."""
     commits = rows.filter(pc.equal(rows["op"], COMMIT))
     candidates = commits if commits.num_rows else rows
     return candidates.slice(candidates.num_rows - 1).to_pylist() if candidates.num_rows else []
 
 
 def trimmed_text(trimmed: Mapping[int, tuple[int, bytes]]) -> str:
-    """Epoch → position and hash, as the property has it."""
+    """Epoch → position and hash, as the property stores it."""
     return json.dumps({str(epoch): [position, head.hex()] for epoch, (position, head) in sorted(trimmed.items())})
 
 
 def trimmed_of(text: str | None) -> dict[int, tuple[int, bytes]]:
-    """What the property says; nothing where there is none."""
+    """Parse the property; empty without one."""
     ends = json.loads(text) if text else {}
     return {int(epoch): (int(position), bytes.fromhex(head)) for epoch, (position, head) in ends.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A data file that is there and that no version names yet: what the format commits it by, and its bytes."""
+    """A data file that no version refers to yet: what the format needs to commit it, and its bytes."""
 
     file: Any
     size: int
 
 
 class BronzeTable(Protocol):
-    """A bronze table at the version that was looked at last. One instance is used by one thread."""
+    """A bronze table at the version that was read last. One instance is used by one thread."""
 
     @property
     def place(self) -> str:
-        """Where it is, as errors and views name it."""
+        """Its location, for errors and views."""
 
     @property
     def version(self) -> int:
-        """The version looked at; grows with each commit."""
+        """The current version; grows with each commit."""
 
     def refresh(self) -> bool:
-        """Move to the newest version; False where there is no table.
+        """Move to the newest version; False if there is no table.
 
-        Raises BronzeUnknown for a table that is not bronze, or of a contract that this version does not know.
+        Raises BronzeUnknown for a table that is not bronze, or whose contract this version does not support.
         """
 
     def create(self) -> None:
-        """Make the empty table and look at it. Raises BronzeNotWritten."""
+        """Create the empty table and read it. Raises BronzeNotWritten."""
 
     def state(self) -> StreamCheckpoint | None:
-        """What the version says of its newest stream; None where no stream was started. Raises BronzeDamaged."""
+        """The state of the newest stream in this version; None if no stream was started. Raises BronzeDamaged."""
 
     def prove(self) -> None:
-        """Raise BronzeAltered where something else changed the data since the newest version that was made here.
+        """Raise BronzeAltered if another program changed the data since the newest version of cdc_lake.
 
-        A commit proves the version that it is made on, where that was not made by the same table.
+        A commit verifies the version it is based on, unless this object wrote it.
         """
 
     def last_chunk(self, app: str) -> int | None:
@@ -362,14 +362,15 @@ class BronzeTable(Protocol):
         """The data files of the version."""
 
     def last_trimmed(self) -> Mapping[int, tuple[int, bytes]]:
-        """Epoch → position and hash of the last transaction that left by retention; the chain goes on behind it."""
+        """Epoch → position and hash of the last transaction that retention removed; the chain continues after it."""
 
     def write(self, rows: Rows) -> WrittenFile:
-        """Write one data file, on disk where the durability says so. Raises BronzeNotWritten."""
+        """Write one data file, synced if the durability requires it. Raises BronzeNotWritten."""
 
     def commit(self, files: Sequence[WrittenFile], state: StreamCheckpoint, chunks: Mapping[str, int]) -> int:
-        """Make the files part of the table together with the state and chunk numbers; the version made, looked at.
+        """Commit files together with the state and chunk numbers; returns the new version, which becomes the current
+        one.
 
-        Raises AnotherReceiver where the version looked at is not the newest one, BronzeNotWritten where the commit is
-        known not to have landed. After either, look again.
+        Raises AnotherReceiver if the current version is not the newest one, BronzeNotWritten if the commit certainly
+        failed. After either, call `refresh`.
         """

@@ -1,8 +1,8 @@
 """Bronze as a Delta table, in a local folder or in an object store.
 
-The markers are application transactions of the commit that has the rows; stream, epoch and head of the chain stand in
-the commit's note. A commit whose call failed is looked up in the log by its id: it landed, or it did not, and data
-files are never deleted (one that no commit names is harmless).
+The markers are application transactions of the commit that contains the rows; stream, epoch and head of the chain are
+in the commit's metadata. After a failed call, the commit is searched in the log by its id to determine whether it
+landed. Data files are never deleted here (one that no commit refers to is harmless).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _APPEND_ONLY = "delta.appendOnly"
 _SHORT_LOG = {
     "delta.logRetentionDuration": "interval 10 minutes",
     "delta.deletedFileRetentionDuration": "interval 10 minutes",
-    "delta.enableExpiredLogCleanup": "false",  # upkeep does it, outside of the receiver's commits
+    "delta.enableExpiredLogCleanup": "false",  # maintenance does it, outside of the receiver's commits
 }
 
 
@@ -55,7 +55,7 @@ class DeltaBronzeTable:
         self._place: DeltaStorage = LocalDeltaStorage(location) if isinstance(location, Path) else location
         self._table: DeltaTable | None = None
         self._cached_state: tuple[int, StreamCheckpoint | None] | None = (
-            None  # by version: asking the log reads it each time
+            None  # by version: querying the log reads it each time
         )
         self._newest: tuple[int, _Newest] | None = None
         self._committed_version = -1
@@ -71,7 +71,7 @@ class DeltaBronzeTable:
         return int(self._open_table.version())
 
     def refresh(self) -> bool:
-        """Read what the log has that was not read yet."""
+        """Read the new part of the log."""
         if self._table is None:
             table = self._place.open()
             if table is None:
@@ -86,18 +86,18 @@ class DeltaBronzeTable:
         return True
 
     def create(self) -> None:
-        """Make the empty table."""
+        """Create the empty table."""
         properties = {"delta.appendOnly": "true", CONTRACT_PROPERTY: str(CONTRACT_VERSION)}
         self._table = self._place.create(SCHEMA, properties)
 
     def state(self) -> StreamCheckpoint | None:
-        """From the note of the newest commit that has one, at last from the rows; with the markers."""
+        """From the metadata of the newest commit that has it, or else from the rows; with the markers."""
         if self._cached_state is None or self._cached_state[0] != self.version:
             self._cached_state = self.version, self._state()
         return self._cached_state[1]
 
     def prove(self) -> None:
-        """By the log entries behind the newest of ours: files may neither have come nor left with them."""
+        """From the log entries after our newest one: they may not have added or removed files."""
         newest = self._load_newest()
         changed = changed_by(newest.others)
         if changed is None:
@@ -120,7 +120,7 @@ class DeltaBronzeTable:
         return self._marker(app)
 
     def files(self) -> Files:
-        """The files as the log has them, with the bounds it gives."""
+        """The files and bounds in the log."""
         actions = pa.table(self._place.ask(lambda: self._open_table.get_add_actions(flatten=True)))
         paths = [self._place.path(unquote(path)) for path in actions["path"].to_pylist()]
         index = actions.column_names.index("path")
@@ -129,7 +129,7 @@ class DeltaBronzeTable:
         )
 
     def write(self, rows: Rows) -> WrittenFile:
-        """One Parquet file, not yet in the log."""
+        """Write one Parquet file, not yet in the log."""
         try:
             action = self._place.write(rows, stats=BOUNDED, loose=LOOSE, plain=PLAIN)
         except OSError as cause:
@@ -137,7 +137,7 @@ class DeltaBronzeTable:
         return WrittenFile(action, action.size)
 
     def commit(self, files: Sequence[WrittenFile], state: StreamCheckpoint, chunks: Mapping[str, int]) -> int:
-        """One log entry, as the version right after the one looked at."""
+        """Write one log entry, as the version directly after the current one."""
         apps = {order_app(state.stream): state.upto, confirm_app(state.stream): state.confirm, **chunks}
         actions = [written.file for written in files]
         return self._make(lambda table: self._place.commit(table, actions, apps=apps, note=note_of(state)))
@@ -145,7 +145,7 @@ class DeltaBronzeTable:
     # ── upkeep (`bronze.compaction.MaintainedTable`) ──
 
     def prepare(self, state: StreamCheckpoint) -> None:
-        """Say how long the log remembers: what was replaced long ago has no place in every checkpoint."""
+        """Set the retention of the log, so that checkpoints do not list files replaced long ago."""
         properties = self._place.ask(self._open_table.metadata).configuration
         if missing := {name: value for name, value in _SHORT_LOG.items() if properties.get(name) != value}:
             self._make(lambda table: self._place.set_properties(table, missing, note_of(state)))
@@ -153,7 +153,7 @@ class DeltaBronzeTable:
     def exchange(
         self, removed: Sequence[str], files: Sequence[WrittenFile], state: StreamCheckpoint, *, gone: bool
     ) -> int:
-        """One log entry, which readers of a stream pass over."""
+        """Write one log entry, which streaming readers skip."""
         names = [path.rpartition("/")[2] for path in removed]
         if gone and self._place.ask(self._open_table.metadata).configuration.get(_APPEND_ONLY) == "true":
             self._make(lambda table: self._place.set_properties(table, {_APPEND_ONLY: "false"}, note_of(state)))
@@ -175,12 +175,12 @@ class DeltaBronzeTable:
         self._make(lambda table: self._place.set_properties(table, properties, note_of(state)))
 
     def leftovers(self, now: float, files_seconds: float | None) -> OrphanFiles | None:
-        """Log entries that a checkpoint replaces, and data files that no version names."""
+        """Log entries that a checkpoint replaces, and data files that no version refers to."""
         live = [path.rpartition("/")[2] for path in self.files().paths]
         return self._place.leftovers(live, now, files_seconds)
 
     def tidy(self, now: float, files_seconds: float | None) -> OrphanFiles | None:
-        """After a checkpoint of the version looked at."""
+        """Remove them after a checkpoint of the current version."""
         self._place.checkpoint(self._open_table)
         leftovers = self.leftovers(now, files_seconds)
         if leftovers is not None:
@@ -188,13 +188,13 @@ class DeltaBronzeTable:
         return leftovers
 
     def written_at(self) -> float | None:
-        """By the file of its log entry."""
+        """The time of the file of its log entry."""
         return self._place.written_at(self._open_table)
 
     # ── the log ──
 
     def _make(self, commit: Callable[[DeltaTable], int]) -> int:
-        """Commit on top of the version looked at, and look at the one made."""
+        """Commit on top of the current version, and move to the new one."""
         base = self.version
         if base != self._committed_version:
             self.prove()
@@ -209,7 +209,9 @@ class DeltaBronzeTable:
         return version
 
     def _moved_on(self, base: int) -> bool:
-        """Whether the table is further although no entry says so: upkeep removed those behind `base` long ago."""
+        """Whether the table has advanced although there is no entry: maintenance removed those after `base` long
+        ago.
+        """
         newest = self._place.open()
         return newest is not None and newest.version() > base
 
@@ -228,7 +230,7 @@ class DeltaBronzeTable:
         return self._newest[1]
 
     def _walk(self) -> _Newest:
-        """From the newest log entry back to one of ours."""
+        """Read from the newest log entry back to one of ours."""
         others: list[tuple[int, str]] = []
         for candidate in range(self.version, -1, -1):
             entry = self._place.entry(candidate)
@@ -243,7 +245,7 @@ class DeltaBronzeTable:
 
 @dataclass(frozen=True, slots=True)
 class _Newest:
-    """The newest version of ours, what it notes, and the log entries of others behind it, newest first."""
+    """Our newest version, its metadata, and the log entries of others after it, newest first."""
 
     version: int | None
     note: CommittedState | None
@@ -251,5 +253,5 @@ class _Newest:
 
 
 def _rewritten_file(file: AddAction) -> AddAction:
-    """The action of a file that holds what files that leave had."""
+    """The action of a file that contains rows of removed files."""
     return AddAction(file.path, file.size, {}, file.modification_time, data_change=False, stats=file.stats)

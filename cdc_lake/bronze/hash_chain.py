@@ -1,9 +1,9 @@
-"""One link of the hash chain: a transaction's rows, checked against what its COMMIT row says.
+"""Verifies one link of the hash chain: a transaction's rows against its COMMIT row.
 
-There are two checks of the same definition (`decode.hashing`). `RowColumns` looks at a part of a file by columns and
-finds complete transactions and runs of changes that are right beyond doubt: it is fast, and says nothing of the
-others. `Link` goes row by row through the rest (truncates, messages, undecodable bytes, whatever does not fit), in
-memory that does not grow with the transaction, and alone says what is wrong.
+Two checks implement the same definition (`decode.hashing`). `RowColumns` checks a part of a file by columns and finds
+complete transactions and runs of changes that are certainly right: it is fast, and ignores the others. `Link` checks
+the rest row by row (truncates, messages, undecodable bytes, mismatches), in memory that does not grow with the
+transaction; only it reports what is wrong.
 
 The hash covers the values. What repeats on each row (stream, LSNs, CSN, xid, time) is only compared between the rows.
 """
@@ -45,23 +45,23 @@ ROW: Final = (
     "epoch", "position", "ordinal", "op", "relation", "layout", "new", "old", "old_kind", "unchanged", "raw", "info",
     "stream", "csn", "first_lsn", "commit_lsn", "xid", "commit_ts",
 )  # fmt: skip
-"""The columns of bronze that are checked, in the order in which rows are handed in."""
+"""The checked columns of bronze, in the order in which rows are passed."""
 
 _EPOCH, _POSITION, _ORDINAL, _OP, _RELATION, _LAYOUT, _NEW, _OLD, _KIND, _UNCHANGED, _RAW, _INFO = range(12)
 SAME: Final = slice(12, None)
-"""Those that all rows of a transaction repeat."""
+"""Those that are equal in all rows of a transaction."""
 
 _TUPLE_OPS: Final = frozenset({INSERT, UPDATE, DELETE})
 _OF_TABLE: Final = _TUPLE_OPS | {TRUNCATE}
 
 
 class ChainMismatch(Exception):
-    """A row or a transaction that does not fit, and why."""
+    """A mismatch of a row or a transaction, and its reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkedTransaction:
-    """A transaction that fits: its place in the chain, its size, and how many empty ones it says stand before it."""
+    """A verified transaction: its place in the chain, its size, and the number of empty ones before it."""
 
     position: int
     hash: bytes
@@ -71,7 +71,7 @@ class LinkedTransaction:
 
 
 class Link:
-    """One transaction. `previous`: the hash before it; `layouts`: what bronze describes, by number."""
+    """One transaction. `previous`: the hash before it; `layouts`: those that bronze describes, by number."""
 
     def __init__(self, previous: bytes, layouts: Mapping[int, Relation]) -> None:
         self._previous = previous
@@ -84,7 +84,7 @@ class Link:
         self.position = -1
 
     def take(self, row: tuple[Any, ...]) -> LinkedTransaction | None:
-        """Take the next row (`ROW`); what the COMMIT row closes. Raises ChainMismatch."""
+        """Take the next row (`ROW`); returns the transaction that a COMMIT row closes. Raises ChainMismatch."""
         self._place(row)
         op = row[_OP]
         try:
@@ -100,7 +100,7 @@ class Link:
         return None
 
     def run(self, first: tuple[Any, ...], digests: Sequence[bytes], counts: Mapping[str, Mapping[str, int]]) -> bool:
-        """Take changes that are right by themselves, `first` being their first row; False where they do not follow."""
+        """Take changes that are right by themselves, from row `first` on; False if they do not follow."""
         here = (self._rows, self.position, self._same)
         if not self._rows or (first[_ORDINAL], first[_POSITION], first[SAME]) != here:
             return False
@@ -156,7 +156,7 @@ class Link:
         return LinkedTransaction(self.position, hashed, self._rows - 2, int(commit_info["empty_before"]), csn)
 
     def _all_or_none(self, commit_info: dict[str, Any]) -> bool:
-        """Whether the rows `X` are as many as the COMMIT row says, and then all there is."""
+        """Whether the number of `X` rows matches the COMMIT row, and there are no other changes."""
         if "undecodable" not in commit_info:
             return not self._undecoded
         return self._undecoded == Undecoded.from_description(commit_info["undecodable"]).frames == self._rows - 2
@@ -170,7 +170,7 @@ def link_transaction(
     info: str | None,
     csn: int | None,
 ) -> LinkedTransaction | None:
-    """A transaction whose rows are right, if its COMMIT row says the same; otherwise None, and the rows tell why."""
+    """A transaction whose rows are right, if its COMMIT row agrees; otherwise None, and the rows show why."""
     try:
         commit_info = json.loads(info or "")
         content = content_of(digests)
@@ -188,7 +188,7 @@ def link_transaction(
 
 
 def _has_shape(row: tuple[Any, ...], columns: int) -> bool:
-    """Whether the tuples are of so many columns, and have no value where none was sent."""
+    """Whether the tuples have so many columns, and no value for unchanged ones."""
     new, old, unsent = row[_NEW], row[_OLD], row[_UNCHANGED] or ()
     if any(values is not None and len(values) != columns for values in (new, old)):
         return False
@@ -196,7 +196,7 @@ def _has_shape(row: tuple[Any, ...], columns: int) -> bool:
 
 
 def _canonical(row: tuple[Any, ...]) -> bytes:
-    """The canonical bytes of a change row; KeyError, TypeError or ValueError where it is not one."""
+    """The canonical bytes of a change row; KeyError, TypeError or ValueError if it is invalid."""
     op, relation, info = row[_OP], row[_RELATION], row[_INFO]
     if op == UNDECODABLE:
         reading = json.loads(info or "{}").get(READING_FIELD, "")
@@ -226,11 +226,11 @@ def _canonical(row: tuple[Any, ...]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class EpochFacts:
-    """What is known of one epoch beside bronze; each part is None or empty where it is not known.
+    """What other sources say about an epoch; each part is None or empty if unknown.
 
-    `stream`: its identity. `start`: the position its transactions lie behind. `head` and `last`: hash and position of
-    its end, as the stream after it found them. `dense`: it shows every CSN. `gaps`: CSNs that were passed over,
-    `(first, last)`, ascending, none overlapping.
+    `stream`: its identity. `start`: the position before its transactions. `head` and `last`: hash and position of its
+    end, as the next stream found them. `dense`: it shows every CSN. `gaps`: CSNs that were passed over,
+    `(first, last)`, ascending, without overlaps.
     """
 
     stream: str | None = None
@@ -242,16 +242,16 @@ class EpochFacts:
 
 @dataclass(frozen=True, slots=True)
 class ChainVerdict:
-    """What was verified, up to the first thing that does not fit: where it is, in which stream, and in what way.
+    """What was verified, up to the first mismatch: its location, stream and reason.
 
-    `empty` counts the transactions without rows that are accounted for, `passed_over` the CSNs in recorded gaps; both
-    are of streams that show every CSN. `behind`: the last transaction that retention let go; its hash is on record, and
-    the chain starts there.
+    `empty` counts verified transactions without rows, `passed_over` the CSNs in recorded gaps; both concern streams
+    that show every CSN. `behind`: the last transaction that retention removed; its hash is recorded, and the chain
+    starts there.
     """
 
     transactions: int
     changes: int
-    last: tuple[int, int] | None  # epoch and position of the last transaction that fits
+    last: tuple[int, int] | None  # epoch and position of the last verified transaction
     broken_at: tuple[int, int] | None = None
     reason: str = ""
     stream: str = ""
@@ -261,11 +261,11 @@ class ChainVerdict:
 
     @property
     def holds(self) -> bool:
-        """True where everything fits."""
+        """True without a mismatch."""
         return not self.reason
 
 
-_SHORT: Final = 16  # rows of a run that are looked at one by one just as fast
+_SHORT: Final = 16  # rows of a run that are checked one by one just as fast
 _AT_ONCE: Final = 4096  # rows as Python values
 _CHANGES: Final = (INSERT, UPDATE, DELETE)
 _B, _C = ord(BEGIN), ord(COMMIT)
@@ -281,7 +281,7 @@ class CompleteTransaction:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRun:
-    """Changes of one transaction that follow each other; BEGIN and COMMIT are not among them."""
+    """Consecutive changes of one transaction, without BEGIN and COMMIT."""
 
     start: int
     stop: int
@@ -289,7 +289,7 @@ class ChangeRun:
 
 @dataclass(frozen=True, slots=True)
 class UnverifiedRows:
-    """Rows to be looked at one by one."""
+    """Rows to be checked one by one."""
 
     start: int
     stop: int
@@ -297,12 +297,12 @@ class UnverifiedRows:
 
 @dataclass
 class RowColumns:
-    """Rows of the columns `ROW`, in the order of the file. `layouts`: what bronze describes, by number."""
+    """Rows of the columns `ROW`, in the order of the file. `layouts`: those that bronze describes, by number."""
 
     rows: pa.RecordBatch
     layouts: Mapping[int, Relation]
     digests: Digests = field(init=False)
-    """Of the changes that are right, in order."""
+    """Digests of the changes that are right, in order."""
 
     def __post_init__(self) -> None:
         places = np.flatnonzero(self._right)
@@ -351,15 +351,15 @@ class RowColumns:
         return self._streams[index]
 
     def place(self, index: int) -> tuple[int, int]:
-        """Epoch and position of a row of a run or a whole transaction."""
+        """Epoch and position of a row of a run or a complete transaction."""
         return self._places[index]
 
     def digests_in(self, start: int, stop: int) -> Digests:
-        """Of changes that are in a run or a whole transaction."""
+        """Digests of changes in a run or a complete transaction."""
         return self.digests[self._right_counts[start] : self._right_counts[stop]]
 
     def counts_in(self, start: int, stop: int) -> dict[str, dict[str, int]]:
-        """How many changes of each kind of each table: of changes that are in a run or a whole transaction."""
+        """Number of changes of each kind for each table, in a run or a complete transaction."""
         if stop - start == 1:
             code = self._codes[start]
             return {self._names[code >> 8]: {chr(code & 0xFF): 1}}
@@ -376,7 +376,7 @@ class RowColumns:
         return self.rows.column(ROW.index(name))
 
     def _numbers(self, name: str) -> Any:
-        """Of int64, 0 where there is none."""
+        """As int64, 0 for NULL."""
         return np.asarray(pc.fill_null(self._column(name), 0)).astype(np.int64)
 
     def _has(self, name: str) -> Any:
@@ -407,7 +407,7 @@ class RowColumns:
 
     @cached_property
     def _op(self) -> Any:
-        """The letter, 0 where it is another one than of these."""
+        """The letter, 0 if it is none of these."""
         op = np.zeros(self.rows.num_rows, np.uint8)
         for letter in (BEGIN, COMMIT, *_CHANGES):
             op[np.asarray(pc.fill_null(pc.equal(self._column("op"), letter), fill_value=False))] = ord(letter)
@@ -427,7 +427,7 @@ class RowColumns:
 
     @cached_property
     def _layout_codes(self) -> tuple[list[Relation], Any]:
-        """The layouts that rows follow and bronze describes, and which one each row follows, -1: none of them."""
+        """The layouts that bronze describes, and the one of each row, -1: none of them."""
         coded = self._column("layout").dictionary_encode()
         numbers = coded.dictionary.to_pylist()
         layouts = [self.layouts.get(number) for number in numbers]
@@ -447,12 +447,12 @@ class RowColumns:
 
     @cached_property
     def _widths(self) -> Any:
-        """Columns of the layout of each row, -1 where there is none."""
+        """Columns of the layout of each row, -1 without one."""
         return np.array([*(len(relation.columns) for relation in self._relations), -1], np.int64)[self._relation]
 
     @cached_property
     def _right(self) -> Any:
-        """Inserts, updates and deletes in the shape of their layout."""
+        """Inserts, updates and deletes that match their layout."""
         names = pa.array([*self._names, None], pa.string())
         named = pc.fill_null(
             pc.equal(self._column("relation"), names.take(pa.array(self._relation % len(names)))), False
@@ -464,12 +464,12 @@ class RowColumns:
         return right & np.where(self._has("old"), is_known_kind, ~self._has("old_kind"))
 
     def _has_shape(self, name: str) -> Any:
-        """Whether a tuple is not there, or has so many values as its layout has columns."""
+        """Whether a tuple is missing, or has as many values as its layout has columns."""
         lengths = np.asarray(pc.fill_null(pc.list_value_length(self._column(name)), -1))
         return (lengths == -1) | (lengths == self._widths)
 
     def _sent_or_not(self) -> Any:
-        """Whether there is no value where none was sent."""
+        """Whether unchanged columns have no value."""
         fits = np.ones(self.rows.num_rows, bool)
         unsent, new = self._column("unchanged"), self._column("new")
         if unsent.null_count == len(unsent):
@@ -495,7 +495,7 @@ class RowColumns:
 
     @cached_property
     def _follows(self) -> Any:
-        """Rows that are of the same transaction as the one before, as far as what repeats says, and the next of it."""
+        """Rows that follow the previous one in the same transaction, according to repeated values and ordinal."""
         count = self.rows.num_rows
         follows = np.ones(count, bool)
         follows[:1] = False
@@ -510,7 +510,7 @@ class RowColumns:
 
     @cached_property
     def _right_counts(self) -> list[int]:
-        """How many changes are right before each row."""
+        """The number of right changes before each row."""
         return [0, *np.cumsum(self._right).tolist()]
 
     @cached_property
@@ -519,7 +519,7 @@ class RowColumns:
         return codes
 
     def _complete_transactions(self) -> list[tuple[int, int]]:
-        """Where whole transactions are."""
+        """Bounds of complete transactions."""
         begins = (self._op == _B) & self._bare & (self._ordinal == 0) & self._has("ordinal")
         begins &= self._has("epoch") & self._has("position")
         commits = self._follows & (self._op == _C) & self._bare
@@ -538,7 +538,7 @@ class RowColumns:
         return list(zip(starts[alone].tolist(), (closing[alone] + 1).tolist(), strict=True))
 
     def _incomplete_parts(self, start: int, stop: int) -> Iterator[ChangeRun | UnverifiedRows]:
-        """Rows that are of no whole transaction."""
+        """Rows of incomplete transactions."""
         right = self._right[start:stop]
         joined = right & self._follows[start:stop]
         joined[:1] = False
@@ -556,7 +556,7 @@ class RowColumns:
 
 
 def _repeats(column: Any) -> Any:
-    """For each row but the first, whether it has the value of the one before; NULL is one."""
+    """Whether each row but the first has the value of the one before; NULLs are equal."""
     before, after = column[:-1], column[1:]
     same = np.asarray(pc.fill_null(pc.equal(before, after), fill_value=False))
     if column.null_count:

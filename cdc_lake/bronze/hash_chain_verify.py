@@ -1,12 +1,12 @@
-"""Verifies the hash chain: bronze holds exactly the transactions that were landed, once and unedited.
+"""Verifies the hash chain: bronze contains exactly the landed transactions, once and unmodified.
 
-Digests are computed again from the values in the rows by the definition in `decode.hashing`, without the wire and
-without the code that landed them. Contents, counts and hashes are compared with each COMMIT row, from transaction to
-transaction and from epoch to epoch, and the last hash with the head that the table's newest commit of ours names. If a
-stream shows every CSN, the numbers between two transactions are accounted for too: by transactions without rows, which
-the later one counts, and by recorded gaps.
+Digests are computed again from the values in the rows, by the definition in `decode.hashing` and without the code that
+landed them. Contents, counts and hashes are compared with each COMMIT row, from transaction to transaction and from
+epoch to epoch, and the last hash with the head in the newest commit of cdc_lake. If a stream shows every CSN, the
+numbers between two transactions are accounted for too: by transactions without rows, which the later one counts, and by
+recorded gaps.
 
-It goes file by file, in memory that grows neither with bronze nor with a transaction.
+Verification reads file by file, in memory that grows neither with bronze nor with a transaction.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LOST_TAIL = "the table's last transactions are missing: its head is the hash of
 
 
 class ChainBreak(Exception):
-    """The first thing that does not fit: epoch and position, and in what way."""
+    """The first mismatch: epoch and position, and the reason."""
 
     def __init__(self, epoch: int, position: int, reason: str) -> None:
         super().__init__(reason)
@@ -55,7 +55,7 @@ class ChainBreak(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PinnedVersion:
-    """One version of bronze; `left`: epoch → position and hash of the last transaction that left by retention."""
+    """One version of bronze; `left`: epoch → position and hash of the last transaction that retention removed."""
 
     state: StreamCheckpoint
     files: Files
@@ -64,9 +64,9 @@ class PinnedVersion:
 
 @dataclass(slots=True)
 class _Epoch:
-    """Where the walk stands in one epoch: `position` and `hash` of the transaction before.
+    """The progress in one epoch: `position` and `hash` of the previous transaction.
 
-    `counted`: CSNs up to it are accounted for; None where the stream does not show every CSN, as far as is known.
+    `counted`: CSNs up to it are accounted for; None if the stream is not known to show every CSN.
     """
 
     number: int
@@ -96,7 +96,7 @@ class ChainVerification:
 
     @property
     def verdict(self) -> ChainVerdict:
-        """What fits until now."""
+        """The result so far."""
         return ChainVerdict(
             self._transactions,
             self._changes,
@@ -108,11 +108,11 @@ class ChainVerification:
 
     @property
     def state(self) -> StreamCheckpoint:
-        """What bronze says of its newest stream."""
+        """The state of bronze's newest stream."""
         return self.pinned.state
 
     def run(self, report: ProgressReporter) -> None:
-        """Every row in order. Raises ChainBreak at the first that does not fit."""
+        """Verify every row in order. Raises ChainBreak at the first mismatch."""
         self._read_layouts()
         self._current = self._enter(1 if self.span is None else self.span.epoch)
         for rows in self._rows(report):
@@ -139,7 +139,7 @@ class ChainVerification:
     # ── rows ──
 
     def _verify_transaction(self, rows: RowColumns, part: CompleteTransaction) -> bool:
-        """Take a transaction that fits; False where it does not, or is of another epoch."""
+        """Take a verified transaction; False if it does not match, or belongs to another epoch."""
         epoch, position = rows.place(part.start)
         current = self._current
         if self._link is not None or epoch != current.number or position <= current.position:
@@ -156,7 +156,7 @@ class ChainVerification:
         return True
 
     def _run(self, rows: RowColumns, part: ChangeRun) -> bool:
-        """Take changes of a transaction that is begun; False where they do not follow."""
+        """Take changes of an open transaction; False if they do not follow."""
         epoch, _ = rows.place(part.start)
         if self._link is None or epoch != self._current.number:
             return False
@@ -200,7 +200,7 @@ class ChainVerification:
             report(ProgressEvent("chain", text, number + 1, len(paths), "files"))
 
     def _first_of(self, path: str) -> tuple[int, int]:
-        """Where a file that cannot be read begins, as the table says, or where the walk stands."""
+        """The first place of an unreadable file according to the table, or the current place."""
         return self.pinned.files.first(path) or (self._current.number, self._current.position)
 
     def _paths(self, op: str | None = None) -> list[str]:
@@ -209,7 +209,7 @@ class ChainVerification:
         return self.pinned.files.select(epoch=self.span.epoch, after=self.span.after, upto=self.span.upto, op=op)
 
     def _read_layouts(self) -> None:
-        """Of all files first: compaction may move layout rows behind the changes that follow them."""
+        """Read the layouts of all files first: compaction may move layout rows after changes that use them."""
         wanted = pc.field("ordinal").is_null() & (pc.field("op") == RELATION)
         if self.span is not None:
             wanted &= pc.field("epoch") == self.span.epoch
@@ -229,7 +229,7 @@ class ChainVerification:
                 self.layouts[number] = relation
 
     def _readable(self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression) -> Iterator[pa.Table]:
-        """Of the files that can be read: of the others the walk says so, when it gets there."""
+        """Rows of readable files; the others are reported when verification reaches them."""
         for path in paths:
             with suppress(BronzeDamaged):
                 yield from self.pinned.files.batches([path], columns, wanted)
@@ -256,7 +256,7 @@ class ChainVerification:
         return current
 
     def _forward(self, epoch: int, position: int) -> None:
-        """On to the next epoch that has rows; those in between have none, which what is known of them must bear out."""
+        """Move to the next epoch with rows; what is known of epochs in between must show that they have none."""
         if epoch < self._current.number:
             raise ChainBreak(epoch, position, f"it comes after epoch {self._current.number}")
         if epoch > self.state.epoch:
@@ -266,7 +266,7 @@ class ChainVerification:
             self._current = self._enter(self._current.number + 1)
 
     def _leave(self) -> None:
-        """The end of an epoch, as far as it is known and the span reaches it."""
+        """Verify the end of an epoch, as far as it is known and in the span."""
         current = self._current
         reached = self.span is None or self.span.upto >= (
             self.state.upto if current.number == self.state.epoch else END
@@ -307,7 +307,7 @@ class ChainVerification:
         self._last = (current.number, linked.position)
 
     def _account(self, position: int, empty: int) -> None:
-        """Every CSN between what is accounted for and `position` is of an empty transaction or in a recorded gap."""
+        """Verify that every CSN before `position` belongs to an empty transaction or a recorded gap."""
         current = self._current
         assert current.counted is not None
         missing = position - current.counted - 1 - empty
@@ -336,10 +336,10 @@ def verify(
     load_epoch_facts: Callable[[], Mapping[int, EpochFacts]] = dict,
     report: ProgressReporter = silent,
 ) -> ChainVerdict:
-    """Verify a span (None: every epoch from its start). What lies before a span is taken on trust.
+    """Verify a span (None: every epoch from its start). What precedes a span is trusted.
 
-    `load_epoch_facts` gives what is known of each epoch beside bronze; it is asked once the version to verify is
-    chosen. Bronze may go on meanwhile. Raises BronzeBusy where no version can be read in peace.
+    `load_epoch_facts` returns other knowledge of each epoch; it is called after the version to verify was chosen.
+    Bronze may grow meanwhile. Raises BronzeBusy if no version can be read completely.
     """
     pinned = _pin_version(reader)
     if pinned is None:
@@ -354,7 +354,7 @@ def verify(
 
 
 def _pin_version(reader: BronzeReader) -> PinnedVersion | None:
-    """The newest version, all parts of it from the same one; None where no stream was started."""
+    """The newest version, with all parts from the same one; None if no stream was started."""
     for _ in range(_TURNS):
         version = reader.version()
         state, files, trimmed = reader.state(), reader.files(), reader.last_trimmed()

@@ -1,8 +1,8 @@
 """Bronze as an Iceberg table of the pipeline's catalog.
 
-The whole state stands in the summary of each version that is made here: the stream, both markers, the head of the
-chain, and the last chunk of each snapshot of the stream. A version without it (a compaction by others) is passed over
-to the one before. `tables.iceberg_log` says how a version is committed, fenced and found again.
+The summary of each version of cdc_lake contains the whole state: the stream, both markers, the head of the chain, and
+the last chunk of each snapshot of the stream. A version without it (a compaction by others) is skipped in favour of the
+one before. `tables.iceberg_log` defines how a version is committed, fenced and found again.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class IcebergBronzeTable:
         return 0 if head is None else head.sequence_number or 0
 
     def refresh(self) -> bool:
-        """Ask the catalog."""
+        """Query the catalog."""
         if self._opened is None and not is_there(self._address):
             return False
         with reading(self.place), reaching(self._address):
@@ -87,7 +87,7 @@ class IcebergBronzeTable:
         return True
 
     def create(self) -> None:
-        """Make the empty table, and the namespace where there is none."""
+        """Create the empty table, and the namespace if it does not exist."""
         with self._writing("the bronze table could not be created"):
             try:
                 self._log.create(SCHEMA, {CONTRACT_PROPERTY: str(CONTRACT_VERSION)})
@@ -95,7 +95,7 @@ class IcebergBronzeTable:
                 raise BronzeNotWritten("the bronze table already exists", where=self.place) from cause
 
     def state(self) -> StreamCheckpoint | None:
-        """From the summary of the newest version that has it."""
+        """From the summary of the newest version with a state."""
         noted = self._read_note()
         if noted is None:
             note = from_rows(self.files())
@@ -108,7 +108,7 @@ class IcebergBronzeTable:
         return StreamCheckpoint(note.stream, note.epoch, upto, confirm, note.head, note.empty)
 
     def prove(self) -> None:
-        """By the versions that the catalog knows: the newest of ours is the head, or the head has the same files."""
+        """From the versions in the catalog: our newest one is the head, or the head has the same files."""
         with reading(self.place):
             changed = self._find_foreign_change()
         if changed is None:
@@ -123,7 +123,7 @@ class IcebergBronzeTable:
         return None if chunk is None else int(chunk)
 
     def files(self) -> Files:
-        """The files of the version with the bounds its manifests give; of a newer one where its lists are gone."""
+        """The files of the version with the bounds in its manifests; of a newer one if its lists are gone."""
         for _ in range(_LOOKS):
             try:
                 with reading(self.place):
@@ -134,25 +134,25 @@ class IcebergBronzeTable:
         raise BronzeDamaged("the manifests of the latest version cannot be read", where=self.place) from failure
 
     def write(self, rows: Rows) -> WrittenFile:
-        """One Parquet file, in no version yet."""
+        """Write one Parquet file, in no version yet."""
         with self._writing("a data file could not be written"):
             file = self._log.write(rows, stats=BOUNDED, plain=PLAIN)
         return WrittenFile(file, file.file_size_in_bytes)
 
     def commit(self, files: Sequence[WrittenFile], state: StreamCheckpoint, chunks: Mapping[str, int]) -> int:
-        """One version, right after the one looked at."""
+        """Write one version, directly after the current one."""
         return self._make(Change(added=[written.file for written in files]), state, chunks)
 
     # ── upkeep (`bronze.compaction.MaintainedTable`) ──
 
     def prepare(self, state: StreamCheckpoint) -> None:
-        """Nothing: each commit lets the versions go that are too old."""
+        """Nothing: each commit expires old versions."""
         del state
 
     def exchange(
         self, removed: Sequence[str], files: Sequence[WrittenFile], state: StreamCheckpoint, *, gone: bool
     ) -> int:
-        """One version, which readers of a stream pass over unless rows leave."""
+        """Write one version, which streaming readers skip unless rows are removed."""
         actions = self.files().actions
         locations = dict(zip(actions["path"].to_pylist(), actions["location"].to_pylist(), strict=True))
         operation = Operation.DELETE if gone else Operation.REPLACE
@@ -170,12 +170,12 @@ class IcebergBronzeTable:
         self._make(Change(properties={TRIMMED_PROPERTY: trimmed_text(trimmed)}), state, {})
 
     def leftovers(self, now: float, files_seconds: float | None) -> OrphanFiles | None:
-        """Files of metadata and of data that no version names."""
+        """Metadata and data files that no version refers to."""
         with reading(self.place):
             return iceberg_leftovers(self._log, now, files_seconds)
 
     def tidy(self, now: float, files_seconds: float | None) -> OrphanFiles | None:
-        """Remove the leftovers."""
+        """Remove them."""
         leftovers = self.leftovers(now, files_seconds)
         if leftovers is not None:
             with reading(self.place):
@@ -183,14 +183,14 @@ class IcebergBronzeTable:
         return leftovers
 
     def written_at(self) -> float | None:
-        """By the file of its metadata; None in a store."""
+        """The time of its metadata file; None in an object store."""
         file = local_path(self._log.table, self._log.table.metadata_location)
         return None if file is None else file.stat().st_mtime
 
     # ── the log ──
 
     def _make(self, change: Change, state: StreamCheckpoint, chunks: Mapping[str, int]) -> int:
-        """Commit on top of the version looked at, and stand at the one made."""
+        """Commit on top of the current version, and move to the new one."""
         self.prove()
         note = {f"{_PREFIX}{key}": str(value) for key, value in note_of(state).items()}
         note |= {f"{_PREFIX}upto": str(state.upto), f"{_PREFIX}confirm": str(state.confirm)}
@@ -214,7 +214,7 @@ class IcebergBronzeTable:
         return self._opened
 
     def _find_foreign_change(self) -> tuple[str, int] | None:
-        """What others made of the newest version of ours, and which that is; None: nothing."""
+        """What others changed since our newest version, and that version; None: nothing."""
         own_snapshot, head = self._log.newest(COMMIT_PROPERTY), self._log.head
         if own_snapshot is None or head == own_snapshot or not self._log.stands_at_main:
             return None
@@ -231,7 +231,7 @@ class IcebergBronzeTable:
         return self._log.summary(f"{_PREFIX}stream")
 
     def _chunks(self, stream: str) -> dict[str, str]:
-        """The chunks of the stream's snapshots so far, as each version says them again."""
+        """The chunks of the stream's snapshots so far, which each version repeats."""
         prefix = f"{_CHUNK}{order_app(stream)}:"
         return {key: value for key, value in (self._read_note() or {}).items() if key.startswith(prefix)}
 

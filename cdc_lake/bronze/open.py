@@ -1,4 +1,4 @@
-"""From a pipeline to its bronze table, in the format and at the place it declares."""
+"""Opens the bronze table of a pipeline, in its format and location."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cdc_lake.tables.object_store import object_store
 
 
 def bronze_table(project: Project) -> MaintainedTable:
-    """The table, whether it is there or not. Raises IcebergMissing, CatalogUnreachable."""
+    """The table, whether it exists or not. Raises IcebergMissing, CatalogUnreachable."""
     if project.pipeline.bronze.format == "iceberg":
         try:
             from cdc_lake.bronze.iceberg_table import IcebergBronzeTable  # noqa: PLC0415 - an extra
@@ -34,7 +34,7 @@ def bronze_reader(project: Project) -> BronzeReader:
 
 
 def decoded_transactions(project: Project) -> LateDecoded:
-    """What its undecodable transactions turned out to be."""
+    """The results of decoding its undecodable transactions later."""
     return LateDecoded(control_tables(project), project.control / "decoded_rows")
 
 
@@ -44,5 +44,5 @@ def bronze_writer(project: Project) -> TableBronze:
 
 
 def bronze_beside(project: Project) -> BesideBronze:
-    """A writer beside the receiver, for one thread."""
+    """A writer that runs in parallel with the receiver, for one thread."""
     return BesideBronze(bronze_table(project))

@@ -1,11 +1,11 @@
 """Reads commits, changes, layouts and whole transactions of a bronze table, without Spark.
 
-Each call looks at the newest version. Only data files whose bounds overlap what is asked for are opened, and only the
-columns asked for are read. Every call has one epoch: positions of different epochs cannot be compared.
+Each call uses the newest version. Only data files whose bounds overlap the request are opened, and only the requested
+columns are read. Every call concerns one epoch, because positions of different epochs cannot be compared.
 
-Undecodable transactions that were decoded later are overlaid. Bronze is never rewritten: each has a file with its
-layouts and changes beside the control tables, and a row of the control table `decoded` that names the transaction by
-the digest of its bytes. The file is durable before the row; a row without its file counts for nothing.
+Undecodable transactions that were decoded later are overlaid, because bronze is never rewritten: each has a file with
+its layouts and changes next to the control tables, and a row of the control table `decoded` with the digest of its
+bytes. The file is durable before the row; a row without its file is ignored.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from cdc_lake.tables.files import write_rows
 
 @dataclass(frozen=True)
 class OverlaidFiles(Files):
-    """The files of bronze, and those beside it, which have rows of bronze's columns at positions of their own."""
+    """The files of bronze, and those next to the control tables, which have bronze's columns at their own positions."""
 
     overlay: Files = field(default_factory=Files.empty)
 
@@ -62,13 +62,13 @@ class OverlaidFiles(Files):
         op: str | None = None,
         relations: Iterable[str] | None = None,
     ) -> list[str]:
-        """The files that meet a span; those beside bronze come last."""
+        """The files that overlap a span; overlaid ones are last."""
         names = None if relations is None else list(relations)
         own_paths = super().select(epoch=epoch, after=after, upto=upto, op=op, relations=names)
         return [*own_paths, *self.overlay.select(epoch=epoch, after=after, upto=upto, op=op, relations=names)]
 
     def read(self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
-        """Rows of the given files, in their order, of the columns asked for."""
+        """The requested columns of the given files, with their rows in order."""
         own_paths, overlay_paths = self.split_paths(paths)
         return pa.concat_tables(
             [super().read(own_paths, columns, wanted), self.overlay.read(overlay_paths, columns, wanted)]
@@ -77,19 +77,19 @@ class OverlaidFiles(Files):
     def batches(
         self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None
     ) -> Iterator[pa.Table]:
-        """The same rows a part at a time, file by file, so that memory holds a row group and not the span."""
+        """The same rows in parts, file by file, so that memory contains a row group and not the span."""
         own_paths, overlay_paths = self.split_paths(paths)
         yield from super().batches(own_paths, columns, wanted)
         yield from self.overlay.batches(overlay_paths, columns, wanted)
 
     def split_paths(self, paths: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The paths in bronze, and those beside it."""
+        """The paths in bronze, and the overlaid ones."""
         overlay_paths = set(self.overlay.paths)
         return [path for path in paths if path not in overlay_paths], [path for path in paths if path in overlay_paths]
 
 
 def decoded_later(files: Files) -> list[tuple[int, int]]:
-    """Epoch and position of the transactions that stand beside bronze."""
+    """Epoch and position of overlaid transactions."""
     if not isinstance(files, OverlaidFiles):
         return []
     actions = files.overlay.actions
@@ -99,9 +99,9 @@ def decoded_later(files: Files) -> list[tuple[int, int]]:
 def in_order(
     files: Files, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None
 ) -> Iterator[pa.Table]:
-    """`files.batches` in order also where some stand beside bronze, each a transaction in size.
+    """`files.batches` in order, even if some are overlaid, each with one transaction.
 
-    Epoch, position and ordinal have to be among the columns.
+    The columns must include epoch, position and ordinal.
     """
     if not isinstance(files, OverlaidFiles):
         yield from files.batches(paths, columns, wanted)
@@ -123,15 +123,15 @@ def _sort_rows(rows: pa.Table) -> pa.Table:
 
 
 class LateDecoded:
-    """The transactions of a pipeline that were decoded later. One instance a thread."""
+    """The transactions of a pipeline that were decoded later. One instance per thread."""
 
     def __init__(self, control: ControlTables, folder: Path) -> None:
         self._control = control
         self._folder = folder
-        self._standing: set[tuple[int, int, str]] = set()  # facts whose bytes bronze was seen to hold
+        self._standing: set[tuple[int, int, str]] = set()  # facts whose bytes are in bronze
 
     def resolve_commit(self, commit: CommitRow) -> CommitRow:
-        """The commit with the counts of its changes where it was decoded later; otherwise as it is."""
+        """The commit, with the counts of its changes if it was decoded later."""
         if commit.undecoded is None:
             return commit
         row = self._rows().get((commit.epoch, commit.position))
@@ -140,7 +140,7 @@ class LateDecoded:
         return replace(commit, counts=json.loads(row.counts), undecoded=None)
 
     def overlay_files(self, files: Files) -> Files:
-        """The files, and beside them those of transactions that were decoded later."""
+        """The files, and those of transactions that were decoded later."""
         rows = [row for row in self._rows().values() if self._stands(row, files)]
         if not rows:
             return files
@@ -154,7 +154,7 @@ class LateDecoded:
         return OverlaidFiles(files.actions, files.filesystem, Files.from_actions(table))
 
     def record(self, commit: CommitRow, rows: pa.Table, counts: dict[str, dict[str, int]], version: str) -> None:
-        """Keep what a transaction turned out to be; `rows` as bronze would have them. Raises LakeError, OSError."""
+        """Store a decoded transaction; `rows` as bronze would have them. Raises LakeError, OSError."""
         fact = DecodedRow(
             epoch=commit.epoch,
             position=commit.position,
@@ -166,14 +166,14 @@ class LateDecoded:
         )
         path = self._path(fact)
         change_rows = rows.filter(pc.invert(pc.is_in(rows["op"], pa.array([BEGIN, COMMIT]))))
-        # the layouts stand at the batch's first position in bronze, here at the transaction's own
+        # in bronze, layouts are at the batch's first position, here at the transaction's own
         index = change_rows.column_names.index("position")
         position = pa.repeat(pa.scalar(commit.position, pa.int64()), change_rows.num_rows)
         write_rows(change_rows.set_column(index, change_rows.schema.field(index), position), path)
         self._control.record(fact)
 
     def expired_rows(self, trimmed: Mapping[int, tuple[int, bytes]], files: Files) -> list[DecodedRow]:
-        """The facts about transactions that left bronze by retention: nobody can ask for them any more.
+        """The facts about transactions that retention removed from bronze, which are no longer needed.
 
         `trimmed`: epoch → position and hash of the last transaction that left; `files`: of bronze, after that.
         """
@@ -182,20 +182,20 @@ class LateDecoded:
         return [row for row in left if not self._stands(row, files)]
 
     def forget(self, rows: Sequence[DecodedRow]) -> None:
-        """Remove facts, each file before its row, which counts for nothing without it. Raises LakeError, OSError."""
+        """Remove facts, each file before its row, which is ignored without it. Raises LakeError, OSError."""
         for row in rows:
             self._path(row).unlink(missing_ok=True)
             place = (pc.field("epoch") == row.epoch) & (pc.field("position") == row.position)
             self._control.delete("decoded", place & (pc.field("content") == row.content))
 
     def _rows(self) -> dict[tuple[int, int], DecodedRow]:
-        """By epoch and position; of several of one transaction the newest."""
+        """By epoch and position; for several of one transaction the newest."""
         records = self._control.read("decoded").sort_by("recorded_at").to_pylist()
         rows = [DecodedRow(**row) for row in records]
         return {(row.epoch, row.position): row for row in rows if self._path(row).exists()}
 
     def _stands(self, row: DecodedRow, files: Files) -> bool:
-        """Whether bronze has the bytes that a fact is about: another bronze may have stood here before."""
+        """Whether bronze has the bytes of a fact: there may have been another bronze here before."""
         fact = (row.epoch, row.position, row.content)
         if fact not in self._standing:
             paths = files.select(epoch=row.epoch, after=row.position - 1, upto=row.position, op=COMMIT)
@@ -212,15 +212,15 @@ class LateDecoded:
 
 _ROWS_AT_ONCE = 8192
 _FILES_AT_ONCE = 16
-_RECENT = 256  # files whose layouts are looked at
+_RECENT = 256  # files that are searched for layouts
 
 
 @dataclass(frozen=True, slots=True)
 class CommitRow:
-    """One landed transaction, as its COMMIT row says.
+    """One landed transaction, according to its COMMIT row.
 
     `counts`: table as bronze writes it → operation (`I U D T`) → number; `size`: bytes of the changes as received;
-    `undecoded`: why its changes are rows `X`, which are in no table's count.
+    `undecoded`: why its changes are rows `X`, which no table counts.
     """
 
     epoch: int
@@ -236,15 +236,15 @@ class CommitRow:
 
     @property
     def changes(self) -> int:
-        """Changes of tables; logical messages are not counted."""
+        """Changes of tables, without logical messages."""
         return sum(sum(kinds.values()) for kinds in self.counts.values())
 
 
 class BronzeReader:
-    """A bronze table; a path is a Delta table's local folder. Keeps the table open; one instance a thread."""
+    """A bronze table; a path is a Delta table's local folder. Keeps the table open; one instance per thread."""
 
     def __init__(self, table: BronzeTable | Path, decoded: LateDecoded | None = None) -> None:
-        """`decoded`: what undecodable transactions turned out to be; without it they are what they are in bronze."""
+        """`decoded`: results of decoding undecodable transactions later; None: ignore them."""
         self._table: BronzeTable = DeltaBronzeTable(table) if isinstance(table, Path) else table
         self._decoded = decoded
         self._files: tuple[int, Files] | None = None
@@ -253,48 +253,48 @@ class BronzeReader:
 
     @property
     def place(self) -> str:
-        """Where the table is, as errors name it."""
+        """The table's location, for errors."""
         return self._table.place
 
     @property
     def sql_name(self) -> str | None:
-        """What Spark SQL can name the table by, whoever asks; None where a catalog or an object store has it."""
+        """The table's name for Spark SQL in any session; None in a catalog or an object store."""
         here = isinstance(self._table, DeltaBronzeTable) and "://" not in self.place
         return f"delta.`{Path(self.place).absolute()}`" if here else None
 
     def version(self) -> int | None:
-        """The newest version of the table, None where there is none."""
+        """The newest version of the table, None without a table."""
         return self._table.version if self._table.refresh() else None
 
     def stream(self, epoch: int) -> str:
-        """The stream of an epoch as its rows name it, empty where it has none."""
+        """The stream of an epoch in its rows, empty without rows."""
         files = self.files()
         for part in files.batches(files.select(epoch=epoch), ["stream"], pc.field("epoch") == epoch):
             return str(part["stream"][0])
         return ""
 
     def state(self) -> StreamCheckpoint | None:
-        """Markers, epoch and head of the newest stream; None where no stream was started."""
+        """Markers, epoch and head of the newest stream; None if no stream was started."""
         return self._table.state() if self._table.refresh() else None
 
     def proven(self) -> StreamCheckpoint | None:
-        """The state as a receiver would go on from it. Raises BronzeAltered where it would not."""
+        """The state from which a receiver would continue. Raises BronzeAltered if it would not."""
         if not self._table.refresh():
             return None
         self._table.prove()
         return self._table.state()
 
     def last_trimmed(self) -> Mapping[int, tuple[int, bytes]]:
-        """Epoch → position and hash of the last transaction that left by retention; nothing where none did."""
+        """Epoch → position and hash of the last transaction that retention removed; empty without any."""
         return self._table.last_trimmed() if self._table.refresh() else {}
 
     def commits(self, span: Span) -> list[CommitRow]:
-        """The transactions of a span in order, from their COMMIT rows alone."""
+        """The transactions of a span in order, from their COMMIT rows only."""
         files = self.files()
         return self._commits(files, files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=COMMIT), span)
 
     def commits_in_turn(self, span: Span) -> Iterator[CommitRow]:
-        """The same, a few files at a time: who stops taking them reads no further."""
+        """The same, a few files at a time and only as far as they are requested."""
         files = self.files()
         paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=COMMIT)
         waiting: list[CommitRow] = []
@@ -318,7 +318,7 @@ class BronzeReader:
         return commits if self._decoded is None else [self._decoded.resolve_commit(commit) for commit in commits]
 
     def undecodable(self, span: Span) -> list[CommitRow]:
-        """The transactions of a span that are there as bytes only, in order; those decoded later are left out."""
+        """The transactions of a span that exist as bytes only, in order, without those decoded later."""
         files = self.files()
         paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=UNDECODABLE)
         rows = files.read(paths, ["position"], span_filter(span) & (pc.field("op") == UNDECODABLE))
@@ -329,7 +329,7 @@ class BronzeReader:
         return [commit for commit in commits if commit.undecoded is not None]
 
     def highest_commit(self, epoch: int, upto: int | None = None) -> int | None:
-        """The position of the last transaction of an epoch, at or below `upto`; None where there is none."""
+        """The position of the last transaction of an epoch, at or below `upto`; None without one."""
         files = self.files()
         wanted = (pc.field("op") == COMMIT) & (pc.field("epoch") == epoch)
         if upto is not None:
@@ -345,10 +345,10 @@ class BronzeReader:
         return highest
 
     def layouts(self, relations: Iterable[TableName] | None = None, span: Span | None = None) -> dict[int, Relation]:
-        """Layouts by number: of the tables named (None: of all) and in use in the span (None: ever).
+        """Layouts by number: of the named tables (None: of all) and used in the span (None: ever).
 
-        Each commit repeats the layouts it uses, so a span's own files hold all that its changes need; with a span more
-        may be returned than it uses, never less.
+        Each commit repeats the layouts it uses, so a span's own files contain all that its changes need; with a span
+        the result may contain unused ones.
         """
         files = self.applied_files()
         names = None if relations is None else {str(name) for name in relations}
@@ -362,7 +362,7 @@ class BronzeReader:
         return {n: r for n, r in self._layouts.items() if names is None or str(r.table) in names}
 
     def latest_layouts(self, epoch: int) -> list[Relation]:
-        """The last layout of each table in an epoch, as far as its newest files tell (`_RECENT` of them)."""
+        """The last layout of each table in an epoch, from its newest files (`_RECENT` of them)."""
         files = self.files()
         paths = files.select(epoch=epoch, op=RELATION)[-_RECENT:]
         wanted = (pc.field("epoch") == epoch) & (pc.field("op") == RELATION)
@@ -371,9 +371,9 @@ class BronzeReader:
         return [relation_of(info) for info in latest.values()]
 
     def last_layout(self, epoch: int, table: TableName, *, before: int | None = None) -> Relation | None:
-        """The layout of a table's last changes in an epoch, or of those before a position; None where there are none.
+        """The layout of a table's last changes in an epoch, or of those before a position; None without any.
 
-        With `before`, one that is described in the same file as a change behind it may be the answer.
+        With `before`, the result may be one that is described in the same file as a later change.
         """
         files = self.files()
         wanted = (pc.field("epoch") == epoch) & (pc.field("op") == RELATION) & (pc.field("relation") == str(table))
@@ -411,9 +411,9 @@ class BronzeReader:
         return _in_order(files.read(paths, SCHEMA.names, span_filter(Span(epoch, position - 1, position))))
 
     def transactions(self, span: Span, columns: Sequence[str] = SCHEMA.names) -> Iterator[tuple[int, list[Any]]]:
-        """The rows of each position of a span as dictionaries, in the order they stand in, file by file.
+        """The rows of each position of a span as dictionaries, in their order, file by file.
 
-        Layout and snapshot rows are left out. Nothing is checked: `bronze.hash_chain_verify` does.
+        Without layout and snapshot rows. Nothing is verified; `bronze.hash_chain_verify` does that.
         """
         files = self.files()
         wanted = span_filter(span) & ~pc.field("op").isin([RELATION, SNAPSHOT])
@@ -423,7 +423,7 @@ class BronzeReader:
             yield position, list(group)
 
     def applied_files(self) -> Files:
-        """The files, with those of transactions that were decoded after they had landed: what is applied to silver."""
+        """The files, with those of transactions decoded later: what is applied to silver."""
         files = self.files()
         if self._decoded is None or not files.select(op=UNDECODABLE):
             return files
@@ -445,7 +445,7 @@ def span_filter(span: Span) -> pc.Expression:
 
 
 def _in_order(rows: pa.Table) -> pa.Table:
-    """Rows by epoch, position, ordinal; layout rows, which have no ordinal, before the others of their file."""
+    """Rows by epoch, position, ordinal; layout rows, which have no ordinal, precede the others of their file."""
     names = [name for name in ("epoch", "position", "ordinal") if name in rows.column_names]
     keys = pa.table({name: pc.fill_null(rows[name], -1) for name in names})
     if rows.num_rows < 2 or _ascending([np.asarray(keys[name]) for name in names]):
@@ -488,7 +488,7 @@ def _commit_row(row: dict[str, Any]) -> CommitRow:
 
 
 def relation_of(info: str) -> Relation:
-    """The layout that the `info` of a layout row describes. Raises BronzeDamaged."""
+    """Parse the layout in the `info` of a layout row. Raises BronzeDamaged."""
     try:
         return Relation.from_description(json.loads(info))
     except (KeyError, TypeError, ValueError) as cause:

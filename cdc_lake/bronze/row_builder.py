@@ -1,11 +1,11 @@
-"""Builds the rows of a batch as the bronze table has them (`bronze.contract`), one file's worth at a time.
+"""Builds the rows of a batch for the bronze table (`bronze.contract`), one file at a time.
 
 Layout rows come first, one for each layout of the batch, then each transaction as B, its changes, C. Changes stay
-columns: nothing is done for each change in Python, and lists are not copied.
+columns: Python does not loop over changes, and lists are not copied.
 
-A large transaction comes in parts, one commit of several files: ordinals continue from part to part, a layout is
-described once, and the last part has C, which describes them all. Memory holds one part. While a thread writes one
-file, the rows of the next one are made.
+A large transaction comes in parts, as one commit of several files: ordinals continue from part to part, a layout is
+described once, and the last part has C, which describes them all. Memory contains one part. While a thread writes one
+file, the rows of the next one are built.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cdc_lake.model.change import Undecoded
 from cdc_lake.model.relation import Relation
 
 _UNCOUNTED = (ord(MESSAGE), ord(UNDECODABLE))
-"""Rows that are of no table, or of one that is not certain."""
+"""Rows without a table, or with an uncertain one."""
 
 
 def build(
@@ -98,7 +98,7 @@ def build(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where rows of a snapshot stand, and when they were written: microseconds since 1970."""
+    """The position of snapshot rows, and the time of their writing: microseconds since 1970."""
 
     stream: str
     epoch: int
@@ -127,7 +127,7 @@ def snapshot_rows(relation: Relation, rows: Any, place: Place, first_ordinal: in
 
 
 def absent_rows(relation: Relation, keys: Any, place: Place, first_ordinal: int) -> pa.Table:
-    """An `S` row without a new tuple for each entry of `keys`, if only the key is told: a snapshot has no row of it."""
+    """An `S` row without a new tuple for each entry of `keys`: the snapshot has no row with this key."""
     size = len(keys)
     columns = {
         "position": pa.array(np.full(size, place.position, np.int64)),
@@ -143,7 +143,7 @@ def absent_rows(relation: Relation, keys: Any, place: Place, first_ordinal: int)
 
 @dataclass(frozen=True)
 class _Places:
-    """Where everything stands. Arrays have one entry a row, unless said otherwise; NULL: the row has none."""
+    """Where everything is placed. Arrays have one entry per row, unless stated otherwise; NULL: the row has none."""
 
     rows: int
     sizes: Any  # changes of each transaction
@@ -185,7 +185,7 @@ def _places(batch: Sequence[ReceivedTransaction], changes: ChangeColumns) -> _Pl
 
 
 def _index(values: Any) -> pa.Array:
-    """Indices to take by, NULL where negative."""
+    """Indices for `take`, NULL if negative."""
     return pa.array(values, pa.int64(), mask=values < 0)
 
 
@@ -197,7 +197,7 @@ def _as_array(values: Any, kind: pa.DataType) -> Any:
 
 
 def _full_table(columns: dict[str, Any], rows: int) -> pa.Table:
-    """A table of the contract; columns that are not given are NULL."""
+    """A table of the contract; missing columns are NULL."""
     return pa.table(
         {f.name: columns[f.name] if f.name in columns else pa.nulls(rows, f.type) for f in SCHEMA}, schema=SCHEMA
     )
@@ -230,7 +230,7 @@ def _scatter_values(places: _Places, values: Any, kind: pa.DataType) -> Any:
 
 
 def _lists(places: _Places, arrays: Any, kind: pa.DataType) -> Any:
-    """The lists at their rows, sharing the values of the given arrays: as many arrays as there are."""
+    """The lists at their rows, sharing the values of the given arrays."""
     chunks = arrays.chunks if isinstance(arrays, pa.ChunkedArray) else [arrays]
     spread_chunks, first, row = [], 0, 0
     for lists in chunks:
@@ -242,11 +242,11 @@ def _lists(places: _Places, arrays: Any, kind: pa.DataType) -> Any:
 
 
 def _spread(lists: Any, row_indices: Any, rows: int) -> Any:
-    """The lists at these of so many rows, NULL at the others."""
+    """The lists at these row indices, NULL at the others."""
     offsets = np.asarray(lists.offsets).astype(np.int64)
     missing = np.asarray(lists.is_null())
     lengths = np.diff(offsets)
-    if lengths[missing].any():  # Arrow allows a NULL to own values; then they have to be copied out
+    if lengths[missing].any():  # Arrow allows a NULL to have values; then they have to be copied out
         index = np.full(rows, -1, np.int64)
         index[row_indices] = np.arange(len(row_indices))
         return lists.take(_index(index))
@@ -288,7 +288,9 @@ def _begin_info(raw: ReceivedTransaction) -> str | None:
 def _commit_infos(
     batch: Sequence[ReceivedTransaction], changes: ChangeColumns, sizes: Any, previous: bytes
 ) -> tuple[list[str], bytes]:
-    """The `info` of each COMMIT row, and the last hash. Written by hand: this is the cost of a small transaction."""
+    """The `info` of each COMMIT row, and the last hash. Formatted by hand, because small transactions cost most
+    here.
+    """
     head, start, infos = previous, 0, []
     digests = changes.digests
     for index, (raw, size, counts) in enumerate(zip(batch, sizes.tolist(), _counts(changes, len(batch)), strict=True)):
@@ -302,7 +304,7 @@ def _commit_infos(
 def commit_info(
     raw: ReceivedTransaction, counts: str, content: bytes, head: bytes, configuration: int, undecoded: Undecoded | None
 ) -> str:
-    """The `info` of a COMMIT row; `counts` is the inside of its object."""
+    """The `info` of a COMMIT row; `counts` is the content of its object."""
     odd = f',"undecodable":{json.dumps(undecoded.describe(), ensure_ascii=False)}' if undecoded else ""
     return (
         f'{{"counts":{{{counts}}},"bytes":{raw.size},"content":"{content.hex()}","hash":"{head.hex()}",'
@@ -311,9 +313,9 @@ def commit_info(
 
 
 def _counts(changes: ChangeColumns, transactions: int) -> list[str]:
-    """For each transaction the inside of `counts`: `"public.a":{"I":2,"U":1}` and so on, of changes of tables."""
+    """For each transaction the content of `counts`: `"public.a":{"I":2,"U":1}` and so on, for changes of tables."""
     names = [json.dumps(str(r.table), ensure_ascii=False) for r in changes.relations]
-    # two layouts of one table are one table here; in the order of names, whatever came first in the batch
+    # two layouts of one table count as one; ordered by name, independent of the batch
     tables = {name: index for index, name in enumerate(sorted(set(names)))}
     labels = list(tables)
     table_of = np.array([tables[name] for name in names] or [0], np.int64)
@@ -337,14 +339,14 @@ def _counts(changes: ChangeColumns, transactions: int) -> list[str]:
 
 
 Build: TypeAlias = Callable[..., tuple[pa.Table, bytes]]
-"""`bronze.row_builder.build` with what is the same for all rows of a commit."""
+"""`bronze.row_builder.build` with the arguments that are the same for all rows of a commit."""
 
 
 class LargeRows:
-    """The rows of one transaction, used once. `head`: its hash, once it had its last part."""
+    """The rows of one transaction, used once. `head`: its hash, after its last part."""
 
     def __init__(self, raw: ReceivedTransaction, build: Build, previous: bytes) -> None:
-        """`raw`: all of it; `previous`: the hash of the transaction before."""
+        """`raw`: the whole transaction; `previous`: the hash of the transaction before."""
         self._raw = raw
         self._build = build
         self.head = previous
@@ -389,7 +391,7 @@ class LargeRows:
                 totals[op] = totals.get(op, 0) + number
 
     def _new_layouts(self, rows: pa.Table) -> pa.Table:
-        """Layout rows that no part before had."""
+        """Layout rows that no earlier part had."""
         numbers = rows["layout"].to_pylist()
         fresh = pa.array([number not in self._layouts for number in numbers], pa.bool_())
         self._layouts.update(numbers)
@@ -409,21 +411,21 @@ def _merge_undecoded(first: Undecoded, second: Undecoded) -> Undecoded:
 T = TypeVar("T")
 
 _LARGE: Final = 16 << 20
-"""Bytes of a part that is one large row: what Arrow took for it, several times as much, it keeps for a while when it is
-not needed any more (measured), unless it is told to give it back.
+"""Bytes of a part that is one large row: Arrow keeps several times as much memory for a while after use (measured),
+unless it is told to return it.
 """
 _FEW: Final = 1000
-"""Fewer rows than that, in a table of so many bytes, are large ones."""
+"""A table of so many bytes with fewer rows than this has large rows."""
 
 
 def one_thread(name: str) -> Executor:
-    """A thread of its own."""
+    """An executor with one thread."""
     return ThreadPoolExecutor(1, thread_name_prefix=f"cdc-lake-{name}")
 
 
 class BatchRows:
-    """Rows of ascending transactions behind `before`. Once all were given, `head` is the last one's hash, `changes` how
-    many there are, `operations` how many of each kind. `worker` makes what writes files, beside the caller.
+    """Rows of ascending transactions after `before`. After all were read, `head` is the last one's hash, `changes`
+    their number, `operations` the number of each kind. `worker` creates the executor that writes files.
     """
 
     def __init__(
@@ -445,9 +447,9 @@ class BatchRows:
         self.head = before.head
 
     def map_tables(self, use: Callable[[pa.Table], list[T]]) -> list[T]:
-        """What `use`, called by the worker, makes of the rows, a file's worth at a time and in order. Starts over,
-        also when asked for again, where the parts of a large transaction begin elsewhere, or all of it is kept as
-        bytes. Raises DecodeError, LakeError.
+        """The results of `use`, called by the worker for the rows, one file at a time and in order. Starts over, also
+        in another call, if the parts of a large transaction begin elsewhere, or all of it is stored as bytes. Raises
+        DecodeError, LakeError.
         """
         with self._worker("files") as pool:
             while True:
@@ -475,17 +477,17 @@ class BatchRows:
         if large is None or large.bounds.position in self._faults:
             return False
         if not large.cut_otherwise(error):
-            self._faults[large.bounds.position] = error.with_traceback(None)  # which would keep the part in memory
+            self._faults[large.bounds.position] = error.with_traceback(None)  # it would keep the part in memory
         return True
 
     @property
     def changes(self) -> int:
-        """How many changes there are."""
+        """The number of changes."""
         return int(self._numbers.sum())
 
     @property
     def operations(self) -> dict[str, int]:
-        """Of the changes: `I U D T M X` → how many."""
+        """The number of changes by kind: `I U D T M X`."""
         return {chr(code): number for code, number in enumerate(self._numbers.tolist()) if number}
 
     def _large(self, large: InParts) -> Iterator[pa.Table]:
@@ -493,11 +495,11 @@ class BatchRows:
         self._under_way = large
         for part in large.parts(self._faults.get(large.bounds.position)):
             changes, marker = self._tabulate([part]), DecodedMarker(part.bounds, part.size, part.count)
-            del part  # its bytes are not needed while its rows are written
+            del part  # frees its bytes while its rows are written
             _release_memory(marker)
             self._count(changes)
             table = rows.part(marker, changes)
-            if table.num_rows:  # none where all of it was taken back
+            if table.num_rows:  # empty if all of it was rolled back
                 yield table
             del changes, table
             _release_memory(marker)
@@ -509,7 +511,7 @@ class BatchRows:
 
 
 def _used(tables: Iterator[pa.Table], use: Callable[[pa.Table], Future[list[T]]]) -> list[T]:
-    """What comes of each table; at most one is in use while the next one is made, and none that is of a large row."""
+    """The results for all tables; at most one is in use while the next one is made, and none during a large row."""
     results: list[T] = []
     before: Future[list[T]] | None = None
     for table in tables:
@@ -527,7 +529,7 @@ def _release_memory(part: ReceivedTransaction) -> None:
 
 
 def _runs(transactions: Sequence[ReceivedTransaction]) -> Iterator[Sequence[ReceivedTransaction] | InParts]:
-    """Ordinary transactions that stand together, and each large one."""
+    """Consecutive ordinary transactions, and each large one."""
     run: list[ReceivedTransaction] = []
     for transaction in transactions:
         if isinstance(transaction, InParts):

@@ -1,10 +1,10 @@
-"""Follows rows through bronze: the history of one key, and the state that all changes together leave.
+"""Follows rows through bronze: the history of one key, and the state after all changes.
 
-A row is followed from key to key. Two rows may have had one key in turn, and with a deferred constraint at once: then
-a change belongs to the row that its whole old tuple equals (`model.quarantine`).
+A row is followed from key to key. Two rows may have had one key in turn, and with a deferred constraint at once: then a
+change belongs to the row that its whole old tuple equals (`model.quarantine`).
 
-Folding goes change by change, in memory, over the texts the server sent: slow, and it shares nothing with the code
-that merges silver.
+Replaying works change by change, in memory, on the texts that the server sent: slow, and independent of the code that
+merges silver.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class RowEvent:
     op: str
     commit_ts: datetime | None
     xid: int | None
-    key: dict[str, str | None] | None  # after the change; of a delete before it; None for a truncate
+    key: dict[str, str | None] | None  # after the change; for a delete before it; None for a truncate
     new: dict[str, str | None] | None
     old: dict[str, str | None] | None
     old_kind: str | None
     unchanged: tuple[str, ...]
     note: str = ""
-    """Where the row comes from, if not from the stream."""
+    """The origin of the row, if not the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """How one bronze row moves keys. `again`: it is what the key had, as the source was asked beside the stream."""
+    """How one bronze row moves keys. `again`: it is the state of the key as read at the source."""
 
     row: int
     op: str
@@ -58,7 +58,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row: the number of the event that brought it, and its values as its last one left them."""
+    """A row: the number of the event that inserted it, and its values after its last one."""
 
     number: int = field(compare=False)
     values: dict[str, str | None]
@@ -72,7 +72,7 @@ def history(
 ) -> list[RowEvent]:
     """All changes of the rows that ever had `key` (column name → text), in order. Raises NotInBronze.
 
-    `copied`: epoch → the positions of whole copies of the table; rows of others, which broke off, are left out.
+    `copied`: epoch → the positions of complete copies of the table; rows of interrupted ones are ignored.
     """
     rows = _without_broken_copies(reader.history_rows(table), copied)
     layouts = reader.layouts([table])
@@ -124,13 +124,13 @@ def _keys(rows: pa.Table, layout: int, key_columns: Sequence[int]) -> dict[int, 
 
 
 def _tuples(first: pa.ChunkedArray, second: pa.ChunkedArray, key_columns: Sequence[int]) -> list[Key]:
-    """Values at the key's places, from the second tuple where the first has none (not sent, or not of the identity)."""
+    """Values of the key columns, from the second tuple if the first has none (not sent, or not in the identity)."""
     parts = [pc.coalesce(pc.list_element(first, i), pc.list_element(second, i)).to_pylist() for i in key_columns]
     return list(zip(*parts, strict=True))
 
 
 def _related_steps(steps: Sequence[_Step], asked: Key) -> list[_Step]:
-    """The steps that touch the key or one that a chain of key changes connects with it, and the truncates."""
+    """The steps that touch the key or one connected to it by key changes, and the truncates."""
     moves = [step for step in steps if step.op == UPDATE and step.before != step.after]
     keys: set[Key | None] = {asked}
     size = 0
@@ -143,7 +143,7 @@ def _related_steps(steps: Sequence[_Step], asked: Key) -> list[_Step]:
 
 
 def _events_of_key(steps: Sequence[_Step], events: Sequence[RowEvent], asked: Key) -> list[RowEvent]:
-    """The events of the rows that had the key at some time."""
+    """The events of the rows that had the key at any time."""
     alive: RowsByKey[_Row] = RowsByKey()
     of_row: list[tuple[RowEvent, set[int]]] = []
     wanted: set[int] = set()
@@ -164,7 +164,7 @@ def _events_of_key(steps: Sequence[_Step], events: Sequence[RowEvent], asked: Ke
 
 
 def _values(event: RowEvent, before: _Row | None) -> dict[str, str | None]:
-    """The row after an event: what was not sent is what the row had."""
+    """The row after an event, with unchanged values from before."""
     unchanged = {} if before is None else {name: before.values.get(name) for name in event.unchanged}
     return {**(event.new or {}), **unchanged}
 
@@ -190,12 +190,12 @@ def _event(row: dict[str, Any], step: _Step, layouts: Mapping[int, Relation], co
 
 
 def values_by_name(names: Sequence[str], values: Sequence[str | None] | None) -> dict[str, str | None] | None:
-    """A tuple by column name, None where there is none."""
+    """A tuple by column name, None without one."""
     return None if values is None else dict(zip(names, values, strict=True))
 
 
 def named_old(layout: Relation, values: Sequence[str | None] | None, kind: str | None) -> dict[str, str | None] | None:
-    """An old tuple by column name: of one that is a key, without the columns that were not sent."""
+    """An old tuple by column name; if it is a key, without the columns that were not sent."""
     if values is None or kind != "key":
         return values_by_name(layout.names, values)
     pairs = zip(layout.columns, values, strict=True)
@@ -210,25 +210,24 @@ _COLUMNS = ["relation", "epoch", "position", "ordinal", "op", "layout", "new", "
 def replay_rows(
     reader: BronzeReader, epoch: int, keys: Mapping[str, Sequence[str]], copied: Mapping[str, int]
 ) -> dict[str, list[Row]]:
-    """The rows of each table named in `keys`, with its key columns, after everything that the epoch holds decoded.
+    """The rows of each table in `keys`, which maps to key columns, after all decoded changes of the epoch.
 
-    `copied`: the position that each table's copy stands at.
-    Raises BronzeDamaged where a change is of a row that is not there.
+    `copied`: the position of each table's copy. Raises BronzeDamaged if the row of a change does not exist.
     """
     files = reader.applied_files()
     names = {number: layout.names for number, layout in reader.layouts().items()}
     tables: dict[str, RowsByKey[Row]] = {name: RowsByKey() for name in keys}
     wanted = (pc.field("epoch") == epoch) & pc.field("relation").isin(pa.array(list(keys), pa.string()))
     wanted &= pc.field("op").isin([SNAPSHOT, INSERT, UPDATE, DELETE, TRUNCATE])
-    wanted &= pc.field("ordinal") >= 0  # rows that were read again are not of the stream
+    wanted &= pc.field("ordinal") >= 0  # rows that were read again do not belong to the stream
     paths, of_copy = files.select(epoch=epoch, relations=list(keys)), pc.field("op") == SNAPSHOT
-    for op_filter in (of_copy, ~of_copy):  # a copy that was made beside the stream lies among its files
+    for op_filter in (of_copy, ~of_copy):  # a copy made during the stream is among its files
         for part in in_order(files, paths, _COLUMNS, wanted & op_filter):
             for row in part.to_pylist():
                 table = row["relation"]
                 begins, position = copied.get(table), row["position"]
                 if begins is not None and (position != begins if row["op"] == SNAPSHOT else position <= begins):
-                    continue  # of a copy that broke off, or in its copy already
+                    continue  # of an interrupted copy, or already in the copy
                 _change(tables[table], row, names[row["layout"]], keys[table])
     return {name: list(rows) for name, rows in tables.items()}
 

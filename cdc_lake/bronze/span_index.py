@@ -1,14 +1,14 @@
-"""Prepares a span of bronze for apply: what its changes are like, and local files that Spark can read.
+"""Prepares a span of bronze for apply: properties of its changes, and local files that Spark can read.
 
-* The summary of a table's changes decides how the span is applied: layouts, truncates, columns with unsent values,
-  moved keys. It reads six narrow columns of the files whose statistics overlap the span, in milliseconds.
-* Data files hold the changes of all tables. A large span that touches several tables is split by table into scratch
-  files of some 64 MiB, so that the cost grows with the changes and not with tables times changes.
-* Files of an object store are copied into a scratch folder, whole and once for all tables of a span, because Spark has
-  no client of object stores. Up to `KEPT_BYTES` of earlier ones stay, the oldest leave first.
-* Changes that touched given keys are found file by file, without a whole history in memory.
+* The summary of a table's changes determines how the span is applied: layouts, truncates, unchanged columns, moved
+  keys. It reads six narrow columns of the files whose statistics overlap the span, in milliseconds. * Data files
+  contain the changes of all tables. A large span that touches several tables is partitioned by table into scratch files
+  of about 64 MiB, so that the cost grows with the changes and not with tables times changes. * Files of an object store
+  are copied to a scratch folder, once for all tables of a span, because Spark has no client for object stores. Up to
+  `KEPT_BYTES` of earlier ones are kept; the oldest are deleted first. * Changes that touched given keys are found file
+  by file, without a whole history in memory.
 
-Scratch files go with the span or the run; what a killed run left goes with the next one.
+Scratch files are deleted after the span or the run; the next run deletes those of a killed one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from cdc_lake.tables.object_store import reading
 
 @dataclass(frozen=True, slots=True)
 class RelationVersionRun:
-    """Changes that follow each other with one layout: its number, and the place of the first of them."""
+    """Consecutive changes with one layout: its number, and the place of the first change."""
 
     layout: int
     position: int
@@ -51,13 +51,12 @@ class RelationVersionRun:
 class SpanSummary:
     """One table's changes in a span.
 
-    `runs`: its layouts in the order of its changes; one that comes back is there again. `truncated`: its truncates in
-    order. `unchanged`: layout → positions in the new tuple that some change did not send. `olds`: updates that carry an
-    old tuple. `nameless`: the position of the first delete without an old tuple, None where there is none. `inserts`:
-    how many of the rows are. `by_key`: layouts in which a change names its old row by its key; `bare`: the position of
-    the first update or delete that does not name all of it. `rereads`: whose rows are among the changes.
-    `by_whole`: layouts in which a change names all of its old row; `whole_deletes`: deletes that do.
-    `older`: layouts of held changes that are let through in it.
+    `runs`: its layouts in the order of its changes, possibly repeated. `truncated`: its truncates in order.
+    `unchanged`: layout → positions in the new tuple that some change did not send. `olds`: updates with an old tuple.
+    `nameless`: the position of the first delete without an old tuple, None without one. `inserts`: number of inserts.
+    `by_key`: layouts in which a change identifies its old row by key; `bare`: the position of the first update or
+    delete without a complete key. `rereads`: repaired rows among the changes. `by_whole`: layouts in which a change
+    contains its whole old row; `whole_deletes`: number of such deletes. `older`: layouts of released changes.
     """
 
     rows: int
@@ -76,7 +75,7 @@ class SpanSummary:
 
     @property
     def layouts(self) -> tuple[int, ...]:
-        """Layout numbers, each once, in order of last use: the newest one is the last."""
+        """Distinct layout numbers in order of last use: the newest one is the last."""
         used = [*self.older, *(run.layout for run in self.runs)]
         return tuple(reversed(dict.fromkeys(reversed(used))))
 
@@ -91,7 +90,7 @@ _SUMMARY_COLUMNS = ["position", "ordinal", "op", "layout", "unchanged", "old_kin
 
 
 def span_files(files: Files, table: TableName, span: Span, *, snapshot: bool) -> list[str]:
-    """The data files that may hold changes of `table` in `span`, or its snapshot rows at `span.upto`."""
+    """The data files that may contain changes of `table` in `span`, or its snapshot rows at `span.upto`."""
     after = span.upto - 1 if snapshot else span.after
     return files.select(epoch=span.epoch, after=after, upto=span.upto, relations=[str(table)])
 
@@ -106,9 +105,8 @@ def outline(
     released: pa.Table | None = None,
     follows: int | None = None,
 ) -> SpanSummary:
-    """Read the outline of `table` in `span`, with `rereads` in it; with `snapshot` of its snapshot rows at `span.upto`
-    instead. `released`: held changes that are let through in it (`model.quarantine`); `follows`: the layout that the
-    table has, where nothing else is there.
+    """Summarize `table` in `span`, including `rereads`; with `snapshot` its snapshot rows at `span.upto` instead.
+    `released`: held changes released in it (`model.quarantine`); `follows`: the table's layout, used without changes.
     """
     op, ordinal, position = pc.field("op"), pc.field("ordinal"), pc.field("position")
     wanted = op.isin([SNAPSHOT] if snapshot else [INSERT, UPDATE, DELETE, TRUNCATE])
@@ -155,7 +153,7 @@ def outline(
 
 
 def cleared_before(files: Files, table: TableName, span: Span, run: RelationVersionRun) -> Truncated:
-    """What stands for the end of all rows right before the first change of a run."""
+    """A truncate that represents the end of all rows directly before the first change of a run."""
     place = (pc.field("position") == run.position) & (pc.field("ordinal") == run.ordinal)
     wanted = (pc.field("epoch") == span.epoch) & (pc.field("relation") == str(table)) & place
     paths = span_files(files, table, Span(span.epoch, run.position - 1, run.position), snapshot=False)
@@ -184,8 +182,8 @@ def _unchanged_columns(rows: pa.Table) -> dict[int, frozenset[int]]:
 
 
 SPLIT_FROM = 50_000
-"""Rows that the tables of a span together would read in vain, from which it is split. Splitting 100,000 rows takes a
-half second of processor time (measured); where it begins to pay is an estimate."""
+"""Number of superfluous rows that the tables of a span together would read, from which on it is partitioned. Splitting
+100,000 rows takes half a second of processor time (measured); the threshold is an estimate."""
 
 _LEFT_OUT = {"stream", "raw", "info", "ingest_ts"}
 _SPAN_COLUMNS = [name for name in SCHEMA.names if name not in _LEFT_OUT]
@@ -193,16 +191,17 @@ _READ_AT_ONCE_BYTES = 64 << 20  # bytes of rows in memory
 
 
 class SpanPartitioner:
-    """Splits spans, one at a time, into `folder`, which is its own."""
+    """Partitions spans, one at a time, into `folder`, which it owns."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._number = 0
 
     def split(self, files: Files, span: Span) -> dict[str, Files]:
-        """The changes of a span by table, as bronze writes it, each as files of its own; a table without has none.
+        """The changes of a span by table, as bronze writes its name, in separate files; tables without changes are
+        missing.
 
-        Those of the span before are gone. Raises LakeError where the folder cannot be written.
+        Deletes those of the previous span. Raises LakeError if the folder cannot be written.
         """
         self.close()
         self._number += 1
@@ -221,7 +220,7 @@ class SpanPartitioner:
 
 
 def _rows(files: Files, span: Span) -> Iterator[pa.Table]:
-    """The changes of a span, a part at a time."""
+    """The changes of a span, in parts."""
     position = pc.field("position")
     wanted = (pc.field("epoch") == span.epoch) & (position > span.after) & (position <= span.upto)
     again = (pc.field("op") == SNAPSHOT) & (pc.field("ordinal") < 0)  # rows that were read again
@@ -253,7 +252,7 @@ def _by_table(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
 
 
 def _write(rows: pa.Table, path: Path) -> str:
-    """A file that lives for a span: fast to write and to read, not small."""
+    """Write a file for one span: fast to write and read, not small."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(rows, path, compression="snappy", use_dictionary=["op", "relation"], write_statistics=False)
@@ -263,41 +262,41 @@ def _write(rows: pa.Table, path: Path) -> str:
 
 
 KEPT_BYTES = 256 << 20
-"""Files of spans that are over: commits come in one file each and are read once; what is compacted is read again."""
+"""Files of earlier spans: most are read once, because a commit is one file; compacted ones are read again."""
 
 _SIDE_BY_SIDE = 4
 _CHUNK = 4 << 20
 
 
 def as_they_are(files: Files, paths: Sequence[str]) -> list[str]:
-    """Of a bronze on this machine."""
+    """For a local bronze: the paths themselves."""
     del files
     return list(paths)
 
 
 class DataFileCache:
-    """Copies of data files in `folder`, which is its own. Safe to be used by several threads."""
+    """Copies of data files in `folder`, which it owns. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._turn = threading.Lock()
         self._sizes: dict[str, int] = {}
-        """What is there, by when it was needed last."""
+        """Existing copies, by last use."""
         self._fresh = False
 
     def local_paths(self, files: Files, paths: Sequence[str]) -> list[str]:
-        """The paths on this machine of data files of bronze. Raises StoreUnavailable, LakeError."""
+        """Local paths of data files of bronze. Raises StoreUnavailable, LakeError."""
         if files.is_local:
             return list(paths)
         with self._turn:
-            afar = [path for path in paths if not path.startswith("/")]  # what stands beside bronze is near
+            afar = [path for path in paths if not path.startswith("/")]  # overlaid files are local
             self._fetch(files.filesystem, [path for path in afar if path not in self._sizes])
             for path in afar:
                 self._sizes[path] = self._sizes.pop(path)
         return [path if path.startswith("/") else str(self._local(path)) for path in paths]
 
     def release(self) -> None:
-        """Nothing that was asked for is read any more: the span is over."""
+        """Allow deletion of all copies: the span is over."""
         with self._turn:
             left = sum(self._sizes.values())
             for path in list(self._sizes):
@@ -337,21 +336,21 @@ class DataFileCache:
         return size
 
     def _local(self, path: str) -> Path:
-        """Names of data files hold a UUID, so that of the file is enough."""
+        """The local path; names of data files contain a UUID, so they are unique."""
         return self._folder / path.rpartition("/")[2]
 
 
 Key: TypeAlias = tuple[str | None, ...]
 KeysOf: TypeAlias = Callable[[pa.Table], list[Key]]
-"""The key of each row of a table, whose columns are those of the key and hold texts as the server prints them."""
+"""The key of each row of a table that has the key's columns as texts of the server."""
 
 TextsOf: TypeAlias = Callable[[pa.Table], pa.Table]
-"""The same columns in the form that the wanted keys have."""
+"""The same columns in the form of the wanted keys."""
 
 _OPS = (INSERT, UPDATE, DELETE, TRUNCATE, SNAPSHOT)
 _OF_OPS = pa.array(_OPS)
 _FILES_AT_ONCE = 2
-"""Files that are looked through side by side: one alone is unpacked by one core."""
+"""Files that are searched in parallel: one core decompresses one file."""
 
 _KEY_SCAN_COLUMNS = (
     "relation",
@@ -372,7 +371,7 @@ _KEY_SCAN_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class KeyTouch:
-    """One change that touched a key; of a truncate all keys. Times and numbers as its row has them."""
+    """One change that touched a key; a truncate touches all. Times and numbers as in its row."""
 
     epoch: int
     position: int
@@ -409,7 +408,7 @@ def touching(
 
 
 def _rows_of_table(rows: pa.Table, table: TableName) -> pa.Table:
-    """Those that change the table."""
+    """The rows that change the table."""
     return _filter_rows(rows, pc.and_(pc.equal(rows["relation"], str(table)), pc.is_in(rows["op"], value_set=_OF_OPS)))
 
 
@@ -420,7 +419,7 @@ def _hits(
     places: Mapping[int, Sequence[int] | None],
     texts_of: TextsOf,
 ) -> Iterator[tuple[Key | None, KeyTouch]]:
-    """The changes that touch one of the keys, and which; None: every one."""
+    """The changes that touch one of the keys, with the key; None: all."""
     truncates = pc.equal(rows["op"], TRUNCATE)
     for row in rows.filter(truncates).to_pylist():
         yield None, _touching(row)
@@ -434,7 +433,7 @@ def _hits(
 def _of_layout(
     rows: pa.Table, wanted: frozenset[Key], names: Sequence[str], key_columns: Sequence[int], texts_of: TextsOf
 ) -> Iterator[tuple[Key, KeyTouch]]:
-    """The same of rows of one layout, by the keys before and after each change."""
+    """The same for rows of one layout, by the keys before and after each change."""
     first = pa.array({key[0] for key in wanted}, pa.large_string())
     both = _filter_rows(rows, pc.and_(pc.is_valid(rows["new"]), pc.is_valid(rows["old"])))
     for candidates, tuple_, other in ((rows, "new", "old"), (both, "old", "new")):
@@ -453,7 +452,7 @@ def _of_layout(
 
 
 def _filter_rows(rows: pa.Table, wanted: Any) -> pa.Table:
-    """The rows that are wanted, not copied where all are: those of a copy are many."""
+    """The wanted rows, without a copy if all are wanted: a snapshot has many."""
     return rows if pc.all(wanted, skip_nulls=False).as_py() else rows.filter(wanted)
 
 

@@ -1,12 +1,12 @@
 """Bronze rows of one table as typed columns, as Arrow tables or as SQL views for Spark.
 
-Rows of several layouts share one set of columns: those of the newest layout, in its order, then those that only older
-layouts have, each in the type of the newest layout that has it. `_unchanged` lists the columns that the server did not
-send, `_absent` those that the row's layout does not have; both are NULL in the typed column, and so is SQL NULL, which
-is in neither list.
+Rows of several layouts have one set of columns: those of the newest layout, in its order, then those that only older
+layouts have, each with the type in the newest layout that has it. `_unchanged` lists the columns that the server did
+not send, `_absent` those that the row's layout does not have; both are NULL in the typed column, and so is SQL NULL,
+which is in neither list.
 
-Views read bronze's files as plain Parquet, chosen by their bounds (`docs/decisions/0002`), and filter the rows again.
-A view that stays in a database cannot name files, which come and go; it names the Delta table by its path.
+Views read bronze's files as plain Parquet, selected by their bounds (`docs/decisions/0002`), and filter the rows again.
+A permanent view cannot list files, which change; it refers to the Delta table by its path.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 Misfits: TypeAlias = Literal["stop", "keep"]
-"""What becomes of a text that has no value of its column's type: ValueNotTyped, or NULL and its text in `_misfit`."""
+"""What happens to a text without a value of its column's type: ValueNotTyped, or NULL and its text in `_misfit`."""
 
 PLACES = {
     "_epoch": "epoch",
@@ -48,10 +48,10 @@ PLACES = {
     "_commit_ts": "commit_ts",
     "_op": "op",
 }
-"""The columns before the table's own, and the columns of bronze that they are."""
+"""The columns before the table's own, and bronze's columns for them."""
 
 BEHIND = ("_old", "_old_kind", "_unchanged", "_absent", "_misfit")
-"""The columns behind them; `_misfit` only where misfits are kept."""
+"""The columns after them; `_misfit` only with `misfits="keep"`."""
 
 SOURCES = (*PLACES.values(), "layout", "new", "old", "old_kind", "unchanged")
 """The columns of bronze that are read."""
@@ -78,17 +78,17 @@ class TableColumns:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Their names: silver's, but where one is a name of `PLACES` or `BEHIND`, which gets a mark."""
+        """Their names: silver's, with a mark if it is a name of `PLACES` or `BEHIND`."""
         own = (*PLACES, *BEHIND)
         return names_for((*own, *(column.name for column in self.columns)))[len(own) :]
 
     def places(self, layout: int) -> tuple[int | None, ...]:
-        """Where each column stands in a layout, None where it is not part of it."""
+        """The index of each column in a layout, None if it has none."""
         names = self.layouts[layout].names
         return tuple(names.index(c.name) if c.name in names else None for c in self.columns)
 
     def schema(self, *, typed: bool, misfits: Misfits) -> pa.Schema:
-        """What `typed_changes` gives."""
+        """The schema of the result of `typed_changes`."""
         kinds = [arrow_type(c) if typed else pa.string() for c in self.columns]
         own = [pa.field(name, kind) for name, kind in zip(self.names, kinds, strict=True)]
         fields = [pa.field(name, SCHEMA.field(source).type) for name, source in PLACES.items()]
@@ -98,7 +98,7 @@ class TableColumns:
 
 
 def typed_changes(rows: pa.Table, of: TableColumns, *, typed: bool = True, misfits: Misfits = "stop") -> pa.Table:
-    """Bronze rows of one table (`SOURCES`) with its columns, in their order.
+    """Convert bronze rows of one table (`SOURCES`) to its columns, in their order.
 
     Raises ValueNotTyped, BronzeDamaged.
     """
@@ -136,7 +136,7 @@ def _of_layout(rows: pa.Table, number: int, of: TableColumns, schema: pa.Schema,
 
 
 class _Reading:
-    """The tuples of some rows of one layout, and which of their texts had no value."""
+    """The tuples of some rows of one layout, and their texts without a value."""
 
     def __init__(
         self, rows: pa.Table, of: TableColumns, places: Sequence[int | None], *, typed: bool, keep: bool
@@ -149,12 +149,12 @@ class _Reading:
         self._misfits: dict[int, list[tuple[str, str]]] = {}
 
     def tuple_of(self, lists: Any, prefix: str) -> list[Any]:
-        """One array a column, from an array of tuples."""
+        """One array per column, from an array of tuples."""
         columns = zip(self._of.columns, self._of.names, self._places, strict=True)
         return [self._column(lists, column, prefix + name, index) for column, name, index in columns]
 
     def misfits(self) -> Any:
-        """The texts without a value, by column name, NULL where there are none."""
+        """The texts without a value, by column name, NULL if there are none."""
         return pa.array([self._misfits.get(row) for row in range(self._rows.num_rows)], _TEXTS)
 
     def _column(self, lists: Any, column: Column, name: str, index: int | None) -> Any:
@@ -188,7 +188,7 @@ def _combine_chunks(column: pa.ChunkedArray) -> Any:
 
 
 def _names_at(lists: Any, names: Sequence[str]) -> Any:
-    """Positions in a layout as names; no position at all is NULL."""
+    """Names for positions in a layout; an empty list becomes NULL."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0)
     offsets = pa.array(np.concatenate(([0], np.cumsum(np.asarray(lengths)))).astype(np.int32))
     values = pa.array(names, pa.string()).take(pc.list_flatten(lists))
@@ -196,7 +196,7 @@ def _names_at(lists: Any, names: Sequence[str]) -> Any:
 
 
 Query: TypeAlias = Callable[[str], str]
-"""SQL, given what to read from."""
+"""A function from a relation to SQL."""
 
 _KINDS = {
     "string": "STRING",
@@ -239,7 +239,9 @@ def transactions_frame(spark: SparkSession, paths: Sequence[str], span: Span | N
 def register(
     spark: SparkSession, paths: Sequence[str], shapes: Sequence[TableColumns], *, later: Sequence[tuple[int, int]]
 ) -> tuple[str, ...]:
-    """A temporary view of each table in the given files and one of transactions; their names. Raises ViewNotMade."""
+    """Create a temporary view of each table in the given files, and one of transactions; returns their names.
+    Raises ViewNotMade.
+    """
     queries = _queries(shapes, later)
     for name, query in queries.items():
         _frame(spark, paths, query).createOrReplaceTempView(quote_identifier(name))
@@ -249,7 +251,7 @@ def register(
 def register_lasting(
     spark: SparkSession, reader: BronzeReader, shapes: Sequence[TableColumns], database: str
 ) -> tuple[str, ...]:
-    """The same as views of a database, over the table itself. Raises ViewNotMade."""
+    """Create the same as permanent views of a database, over the table itself. Raises ViewNotMade."""
     queries = _queries(shapes, ())
     if reader.sql_name is None:
         raise ViewNotMade("permanent views require a bronze table in Delta on this machine", where=reader.place)
@@ -262,7 +264,7 @@ def register_lasting(
 
 
 def _queries(shapes: Sequence[TableColumns], later: Sequence[tuple[int, int]]) -> dict[str, Query]:
-    """View → the query over a table that has bronze's rows."""
+    """View → its query over a relation with bronze's rows."""
     queries: dict[str, Query] = {}
     for of in shapes:
         if (name := view_name(of.table)) in queries:
@@ -277,7 +279,7 @@ def view_name(table: TableName) -> str:
 
 
 def transactions_sql(source: str, span: Span | None) -> str:
-    """A row a transaction, from its BEGIN and COMMIT rows."""
+    """One row per transaction, from its BEGIN and COMMIT rows."""
     plain = ("csn", "first_lsn", "commit_lsn", "xid", "commit_ts")
     aggregates = ", ".join(f"max({name}) AS {name}" for name in plain)
     infos = (
@@ -300,7 +302,7 @@ def changes_sql(
     snapshot: bool,
     later: Sequence[tuple[int, int]] = (),
 ) -> str:
-    """The changes of one table, as `bronze.typed_changes` gives them; an undecodable transaction stops the query."""
+    """The changes of one table, as in `bronze.typed_changes`; an undecodable transaction stops the query."""
     ops = "'I', 'U', 'D', 'T', 'S'" if snapshot else "'I', 'U', 'D', 'T'"
     own = f"relation = {literal(str(of.table))} AND op IN ({ops})"
     exclusions = "".join(f" AND NOT (epoch = {epoch} AND position = {position})" for epoch, position in later)
@@ -311,7 +313,7 @@ def changes_sql(
 
 
 class _Changes:
-    """The expressions of one table: first the texts by column, whatever the layout, then their values."""
+    """The expressions of one table: first the texts by column, independent of the layout, then their values."""
 
     def __init__(self, of: TableColumns, misfits: Misfits) -> None:
         self._of = of
@@ -320,7 +322,7 @@ class _Changes:
 
     @property
     def texts(self) -> list[str]:
-        """The inner query: the columns of bronze that stay, and `new_<n>` and `old_<n>` for each column."""
+        """The inner query: bronze's columns that are kept, and `new_<n>` and `old_<n>` for each column."""
         of = self._of
         expressions = [*dict.fromkeys((*PLACES.values(), "old_kind")), "old IS NOT NULL AS had_old"]
         for array in ("new", "old"):
@@ -380,7 +382,7 @@ class _Changes:
         return _array(names) if names else "CAST(NULL AS ARRAY<STRING>)"
 
     def _by_layout(self, expression: Callable[[int], str]) -> str:
-        """A layout that came after the view was made must not look like NULL."""
+        """An expression by layout; one that is newer than the view must not look like NULL."""
         cases = " ".join(f"WHEN {number} THEN {expression(number)}" for number in self._places)
         return f"CASE layout {cases} ELSE {self._unknown} END"
 
@@ -390,7 +392,7 @@ class _Changes:
 
 
 def _frame(spark: SparkSession, paths: Sequence[str], query: Query) -> DataFrame:
-    """A query over the given files; SQL wants a name for them, which it does not keep."""
+    """A query over the given files, with a temporary name that SQL needs."""
     reading = spark.read.schema(_SCHEMA)
     rows = reading.parquet(*paths) if paths else spark.createDataFrame([], _SCHEMA)
     with temp_view(rows, f"bronze_{uuid4().hex}") as name:

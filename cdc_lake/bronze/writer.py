@@ -1,7 +1,7 @@
-"""The bronze writer: transactions in, one commit out, of one file or of more, on disk before it returns.
+"""Writes bronze: transactions become one commit of one or more files, durable before the call returns.
 
-Both markers are part of the commit that has the rows. A commit is made only on top of the version whose state was read,
-so a second writer is refused instead of interleaved; a writer refused once stays refused.
+Both markers are part of the commit that contains the rows. A commit is based on the version whose state was read, so a
+second writer is refused; once refused, a writer stays refused.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ FILE_BYTES = 1 << 30
 
 
 _REREAD_BITS, _REREAD_BELOW = 20, 1 << 62
-"""The ordinals of rows that are read again: the milliseconds of their writing, so many bits up, all below zero. So at
-their position they are before all changes, and what was written later is behind. At most a million at a time.
+"""Ordinals of rows that are read again: the time of writing in milliseconds, shifted by so many bits, all below zero.
+At their position they precede all changes, in order of writing. At most a million at a time.
 """
 
 
@@ -45,10 +45,9 @@ def _now_micros() -> int:
 
 
 class TableBronze:
-    """Writes a bronze table of any format (`bronze.contract.BronzeWriter`). One instance a pipeline, used by one
-    thread.
+    """Writes a bronze table of any format (`bronze.contract.BronzeWriter`). One instance per pipeline and thread.
 
-    `clock` gives `ingest_ts`; `worker`: see `BatchRows`.
+    `clock` provides `ingest_ts`; `worker`: see `BatchRows`.
     """
 
     def __init__(
@@ -62,17 +61,17 @@ class TableBronze:
         self._clock = clock
         self._worker = worker
         self._cached_state: StreamCheckpoint | None = None
-        """Of the version the table stands at; None: it has to be read, as after a commit that failed."""
+        """The state in the table's current version; None: it must be read, as after a failed commit."""
         self._refused = False
 
     def state(self) -> StreamCheckpoint | None:
-        """What bronze holds of the newest stream, read from the table; None where no stream was started."""
+        """The state of the newest stream, read from the table; None if no stream was started."""
         state = self._read()[1]
         failpoint(STATE_READ)
         return state
 
     def begin_stream(self, stream: str, start: int, confirm: int | None = None, *, after: int = 0) -> StreamCheckpoint:
-        """Start a stream at `start`, in the epoch after the last one and `after`; makes the table if need be."""
+        """Start a stream at `start`, in the epoch after the last one and `after`; creates the table if necessary."""
         exists, last = self._read()
         if not exists:
             self._table.create()
@@ -86,7 +85,7 @@ class TableBronze:
     def append(
         self, batch: TransactionBatch | Sequence[ReceivedTransaction], tabulate: Tabulate = tabulate
     ) -> BronzeCommit:
-        """Append whole transactions, ascending by position; those at or below `upto` are dropped as repeats."""
+        """Append whole transactions, ascending by position; those at or below `upto` are dropped as repeated."""
         before = self._stream()
         closed_batch = batch if isinstance(batch, TransactionBatch) else _bare(batch, before)
         _check_order(closed_batch, self._table.place)
@@ -105,7 +104,7 @@ class TableBronze:
         return replace(landed, operations=rows.operations)
 
     def advance(self, position: int, confirm: int, empty: int = 0) -> BronzeCommit:
-        """Record that nothing is missing up to `position`: the markers rise, or nothing happens."""
+        """Record that nothing is missing up to `position`, unless the markers are that high already."""
         before = self._stream()
         upto, confirm = max(before.upto, position), max(before.confirm, confirm)
         if (upto, confirm) == (before.upto, before.confirm):
@@ -114,7 +113,7 @@ class TableBronze:
         return _commit_result(state, self._commit(state, (), {}))
 
     def turn_back(self, position: int) -> StreamCheckpoint:
-        """Record that bronze is complete up to `position` only: the markers fall, or nothing happens."""
+        """Record that bronze is complete up to `position` only, unless the markers are that low already."""
         before = self._stream()
         state = replace(before, upto=min(before.upto, position), confirm=min(before.confirm, position))
         if state != before:
@@ -124,7 +123,7 @@ class TableBronze:
     def append_snapshot(
         self, snapshot: str, chunk: int, relation: Relation, rows: object, first_ordinal: int, position: int
     ) -> BronzeCommit:
-        """Append one chunk of snapshot rows, outside the chain and its markers; a chunk already there is dropped."""
+        """Append one chunk of snapshot rows, outside the chain and its markers; an existing chunk is dropped."""
         state = self._stream()
         app = snapshot_app(state.stream, snapshot)
         last = self._table.last_chunk(app)
@@ -137,13 +136,13 @@ class TableBronze:
         return _commit_result(state, version, changes=table.num_rows - 1, bytes_written=_bytes(written))
 
     def as_landed(self, relation: Relation) -> Relation:
-        """The layout itself: nothing is redacted here."""
+        """The layout itself, because nothing is redacted here."""
         return relation
 
     def append_reread(self, relation: Relation, rows: pa.Array, absent: pa.Array, position: int) -> RefetchedRows:
-        """Append rows that were read again at the source, as they are right before `position`, and keys that no row has
-        then: outside the chain and its markers, beside a receiver, as upkeep is. Both are list<string> by position in
-        the layout. Raises AnotherReceiver where the receiver came first.
+        """Append rows read again at the source, valid directly before `position`, and keys without a row then: outside
+        the chain and its markers, in parallel with a receiver like maintenance. Both are list<string> by position in
+        the layout. Raises AnotherReceiver if the receiver came first.
         """
         state, now = self._stream(), self._clock()
         first = (now // 1_000 << _REREAD_BITS) - _REREAD_BELOW
@@ -156,7 +155,7 @@ class TableBronze:
     # ── the table ──
 
     def _read(self) -> tuple[bool, StreamCheckpoint | None]:
-        """Whether the table is there, and its state."""
+        """Whether the table exists, and its state."""
         if self._refused:
             raise AnotherReceiver("another writer replaced this one", where=self._table.place)
         if self._cached_state is None:
@@ -173,15 +172,15 @@ class TableBronze:
         return state
 
     def _files(self, rows: pa.Table) -> list[WrittenFile]:
-        """Rows as a file, or as several. What was written before an error stays, and no commit names it."""
+        """Write rows as one or several files. Files written before an error remain, and no commit refers to them."""
         files = -(-rows.nbytes // FILE_BYTES)
         share = -(-rows.num_rows // files)
         return [self._table.write(rows.slice(start, share)) for start in range(0, rows.num_rows, share)]
 
     def _commit(self, state: StreamCheckpoint, files: Sequence[WrittenFile], chunks: dict[str, int]) -> int:
-        """Commit with the state; whatever goes wrong, the table is read again before the next commit.
+        """Commit with the state; after any error the table is read again before the next commit.
 
-        Upkeep leaves the state as it was: what was overtaken by it alone is committed on top of it.
+        If only maintenance came first, which does not change the state, the commit is repeated on top of it.
         """
         if files:
             failpoint(FILE_WRITTEN)
@@ -207,10 +206,10 @@ class TableBronze:
 
 
 class BesideBronze(TableBronze):
-    """Writes beside a receiver what is no part of its stream: rows of copies. Its commits leave the state as they find
-    it, so to a receiver they are upkeep; where the receiver came first, the same files are committed on top of it.
+    """Writes rows of copies, which are not part of the stream, in parallel with a receiver. Its commits do not change
+    the state, so to a receiver they are maintenance; if the receiver came first, the same files are committed on top.
 
-    Raises NoStream where another stream was begun meanwhile.
+    Raises NoStream if another stream was begun meanwhile.
     """
 
     def _commit(self, state: StreamCheckpoint, files: Sequence[WrittenFile], chunks: dict[str, int]) -> int:
@@ -229,7 +228,7 @@ class BesideBronze(TableBronze):
 
 
 class DeltaBronze(TableBronze):
-    """Writes a Delta table in a local folder; `durability: fsync` survives power loss, `os` the end of the process."""
+    """Writes a Delta table in a local folder; `durability: fsync` survives power loss, `os` a crash of the process."""
 
     def __init__(
         self, path: Path, durability: Literal["fsync", "os"] = "fsync", *, clock: Callable[[], int] = _now_micros

@@ -1,10 +1,10 @@
-"""Bronze against its source: is everything that was committed in it, once, and nothing that was not?
+"""Compares bronze with its source: whether it contains everything that was committed, once, and nothing else.
 
-What can be asked of a source that keeps no history of its own: the state of its tables. So the chain is verified, then
-bronze's newest stream, from its copy on, is folded (`bronze.row_history`) and set beside one snapshot of the source,
-row by row; a change that is missing, doubled, out of order, torn or of an aborted transaction leaves another state,
-unless a later change of the same row hides it. And the slot is asked what it was told to forget: bronze must hold that.
-Silver and Spark have no part in it.
+A source keeps no history, so only the state of its tables can be compared. The chain is verified; then bronze's newest
+stream, from its copy on, is replayed (`bronze.row_history`) and compared with one snapshot of the source, row by row. A
+change that is missing, duplicated, out of order, torn or aborted gives another state, unless a later change of the same
+row hides it. The slot's confirmed position is also checked: bronze must have everything up to it. Silver and Spark are
+not involved.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ class TableProof:
 
 @dataclass(frozen=True, slots=True)
 class SourceProof:
-    """What was found. `confirmed`: what the slot was told to forget; `held`: what bronze says it may."""
+    """The result. `confirmed`: position confirmed by the slot; `held`: the one that bronze permits."""
 
     chain: ChainVerdict
     confirmed: str | None
     held: str
-    forgotten: bool  # the slot was told to forget more than bronze holds
+    forgotten: bool  # the slot has confirmed more than bronze has
     tables: tuple[TableProof, ...]
 
     @property
     def holds(self) -> bool:
-        """True where nothing contradicts; tables that could not be judged do not."""
+        """True without a contradiction; inconclusive tables are none."""
         return self.chain.holds and not self.forgotten and all(t.verdict != "different" for t in self.tables)
 
 
 def against_source(project: Project, report: ProgressReporter = silent) -> SourceProof:
-    """Verify the chain and set bronze beside its source. Raises SourceError, LakeError, StateError."""
+    """Verify the chain and compare bronze with its source. Raises SourceError, LakeError, StateError."""
     with source_view(project) as view:
-        slot = view.slot()  # before bronze is looked at: it may grow meanwhile
+        slot = view.slot()  # before bronze is read: it may grow meanwhile
     bronze = bronze_reader(project)
     state = bronze.state()
     if state is None:
@@ -84,7 +84,7 @@ def against_source(project: Project, report: ProgressReporter = silent) -> Sourc
 
 
 def _format_confirmed(confirmed: str | None, state: StreamCheckpoint) -> str:
-    """What bronze says may be forgotten, printed as the slot's own position is."""
+    """Bronze's confirmed position, printed like the slot's own."""
     return str(Lsn(state.confirm)) if confirmed is not None and "/" in confirmed else str(state.confirm)
 
 
@@ -122,7 +122,7 @@ def _tables(
 def _cannot(
     project: Project, bronze: BronzeReader, state: StreamCheckpoint, where: AlignmentPoint, relation: Relation
 ) -> str:
-    """Why a table's fold cannot be the source's state, if it cannot."""
+    """Why replaying a table cannot give the source's state, if it cannot."""
     if project.pipeline.snapshot.mode == "none":
         return "the stream was started without a copy of the existing rows"
     if state.epoch in bronze.last_trimmed():

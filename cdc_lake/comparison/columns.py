@@ -1,11 +1,10 @@
-"""Which columns of a source table and its silver table are compared, in what form, and how rows are matched.
+"""Determines which columns of a source table and its silver table are compared, their form, and how rows are matched.
 
-Both sides become tables of canonical text with the same columns in the same order, each a large_string. Keys are
-joined to row numbers and every other column is compared at once; nothing is sorted. A sample takes some buckets, other
-ones each time.
+Both sides become tables of canonical text with the same columns in the same order, as large_string. Keys are joined to
+row numbers and each other column is compared as a whole; nothing is sorted. A sample uses random buckets.
 
-The source's rows are brought through the table's transforms first. Leaving out and renaming columns needs no Spark;
-expressions are evaluated by Spark over the texts that the source printed, typed as silver types them.
+The table's transforms are first applied to the source's rows. Omitting and renaming columns needs no Spark; Spark
+evaluates expressions on the texts that the source printed, with silver's types.
 """
 
 from __future__ import annotations
@@ -50,15 +49,15 @@ from cdc_lake.tables.version_retention import is_readable
 
 Key: TypeAlias = tuple[str | None, ...]
 
-# A key part that is NULL equals another that is: joins would keep them apart, and no server text holds this character.
+# NULL key parts are equal here; a join would not match them, and no text of a server contains this character.
 _NULL = "\0"
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """Keys of rows that are not the same. `missing`: only in the source; `extra`: only in silver; `changed`: differing
-    in some column; `repeated`: had by several rows on either side; `shared`: had by several rows of the source.
-    `columns`: how many rows differ, by column.
+    """Keys of differing rows. `missing`: only in the source; `extra`: only in silver; `changed`: a column differs;
+    `repeated`: several rows on either side; `shared`: several rows of the source. `columns`: number of differing rows
+    by column.
     """
 
     missing: tuple[Key, ...] = ()
@@ -70,12 +69,12 @@ class Differences:
 
     @property
     def keys(self) -> frozenset[Key]:
-        """All of them."""
+        """All differing keys."""
         return frozenset((*self.missing, *self.extra, *self.changed, *self.repeated))
 
 
 def match(source: pa.Table, silver: pa.Table, keys: Sequence[str]) -> Differences:
-    """Compare; `keys` are names of columns that identify a row of the source."""
+    """Compare both sides; `keys` are names of columns that identify a row of the source."""
     if source.column_names != silver.column_names:
         msg = f"columns {source.column_names} cannot be matched with {silver.column_names}"
         raise ValueError(msg)
@@ -104,25 +103,25 @@ def match(source: pa.Table, silver: pa.Table, keys: Sequence[str]) -> Difference
 
 
 COPIES = "number of copies"
-"""The column of `counted` that says how often a row is there; no server's column list has such a type of text."""
+"""The column of `count_copies` with the number of equal rows; no server has a column type with this name."""
 
 
 def count_copies(table: pa.Table) -> pa.Table:
-    """Each row of a table once, and in `COPIES` how often it is there, as text: rows that only values identify."""
+    """Each distinct row of a table, and in `COPIES` its number as text: for rows that only values identify."""
     names = table.column_names
     rows = table.group_by(names).aggregate([([], "count_all")])
     return pa.table({**{name: rows[name] for name in names}, COPIES: rows["count_all"].cast(pa.large_string())})
 
 
 def keys_of(table: pa.Table, keys: Sequence[str], indexes: Any) -> tuple[Key, ...]:
-    """The keys of the rows with the given numbers."""
+    """The keys of the rows at the given indexes."""
     if len(indexes) == 0:
         return ()
     return tuple(zip(*(table[name].take(indexes).to_pylist() for name in keys), strict=True))
 
 
 def rows_among(table: pa.Table, keys: Sequence[str], wanted: frozenset[Key]) -> list[dict[str, str | None]]:
-    """The rows with one of the wanted keys, each by column name, as often as they are there."""
+    """The rows with one of the wanted keys, by column name, with duplicates."""
     if not wanted or table.num_rows == 0:
         return []
     first = pa.array(list({key[0] for key in wanted}), pa.large_string())
@@ -131,7 +130,7 @@ def rows_among(table: pa.Table, keys: Sequence[str], wanted: frozenset[Key]) -> 
 
 
 def merge_differences(parts: Sequence[Differences]) -> Differences:
-    """The differences of the parts of a table as those of the whole."""
+    """Combine the differences of the parts of a table."""
     columns: Counter[str] = Counter()
     for part in parts:
         columns.update(dict(part.columns))
@@ -151,7 +150,7 @@ def _number_rows(table: pa.Table, keys: Sequence[str], number: str) -> pa.Table:
 
 
 def _find_repeats(numbers: Any, at_source: Any) -> Any:
-    """Source rows of the pairs whose number occurs in more than one pair."""
+    """The source rows that occur in more than one pair."""
     _, where, times = np.unique(np.asarray(numbers), return_inverse=True, return_counts=True)
     return pa.array(np.asarray(at_source)[times[where] > 1], pa.int64())
 
@@ -163,7 +162,7 @@ def _key_name(name: str) -> str:
 def _differing(
     source: pa.Table, silver: pa.Table, keys: Sequence[str], at_source: Any, at_silver: Any
 ) -> tuple[Any, tuple[tuple[str, int], ...]]:
-    """For each pair of rows whether they differ, and how many do by column."""
+    """Whether each pair of rows differs, and the number of differing pairs by column."""
     differs = np.zeros(len(at_source), bool)
     columns = []
     for name in source.column_names:
@@ -182,14 +181,14 @@ def _differing(
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How much of a table is compared: a part of its rows, or about so many; one of the two."""
+    """How much of a table is compared: a share of its rows, or an approximate number."""
 
     share: float | None = None
     rows: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Sample:
-        """Read `5%`, `0.5 %` or `10000`. Raises ValueError."""
+        """Parse `5%`, `0.5 %` or `10000`. Raises ValueError."""
         parsed = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?%|([0-9]+)", text.strip())
         if parsed is None or not 0 < float(parsed[1] or parsed[2]) <= (100 if parsed[1] else float("inf")):
             msg = f"`{text}` is neither a percentage, such as 5%, nor a number of rows"
@@ -197,7 +196,7 @@ class Sample:
         return cls(share=float(parsed[1]) / 100) if parsed[1] else cls(rows=int(parsed[2]))
 
     def buckets(self, rows: int) -> Any:
-        """The buckets of a sample of a table with about so many rows, a bool each, by chance."""
+        """The random buckets of a sample of a table with about so many rows, a bool each."""
         share = self.share if self.share is not None else (self.rows or 0) / max(rows, 1)
         number = min(BUCKETS, max(1, round(share * BUCKETS)))
         among = np.zeros(BUCKETS, bool)
@@ -207,10 +206,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ComparedTable:
-    """A table as the comparison takes it: what is published of it, and its silver table at one version.
+    """A table to be compared: its published part, and its silver table at one version.
 
-    `readable`: not where a cut was asked for that does not have the table, or whose version of it is gone.
-    `waits`: why the silver table does not follow its source now, and the next command; None if it does.
+    `readable`: false if a cut was requested that lacks the table, or whose version of it is gone. `waits`: why the
+    silver table does not follow its source now, and the next command; None if it does.
     """
 
     published: PublishedTable
@@ -223,9 +222,9 @@ class ComparedTable:
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """What is asked for besides a verdict. `repairs`: a repair of what differs; `lands`: it is also done; `values`:
-    rows that differ are told with their values; `full`: rows are matched, not hashed first; `sample`: of so many;
-    `now`: silver as it is, and not as a cut has it.
+    """Options of a comparison. `repairs`: plan a repair; `lands`: carry it out; `values`: report differing rows with
+    their values; `full`: match all rows without hashing; `sample`: compare a part; `now`: compare the current silver,
+    not a cut.
     """
 
     repairs: bool = False
@@ -238,7 +237,7 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class CompareTask:
-    """What comparing one table needs."""
+    """What is needed to compare one table."""
 
     project: Project
     bronze: BronzeReader
@@ -250,7 +249,7 @@ class CompareTask:
 
 
 def next_step(job: CompareTask) -> str:
-    """How silver of a table comes to the layout that the source has: what it waits for, if that is known."""
+    """How a silver table gets the source's layout: what it waits for, if known."""
     pinned, table = job.pinned, str(job.pinned.target.source)
     if pinned.waits is not None:
         return "; ".join(pinned.waits)
@@ -263,16 +262,16 @@ def next_step(job: CompareTask) -> str:
 def pin(
     project: Project, control: ControlTables, state: StreamCheckpoint, tables: Iterable[PublishedTable]
 ) -> list[ComparedTable]:
-    """Silver as it is now, before the snapshot is taken: so it cannot run ahead of it.
+    """Silver's current versions, read before the snapshot is taken, so that silver cannot be ahead of it.
 
-    A table stands at the later of its own marker and the last cut, which knows of one that nothing was merged into.
+    A table is at the later of its own marker and the last cut, which advances without merges.
     """
     cut, paused = last_cut(control, state.stream), stopped_tables(project, control)
     return [_pin_table(project, cut, state, published, paused.get(str(published.table))) for published in tables]
 
 
 def pin_at(project: Project, cut: WrittenCut, tables: Iterable[PublishedTable]) -> list[ComparedTable]:
-    """Silver as a cut has it; a table that the cut does not have is at no version."""
+    """Silver's versions in a cut; a table that the cut lacks has no version."""
     result = []
     for published in tables:
         table, target = cut.tables.get(str(published.table)), project.target(published.table)
@@ -291,7 +290,7 @@ def _pin_table(
     project: Project, cut: Cut | None, state: StreamCheckpoint, published: PublishedTable, paused_at: datetime | None
 ) -> ComparedTable:
     target = project.target(published.table)
-    marker = read_marker(project, target, state.stream)  # after the cut was read: it is no older
+    marker = read_marker(project, target, state.stream)  # after the cut, so it is at least as new
     listed = None if cut is None else cut.tables.get(str(published.table))
     reached = [-1] if marker.position is None else [marker.position]
     if listed is not None and listed.state == IN and listed.generation == marker.generation:
@@ -315,8 +314,8 @@ _NUMBER = "_cdc_number"
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Rows of a source table as silver sees them. `rows`: texts by source column, of those that match; `all_rows`: of
-    all; `computed`: typed values of `rows`.
+    """Rows of a source table as silver sees them. `rows`: texts by source column of matching rows; `all_rows`: of all;
+    `computed`: typed values of `rows`.
     """
 
     rows: pa.Table
@@ -325,10 +324,10 @@ class SourceRows:
 
 
 class SilverView:
-    """How silver sees the rows of a source table. Raises TransformUnfit.
+    """Silver's view of the rows of a source table. Raises TransformUnfit.
 
-    `names`: source column → silver's name of it; `companions`: decimal in silver → the column of text that it stands
-    beside there; `computed`: columns that only silver has.
+    `names`: source column → silver's name; `companions`: decimal column in silver → the text column from which it is
+    computed; `computed`: columns that only silver has.
     """
 
     def __init__(self, project: Project, target: Target, relation: Relation) -> None:
@@ -343,11 +342,11 @@ class SilverView:
 
     @property
     def evaluates(self) -> bool:
-        """Whether Spark has to evaluate expressions over the rows."""
+        """Whether Spark has to evaluate expressions on the rows."""
         return self._target.transforms.expressions
 
     def project_rows(self, source: pa.Table) -> SourceRows:
-        """What silver would have of some rows, texts by column. Raises JavaMissing, SparkMissing, SparkNotStarted."""
+        """The expected silver rows, from texts by column. Raises JavaMissing, SparkMissing, SparkNotStarted."""
         selected = source.select(list(self.names))
         if not self.evaluates:
             return SourceRows(selected, selected, pa.table({}))
@@ -382,13 +381,13 @@ class SilverView:
 
 
 class TypesApart(Exception):
-    """Silver's types are not those of the source's columns; the message names them."""
+    """Silver's types do not match the source's columns; the message names them."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What is compared of a table. `types`: type in silver by source column, `names`: silver's name by column of the
-    source, or computed one; `computed`: type of each computed column.
+    """What is compared of a table. `types`: silver's type by source column; `names`: silver's name by source or
+    computed column; `computed`: type of each computed column.
     """
 
     target: Target
@@ -402,7 +401,7 @@ class Layout:
     form: RowForm
 
     def source(self, rows: pa.Table, buckets: Any = None) -> tuple[pa.Table, pa.Table]:
-        """Rows of the source in canonical text: those that silver should have, and all; `buckets` as in `silver`."""
+        """Rows of the source in canonical text: those that silver should have, and all; `buckets`: see `silver`."""
         if buckets is not None:
             keys = self._canonical(rows.select(list(self.keys)))
             rows = rows.filter(pa.array(buckets[self.form.buckets(keys)]))
@@ -415,24 +414,24 @@ class Layout:
         return pa.table({**dict(zip(expected.column_names, expected.columns, strict=True)), **computed}), all_rows
 
     def silver(self, rows: pa.Table, buckets: Any = None) -> SilverRows:
-        """Silver's rows as its table has them, of the source's table now. `buckets`: which (bools); None: all."""
+        """Silver's rows that represent the source table now. `buckets`: which (bools); None: all."""
         rows = source_rows(rows, self.target, self.relation)
         result = SilverRows(self, rows)
         return result if buckets is None else result.filter_rows(buckets[result.buckets])
 
     def key_table(self, keys: Collection[Key]) -> pa.Table:
-        """Keys in canonical text as a table."""
+        """A table of keys in canonical text."""
         columns = zip(*keys, strict=True) if keys else [()] * len(self.keys)
         return pa.table({n: pa.array(texts, pa.large_string()) for n, texts in zip(self.keys, columns, strict=True)})
 
     def buckets_of(self, keys: Collection[Key]) -> Any:
-        """Of all buckets, whether one of these keys is in it: an ndarray of bool."""
+        """For each bucket whether it contains one of these keys: an ndarray of bool."""
         among = np.zeros(BUCKETS, bool)
         among[self.form.buckets(self.key_table(keys))] = True
         return among
 
     def text(self, column: str, values: Sequence[str | None]) -> list[str | None]:
-        """Texts of a source column in canonical form; of a column that silver does not have, as they are."""
+        """Texts of a source column in canonical form; unchanged if silver does not have the column."""
         kind = self.types.get(column)
         if kind is None:
             return list(values)
@@ -451,7 +450,7 @@ class Layout:
             raise TypesApart(", ".join(odd)) from apart
 
     def form_of(self, column: str, texts: Any) -> Any:
-        """Canonical texts of a column; of a number that may be printed in two ways the one."""
+        """Normalize canonical texts of a column, because some numbers can be printed in two ways."""
         return with_zero(texts) if column in self._printed_twice else texts
 
     @cached_property
@@ -462,25 +461,25 @@ class Layout:
 
 @dataclass(frozen=True)
 class SilverRows:
-    """Some rows of silver as its table has them."""
+    """Some rows of a silver table, with its types."""
 
     layout: Layout
     rows: pa.Table
 
     def filter_rows(self, wanted: Any) -> SilverRows:
-        """Those that are wanted, a bool each."""
+        """The wanted rows, given as bools."""
         return self if wanted.all() else SilverRows(self.layout, self.rows.filter(pa.array(wanted)))
 
     @cached_property
     def buckets(self) -> Any:
-        """The bucket of each row, an ndarray of int64; of a key that is a number it is worked out without its text."""
+        """The bucket of each row, an ndarray of int64; for an integer key computed without its text."""
         layout = self.layout
         keys = self.keys() if not layout.form.numbered else self.rows.select([layout.names[layout.keys[0]]])
         return layout.form.buckets(keys.rename_columns(list(layout.keys)))
 
     @property
     def astray(self) -> frozenset[str]:
-        """Companions that are not what the text beside them says."""
+        """Companion columns that contradict the text from which they are computed."""
         companions = self.layout.view.companions
         return frozenset(name for name, text in companions.items() if _astray(self.rows, text, name))
 
@@ -492,7 +491,7 @@ class SilverRows:
         )
 
     def keys(self, wanted: Any = None) -> pa.Table:
-        """Their keys in canonical text; `wanted`: of some of them, a bool each."""
+        """Their keys in canonical text; `wanted`: only some, given as bools."""
         keys = self.rows.select([self.layout.names[name] for name in self.layout.keys])
         selected = keys if wanted is None else keys.filter(pa.array(wanted))
         columns = zip(self.layout.keys, selected.columns, strict=True)
@@ -510,7 +509,7 @@ class SilverRows:
 
 
 def layout_of(job: CompareTask, schema: pa.Schema) -> Layout | Gap:
-    """How a table stands beside its silver table of this schema, or why it does not."""
+    """How a table is compared with its silver table of this schema, or why it cannot be."""
     target = job.pinned.target
     relation = job.source.relation_of(job.pinned.published)
     by_content = kind_of(target, relation).identity is RowIdentity.CONTENT
@@ -550,13 +549,13 @@ _NO_TEXT = pa.chunked_array([], pa.large_string())
 
 
 def _astray(silver: pa.Table, text: str, decimal: str) -> bool:
-    """Whether a companion is not what the text beside it says; that one is compared with the source."""
+    """Whether a companion column contradicts its text, which is compared with the source."""
     values = silver[decimal]
     return not from_silver(values).equals(companion_decimals(silver[text], values.type))
 
 
 def _uneven(job: CompareTask, expected: set[str], present: set[str]) -> Gap | None:
-    """Columns that only one side has."""
+    """The gap if only one side has a column."""
     if missing := sorted(expected - present):
         reason = f"silver has no column {', '.join(missing)} yet: it is added with the table's next change"
         return Gap(reason, next_step(job))

@@ -1,15 +1,15 @@
-"""Compare: prove silver equal to the source, row by row, by key.
+"""Compare: proves that silver equals the source, row by row, by key.
 
-One read-only snapshot of the source for all tables. What it shows and silver does not hold yet is folded onto silver in
-memory (`comparison.pending_changes`), transaction by transaction (`runtime.apply.snapshot_alignment`); if bronze does
-not have it, the verdict is inconclusive and says what to do. Silver's values are written as the server prints them
-by code that the projection does not use (`tables.canonical_values`), the source is read by another reader than the
-initial copy's (`source.postgres.snapshot_visibility`), so that a mistake in either path shows. Keys that a rule or a
-cast holds are accounted for one by one (`comparison.pending_changes`).
+All tables use one read-only snapshot of the source. What it shows and silver lacks is applied to silver in memory
+(`comparison.pending_changes`), transaction by transaction (`runtime.apply.snapshot_alignment`); if bronze lacks it, the
+verdict is inconclusive, with a hint. Silver's values are printed as the server does by code that the projection does
+not use (`tables.canonical_values`), and the source is read by other code than the initial copy's
+(`source.postgres.snapshot_visibility`), so that an error in either becomes visible. Keys that a rule or a cast holds
+are accounted for one by one (`comparison.pending_changes`).
 
-Both sides of a table are summed up by bucket first (`tables.row_hash`). The buckets that differ, and those with held
-keys, are read again from both and matched row by row, so that hashes only say where to look: every difference that is
-told is one of values.
+Both sides of a table are first summed up by bucket (`tables.row_hash`). Differing buckets, and those with held keys,
+are read again from both sides and matched row by row: hashes only show where to look, and every reported difference is
+one of values.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ SHARED = "name columns in `keys` of the table that identify its rows, then `cdc-
 
 @dataclass(frozen=True)
 class _Found:
-    """What comparing the rows of a table gave. `apart`: keys of which changes were given up; `rows`: of the source, and
-    of silver; `uneven`: rows of one key differ in number; `streamed`: why the source's rows were hashed here;
-    `matched`: how many were read to be matched; `forward`: by how many transactions silver was rolled forward;
-    `sampled`: the part of the buckets that was compared, None: all; `rows_of_keys`: the rows of some keys that differ.
+    """The result of comparing the rows of a table. `apart`: keys with discarded changes; `rows`: of the source and of
+    silver; `uneven`: numbers of rows with one key differ; `streamed`: why the source's rows were hashed here;
+    `matched`: number of rows read to be matched; `forward`: number of transactions applied to silver in memory;
+    `sampled`: share of compared buckets, None: all; `rows_of_keys`: rows of some differing keys.
     """
 
     differences: Differences
@@ -142,7 +142,7 @@ def table_compared(job: CompareTask, where: AlignmentPoint) -> TableComparison:
 
 
 def _compare_sides(job: CompareTask, unapplied: Sequence[SnapshotTransaction]) -> _Found | Gap:
-    """What differs, or why the sides cannot be set side by side."""
+    """The differences, or why both sides cannot be compared."""
     pinned = job.pinned
     if not pinned.readable:
         return Gap("the cut does not contain it, or its version no longer exists", "`cdc-lake cuts list`")
@@ -203,7 +203,7 @@ def _both_sides(job: CompareTask, layout: Layout, later: PendingChanges) -> _Fou
 
 
 def _among(job: CompareTask) -> Any:
-    """The buckets that are compared, a bool each; None: all."""
+    """The buckets to compare, a bool each; None: all."""
     if job.asked.sample is None:
         return None
     pinned = job.pinned
@@ -218,7 +218,7 @@ def _match_rows(
     wanted: Any,
     rows_of_keys: KeyRows,
 ) -> tuple[Differences, bool, tuple[int, int]]:
-    """The differences in some buckets, whether their number of rows differs in a part, and how many each side has."""
+    """The differences in some buckets, whether the number of rows differs in a part, and the number on each side."""
     source, silver = sides
     buckets = None if wanted.all() else wanted
     parts, uneven, here_read, there_read = [], False, 0, 0
@@ -247,7 +247,7 @@ def _shelves(project: Project) -> Iterator[tuple[BucketStore, BucketStore]]:
 
 
 def _rows(rows: pa.Table | None, layout: Layout) -> pa.Table:
-    """Rows as they are matched: without a key each once, with how often it is there."""
+    """Rows as they are matched: without a key each distinct row with its number."""
     if rows is None:
         rows = pa.schema([pa.field(name, pa.large_string()) for name in layout.form.columns]).empty_table()
     return count_copies(rows) if layout.by_content else rows
@@ -264,7 +264,7 @@ def _judge_findings(job: CompareTask, where: AlignmentPoint, findings: _Found, b
         "unaccounted": _without_held(tuple(findings.unaccounted), frozenset()),
     }
     counts = {kind: len(keys) for kind, keys in kinds.items()}
-    # Without a key a sample would be a whole row, and values are not told.
+    # Without a key a sample would be a whole row, and values are not reported.
     samples = () if findings.by_content else tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys)
     shared = frozenset(differences.shared) - findings.accounted
     verdict = _verdict(
@@ -316,7 +316,7 @@ def _differing_keys_of(
 def _repair_keys(
     job: CompareTask, where: AlignmentPoint, findings: _Found, kinds: Mapping[str, Sequence[Key]]
 ) -> Repair | None:
-    """What is done about the keys that differ; None where nothing was asked for or none differs."""
+    """The repair of differing keys; None if none was requested or none differs."""
     keys_by_kind = {kind: frozenset(keys) for kind, keys in kinds.items()}
     names = () if findings.layout is None or findings.by_content else findings.layout.keys
     types = findings.layout.types if findings.layout is not None else {}
@@ -327,7 +327,9 @@ def _repair_keys(
 
 
 def _remedy_text(job: CompareTask) -> str:
-    """What makes silver equal again; of an older version nothing does, and of a repair its own outcome is told."""
+    """The hint how silver becomes equal again; none for an older version or with a repair, which reports its
+    outcome.
+    """
     if job.asked.repairs or not job.asked.now:
         return ""
     table = shlex.quote(str(job.pinned.target.source))
@@ -355,7 +357,7 @@ def _reason(findings: _Found, shared: frozenset[Key]) -> str:
 
 
 def _columns(differences: Differences, held: frozenset[Key]) -> tuple[tuple[str, int], ...]:
-    """Rows that differ by column; not said where some of them are held keys, which are explained otherwise."""
+    """Differing rows by column; omitted if some belong to held keys, which are explained differently."""
     return () if held.intersection(differences.changed) else differences.columns
 
 
@@ -380,16 +382,16 @@ def compare(
     sample: Sample | None = None,
     exclude: Sequence[str] = (),
 ) -> Comparison:
-    """Compare the named source tables (`schema.table`, or a table of `public`), all published ones by default, without
+    """Compare the named source tables (`schema.table`, or a table of `public`), by default all published ones, without
     those of `exclude`.
 
-    Writes `compare.json` into the project's reports. `repair`: what differs is to be landed in bronze, for the next run
-    to merge; `yes`: do it (`comparison.repair`). `values`: the rows of keys that are named are told too. `as_of`:
-    silver as the cut that is asked for has it, rolled forward to the source's snapshot, instead of as it is now.
-    `full`: all rows are matched, none is hashed first. `sample`: some rows only.
+    Writes `compare.json` to the project's reports. `repair`: plan to land differing rows in bronze, for the next run to
+    merge; `yes`: do it (`comparison.repair`). `values`: also report the rows of the listed keys. `as_of`: compare
+    silver at this cut, rolled forward to the source's snapshot, instead of the current one. `full`: match all rows
+    without hashing. `sample`: compare some rows only.
 
     Raises SourceError, LakeError, StateError; TableNotKnown and NoTableMatches for a table that is not published;
-    AnotherApply where a run would be in the way of a repair; CutUnknown, BeforeFirstCut, CutNotReached; ValueError for
+    AnotherApply if a run would interfere with a repair; CutUnknown, BeforeFirstCut, CutNotReached; ValueError for
     a repair of a cut.
     """
     if repair and as_of is not None:
@@ -444,13 +446,13 @@ def _snapshot(
     pinned: Sequence[ComparedTable],
     report: ProgressReporter,
 ) -> Iterator[AlignmentPoint]:
-    """A snapshot of the source; another one if silver holds what it does not show yet: it will be seen in a moment."""
+    """A snapshot of the source; a later one if silver has something that it does not show yet."""
 
     def ahead(snapshot: SnapshotVisibility, after: int) -> Sequence[PendingTransaction] | None:
         try:
             return source.ahead(snapshot, after)
         except (SlotMissing, SlotInvalidated, WalGone) as gone:
-            # nothing more comes to bronze: what it lacks is what was lost, and shows as differences
+            # bronze gets nothing more: what it lacks was lost, and appears as differences
             text = f"{gone.message}: changes that bronze does not contain are shown as differences"
             report(ProgressEvent("warning", text, facts={"code": gone.code}))
             return ()

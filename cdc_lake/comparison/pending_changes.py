@@ -1,11 +1,11 @@
-"""Explains what silver does not hold yet: changes after its watermark, and held keys.
+"""Explains what silver lacks: changes after its watermark, and held keys.
 
 What the source's snapshot shows beyond silver's watermark is in bronze. Exactly the changes of the transactions that
-the snapshot shows are folded in memory onto the rows of their keys. Leaving out a transaction in between is safe: one
-that changed a row after it saw it committed, and so does every snapshot that shows it.
+the snapshot shows are applied in memory to the rows of their keys. Omitting a transaction in between is safe: a
+transaction that changed the same row later saw it committed, and so does every snapshot that shows the later one.
 
-Silver shows a held key as it was before its first held change. If nothing but the hold separates it from the source,
-its held changes, applied in order to that row, give the source's row.
+Silver shows a held key as it was before its first held change. If only the hold separates it from the source, its held
+changes, applied in order to that row, give the source's row.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from cdc_lake.runtime.apply.snapshot_alignment import CATCH_UP, Gap
 
 Row: TypeAlias = Mapping[str, str | None]
 Form: TypeAlias = Callable[[str, str | None], str | None]
-"""The canonical form of a text of a column, by the column's name."""
+"""Converts a text of a column to its canonical form, by the column's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldChange:
-    """One held change: its place, its tuples by column name in canonical form, and what was not sent. `keys_resent`:
-    whether the key it leaves, and the one it gives, were told anew since: of that one it says nothing any more.
+    """One held change: its place, its tuples by column name in canonical form, and its unchanged columns.
+    `keys_resent`: whether the key it leaves, and its new key, became known since: the change no longer determines that
+    key.
     """
 
     place: tuple[int, int, int]  # epoch, position, ordinal
@@ -49,7 +50,7 @@ class HeldChange:
     keys_resent: tuple[bool, bool] = (False, False)
 
     def keys(self, names: Sequence[str]) -> tuple[Key | None, Key | None]:
-        """The key it leaves and the key it gives, None where there is none, or where it was told anew."""
+        """The key it leaves and its new key, None without one, or if it became known since."""
         before = self.old if self.old is not None else self.new
         arrives = self.op == INSERT or (self.op == SNAPSHOT and self.new is not None)
         leaves = None if arrives or before is None else _key(before, names)
@@ -63,7 +64,7 @@ class HeldChange:
 def held_changes(
     rows: Iterable[Mapping[str, Any]], layouts: Mapping[int, Relation], now: Relation, form: Form
 ) -> list[HeldChange]:
-    """The open held changes of one table in order, from their rows in the control table `held`, by the names of now."""
+    """The held changes of one table in order, from their rows in the control table `held`, with current names."""
     result: list[HeldChange] = []
     for row in sorted(rows, key=_place):
         names, later = _names_of_now(layouts[row["layout"]], now)
@@ -77,9 +78,9 @@ def held_changes(
 
 
 def _names_of_now(layout: Relation, now: Relation) -> tuple[list[str], dict[str, str | None]]:
-    """What the columns of a layout are called now, and what its rows hold in columns that came later.
+    """The current names of a layout's columns, and the values of its rows in later columns.
 
-    A column that is gone keeps its name, unless another one has it.
+    A dropped column keeps its name, unless another one has it.
     """
     names = [name if name not in now.names else f"{name} (gone)" for name in layout.names]
     later: dict[str, str | None] = {}
@@ -93,8 +94,8 @@ def _names_of_now(layout: Relation, now: Relation) -> tuple[list[str], dict[str,
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """`rows`: of each key that a change touches, as the changes leave them; `odd`: keys where a change does not apply
-    to what is there; `shared`: those that several rows had at the end of some transaction.
+    """`rows`: those of each changed key after the changes; `odd`: keys whose change does not apply to the existing row;
+    `shared`: keys that several rows had at the end of a transaction.
     """
 
     rows: Mapping[Key, tuple[Row, ...]]
@@ -110,10 +111,9 @@ def fold_changes(
     *,
     partial: bool = False,
 ) -> Folded:
-    """What the rows of each key that a change touches become. Changes come in order; a change is of the row of its key
-    that the old tuple names.
+    """Apply ordered changes to the rows of their keys; a change concerns the row that its old tuple identifies.
 
-    `partial`: silver may lack rows that the source has; values that no held change tells are not in the result.
+    `partial`: silver may lack rows of the source; values that no held change contains are missing in the result.
     """
     rows: RowsByKey[dict[str, str | None]] = RowsByKey()
     touched: set[Key] = set()
@@ -128,7 +128,7 @@ def fold_changes(
                 rows.put(key, map(dict, silver.get(key, ())))
             touched |= own
             transaction_keys |= own
-            if change.op == SNAPSHOT:  # it was read again: whatever was before, this is so
+            if change.op == SNAPSHOT:  # it was read again and replaces whatever was before
                 odd -= own
                 for key in own:
                     rows.put(key, () if gives is None else (_apply_change(change, None, columns),))
@@ -145,7 +145,7 @@ def fold_changes(
 def folded_copies(
     changes: Sequence[HeldChange], columns: Sequence[str], silver: Mapping[Key, int]
 ) -> tuple[dict[Key, int], frozenset[Key]]:
-    """How often each row that a held change touches exists after it (no key), and rows removed that were not there."""
+    """The number of copies of each row after held changes (no key), and removed rows that did not exist."""
     state: dict[Key, int] = {}
     odd: set[Key] = set()
     for change in changes:
@@ -160,9 +160,9 @@ def folded_copies(
 
 
 def is_explained(after: Sequence[Row], wanted: Sequence[Row]) -> bool:
-    """Whether what held changes lead to are the source's rows of a key, each as often, as far as they tell them."""
+    """Whether the rows after held changes are the source's rows of a key, in number and known values."""
     left = list(wanted)
-    for names in sorted({tuple(row) for row in after}, key=len, reverse=True):  # what tells most has the first choice
+    for names in sorted({tuple(row) for row in after}, key=len, reverse=True):  # the most complete rows choose first
         counts = Counter(_key(row, names) for row in after if tuple(row) == names)
         others = []
         for row in left:
@@ -176,7 +176,7 @@ def is_explained(after: Sequence[Row], wanted: Sequence[Row]) -> bool:
 
 
 def _apply_change(change: HeldChange, before: Row | None, columns: Sequence[str]) -> dict[str, str | None]:
-    """The row after a change: what was not sent comes from a whole old tuple or the row before, where there is one."""
+    """The row after a change; unchanged values come from a whole old tuple or the row before, if any."""
     new, old = change.new or {}, change.old or {}
     result: dict[str, str | None] = {}
     for name in columns:
@@ -205,12 +205,12 @@ _Rows = defaultdict[RowKey, list[dict[str, str | None]]]
 
 
 class Held:
-    """The open holds of one table at its watermark, and what was given up since its keys were told. `keys`: those they
-    touch; `apart`: those of what was given up; `others`: later changes of other keys.
+    """The holds of one table at its watermark, and changes discarded since their keys were known. `keys`: those they
+    touch; `apart`: those of discarded changes; `others`: later changes of other keys.
     """
 
     def __init__(self, job: CompareTask, layout: Layout, later: Sequence[HeldChange], *, closed: bool) -> None:
-        """`later`: changes above the watermark folded too, of held keys; `closed`: a TRUNCATE above ended all holds."""
+        """`later`: changes of held keys after the watermark; `closed`: a TRUNCATE after it ended all holds."""
         pinned = job.pinned
         relation, generation = str(pinned.target.source), pinned.marker.generation
         holds = open_holds(hold_log(job.control), relation, job.state.epoch, generation, pinned.watermark)
@@ -230,11 +230,11 @@ class Held:
         return self._layout.text(column, [text])[0]
 
     def at_source(self, rows: pa.Table) -> None:
-        """Take note of rows of the source, also of such as silver should not have."""
+        """Record rows of the source, including those that silver should not have."""
         self._note(rows, self._wanted)
 
     def in_silver(self, rows: pa.Table) -> None:
-        """Take note of rows of silver."""
+        """Record rows of silver."""
         self._note(rows, self._have)
 
     def _note(self, rows: pa.Table, rows_by_key: _Rows) -> None:
@@ -243,7 +243,7 @@ class Held:
             rows_by_key[tuple(row[name] for name in keys)].append(row)
 
     def explain_keys(self) -> tuple[frozenset[RowKey], frozenset[RowKey]]:
-        """The held keys whose held changes, folded onto silver's rows, give the source's, and the others."""
+        """The held keys whose held changes, applied to silver's rows, give the source's, and the others."""
         keys = self._layout.keys
         if self._layout.by_content:
             left, odd = folded_copies(self._changes, keys, {key: len(rows) for key, rows in self._have.items()})
@@ -261,7 +261,7 @@ class Held:
 def connect_keys(
     held: frozenset[RowKey], later: Sequence[HeldChange], names: Sequence[str]
 ) -> tuple[frozenset[RowKey], list[bool]]:
-    """Held keys with those that later changes connect with them, and of each change whether it touches one of them."""
+    """Held keys with those connected to them by later changes, and whether each change touches one of them."""
     keys = [touched_keys([change], names) for change in later]
     while more := held.union(*(change_keys for change_keys in keys if change_keys & held)) - held:
         held |= more
@@ -269,17 +269,17 @@ def connect_keys(
 
 
 def touched_keys(changes: Sequence[HeldChange], names: Sequence[str]) -> frozenset[RowKey]:
-    """The keys that changes leave or give."""
+    """The old and new keys of changes."""
     return frozenset(key for change in changes for key in change.keys(names) if key is not None)
 
 
 CHANGES_AT_MOST = 200_000
-"""Changes of all tables in the transactions that are folded: they are in memory."""
+"""Maximum number of changes, of all tables, in the transactions that are applied in memory."""
 
 
 @dataclass(frozen=True)
 class PendingChanges:
-    """What is to be folded onto a table. `emptied`: by a TRUNCATE, before its changes; `transactions`: how many."""
+    """The changes to apply to a table. `emptied`: a TRUNCATE comes first; `transactions`: their number."""
 
     changes: tuple[HeldChange, ...] = ()
     emptied: bool = False
@@ -287,7 +287,9 @@ class PendingChanges:
 
 
 def forward(job: CompareTask, layout: Layout, positions: Sequence[int], changes: int) -> PendingChanges | Gap:
-    """What the transactions at these positions change of a table, or why it cannot be folded; `changes`: of all."""
+    """The changes of a table in the transactions at these positions, or why they cannot be applied; `changes`: of
+    all.
+    """
     if not positions:
         return PendingChanges()
     table, state, after = layout.relation.table, job.state, job.pinned.watermark
@@ -310,7 +312,7 @@ def forward(job: CompareTask, layout: Layout, positions: Sequence[int], changes:
 
 
 def _in_form(job: CompareTask, layout: Layout, rows: Sequence[dict[str, Any]]) -> list[HeldChange]:
-    """Changes in canonical form; all texts of a column are brought to it at once."""
+    """Changes in canonical form; all texts of a column are converted at once."""
     layouts = job.bronze.layouts([layout.relation.table])
     texts: dict[str, dict[str | None, str | None]] = {}
 
@@ -325,8 +327,8 @@ def _in_form(job: CompareTask, layout: Layout, rows: Sequence[dict[str, Any]]) -
 
 
 class Overlay:
-    """Rows of silver with changes folded onto them: what passes `overlay_blocks` comes out as of the snapshot.
-    `shared`: keys that the changes gave to several rows; which of them silver will have, only a run says.
+    """Rows of silver with changes applied: `overlay_blocks` returns them as of the snapshot. `shared`: keys that
+    several rows got from the changes; which one silver will have is only known after a run.
     """
 
     def __init__(self, layout: Layout, changes: Sequence[HeldChange], *, emptied: bool) -> None:
@@ -339,7 +341,7 @@ class Overlay:
         self.shared: frozenset[RowKey] = frozenset()
 
     def among(self, buckets: Any) -> Overlay:
-        """What is needed for the rows of some buckets (bools): their keys, and those that changes connect with them."""
+        """The part needed for some buckets (bools): their keys, and those connected to them by changes."""
         if buckets is None or not self._keys:
             return self
         layout, keys = self._layout, list(self._keys)
@@ -350,11 +352,11 @@ class Overlay:
         return Overlay(layout, changes, emptied=self._emptied)
 
     def needed_buckets(self, buckets: Any) -> Any:
-        """The buckets of which silver's rows must pass, so that those of `buckets` come out; None: all."""
+        """The buckets whose silver rows are needed to get those of `buckets`; None: all."""
         return None if buckets is None else buckets | self._buckets
 
     def overlay_blocks(self, blocks: Iterable[SilverRows], buckets: Any) -> Iterator[SilverRows | pa.Table]:
-        """Blocks of silver's rows as of the snapshot: untouched ones as they are, the others in canonical text."""
+        """Blocks of silver's rows as of the snapshot: untouched ones unchanged, the others in canonical text."""
         have = []
         for rows in () if self._emptied else blocks:
             if self._keys:
@@ -369,14 +371,14 @@ class Overlay:
             yield after if buckets is None else after.filter(pa.array(buckets[self._layout.form.buckets(after)]))
 
     def _is_touched(self, rows: SilverRows) -> Any:
-        """Whether changes touch a row, an ndarray of bool; asked only where the bucket may have such."""
+        """Whether changes touch a row, an ndarray of bool; computed only for possibly touched buckets."""
         is_touched = self._buckets[rows.buckets]
         texts = self._layout.form.text(rows.keys(is_touched))
         is_touched[is_touched] = np.asarray(pc.is_in(texts, value_set=self._texts))
         return is_touched
 
     def _changed_rows(self, have: Sequence[dict[str, str | None]]) -> pa.Table:
-        """The rows of the keys that changes touch, after them."""
+        """The rows of changed keys, after the changes."""
         keys, columns = self._layout.keys, self._layout.form.columns
         before: dict[RowKey, list[Row]] = defaultdict(list)
         for row in have:
@@ -392,7 +394,7 @@ class Overlay:
             complete_rows = {
                 key: row for key, key_rows in result.rows.items() for row in key_rows if len(row) == len(columns)
             }
-            # a key that silver has several times is changed in all its rows
+            # all rows of a key that silver has several times are changed
             rows = [row for key, row in complete_rows.items() for _ in range(max(1, len(before[key])))]
         texts = {name: pa.array([row[name] for row in rows], pa.large_string()) for name in columns}
         return pa.table(texts)

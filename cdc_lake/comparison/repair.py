@@ -1,9 +1,9 @@
-"""Repair: keys that a comparison found to differ, landed in bronze as rows read again, for the next run to merge.
+"""Repair: lands differing keys in bronze as rows read again, for the next run to merge.
 
-Silver is never written here. What the source has of these keys in the snapshot that was compared lands beside the
-stream as it is right behind silver's watermark (`land_refetched`), so that every batching and every rebuild
-gives the same. A key is repaired only where the snapshot and silver know the same transactions of it; the caller holds
-apply's lease, so silver stays where it is. Held keys are not among what differs: their hold explains them.
+Silver is never written here. The rows of these keys in the compared snapshot of the source land outside the stream,
+directly after silver's watermark (`land_refetched`), so that any batching and every rebuild gives the same result. A
+key is repaired only if the snapshot and silver include the same transactions of it; the caller holds apply's lease, so
+silver does not advance. Held keys do not count as differing: their hold explains them.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from cdc_lake.tables.control_schema import RunRow, SnapshotRow, new_run
 from cdc_lake.tables.control_tables import ControlTables, control_tables, lease
 
 KEYS_AT_MOST: Final = 5_000
-"""Keys of a table that are read at a time: a statement names them."""
+"""Keys of a table that one statement reads."""
 REPAIR: Final = "compare --repair"
-"""What the control tables say of a repair."""
+"""Name of a repair in the control tables."""
 _TRIES: Final = 10
 REPAIRED_AT_MOST = 100_000
-"""Keys of a table: their rows are in memory, and the span that takes them follows keys one by one where some move."""
+"""Maximum number of keys of a table: their rows are in memory, and the span follows moving keys one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class DifferingKeys:
-    """Keys of a table that differ, as texts in canonical form (`tables.canonical_values`). `names`: the key's columns,
-    none where there is no key; `types`: Arrow types of silver's columns, by the source's names. `source_keys`: the
-    source has a row of them; `gone`: it has none; `repeated`: silver has several.
+    """Differing keys of a table, as texts in canonical form (`tables.canonical_values`). `names`: the key's columns,
+    empty without a key; `types`: Arrow types of silver's columns, by source name. `source_keys`: the source has a row;
+    `gone`: it has none; `repeated`: silver has several.
     """
 
     names: tuple[str, ...]
@@ -64,13 +64,13 @@ class DifferingKeys:
 
     @property
     def keys(self) -> frozenset[Key]:
-        """All of them."""
+        """All differing keys."""
         return self.source_keys | self.gone | self.repeated
 
 
 @dataclass(frozen=True, slots=True)
 class _Here:
-    """Where silver's table stands: what the last cut says of it, and the layout that its rows follow."""
+    """The state of a silver table: its entry in the last cut, and the layout of its rows."""
 
     table: TableState
     layout: Relation
@@ -78,8 +78,8 @@ class _Here:
 
 @contextmanager
 def repair_run(project: Project) -> Iterator[list[Comparison]]:
-    """Apply's lease, and the rows of `runs` that say who changed what: one before anything lands, one at the end with
-    the comparison that the caller puts into the list. Raises AnotherApply.
+    """Hold apply's lease, and write rows of `runs`: one before anything lands, one at the end with the comparison that
+    the caller adds to the list. Raises AnotherApply.
     """
     comparisons: list[Comparison] = []
     with lease(project.lease):
@@ -101,7 +101,7 @@ def repair_run(project: Project) -> Iterator[list[Comparison]]:
 
 
 def repair(job: CompareTask, where: AlignmentPoint, differing: DifferingKeys) -> Repair:
-    """Work out what can be landed of the source's snapshot for the keys that differ, and land it where the job says so.
+    """Determine which rows of the source's snapshot can be landed for differing keys, and land them if requested.
 
     Raises SourceError, LakeError.
     """
@@ -126,7 +126,7 @@ def repair(job: CompareTask, where: AlignmentPoint, differing: DifferingKeys) ->
     for start in range(0, len(ordered), KEYS_AT_MOST):
         chunk = frozenset(ordered[start : start + KEYS_AT_MOST])
         rows |= rows_of_keys(job.source, job.pinned.published, here.layout, names, chunk, keys_of)
-    # What was compared and what is read by key are one snapshot: a key that is not found as it was says nothing.
+    # The comparison and the query by key use one snapshot: a key that is not found again proves nothing.
     sure = {key: rows.get(key) for key in ordered if (key in rows) == (key in differing.source_keys)}
     return _land_rows(job, here, sure, differing, moving)
 
@@ -159,7 +159,7 @@ def _land_rows(
 
 
 def _refusal(job: CompareTask, differing: DifferingKeys) -> str | None:
-    """Why rows of a table are not read again at all."""
+    """Why rows of a table cannot be read again at all."""
     target, rules = job.pinned.target, rules_of(job.project)
     if not differing.names:
         return "rows without a key cannot be told apart: `cdc-lake rebuild`"
@@ -175,14 +175,14 @@ def _refusal(job: CompareTask, differing: DifferingKeys) -> str | None:
 
 
 def _is_printable(kind: pa.DataType) -> bool:
-    """Whether the canonical text of values is a text that the server reads."""
+    """Whether the server can parse the canonical text of values."""
     binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
     listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     return not (pa.types.is_floating(kind) or binary or listed)
 
 
 def _standing(job: CompareTask) -> _Here | str:
-    """Where the table stands, or why nothing can be landed behind it."""
+    """The state of the table, or why nothing can be landed after it."""
     target, marker, stream = job.pinned.target, job.pinned.marker, job.state.stream
     cut = last_cut(job.control, stream)
     table = None if cut is None else cut.tables.get(str(target.source))
@@ -200,7 +200,7 @@ def _standing(job: CompareTask) -> _Here | str:
 
 
 def canonical(names: Sequence[str], types: Mapping[str, pa.DataType]) -> KeysOf:
-    """Keys in canonical form (`tables.canonical_values`) beside silver's columns of these types."""
+    """Converts keys to canonical form (`tables.canonical_values`), for silver's columns of these types."""
     texts_of = canonical_texts(names, types)
     return lambda columns: list(zip(*(column.to_pylist() for column in texts_of(columns).columns), strict=True))
 
@@ -218,7 +218,7 @@ def rows_of_keys(
     keys: frozenset[Key],
     keys_of: KeysOf,
 ) -> dict[Key, list[str | None]]:
-    """The rows that keys have in the source's snapshot, by position in the layout; keys without a row are left out."""
+    """The rows of keys in the source's snapshot, by position in the layout; keys without a row are omitted."""
     rows = source.rows(source.relation_of(published), replace(published, row_filter=key_filter(published, names, keys)))
     values = rows.select(list(layout.names)).to_pylist()
     pairs = zip(keys_of(rows.select(list(names))), values, strict=True)
@@ -234,7 +234,7 @@ def changed_keys(
     keys: frozenset[Key],
     keys_of: KeysOf,
 ) -> frozenset[Key]:
-    """The keys that some of the landed transactions change; all of them where nobody can tell."""
+    """The keys that some of the landed transactions change; all of them if unknown."""
     changed: set[Key] = set()
     for touch in touches:
         if touch.undecoded:
@@ -250,7 +250,7 @@ def changed_keys(
 def _touched_keys(
     bronze: BronzeReader, span: Span, layout: Relation, names: Sequence[str], keys_of: KeysOf
 ) -> set[Key] | None:
-    """The keys before and after each change of a transaction, as far as they are told; None: all of the table."""
+    """The keys before and after each change of a transaction, if known; None: all of the table."""
     layouts, key_rows = bronze.layouts([layout.table]), []
     for row in bronze.changes(layout.table, span).to_pylist():
         if row["op"] == TRUNCATE:
@@ -265,7 +265,7 @@ def _touched_keys(
 
 
 def key_filter(published: PublishedTable, names: Sequence[str], keys: frozenset[Key]) -> str:
-    """The condition that only rows of these keys meet, beside the one that the stream has."""
+    """The condition for rows of these keys, combined with the table's row filter."""
     complete_keys = sorted((key for key in keys if None not in key), key=repr)
     columns = ", ".join(identifier(name) for name in names)
     terms = [f"({columns}) IN ({', '.join(_row(key) for key in complete_keys)})"] if complete_keys else []
@@ -289,9 +289,9 @@ def land_refetched(
     rows: Mapping[Key, Sequence[str | None] | None],
     position: int,
 ) -> bool:
-    """Land what keys, values of the columns `names`, have right before a position: a row, None for no row.
+    """Land the rows of keys directly before a position; values of the columns `names`, None for no row.
 
-    False where the receiver came first each time.
+    False if the receiver always came first.
     """
     kind = pa.list_(pa.string())
     keys = sorted(rows, key=repr)
@@ -302,7 +302,7 @@ def land_refetched(
         try:
             landed = bronze_writer(project).append_reread(layout, present, absent, position)
             break
-        except AnotherReceiver:  # its commit came first: what is to be written is the same
+        except AnotherReceiver:  # its commit came first: the rows to write are unchanged
             continue
     else:
         return False

@@ -1,11 +1,11 @@
 """The two sides of a compared table, read block by block: sums by bucket, or the rows of some buckets.
 
 The source computes the sums itself if it can (`source.row_hash_sql`); otherwise its rows are streamed and hashed here,
-as silver's are. Rows of the buckets that differ are kept in memory while they are few, then on disk, so only a part of
-what differs is matched at a time; a whole table is never in memory.
+as silver's are. Rows of differing buckets are kept in memory while they are few, then on disk, so only a part of them
+is matched at a time; a whole table is never in memory.
 
-Of the first differing keys of each kind both rows, the columns that differ and the changes in bronze that touched them
-are looked up. Values leave this module only if they were asked for; keys, columns and transactions always do.
+For the first differing keys of each kind, both rows, the differing columns and the changes in bronze that touched them
+are looked up. Values leave this module only if they were requested; keys, columns and transactions always do.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from cdc_lake.tables.row_hash import BUCKETS, BucketSums, HashStrategy, bucket_o
 from cdc_lake.tables.silver_reader import silver_blocks
 
 _NAMED = BUCKETS // 4
-"""A statement names buckets up to so many; of more, all rows are read and some taken."""
+"""Maximum number of buckets that a statement names; for more, all rows are read and filtered."""
 
 
 class SourceRowSet:
-    """The rows of a source table in the snapshot that is open. Raises SourceError, TypesApart."""
+    """The rows of a source table in the open snapshot. Raises SourceError, TypesApart."""
 
     def __init__(self, job: CompareTask, layout: Layout) -> None:
         self._source = job.source
@@ -45,7 +45,7 @@ class SourceRowSet:
         self._sql, self.streamed = self._choose_hash()
 
     def _choose_hash(self) -> tuple[HashSql | None, str]:
-        """How the server sums up, and why it does not."""
+        """How the server sums up, or why it does not."""
         layout = self._layout
         if layout.view.evaluates:
             return None, "expressions compute silver's rows from those of the source"
@@ -58,11 +58,11 @@ class SourceRowSet:
 
     @property
     def ways(self) -> Mapping[str, HashStrategy]:
-        """How its columns are hashed; where it is not here, all are by their texts."""
+        """How its columns are hashed; columns that are not listed are hashed by their texts."""
         return {} if self._sql is None else self._sql.ways
 
     def sums(self, buckets: Any = None) -> BucketSums:
-        """What is in each bucket; `buckets`: only of these, a bool each."""
+        """The sums of each bucket; `buckets`: only these, a bool each."""
         sums = BucketSums()
         if self._sql is None:
             for rows, _ in self.blocks(buckets):
@@ -80,7 +80,7 @@ class SourceRowSet:
             yield self._layout.source(block, buckets)
 
     def _among(self, buckets: Any) -> Any:
-        """What is published, less the rows of other buckets where the server can tell."""
+        """The published rows, without those of other buckets if the server can filter them."""
         if buckets is None or self._sql is None or (wanted := np.flatnonzero(buckets)).size > _NAMED:
             return self._published
         row_filter = self._published.row_filter
@@ -99,7 +99,7 @@ class SilverRowSet:
         self.shared: frozenset[Key] = frozenset()
 
     def sums(self, ways: Mapping[str, HashStrategy], buckets: Any = None) -> BucketSums:
-        """What is in each bucket, hashed in these ways; `buckets`: only of these, a bool each."""
+        """The sums of each bucket, with these hash strategies; `buckets`: only these, a bool each."""
         sums, form = BucketSums(), self._layout.form
         for rows in self._rows(buckets):
             if isinstance(rows, pa.Table):
@@ -114,7 +114,7 @@ class SilverRowSet:
         return (rows if isinstance(rows, pa.Table) else rows.texts() for rows in self._rows(buckets))
 
     def _rows(self, buckets: Any) -> Iterator[SilverRows | pa.Table]:
-        """The rows as of the snapshot; notes which companions are astray, and which keys several rows would have."""
+        """The rows as of the snapshot; records wrong companion columns, and keys that several rows would have."""
         overlay = self._overlay.among(buckets)
         yield from overlay.overlay_blocks(self._read_blocks(overlay.needed_buckets(buckets)), buckets)
         self.shared |= overlay.shared
@@ -129,7 +129,7 @@ class SilverRowSet:
 
 
 def both_sums(source: SourceRowSet, silver: SilverRowSet, buckets: Any = None) -> tuple[BucketSums, BucketSums]:
-    """The sums of both sides, worked out side by side."""
+    """The sums of both sides, computed in parallel."""
     with ThreadPoolExecutor(1, thread_name_prefix="compare") as other:
         waiting = other.submit(source.sums, buckets)
         silver_sums = silver.sums(source.ways, buckets)
@@ -144,7 +144,7 @@ class BucketStore:
     """Rows of one schema in `PARTS` parts; rows of one bucket are in one part."""
 
     def __init__(self, folder: Path, name: str, at_most: int = ROWS_IN_MEMORY) -> None:
-        """`folder` is made when the first file is."""
+        """`folder` is created with the first file."""
         self._folder = folder
         self._name = name
         self._at_most = at_most
@@ -158,18 +158,18 @@ class BucketStore:
         return bool(self._files)
 
     def add(self, rows: pa.Table, buckets: Any) -> None:
-        """Put rows in; `buckets`: the bucket of each."""
+        """Add rows; `buckets`: the bucket of each."""
         self._open.append((rows, buckets % PARTS))
         self._rows += rows.num_rows
         if self._rows >= self._at_most:
             self._spill()
 
     def all_rows(self) -> pa.Table | None:
-        """All rows, where none is on disk; None where there are none."""
+        """All rows, if none is on disk; None without rows."""
         return pa.concat_tables([rows for rows, _ in self._open]) if self._open else None
 
     def part(self, number: int) -> pa.Table | None:
-        """The rows of one part; None where there are none."""
+        """The rows of one part; None without rows."""
         tables = [rows.filter(pa.array(parts == number)) for rows, parts in self._open]
         tables += [table for file in self._files for table in _read(file, number)]
         return pa.concat_tables(tables) if tables else None
@@ -199,7 +199,7 @@ def _read(file: Path, number: int) -> Iterator[pa.Table]:
 
 
 def pair_shelves(left: BucketStore, right: BucketStore) -> Iterator[tuple[pa.Table | None, pa.Table | None]]:
-    """The rows of two shelves, so that rows of one bucket come together: all at once where they are few."""
+    """The rows of two stores, with rows of one bucket together: all at once if they are few."""
     if not left.is_spilled and not right.is_spilled:
         yield left.all_rows(), right.all_rows()
         return
@@ -208,23 +208,23 @@ def pair_shelves(left: BucketStore, right: BucketStore) -> Iterator[tuple[pa.Tab
 
 
 CHANGES = 10
-"""The last changes that are told of a key."""
+"""Number of last changes that are reported for a key."""
 
 Row = Mapping[str, str | None]
 
 
 class KeyRows:
-    """Rows of keys that differ, as both sides have them: gathered part by part, of the first keys of each kind."""
+    """Rows of differing keys on both sides, gathered part by part, for the first keys of each kind."""
 
     def __init__(self, layout: Layout, held: frozenset[Key]) -> None:
-        """`held`: keys whose rows are explained otherwise, some of which may not be."""
+        """`held`: keys whose rows may be explained by holds."""
         self._layout = layout
         self._held = held
         self.source: dict[Key, Row] = {}
         self.silver: dict[Key, Row] = {}
 
     def add(self, differences: Differences, source_rows: pa.Table, silver_rows: pa.Table) -> None:
-        """Take note of what one part's differences are of."""
+        """Record the rows of one part's differences."""
         if self._layout.by_content:
             return
         keys = self._layout.keys
@@ -236,19 +236,19 @@ class KeyRows:
 
 
 def first(keys: Sequence[Key] | frozenset[Key], held: frozenset[Key]) -> list[Key]:
-    """The first keys of a kind that are told, without those that are held."""
+    """The first keys of a kind that are reported, without held ones."""
     return sorted((key for key in keys if key not in held), key=repr)[:SAMPLE]
 
 
 def canonical_texts(names: Sequence[str], types: Mapping[str, pa.DataType]) -> TextsOf:
-    """Key columns in canonical form (`tables.canonical_values`) beside silver's columns of these types."""
+    """Converts key columns to canonical form (`tables.canonical_values`), for silver's columns of these types."""
     return lambda columns: pa.table({name: from_source(columns[name], types[name]) for name in names})
 
 
 def differing_keys(
     job: CompareTask, layout: Layout, samples: Sequence[tuple[str, Sequence[Key]]], rows: KeyRows
 ) -> tuple[DifferingKey, ...]:
-    """What is known of the sample keys, kind by kind. Raises LakeError."""
+    """Details of the sample keys, by kind. Raises LakeError."""
     wanted = frozenset(key for _, keys in samples for key in keys)
     if layout.by_content or not wanted:
         return ()
@@ -287,7 +287,7 @@ def _change(snapshots: Sequence[SnapshotRow], change: KeyTouch) -> KeyChange:
 
 
 def _readable(row: Row | None, layout: Layout) -> dict[str, str | None] | None:
-    """A row in canonical text, with floats as numbers again, which that text has as bits."""
+    """A row in canonical text, with floats converted from bits to numbers."""
     if row is None:
         return None
     return {name: readable(text, layout.types.get(name)) for name, text in row.items()}

@@ -1,7 +1,7 @@
-"""What the rest of the package asks of a pipeline's source, whatever the server: protocols and the values they return.
+"""Protocols that a source implements for the rest of the package, and the values that they return.
 
-The source as `plan` and `status` see it, its slots as the commands of `slot` return and show them, its side of a
-comparison, and what the server keeps for the pipeline's slot, for the WAL budget.
+They cover introspection for `plan` and `status`, slot administration for the commands of `slot`, the source's side of a
+comparison, and the WAL retained for the pipeline's slot.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class ActionKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step: what it is about, in words, and its numbers where they are known.
+    """One step of a plan: what it concerns, in words, and its numbers if known.
 
-    `changes` is false for what only goes on; `destructive` steps are never done without being allowed. `transactions`
-    is how far a stream is behind where CSNs count it, `bytes` where its positions are LSNs.
+    `changes` is false for a step that only continues; `destructive` steps need approval. `transactions` is how far a
+    stream is behind if CSNs count it, `bytes` if its positions are LSNs.
     """
 
     kind: ActionKind
@@ -80,7 +80,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """A captured table: rows as the planner estimates them (None: never analysed), size, and what the role may."""
+    """A captured table: rows as the planner estimates them (None: never analyzed), size, and the role's privileges."""
 
     table: TableName
     rows: int | None
@@ -90,7 +90,7 @@ class TableFacts:
 
 
 def copies(project: Project, facts: Sequence[TableFacts]) -> Iterator[Action]:
-    """The initial copy, a step a table."""
+    """The initial copy, one step per table."""
     if project.pipeline.snapshot.copies:
         for fact in facts:
             rows = "an unknown number of rows" if fact.rows is None else f"about {pluralize(fact.rows, 'row')}"
@@ -99,7 +99,7 @@ def copies(project: Project, facts: Sequence[TableFacts]) -> Iterator[Action]:
 
 
 def size(value: int) -> str:
-    """Bytes with a unit that fits."""
+    """Bytes with a suitable unit."""
     amount, unit = float(value), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):  # noqa: B007  # the last one is used
         if amount < 1024:
@@ -110,11 +110,11 @@ def size(value: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SlotSeen:
-    """The slot on the server: its confirmed position as people paste it, and bytes of WAL kept for it.
+    """The slot on the server: its confirmed position as commands print it, and bytes of WAL retained for it.
 
-    `read_by`: who reads it, None where nobody does; `lost`: why it can no longer be used, None where it can; `safe`:
-    bytes that may still be written before it is in danger of that, `counters`: what decoding it took, both None where
-    the server does not tell.
+    `read_by`: its reader, None without one; `lost`: why it can no longer be used, None if it can; `safe`: bytes that
+    may still be written before it may be lost; `counters`: statistics of decoding. The last two are None if the server
+    does not report them.
     """
 
     confirmed: str | None
@@ -129,35 +129,35 @@ class SourceIntrospection(Protocol):
     """A short session on the source. Every method raises SourceError."""
 
     def tables(self) -> list[TableName]:
-        """The tables that the stream carries, or would."""
+        """The tables that the stream contains, or would contain."""
 
     def origin(self) -> str:
-        """Server, database and slot that a stream of this pipeline comes from (`StreamIdentity.origin`)."""
+        """The server, database and slot of a stream of this pipeline (`StreamIdentity.origin`)."""
 
     def end(self, domain: OrderDomain) -> int:
         """The newest position: everything committed by now lies at or below it."""
 
     def received_position(self) -> int | None:
-        """The position up to which the slot's receiver has read, as far as the server tells."""
+        """The position up to which the slot's receiver has read, if the server reports it."""
 
     def slot(self) -> SlotSeen | None:
         """The pipeline's slot."""
 
     def steps(self, state: Callable[[], StreamCheckpoint | None]) -> Iterator[Action]:
-        """What `run` would do at the source; `state`: what bronze holds, asked behind the slot: receivers land before
-        they confirm. Raises StateError where it could not go on.
+        """What `run` would do at the source; `state`: what bronze has, read after the slot, because receivers land
+        before they acknowledge. Raises StateError if it could not continue.
         """
 
     def layout(self, table: TableName) -> Relation | None:
-        """The layout of a captured table now; None where it is none."""
+        """The current layout of a captured table; None if it is not captured."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """A slot of the server. `own`: the pipeline's; `state`: active, idle or lost; `confirmed` as people paste it.
+    """A slot of the server. `own`: the pipeline's; `state`: active, idle or lost; `confirmed` as commands print it.
 
-    `retained_bytes`: WAL kept for it; `safe_bytes`: what may still be written before it is in danger of being lost,
-    None where nothing bounds what is kept. `failover`: standbys have it too, None where the server does not tell.
+    `retained_bytes`: WAL retained for it; `safe_bytes`: how much may still be written before it may be lost, None
+    without a limit. `failover`: whether standbys have it too, None if the server does not report it.
     """
 
     name: str
@@ -176,7 +176,7 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class SlotList:
-    """Every slot of the server, of other databases and readers too: each keeps WAL on the same disk."""
+    """Every slot of the server, including those of other databases and readers: all retain WAL on the same disk."""
 
     pipeline: str
     source: str
@@ -185,7 +185,9 @@ class SlotList:
 
 @dataclass(frozen=True, slots=True)
 class SlotFound:
-    """A slot that may be dropped: `confirmed` to paste, `retained` bytes; `end` of the log, None: other positions."""
+    """A slot that may be dropped: `confirmed` as printed, `retained` bytes; `end` of the WAL, None if not
+    comparable.
+    """
 
     confirmed: str | None
     retained: int | None
@@ -193,7 +195,7 @@ class SlotFound:
 
 
 def within_bronze(held: int, upto: int | None) -> int:
-    """The position that a slot may forget up to, where bronze holds all to `held`. Raises AdvancePastBronze."""
+    """The position to which a slot may be advanced if bronze has everything up to `held`. Raises AdvancePastBronze."""
     target = held if upto is None else upto
     if target > held:
         raise AdvancePastBronze(
@@ -204,7 +206,7 @@ def within_bronze(held: int, upto: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SlotMade:
-    """The pipeline's slot. `created` is false where it was there already; `rows`: of the copy as of its point."""
+    """The pipeline's slot. `created` is false if it existed already; `rows`: of the copy at its position."""
 
     pipeline: str
     slot: str
@@ -215,7 +217,7 @@ class SlotMade:
 
 @dataclass(frozen=True, slots=True)
 class SlotAdvanced:
-    """How far the slot was, and is; `bytes` of log lie between."""
+    """Where the slot was, and is; `bytes` of WAL lie between."""
 
     pipeline: str
     slot: str
@@ -226,7 +228,7 @@ class SlotAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class SlotDropped:
-    """A slot that was dropped, or would be: `lost` says what goes with it, `freed_bytes` how much WAL is let go."""
+    """A slot that was dropped, or would be: `lost` says what is lost with it, `freed_bytes` how much WAL is freed."""
 
     pipeline: str
     slot: str
@@ -237,12 +239,12 @@ class SlotDropped:
 
 
 LEAST_LET_GO: Final = 16 << 20
-"""Bytes: a file of the log (PostgreSQL docs, wal_segment_size, its default), the least that a server lets go."""
+"""Bytes of a WAL segment (PostgreSQL docs, wal_segment_size, its default), the least that a server discards."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotThreat:
-    """What a fact of a slot endangers, and what to do about it."""
+    """A risk that a property of a slot shows, and what to do about it."""
 
     text: str
     remedy: str
@@ -250,11 +252,11 @@ class SlotThreat:
 
 @dataclass(frozen=True, slots=True)
 class BesideBronze:
-    """What bronze holds of the pipeline's own slot.
+    """Bronze compared with the pipeline's own slot.
 
-    `landed`: everything up to this position of the stream is in bronze; `may_confirm`: so far the slot may be
-    confirmed; `unconfirmed`: how much that is behind where the slot is, in bytes of log or, of a slot in CSN order, in
-    commit numbers; below zero where the slot is further than bronze.
+    `landed`: everything up to this position is in bronze; `may_confirm`: position to which the slot may be advanced;
+    `unconfirmed`: how far that is after the slot's position, in bytes of WAL or, for a slot in CSN order, in commit
+    numbers; negative if the slot is ahead of bronze.
     """
 
     stream: str
@@ -265,10 +267,10 @@ class BesideBronze:
 
 @dataclass(frozen=True, slots=True)
 class SlotDetails:
-    """A slot: `slot` as it is listed. None stands for what this server does not have or does not tell.
+    """Details of a slot. None stands for what this server does not have or report.
 
-    `order`: of its positions, `lsn` or `csn`; `read_by`: the process that reads it; `restart`: the log is kept from
-    there, up to `log_end`; `catalog_age`: transactions since `catalog_xmin`, whose catalog rows vacuum has to leave;
+    `order`: of its positions, `lsn` or `csn`; `read_by`: the process that reads it; `restart`: WAL is retained from
+    there, up to `log_end`; `catalog_age`: transactions since `catalog_xmin`, whose catalog rows vacuum has to keep;
     `synced`: a standby's copy; `two_phase_at`: from where on transactions are sent at their PREPARE.
     """
 
@@ -295,7 +297,7 @@ class SlotDetails:
 
 
 def beside_bronze(state: StreamCheckpoint | None, confirmed: int | None, order: OrderDomain) -> BesideBronze | None:
-    """What bronze holds beside a slot that is `confirmed` so far; None where it holds no stream."""
+    """Compare bronze with a slot that is `confirmed`; None if bronze has no stream."""
     if state is None:
         return None
     return BesideBronze(
@@ -307,20 +309,20 @@ def beside_bronze(state: StreamCheckpoint | None, confirmed: int | None, order: 
 
 
 def nothing_of_it(name: str) -> SlotThreat:
-    """For a slot of the pipeline's name where bronze contains no stream."""
+    """The risk of a slot of the pipeline's name if bronze contains no stream."""
     remedy = "if no other program uses it: cdc-lake slot drop --yes; otherwise set `source.slot.name` to another name"
     return SlotThreat(f"bronze contains nothing of slot `{name}`: the first run does not take the slot over", remedy)
 
 
 def unbounded_threat(*, own: bool, bound: str) -> SlotThreat:
-    """For a slot that nobody reads where nothing bounds what is kept; `bound`: how it would be bounded."""
+    """The risk of an unread slot without a limit of retained WAL; `bound`: how to set one."""
     read = "start the receiver: cdc-lake run" if own else "start its reader"
     text = "the slot has no reader and no limit on the WAL retained for it: it will eventually fill the server's disk"
     return SlotThreat(text, f"{read}; or drop it{bound}")
 
 
 def held_already(bytes_held: int) -> SlotThreat:
-    """For a slot that nobody reads, for which log is kept that bronze holds."""
+    """The risk of an unread slot whose WAL is already in bronze."""
     text = f"{size(bytes_held)} of WAL are retained that bronze already contains"
     return SlotThreat(text, "cdc-lake slot advance")
 
@@ -329,60 +331,60 @@ class SlotAdmin(Protocol):
     """The slots of a server. Every method raises SourceError."""
 
     def views(self) -> list[SlotView]:
-        """Every slot, of other databases and readers too, by name."""
+        """Every slot, including those of other databases and readers, by name."""
 
     def find(self, name: str) -> SlotFound | None:
-        """A slot, and where the server's log ends."""
+        """A slot, and the end of the server's WAL."""
 
     def inspect(self, name: str, state: Callable[[], StreamCheckpoint | None]) -> SlotDetails | None:
-        """Everything of one slot; `state`: what bronze holds, asked behind it: receivers land before they confirm."""
+        """Everything about one slot; `state`: what bronze has, read after it, because receivers land first."""
 
     def advance(self, state: Callable[[], StreamCheckpoint], upto: int | None) -> SlotAdvanced:
-        """Let the slot forget what bronze (`state`) holds. Raises AdvancePastBronze, SlotActive, StateError."""
+        """Advance the slot to what bronze (`state`) has. Raises AdvancePastBronze, SlotActive, StateError."""
 
     def drop(self, name: str, wait: float) -> None:
-        """Drop a slot, waiting so many seconds for who reads it. Raises SlotActive."""
+        """Drop a slot, waiting up to `wait` seconds for its reader. Raises SlotActive."""
 
 
 class ComparisonSource(Protocol):
-    """What a comparison asks of the source. Every method raises SourceError."""
+    """The source's side of a comparison. Every method raises SourceError."""
 
     def captured_tables(self) -> list[PublishedTable]:
-        """The tables that the stream carries, sorted."""
+        """The tables that the stream contains, sorted."""
 
     def snapshot(self, tables: Sequence[TableName]) -> AbstractContextManager[SnapshotVisibility]:
-        """One snapshot for all that is read inside."""
+        """One snapshot for everything that is read inside."""
 
     def relation_of(self, source_table: PublishedTable) -> Relation:
         """The layout of a captured table, as the stream would announce it."""
 
     def parts(self, relation: Relation, source_table: PublishedTable) -> Iterator[pa.Table]:
-        """The rows of a captured table that its filter takes, in blocks: large_string columns, text as printed."""
+        """The rows of a captured table that match its filter, in blocks: large_string columns, text as printed."""
 
     def rows(self, relation: Relation, source_table: PublishedTable) -> pa.Table:
-        """All of them in one table: for few."""
+        """All of them in one table, if they are few."""
 
     def unsummable_reason(self, relation: Relation) -> str:
-        """Why the server cannot sum up hashes of the rows that silver should have; empty where it can."""
+        """Why the server cannot sum up hashes of the rows that silver should have; empty if it can."""
 
     def sums(self, source_table: PublishedTable, hashed: HashSql) -> Iterator[tuple[int, int, int]]:
-        """The same rows as `parts` gives, summed up by the server: bucket, number of rows, sum of their hashes."""
+        """The rows of `parts`, summed up by the server: bucket, number of rows, sum of their hashes."""
 
     def ahead(self, shown: SnapshotVisibility, after: int) -> Sequence[PendingTransaction] | None:
-        """What the slot still has of what the snapshot shows, above position `after`; None where somebody reads it."""
+        """What the slot still has of what the snapshot shows, after position `after`; None if it has a reader."""
 
 
 def join_blocks(blocks: Iterable[pa.Table], relation: Relation) -> pa.Table:
-    """All rows of some blocks of a table in one table."""
+    """Concatenate the blocks of a table."""
     empty = pa.schema([pa.field(name, pa.large_string()) for name in relation.names]).empty_table()
     return pa.concat_tables([empty, *blocks])
 
 
 class RetainedWal(Protocol):
-    """The log that a slot holds back."""
+    """The WAL that a slot retains."""
 
     def looking(self) -> AbstractContextManager[Callable[[], WalSample | None]]:
-        """Connect; each call looks once, None where there is no slot that could be read. Raises SourceError."""
+        """Connect; each call takes a sample, None without a readable slot. Raises SourceError."""
 
     def drop(self, patience: float) -> None:
-        """Drop the slot, once its reader has gone, waited for up to `patience` seconds. Raises SourceError."""
+        """Drop the slot after waiting up to `patience` seconds for its reader. Raises SourceError."""

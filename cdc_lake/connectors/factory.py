@@ -1,6 +1,6 @@
-"""What serves a pipeline's source, by its kind: a PostgreSQL, or a server of the GaussDB family.
+"""Selects the adapter for a pipeline's type of source: PostgreSQL, or the GaussDB family.
 
-Each kind is imported only where it is asked for, as it needs its own driver only.
+Each adapter is imported only when it is used, because it needs only its own driver.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cdc_lake.tables.control_tables import ControlTables
 
 
 def source_view(project: Project) -> AbstractContextManager[SourceIntrospection]:
-    """Connect to the pipeline's source, to look at it. Raises SourceError."""
+    """Connect to the pipeline's source for introspection. Raises SourceError."""
     if _of_family(project):
         from cdc_lake.connectors.gaussdb.introspection import family_view  # noqa: PLC0415
 
@@ -34,7 +34,7 @@ def source_view(project: Project) -> AbstractContextManager[SourceIntrospection]
 
 
 def compare_source(project: Project, state: StreamCheckpoint) -> AbstractContextManager[ComparisonSource]:
-    """Connect to the source that bronze was fed from, to compare with it. Raises SourceError, StateError."""
+    """Connect to the source of bronze for a comparison. Raises SourceError, StateError."""
     if _of_family(project):
         from cdc_lake.connectors.gaussdb.comparison import family_side  # noqa: PLC0415
 
@@ -56,9 +56,9 @@ def opened_stream(
     first: bool,
     enforce_wal_budget: Callable[[], object],
 ) -> AbstractContextManager[OpenStream]:
-    """Connect, start or check the stream, start replication. `first`: tables that came to the pipeline are copied, by
-    `recopy`, before anything is read, while `enforce_wal_budget` is called; otherwise beside it. Raises SourceError,
-    LakeError, StateError, Stopped.
+    """Connect, start or check the stream, start replication. `first`: `recopy` copies added tables before anything is
+    read, while `enforce_wal_budget` is called; otherwise in parallel. Raises SourceError, LakeError, StateError,
+    Stopped.
     """
     if _of_family(project):
         from cdc_lake.connectors.gaussdb.adapter import open_family  # noqa: PLC0415
@@ -83,9 +83,9 @@ def copy_again(
     report: ProgressReporter,
     opened: Opened = ignore_open,
 ) -> tuple[str, tuple[CopiedTable, ...]]:
-    """Copy those of the tables that the stream carries; the name of their copy in bronze.
+    """Copy the given tables that the stream contains; returns the name of the copy in bronze.
 
-    `opened`: told of connections. Raises CopyUnplaced, SourceError, LakeError, StateError, Stopped.
+    `opened`: called with connections. Raises CopyUnplaced, SourceError, LakeError, StateError, Stopped.
     """
     if _of_family(project):
         from cdc_lake.connectors.gaussdb.comparison import copy_family  # noqa: PLC0415
@@ -108,7 +108,7 @@ def slot_care(project: Project) -> SlotAdmin:
 
 
 def kept_wal(project: Project) -> RetainedWal:
-    """The log that the pipeline's server keeps for its slot."""
+    """The WAL that the pipeline's server retains for its slot."""
     if _of_family(project):
         from cdc_lake.connectors.gaussdb.introspection import GaussDbRetainedWal  # noqa: PLC0415
 

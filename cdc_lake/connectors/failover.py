@@ -1,8 +1,8 @@
-"""Whether a stream that bronze holds can go on at a server, and whether a server that took over has all of it.
+"""Checks whether the stream in bronze can continue at a server, especially one that took over after a failover.
 
-The control table `timelines` keeps which timeline of the server a stream was last read on. At every start and
-reconnect it is compared with the server's: if a standby was promoted meanwhile, what bronze holds must lie before the
-switch, or the new primary never had all of it.
+The control table `timelines` records on which timeline of the server a stream was last read. Every start and reconnect
+compares it with the server's: if a standby was promoted meanwhile, everything in bronze must precede the switch,
+because the new primary does not have the rest.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from cdc_lake.tables.control_schema import utc_now as control_now
 from cdc_lake.tables.control_tables import ControlTables
 
 LISTED = 20
-"""Lost transactions that an error names; of more it gives the number."""
-_LOOK_BACK = 4096  # CSNs: how many are looked through first
-_INVERTED = 64  # how far CSN order and log order may differ; at most 9 was measured
+"""Maximum number of lost transactions that an error lists."""
+_LOOK_BACK = 4096  # CSNs that are searched first
+_INVERTED = 64  # maximum difference of CSN order and WAL order; at most 9 was measured
 
 
 def last_timeline(control: ControlTables, state: StreamCheckpoint) -> Timeline | None:
-    """The timeline that the stream was last read on; None for one begun by a version that did not keep it."""
+    """The timeline on which the stream was last read; None if an older version began it."""
     stream_filter = (pc.field("stream") == state.stream) & (pc.field("epoch") == state.epoch)
     rows = control.read("timelines", stream_filter).to_pylist()
     if not rows:
@@ -44,11 +44,11 @@ def last_timeline(control: ControlTables, state: StreamCheckpoint) -> Timeline |
 def check_timeline(
     now: Timeline, last: Timeline | None, reader: BronzeReader, state: StreamCheckpoint
 ) -> StreamCheckpoint:
-    """Raise unless what bronze holds is in the history of a server on timeline `now`; positions are LSNs.
+    """Raise unless bronze is part of the history of a server on timeline `now`; positions are LSNs.
 
-    The state to go on from: where no transaction of bronze lies behind the switch, but what the old primary announced
-    beyond the last one does, that is the switch. What lies behind it is another log, which has to be read.
-    Raises OtherTimeline, TimelineUntold, BronzeAhead.
+    Returns the state from which to continue: if only announced positions of the old primary are after the switch, and
+    no transaction of bronze, it is set back to the switch, because other WAL follows there. Raises OtherTimeline,
+    TimelineUntold, BronzeAhead.
     """
     if last is None:
         return state
@@ -80,7 +80,7 @@ def check_timeline(
 
 
 def check_not_older(now: Timeline, last: Timeline) -> None:
-    """Raise OtherTimeline where the server is on a timeline before the one that bronze was last read on."""
+    """Raise OtherTimeline if the server is on an earlier timeline than the one last read."""
     if now.number < last.number:
         raise OtherTimeline(
             f"the server is on timeline {now.number}, but bronze was already read on timeline {last.number}"
@@ -88,7 +88,7 @@ def check_not_older(now: Timeline, last: Timeline) -> None:
 
 
 def check_log_reaches(flushed: Lsn, reader: BronzeReader, state: StreamCheckpoint) -> None:
-    """Raise BronzeAhead where the server's log ends before what bronze confirmed of it."""
+    """Raise BronzeAhead if the server's WAL ends before what bronze acknowledged of it."""
     if state.confirm > flushed.value:
         raise BronzeAhead(
             f"bronze contains changes up to {Lsn(state.confirm)}, but the server's WAL ends at {flushed}: "
@@ -98,7 +98,7 @@ def check_log_reaches(flushed: Lsn, reader: BronzeReader, state: StreamCheckpoin
 
 
 def check_csns_reach(next_csn: int, reader: BronzeReader, state: StreamCheckpoint) -> None:
-    """Raise BronzeAhead where the server has not given out all the CSNs that bronze, ordered by CSN, is complete to."""
+    """Raise BronzeAhead if the server has not assigned all CSNs up to which bronze, ordered by CSN, is complete."""
     if next_csn <= state.upto:
         raise BronzeAhead(
             f"bronze is complete up to CSN {state.upto}, but the server's next CSN is {next_csn}: "
@@ -107,7 +107,7 @@ def check_csns_reach(next_csn: int, reader: BronzeReader, state: StreamCheckpoin
 
 
 def lost_behind(reader: BronzeReader, state: StreamCheckpoint, end: Lsn) -> list[CommitRow]:
-    """The transactions of the stream that end behind `end`, by position."""
+    """The transactions of the stream that end after `end`, by position."""
     if domain_of(state.stream) is OrderDomain.LSN:
         return reader.commits(Span(state.epoch, end.value, max(state.upto, end.value)))
     start = StreamIdentity.parse(state.stream).start
@@ -115,7 +115,7 @@ def lost_behind(reader: BronzeReader, state: StreamCheckpoint, end: Lsn) -> list
     while True:
         after = max(start, state.upto - back)
         commits = reader.commits(Span(state.epoch, after, state.upto))
-        # CSNs are nearly in the order of the log: some transactions before the end mean that all behind it are here
+        # CSN order is nearly WAL order: some transactions before the end show that all after it have been found
         if after == start or len([commit for commit in commits if not _is_after(commit, end)]) > _INVERTED:
             return [commit for commit in commits if _is_after(commit, end)]
         back *= 8
@@ -126,7 +126,7 @@ def _is_after(commit: CommitRow, end: Lsn) -> bool:
 
 
 def lost_words(state: StreamCheckpoint, lost: Sequence[CommitRow]) -> str:
-    """What bronze holds and the server never had, for an error."""
+    """What bronze has and the server never had, for an error."""
     if not lost:
         return "bronze has no transaction there, but the server now has other positions there"
     named = ", ".join(_describe_commit(state, commit) for commit in lost[:LISTED])
@@ -136,7 +136,7 @@ def lost_words(state: StreamCheckpoint, lost: Sequence[CommitRow]) -> str:
 
 
 def note_timeline(now: Timeline, control: ControlTables, state: StreamCheckpoint, report: ProgressReporter) -> None:
-    """Keep that the stream is read on timeline `now` from here. Raises ControlNotWritten."""
+    """Record that the stream is read on timeline `now` from here on. Raises ControlNotWritten."""
     last = last_timeline(control, state)
     if now == last:
         return
@@ -157,7 +157,7 @@ def _describe_commit(state: StreamCheckpoint, commit: CommitRow) -> str:
 
 
 def check_fed_from(stream: StreamIdentity, *, system: str, database: str, slot: str) -> None:
-    """Raise OtherSource where bronze, which holds `stream`, was not fed from this server, database and slot."""
+    """Raise OtherSource if `stream` in bronze does not come from this server, database and slot."""
     for what, was, now in (
         ("server's system identifier", stream.system, system),
         ("database", stream.database, database),

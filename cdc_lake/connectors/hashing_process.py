@@ -1,8 +1,8 @@
-"""The process beside the receiver that hashes rows while the stream is fast (`decode.hashing`).
+"""The helper process of the receiver that hashes rows of a fast stream (`decode.hashing`).
 
-It starts with the first chunk that is worth it and stays until the connection is closed; a quiet receiver has none. It
-has its own session, so that Ctrl-C reaches the receiver alone, and ends when its input does: it cannot outlive the
-receiver, however that one ends. Where it dies, that is the stream's error, and a reconnect starts a new one.
+It starts with the first chunk that is large enough and stays until the connection is closed; a quiet receiver has none.
+It runs in its own session, so Ctrl-C reaches only the receiver, and ends with its input, so it cannot outlive the
+receiver. If it dies, that is an error of the stream, and the next connection starts a new one.
 """
 
 from __future__ import annotations
@@ -21,29 +21,27 @@ from cdc_lake.decode.hashing import Canonical, ask, hashed_here, read_answer
 from cdc_lake.errors import HashingDied
 
 WORTH: Final = 256 << 10
-"""Bytes to hash in one chunk, of two mebibytes at most, from which on asking costs an eighth of what it saves."""
+"""Bytes to hash in a chunk (of at most two mebibytes) from which on the request costs an eighth of what it saves."""
 
 MOST: Final = 4 << 20
-"""Bytes of a chunk that is one large row: hashing it keeps nobody waiting, as Python gives its lock away for it, and in
-another process it would be there a second time.
-"""
+"""Bytes of a chunk that is one large row: Python releases its lock while hashing it, and sending it would copy it."""
 
 _PACKAGES: Final = str(Path(__file__).parents[2])
 _RUN: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); from cdc_lake.decode.hashing import serve;"
     " serve(sys.stdin.buffer, sys.stdout.buffer)"
 )
-_PIPE: Final = 1 << 20  # bytes: what any user may have
+_PIPE: Final = 1 << 20  # bytes: what any user may set
 _GRACE: Final = 5.0  # seconds to end by itself
 
 
 class HashingProcess:
-    """Hashes (`decode.hashing.Hashing`), while it is entered. While one thread uses it, others hash where they are."""
+    """Hashes (`decode.hashing.Hashing`) while it is entered. One thread uses it at a time; others hash themselves."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._asked: Sequence[Canonical] | None = None  # what it was asked and nobody waited for yet
-        self._user: int | None = None  # the thread that is to be answered, or did not wait for what it asked
+        self._asked: Sequence[Canonical] | None = None  # a request whose answer nobody has read yet
+        self._user: int | None = None  # the thread of that request
         self._lock = threading.Lock()  # of `_user`
         self._alone = os.cpu_count() == 1
 
@@ -55,11 +53,11 @@ class HashingProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's, None where there is none."""
+        """The process id, None without a process."""
         return None if self._process is None else self._process.pid
 
     def __call__(self, parts: Sequence[Canonical]) -> Callable[[], list[bytes]]:
-        """Begin to hash. Raises HashingDied, as what it returns does."""
+        """Begin to hash. Raises HashingDied, as does the returned function."""
         size = sum(memoryview(part.data).nbytes for part in parts)
         if self._alone or not WORTH <= size <= MOST or not self._try_acquire():
             return hashed_here(parts)
@@ -75,7 +73,7 @@ class HashingProcess:
         return lambda: self._answer(process, parts)
 
     def _try_acquire(self) -> bool:
-        """Whether this thread has the process for itself now."""
+        """Whether this thread may use the process now."""
         me = threading.get_ident()
         with self._lock:
             if self._user not in (None, me):
@@ -98,13 +96,13 @@ class HashingProcess:
             raise _died(process) from broken
 
     def close(self) -> None:
-        """End the process; with the next chunk there is a new one."""
+        """End the process; the next chunk starts a new one."""
         process, self._process, self._asked, self._user = self._process, None, None, None
         if process is None:
             return
-        with contextlib.suppress(BrokenPipeError):  # it died, which was said when it was asked
+        with contextlib.suppress(BrokenPipeError):  # it died, which its user was told
             _end(process.stdin).close()
-        _end(process.stdout).close()  # an answer that nobody waits for holds nobody up
+        _end(process.stdout).close()  # an unread answer must not block it
         try:
             process.wait(_GRACE)
         except subprocess.TimeoutExpired:
@@ -118,8 +116,8 @@ def _start_process() -> subprocess.Popen[bytes]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )
     for pipe in (process.stdin, process.stdout):
-        if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux: a chunk goes through at once, and nobody waits for room in between
-            with contextlib.suppress(OSError):  # this user's pipes hold all they may: slower, and no less right
+        if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux: a chunk fits in the pipe, so nobody waits
+            with contextlib.suppress(OSError):  # the limit of this user's pipes is reached: slower, but correct
                 fcntl.fcntl(_end(pipe), fcntl.F_SETPIPE_SZ, _PIPE)
     return process
 

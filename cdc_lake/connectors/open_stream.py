@@ -1,14 +1,13 @@
-"""An open stream as the receive loop gets it from any server: frames, order, health, and policies.
+"""An open stream, as the receive loop gets it from any server: frames, ordering, health, and policies.
 
 An ordering takes transactions as they arrive and closes them one by one: everything up to a closed one's position has
-arrived. `CommitLsnOrdering` closes each as it comes; an ordinary slot's are put into CSN order by
-`connectors.gaussdb.csn_order`. Pure: the clock is handed in.
+arrived. `CommitLsnOrdering` closes each on arrival; `connectors.gaussdb.csn_order` sorts those of an ordinary slot by
+CSN. Orderings are pure: the clock is an argument.
 
-Opening waits for a slot that is still active, and refuses a slot that is ahead of what was read of bronze a moment
-ago: changes are missing, or another receiver landed them. The health of the loop has only the newest values, each set
-whole, so that a reader on another thread (`/healthz`) sees one that was true. The policies say what to do with
-transactions that cannot be decoded (`bronze.undecodable`) and with text that is invalid in the encoding of its
-database.
+Opening waits for a slot that is still active, and refuses a slot that is ahead of bronze: changes are missing, or
+another receiver landed them. The health of the loop contains only the newest values, each set as a whole, so that a
+reader in another thread (`/healthz`) never sees an inconsistent one. The policies define what happens to undecodable
+transactions (`bronze.undecodable`) and to text that is invalid in the encoding of its database.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from cdc_lake.source.base import FrameSource, TransactionAssembler
 class Gap:
     """CSNs `first` to `last`, which did not arrive in time and were passed over.
 
-    `below` and `above` are the commit LSNs of the transactions next to them, None where not known.
+    `below` and `above` are the commit LSNs of the adjacent transactions, None if unknown.
     """
 
     first: int
@@ -58,12 +57,12 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class OrderedTransaction:
-    """One step on. Every transaction up to the position `upto` has arrived and is closed with this step or before.
+    """One step of an ordering. Every transaction up to position `upto` has arrived and is closed now or before.
 
-    `confirm` is the slot position that may be confirmed once they are durable: every transaction that arrived with a
-    confirm at or below it is closed. `transaction` is the one at `upto` where it has changes; without, there is nothing
-    to land at this step. `empty` counts transactions without changes behind the last one that has; `gap` is what was
-    passed over to get here, to be recorded before anything above it is landed.
+    `confirm` is the slot position that may be acknowledged once they are durable: every transaction that arrived with a
+    confirm at or below it is closed. `transaction` is the one at `upto` if it has changes; otherwise nothing is landed.
+    `empty` counts transactions without changes after the last one with changes; `gap` was passed over to get here, and
+    is recorded before anything above it is landed.
     """
 
     upto: int
@@ -74,31 +73,31 @@ class OrderedTransaction:
 
 
 class TransactionOrdering(Protocol):
-    """Closes transactions by ascending position. One instance a connection: a new one starts from bronze's state."""
+    """Closes transactions by ascending position. One instance per connection: a new one starts from bronze's state."""
 
     @property
     def repeats(self) -> int:
-        """Transactions dropped because they were closed before."""
+        """Number of transactions dropped because they were closed before."""
 
     @property
     def waiting(self) -> int:
-        """Transactions that arrived and are not closed yet."""
+        """Number of transactions that arrived and are not closed yet."""
 
     def add(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
-        """Take the next committed transaction, also one without changes; what can be closed now. Raises StateError."""
+        """Take the next committed transaction, even without changes; returns what can be closed. Raises StateError."""
 
     def expire_gaps(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
-        """Look at the clock, after each reading of the stream; what is closed by passing over a gap. Raises CsnMissing.
+        """Check the clock, after each read of the stream; returns what is closed by passing over a gap.
 
-        `opened`: CSNs whose BEGIN came and whose COMMIT did not.
+        `opened`: CSNs whose BEGIN came and whose COMMIT did not. Raises CsnMissing.
         """
 
 
 class CommitLsnOrdering:
-    """As they come: the lsn domain, and CSN-ordered slots, whose server sends in that order and leaves numbers out.
+    """Closes transactions on arrival: in the lsn domain, and for slots that send in CSN order and omit numbers.
 
-    Repeats are left to bronze, which drops and counts them; but transactions with a CSN at or below `snapshot_csn` are
-    in the initial copy, wherever they stand in the log, and are dropped here.
+    Bronze drops and counts repeated transactions. Transactions with a CSN at or below `snapshot_csn` are in the initial
+    copy, wherever they are in the WAL, and are dropped here.
     """
 
     waiting = 0
@@ -108,7 +107,7 @@ class CommitLsnOrdering:
         self.repeats = 0
 
     def add(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
-        """Take the next committed transaction, also one without changes; what can be closed now."""
+        """Take the next committed transaction, even without changes; returns what can be closed."""
         bounds = transaction.bounds
         landed = transaction.count > 0
         if landed and bounds.csn is not None and bounds.csn <= self._snapshot_csn:
@@ -118,32 +117,31 @@ class CommitLsnOrdering:
         return (OrderedTransaction(bounds.position, bounds.confirm, transaction if landed else None),)
 
     def expire_gaps(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:  # noqa: ARG002 - part of the port
-        """Nothing: no transaction is ever waited for."""
+        """Nothing: this ordering never waits."""
         return ()
 
 
 PATIENCE = 15.0
-"""Seconds to wait for a slot that is still active: after a crash the server needs a while to notice."""
+"""Seconds to wait for a slot that is still active: a server needs time to notice that its reader crashed."""
 
 T = TypeVar("T")
 
 
 def do_nothing() -> None:
-    """Nothing goes on beside it."""
+    """Do nothing in the background."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """A running stream after bronze's last position, and what belongs to it.
+    """A running stream after bronze's last position, and its parts.
 
-    `assembler` makes transactions of its frames, `ordering` says when they may be landed, `tabulate` makes columns of
-    them, `again` of those that come again, to be compared, at the same time as the other. `goal` is a position in
-    `domain`: everything committed before the connection was opened is at or below it. `copied`: rows of the initial
-    copy that was made first. `spilled`: bytes of transactions that its spool has written; 0 where there is none.
-    `parked`: prepared transactions that wait for their end, where such are kept. `raise_background_errors` raises what
-    ended that goes on beside the stream, and has to end it too. `synchronous`: whether commits at the source wait for
-    the receiver's answer (`synchronous_standby_names` of PostgreSQL); asked by the thread that reads the stream.
-    `newest_decoded`: see `ReceiverHealth`.
+    `assembler` makes transactions of its frames, `ordering` determines when they may be landed, `tabulate` converts
+    them to columns, and `again` concurrently those of repeated transactions, for comparison. `goal` is a position in
+    `domain`: everything committed before the connection was opened is at or below it. `copied`: rows of the preceding
+    initial copy. `spilled`: bytes written by its spool, 0 without one. `parked`: prepared transactions, if stored.
+    `raise_background_errors` raises errors of background tasks, which end the stream too. `synchronous`: whether
+    commits at the source wait for the receiver's reply (`synchronous_standby_names` of PostgreSQL); called by the
+    thread that reads the stream. `newest_decoded`: see `ReceiverHealth`.
     """
 
     frames: FrameSource
@@ -165,7 +163,7 @@ class OpenStream:
 def retry_while_slot_active(
     attempt: Callable[[], T], stop: threading.Event, report: ProgressReporter, patience: float
 ) -> T:
-    """Try again while the slot is active elsewhere, for at most `patience` seconds; then raises SlotActive."""
+    """Retry while the slot is active elsewhere, for at most `patience` seconds; then raises SlotActive."""
     until, delay = time.monotonic() + patience, 0.1
     while True:
         try:
@@ -181,7 +179,7 @@ def retry_while_slot_active(
 
 @contextmanager
 def bronze_may_go_on(project: Project, state: StreamCheckpoint, confirmed: int | None) -> Iterator[None]:
-    """Take a SlotAhead for what it is where bronze holds by now what the slot has confirmed. Raises SlotActive."""
+    """Convert SlotAhead to SlotActive if bronze now has what the slot has confirmed: another receiver landed it."""
     try:
         yield
     except SlotAhead as ahead:
@@ -193,21 +191,21 @@ def bronze_may_go_on(project: Project, state: StreamCheckpoint, confirmed: int |
 
 
 def backlog(what: str, position: int, begins: int, end: int, domain: OrderDomain) -> ProgressEvent:
-    """What was `received` or `applied` up to a position, on the way from where it began to its end."""
+    """The progress `received` or `applied` up to a position, between the start and the end of a backlog."""
     unit = "CSNs" if domain is OrderDomain.CSN else "bytes of WAL"
     shown, covered = format_position(position, domain), min(position, end) - begins
     return ProgressEvent("backlog", f"{what} up to {shown}", covered, end - begins, unit, {"position": shown})
 
 
 class ReceiverHealth:
-    """How a receiver is doing.
+    """The health of a receiver.
 
-    `streaming`: a stream is open; `state`: what bronze holds of it; `progressed`: when everything received was landed
-    and confirmed, or a part of it, by `clock`, in seconds; `landed_at`: when the stream was opened or bronze last moved
-    on; `commit_ts`: of the newest transaction that landed, microseconds since 1970, None where none did or it has no
-    time; `open_bytes`: of transactions without their COMMIT; `spilled_bytes`: written to the spool, since it began;
-    `prepared`: those that are kept until COMMIT PREPARED, None without two-phase decoding. `newest_decoded`: time of
-    the newest log that the server has decoded, by its heartbeats, microseconds since 1970, None without any.
+    `streaming`: a stream is open; `state`: what bronze has of it; `progressed`: when everything received, or a part of
+    it, was landed and acknowledged, by `clock`, in seconds; `landed_at`: when the stream was opened or bronze last
+    advanced; `commit_ts`: of the newest landed transaction, microseconds since 1970, None without one or without its
+    time; `open_bytes`: of transactions without their COMMIT; `spilled_bytes`: written to the spool so far; `prepared`:
+    number of stored prepared transactions, None without two-phase decoding. `newest_decoded`: time of the newest WAL
+    that the server has decoded, by its heartbeats, microseconds since 1970, None without any.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -224,7 +222,7 @@ class ReceiverHealth:
 
     @contextmanager
     def follow_stream(self, state: StreamCheckpoint) -> Iterator[None]:
-        """While a stream is open that goes on from `state`."""
+        """Set the state while a stream that continues from `state` is open."""
         self.progressed = self.landed_at = self._clock()
         self.state, self.streaming, self._spilled = state, True, 0
         try:
@@ -233,7 +231,7 @@ class ReceiverHealth:
             self.streaming, self.open_bytes, self.prepared, self.newest_decoded = False, 0, None, None
 
     def record_iteration(self, open_bytes: int, spilled: int, *, idle: bool) -> None:
-        """The loop has turned once; `spilled`: bytes spooled by the open stream; `idle`: nothing waits to be landed."""
+        """Record an iteration; `spilled`: bytes spooled by the open stream; `idle`: nothing waits to be landed."""
         self.open_bytes = open_bytes
         self.spilled_bytes += spilled - self._spilled
         self._spilled = spilled
@@ -241,11 +239,11 @@ class ReceiverHealth:
             self.progressed = self._clock()
 
     def commit_started(self, upto: int, commit_ts: int | None) -> None:
-        """A batch up to `upto` is being landed; its last transaction was committed at `commit_ts`."""
+        """Record that a batch up to `upto` is being landed; its last transaction was committed at `commit_ts`."""
         self._landing = upto, commit_ts
 
     def commit_finished(self, upto: int, confirm: int) -> None:
-        """What was being landed is durable and confirmed."""
+        """Record that the batch is durable and acknowledged."""
         assert self.state is not None
         self.state = replace(self.state, upto=upto, confirm=confirm)
         self.progressed = self.landed_at = self._clock()
@@ -254,12 +252,12 @@ class ReceiverHealth:
 
 
 def lands(project: Project) -> bool:
-    """Whether a transaction that cannot be decoded lands as its bytes."""
+    """Whether an undecodable transaction lands as its bytes."""
     return project.pipeline.bronze.undecodable == "land"
 
 
 def by_policy(project: Project, form: Format[Any], report: ProgressReporter) -> Tabulate:
-    """Makes columns of a format's transactions, as the pipeline wants those that cannot be decoded."""
+    """A function that converts transactions of a format to columns, with the pipeline's policy for undecodable ones."""
     if not lands(project):
         return StopAtUndecodable(form)
     keeping = StoreUndecodable(form)
@@ -275,7 +273,7 @@ def by_policy(project: Project, form: Format[Any], report: ProgressReporter) -> 
 
 
 def in_hex(project: Project) -> InHex | None:
-    """Which columns keep bytes that are no text in hexadecimal digits; None: no column does."""
+    """The columns that store invalid text in hexadecimal digits; None if there are none."""
     source = project.pipeline.source
     if source.encoding_errors == "hex":
         return lambda _table, _column: True
@@ -298,9 +296,9 @@ def codec_by_name(project: Project, encoding: str) -> Codec:
 
 
 def sql_codec(project: Project, encoding: str) -> Codec:
-    """The codec of what a server of the family answers to COPY: UTF-8, which it makes of a database's encoding.
+    """The codec of what a server of the family returns for COPY: UTF-8, to which it converts.
 
-    Where bytes that are no text are wanted it is the database's own: the server could not make UTF-8 of them.
+    If invalid text is to be stored, it is the database's own encoding: the server could not convert such text.
     """
     own = codec_by_name(project, encoding)
     return own if own.policy is Policy.HEX and own.python != "utf-8" else codec_by_name(project, "UTF8")

@@ -1,12 +1,12 @@
-"""Parks prepared transactions: durable, not landed, in a folder beside the control tables.
+"""Stores prepared transactions durably until their end, in a folder next to the control tables.
 
-Whoever continues a pipeline needs its control tables, on another machine too, so what is beside them is there then. A
-file is there whole or not at all, and stays once `put` returned. Writing one again says the same, so writers need no
-fence among themselves.
+Whoever continues a pipeline, even on another machine, needs its control tables, so these files are available too. A
+file exists completely or not at all, and is durable once `put` returns. Writing it again gives the same content, so
+writers need no fence.
 
-A file is named after epoch, xid and gid; a note beside it says where the transaction ended, once that was read. It
-goes when bronze holds a transaction at that end or behind it: before, a failover may yet take the end back. Files of a
-PREPARE that this connection is to send again count only once it did; what it does not send again never was.
+A file is named after epoch, xid and gid; a note next to it records where the transaction ended. Both are removed when
+bronze has a transaction at or after that end: before that, a failover may revert the end. Files whose PREPARE this
+connection is to send again count only once it did; otherwise they never existed on this server.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ class PreparedFileStore(Protocol):
 
     @property
     def name(self) -> str:
-        """As errors name it."""
+        """The location, for errors."""
 
     def sizes(self) -> dict[str, int]:
-        """The files that are there, and their bytes."""
+        """The existing files, and their bytes."""
 
     def put(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> None:
-        """Write a file, in place of one that is there; `blocks` may be asked again."""
+        """Write or replace a file; `blocks` may be called again."""
 
     def read(self, name: str, offset: int, size: int) -> bytes | None:
-        """So many bytes of a file, fewer at its end; None where it is not there."""
+        """That many bytes of a file, fewer at its end; None if it does not exist."""
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
 
 
 class LocalPreparedFiles:
-    """A folder of this machine (`PreparedFileStore`). `durable`: on disk before a call returns."""
+    """A local folder (`PreparedFileStore`). `durable`: synced to disk before a call returns."""
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self._folder = folder
@@ -71,14 +71,14 @@ class LocalPreparedFiles:
         return str(self._folder)
 
     def sizes(self) -> dict[str, int]:
-        """The files that are there, and their bytes."""
+        """The existing files, and their bytes."""
         with self._failing():
             if not self._folder.exists():
                 return {}
             return {path.name: path.stat().st_size for path in self._folder.iterdir() if path.suffix != _BESIDE}
 
     def put(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> None:
-        """Beside its place first, then there."""
+        """Write a temporary file, and rename it."""
         path = self._folder / name
         temporary = path.with_name(f"{name}{_BESIDE}")
         with self._failing():
@@ -96,11 +96,11 @@ class LocalPreparedFiles:
             self._sync()
 
     def read(self, name: str, offset: int, size: int) -> bytes | None:
-        """So many bytes of a file, fewer at its end; None where it is not there."""
+        """That many bytes of a file, fewer at its end; None if it does not exist."""
         with self._failing():
             try:
                 with (self._folder / name).open("rb") as file:
-                    # a read asks for the memory of all that it may bring, and a damaged file may say anything
+                    # a read allocates memory for its size, and a damaged file may contain any size
                     left = max(0, os.fstat(file.fileno()).st_size - offset)
                     file.seek(offset)
                     return file.read(min(size, left))
@@ -108,7 +108,7 @@ class LocalPreparedFiles:
                 return None
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         with self._failing():
             (self._folder / name).unlink(missing_ok=True)
             self._sync()
@@ -129,13 +129,13 @@ class BucketPreparedFiles(StoreFolder):
     """A folder of a bucket (`PreparedFileStore`)."""
 
     def sizes(self) -> dict[str, int]:
-        """As far as the store's listing goes."""
+        """The files in the store's listing, and their bytes."""
         all_of_it = pafs.FileSelector(self._address.path, allow_not_found=True)
         infos = self._persist(lambda: self.filesystem.get_file_info(all_of_it))
         return {info.base_name: info.size for info in infos if info.type is pafs.FileType.File}
 
     def put(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> None:
-        """One object, which is there once all of it is."""
+        """Write one object, which exists only as a whole."""
 
         def put() -> None:
             with self.filesystem.open_output_stream(self.path(name)) as sink:
@@ -158,13 +158,13 @@ class BucketPreparedFiles(StoreFolder):
             return None
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         with suppress(FileNotFoundError):
             self._persist(lambda: self.filesystem.delete_file(self.path(name)))
 
 
 def parked_place(project: Project) -> PreparedFileStore:
-    """The place of a pipeline."""
+    """The location of a pipeline's prepared transactions."""
     if (address := project.control_address) is not None:
         return BucketPreparedFiles(object_store(project), ObjectAddress.parse(f"{address}/{_FOLDER}"))
     return LocalPreparedFiles(project.control / _FOLDER, durable=project.pipeline.bronze.durability == "fsync")
@@ -176,9 +176,9 @@ _NAME: Final = re.compile(rf"([0-9]{{1,18}})-[0-9]+-[0-9a-f]{{16}}(?:{re.escape(
 
 @dataclass(slots=True)
 class _Entry:
-    """A file: what was prepared, the bytes of its frames, and where it ended, if that was read.
+    """A file: the prepared transaction, the bytes of its frames, and its end, if read.
 
-    `sent`: its PREPARE lies before this connection's start, or was sent on it.
+    `sent`: its PREPARE precedes this connection's start, or was sent on it.
     """
 
     prepared: Prepared
@@ -195,21 +195,21 @@ def waiting_files(place: PreparedFileStore, epoch: int) -> list[str]:
 
 
 def forget(place: PreparedFileStore) -> None:
-    """Remove all of them: the slot sends them whole at their end. Raises LakeError."""
+    """Remove all files: the slot sends the transactions as a whole at their end. Raises LakeError."""
     for name in place.sizes():
         place.remove(name)
 
 
 def read_file(place: PreparedFileStore, name: str, part: int) -> tuple[Prepared, PreparedContent]:
-    """What a file has; `part`: see `decode.transaction.FrameStoreFactory`. Raises LakeError."""
+    """The content of a file; `part`: see `decode.transaction.FrameStoreFactory`. Raises LakeError."""
     return read_back(lambda offset, size: place.read(name, offset, size) or b"", part, f"{place.name}/{name}")
 
 
 class PreparedTransactions:
-    """Those of one stream, for one connection that goes on from `state`.
+    """Prepared transactions of one stream, for one connection that continues from `state`.
 
-    Their bytes count in the budget of `spool`. `tick` is called between two blocks that are written; `highest` gives
-    the position of bronze's last transaction; `changed`: see PreparedStorage.has_changes.
+    Their bytes count towards the limit of `spool`. `tick` is called between written blocks; `highest` returns the
+    position of bronze's last transaction; `changed`: see PreparedStorage.has_changes.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class PreparedTransactions:
         changed: Callable[[int, int], bool],
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        """Look what is there. Raises LakeError."""
+        """Read the existing files. Raises LakeError."""
         self._place = place
         self._spool = spool
         self._epoch = state.epoch
@@ -235,11 +235,11 @@ class PreparedTransactions:
 
     @property
     def waiting(self) -> list[Prepared]:
-        """What is prepared, and has not ended."""
+        """The transactions that are prepared and have not ended."""
         return [entry.prepared for entry in self._entries.values() if entry.end is None]
 
     def park(self, prepared: Prepared, content: PreparedContent) -> None:
-        """Keep a prepared transaction, durably when this returns, once. Raises SpoolFull."""
+        """Store a prepared transaction durably, once. Raises SpoolFull."""
         name = file_name(self._epoch, prepared.xid, prepared.gid)
         existing = self._entries.get(name)
         if existing is not None and existing.prepared == prepared:
@@ -247,14 +247,14 @@ class PreparedTransactions:
             return
         size = content.frames.size
         self._spool.park(size)
-        if existing is not None:  # of a log that the server has left since
+        if existing is not None:  # of WAL that the server has abandoned since
             self._drop(name)
         self._place.put(name, lambda: self._ticking(encode_prepared(prepared, content)))
         failpoint(PREPARE_KEPT)
         self._entries[name] = _Entry(prepared, size, None, sent=True)
 
     def commit_prepared(self, xid: int, gid: str, end_lsn: int) -> PreparedContent | None:
-        """It committed by a record that ends at `end_lsn`: what was parked, None where nothing was."""
+        """Record a COMMIT PREPARED whose record ends at `end_lsn`; returns the stored content, None without one."""
         name = file_name(self._epoch, xid, gid)
         if name not in self._entries:
             return None
@@ -262,17 +262,17 @@ class PreparedTransactions:
         return self._read(name)[1]
 
     def has_changes(self, xid: int, end_lsn: int) -> bool:
-        """Whether a transaction of which nothing is parked changed anything. Raises SourceError."""
+        """Whether a transaction that is not stored changed anything. Raises SourceError."""
         return self._changed(xid, end_lsn)
 
     def rolled_back(self, xid: int, gid: str, end_lsn: int) -> None:
-        """It was rolled back by such a record; nothing happens where nothing was parked."""
+        """Record such a ROLLBACK PREPARED; does nothing if the transaction is not stored."""
         name = file_name(self._epoch, xid, gid)
         if name in self._entries:
             self._record_end(name, end_lsn)
 
     def clean(self, last: int, confirm: int) -> None:
-        """Remove what is not needed any more: bronze's last transaction is at `last`, the slot's position `confirm`."""
+        """Remove obsolete files: bronze's last transaction is at `last`, the slot's position is `confirm`."""
         for name, entry in list(self._entries.items()):
             ended = entry.end is not None and entry.end <= last
             if ended or (not entry.sent and entry.prepared.end_lsn <= confirm):
@@ -287,17 +287,17 @@ class PreparedTransactions:
                 continue
             bare = name.removesuffix(_END)
             if epoch < state.epoch or bare not in sizes:
-                self._place.remove(name)  # of a stream before, or what is left of a removal
+                self._place.remove(name)  # of an earlier stream, or left by an interrupted removal
             elif name == bare and epoch == state.epoch:
                 prepared, content = self._read(name)
                 size = content.frames.size
                 self._spool.park(size, checked=False)
-                # lines say only where its record ends
+                # lines contain only the end of the record
                 sent = prepared.lsn < state.confirm or prepared.end_lsn <= state.confirm
                 self._entries[name] = _Entry(prepared, size, self._end_of(name, sizes, state), sent)
 
     def _end_of(self, name: str, sizes: Iterable[str], state: StreamCheckpoint) -> int | None:
-        """Where it ended; an end that is to be read again is forgotten, since the server may have another one now."""
+        """Where it ended; an end that will be read again is removed, because the server may have another one now."""
         note = f"{name}{_END}"
         text = self._place.read(note, 0, 20) if note in sizes else None
         if text is None:
@@ -321,7 +321,7 @@ class PreparedTransactions:
         failpoint(PREPARE_ENDED)
 
     def _drop(self, name: str) -> None:
-        """The file first: a note without one says nothing."""
+        """Remove the file first: a note without a file has no effect."""
         entry = self._entries.pop(name)
         self._place.remove(name)
         failpoint(PREPARE_CLEANED)
@@ -336,11 +336,11 @@ class PreparedTransactions:
 
 
 def _epoch_of(name: str) -> int | None:
-    """The epoch that a file's name says; None for one that is not a receiver's."""
+    """The epoch in a file's name; None if it is not a receiver's file."""
     name_match = _NAME.fullmatch(name)
     return None if name_match is None else int(name_match[1])
 
 
 def file_name(epoch: int, xid: int, gid: str) -> str:
-    """What a prepared transaction's file is called; a gid may hold anything, and up to 200 bytes of it."""
+    """The name of a prepared transaction's file; a gid has up to 200 bytes of any kind."""
     return f"{epoch}-{xid}-{hashlib.sha256(gid.encode()).hexdigest()[:16]}"

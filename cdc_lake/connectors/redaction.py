@@ -1,12 +1,12 @@
-"""Redaction in a pipeline: its rules, the places that values pass on their way to a file, and changed rules.
+"""Redaction in a pipeline: its rules, the wrappers that apply it before data reaches a file, and changed rules.
 
-Everything that is landed goes through `redacted` (transactions, also late ones) or `RedactedBronze` (the initial
-copy); what a comparison reads goes through `RedactedComparison`. Nothing behind these knows of redaction.
+Transactions, including late ones, pass `redacted`; the initial copy passes `RedactedBronze`; what a comparison reads
+passes `RedactedComparison`. Nothing after these knows of redaction.
 
-If the rules change in the middle of a stream, bronze goes on under the new ones. Silver would mix old and new without
-a word: a hash beside the value, or one row twice, under the hash of its key by the old key and by the new one. So when
-a configuration begins, it is noted which columns that bronze holds are redacted differently from there on, and their
-tables wait, like those whose columns change destructively. Columns and tables that come later are not affected.
+If the rules change in the middle of a stream, bronze continues under the new ones. Silver would silently mix old and
+new: a hash next to the value, or one row twice, under hashes of its key by both keys. Therefore, when a configuration
+begins, the columns in bronze that are redacted differently from there on are recorded, and their tables wait, as after
+a destructive schema change. Later columns and tables are not affected.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from cdc_lake.tables.control_schema import ConfigurationRow
 
 
 def redaction_of(project: Project, configuration: int = 1) -> Redaction:
-    """The pipeline's redaction; `configuration` is the number that COMMIT rows get.
+    """The pipeline's redaction; `configuration` is the number for COMMIT rows.
 
-    Raises RedactionUnfit where something would get past it: files are refused for that when they are read, but a
-    pipeline can be made without one.
+    Raises RedactionUnfit if a rule could be bypassed: this is checked when files are loaded, but a pipeline can be
+    created without a file.
     """
     bronze = project.pipeline.bronze
     if bronze.redact and bronze.undecodable == "land":
@@ -53,7 +53,7 @@ def redaction_of(project: Project, configuration: int = 1) -> Redaction:
 
 
 def rules_of(project: Project) -> Rules:
-    """What becomes of each column of each table."""
+    """The redaction of each column of each table."""
     rules = [
         (compile_columns(pattern), Strategy(rule.strategy))
         for rule in project.pipeline.bronze.redact
@@ -70,7 +70,7 @@ def rules_of(project: Project) -> Rules:
 def check_columns(project: Project, relations: Iterable[Relation]) -> int:
     """How many columns of these tables are redacted.
 
-    Raises RedactionUnfit where one of them has to stay, or where a rule names a column that is not there.
+    Raises RedactionUnfit if one of them cannot be redacted, or if a rule names a column that does not exist.
     """
     rules, redaction, existing_columns, count = rules_of(project), redaction_of(project), set(), 0
     for relation in relations:
@@ -86,7 +86,7 @@ def check_columns(project: Project, relations: Iterable[Relation]) -> int:
 
 
 def with_redaction(tabulate: Tabulate, redaction: Redaction) -> Tabulate:
-    """Columns of the changes of raw transactions, redacted."""
+    """Convert raw transactions to redacted columns."""
 
     def columns(batch: Sequence[Any]) -> ChangeColumns:
         return redaction.changes(tabulate(batch))
@@ -95,14 +95,14 @@ def with_redaction(tabulate: Tabulate, redaction: Redaction) -> Tabulate:
 
 
 class RedactedBronze:
-    """A bronze writer that whatever it is given lands in redacted (implements `bronze.contract.BronzeWriter`)."""
+    """A bronze writer that redacts everything (implements `bronze.contract.BronzeWriter`)."""
 
     def __init__(self, bronze: BronzeWriter, redaction: Redaction) -> None:
         self._bronze = bronze
         self._redaction = redaction
 
     def state(self) -> StreamCheckpoint | None:
-        """What bronze holds of the newest stream, read from the table itself; None for an empty table."""
+        """What bronze has of the newest stream, read from the table; None for an empty table."""
         return self._bronze.state()
 
     def begin_stream(self, stream: str, start: int, confirm: int | None = None, *, after: int = 0) -> StreamCheckpoint:
@@ -116,7 +116,9 @@ class RedactedBronze:
         return self._bronze.append(batch, with_redaction(tabulate, self._redaction))
 
     def advance(self, position: int, confirm: int, empty: int = 0) -> BronzeCommit:
-        """Record by an empty commit that nothing is missing up to `position`, and that `confirm` may be confirmed."""
+        """Record by an empty commit that nothing is missing up to `position`, and that `confirm` may be
+        acknowledged.
+        """
         return self._bronze.advance(position, confirm, empty)
 
     def turn_back(self, position: int) -> StreamCheckpoint:
@@ -136,18 +138,18 @@ class RedactedBronze:
 
 
 class RedactedComparison:
-    """The source's side of a comparison as bronze would have it (implements `ComparisonSource`)."""
+    """The source's side of a comparison with redaction (implements `ComparisonSource`)."""
 
     def __init__(self, source: ComparisonSource, redaction: Redaction) -> None:
         self._source = source
         self._redaction = redaction
 
     def captured_tables(self) -> list[PublishedTable]:
-        """The tables that the stream carries, sorted."""
+        """The tables that the stream contains, sorted."""
         return self._source.captured_tables()
 
     def snapshot(self, tables: Sequence[TableName]) -> AbstractContextManager[SnapshotVisibility]:
-        """One snapshot for all that is read inside."""
+        """One snapshot for everything that is read inside."""
         return self._source.snapshot(tables)
 
     def relation_of(self, source_table: PublishedTable) -> Relation:
@@ -155,29 +157,29 @@ class RedactedComparison:
         return self._redaction.relation(self._source.relation_of(source_table))
 
     def parts(self, relation: Relation, source_table: PublishedTable) -> Iterator[pa.Table]:
-        """The rows of a captured table that its filter takes, in blocks: large_string columns, text as printed."""
-        del relation  # it is asked for with the columns that are left out
+        """The rows of a captured table that match its filter, in blocks: large_string columns, text as printed."""
+        del relation  # the source is queried with the dropped columns
         full_relation = self._source.relation_of(source_table)
         return (
             self._redaction.table(full_relation, block) for block in self._source.parts(full_relation, source_table)
         )
 
     def rows(self, relation: Relation, source_table: PublishedTable) -> pa.Table:
-        """All of them in one table: for few."""
+        """All of them in one table, if they are few."""
         return join_blocks(self.parts(relation, source_table), relation)
 
     def unsummable_reason(self, relation: Relation) -> str:
-        """Why the server cannot sum up hashes of the rows that silver should have; empty where it can."""
+        """Why the server cannot sum up hashes of the rows that silver should have; empty if it can."""
         if any(column.redacted is not None for column in relation.columns):
             return "its rows are redacted here"
         return self._source.unsummable_reason(relation)
 
     def sums(self, source_table: PublishedTable, hashed: HashSql) -> Iterator[tuple[int, int, int]]:
-        """The same rows as `parts` gives, summed up by the server: bucket, number of rows, sum of their hashes."""
+        """The rows of `parts`, summed up by the server: bucket, number of rows, sum of their hashes."""
         return self._source.sums(source_table, hashed)
 
     def ahead(self, shown: SnapshotVisibility, after: int) -> Sequence[PendingTransaction] | None:
-        """What the slot still has of what the snapshot shows, above position `after`; None where somebody reads it."""
+        """What the slot still has of what the snapshot shows, after position `after`; None if it has a reader."""
         return self._source.ahead(shown, after)
 
 
@@ -188,7 +190,7 @@ NOTHING: Final[Mapping[str, Any]] = {"redact": [], "key": None}
 def changed_columns(
     before: Mapping[str, Any], after: Mapping[str, Any], held: Callable[[], Iterable[Relation]]
 ) -> list[str]:
-    """Columns of layouts that bronze holds whose fate is another one under other settings: `schema.table.column`."""
+    """Columns of bronze's layouts whose redaction differs under other settings: `schema.table.column`."""
     if (before["redact"], before["key"]) == (after["redact"], after["key"]):
         return []
     names = {(r.table, column) for r in held() for column in r.names}
@@ -197,9 +199,9 @@ def changed_columns(
 
 
 def check_unchanged(rows: Sequence[ConfigurationRow], target: Target, span: Span, since: Callable[[], int]) -> None:
-    """Raise DestructiveChange where a column of the table is redacted otherwise from somewhere below the span's end.
+    """Raise DestructiveChange if a column of the table is redacted differently from a position before the span's end.
 
-    `since`: the position of the copy that the table's rows begin with: what changed before it is of no row.
+    `since`: the position of the copy with which the table's rows begin; earlier changes do not matter.
     """
     for row in rows:
         if row.epoch == span.epoch and row.position is not None and row.position < span.upto:
@@ -212,7 +214,7 @@ def check_unchanged(rows: Sequence[ConfigurationRow], target: Target, span: Span
 
 
 def _fate(settings: Mapping[str, Any], name: str) -> tuple[str, str | None] | None:
-    """What becomes of a column's values: the strategy, and of hashes which key."""
+    """The redaction of a column: the strategy, and for hashes the key."""
     for pattern, strategy in settings["redact"]:
         if compile_columns(pattern).fullmatch(name):
             return strategy, settings["key"] if strategy == "sha256" else None

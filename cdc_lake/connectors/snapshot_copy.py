@@ -1,14 +1,13 @@
-"""The initial copy into bronze: chunks of every table, read in one snapshot by one reader or several side by side.
+"""The initial copy into bronze: chunks of every table, read in one snapshot by one or several readers.
 
-A reader reads a table or a part of one at a time. All readers see one snapshot, so a table's chunks never come from
-two. The calling thread writes the chunks in the order they arrive; ordinals and chunk numbers count over all tables. A
-rate limit leaves the source room for its own work.
+A reader reads one table or part of a table at a time. All readers use one snapshot, so all chunks of a table come from
+it. The calling thread writes chunks in the order in which they arrive; ordinals and chunk numbers count over all
+tables. A rate limit leaves capacity to the source.
 
-Copies beside a stream run in a thread with connections of their own. What hinders them is reported and they begin
-again after a while, and with the next connection; the stream is not hindered, but a mistake of this package ends it
-too. If the server does not answer them, their connections are ended at the end of the stream. `PeriodicTask` does
-something now and then beside a loop in the same way: what breaks is opened again a round later, what hangs is left to
-itself.
+Copies in parallel with a stream run in a thread with their own connections. Their failures are reported, and they start
+again after a while, and with the next connection; the stream continues, except after a programming error. If the server
+does not answer, the end of the stream closes their connections. `PeriodicTask` runs something regularly in the
+background of a loop: after a failure it is opened again in the next round; if it hangs, it is abandoned.
 """
 
 from __future__ import annotations
@@ -38,43 +37,43 @@ from cdc_lake.source.socket_io import ConnectionRegistry
 from cdc_lake.source.socket_io import Opened as OpenedConnection
 from cdc_lake.tables.control_tables import ControlTables, control_tables
 
-_LOOK = 0.2  # seconds between looks at whether to give up
+_LOOK = 0.2  # seconds between checks whether to give up
 
 
 class RateLimiter:
-    """Holds a copy back to so many rows and bytes a second."""
+    """Limits a copy to a number of rows and bytes per second."""
 
     def __init__(
         self, rows: int | None = None, size: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """None: as quickly as it can."""
+        """None: no limit."""
         self._limits = rows, size
         self._clock = clock
         self._due = 0.0
 
     def took(self, rows: int, size: int, stop: threading.Event) -> None:
-        """A chunk was taken: wait until the next one may be, or until `stop` is set."""
+        """Wait after a chunk until the next one is allowed, or until `stop` is set."""
         seconds = [took / limit for took, limit in zip((rows, size), self._limits, strict=True) if limit is not None]
         self._due = max(self._due, self._clock()) + max(seconds, default=0.0)
         while not stop.is_set() and (left := self._due - self._clock()) > 0:
             stop.wait(min(left, _LOOK))
 
 
-_AHEAD = 1  # chunks a reader may be ahead of the writer
+_AHEAD = 1  # chunks that a reader may be ahead of the writer
 _NOTHING = pa.array([], pa.list_(pa.string()))
 
 
 R = TypeVar("R")
 Chunk: TypeAlias = pa.ListArray | pa.ChunkedArray
-"""Rows as list<string> by position in the layout. Nobody keeps one a moment longer than it takes: they are large."""
+"""Rows as list<string> by position in the layout. They are large, so references are dropped as early as possible."""
 
 Part: TypeAlias = Callable[[R], Iterator[Chunk]]
-"""Reads a part of a table by a reader, in chunks. Raises SourceError."""
+"""Reads a part of a table with a reader, in chunks. Raises SourceError."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableCopy(Generic[R]):
-    """What to copy of a table: parts that make it up together."""
+    """What to copy of a table: the parts that it consists of."""
 
     relation: Relation
     parts: Sequence[Part[R]]
@@ -82,28 +81,28 @@ class TableCopy(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class CopyPoint:
-    """Where copied rows stand: the name of the snapshot they are read in, and its position."""
+    """The position of copied rows: the name of their snapshot, and its position."""
 
     snapshot: str
     position: int
 
 
 class Stopped(Exception):
-    """The copy was asked to stop before its end."""
+    """The copy was stopped before its end."""
 
 
 def chunk_rows(limits: Snapshot) -> int:
-    """Rows of a chunk; of a copy that is held back at most those of a second, so that it goes evenly."""
+    """Rows of a chunk; with a rate limit at most those of a second, for an even rate."""
     return min(limits.chunk_rows, limits.max_rows_per_second or limits.chunk_rows)
 
 
 def pace_of(limits: Snapshot) -> RateLimiter:
-    """How quickly a copy may go."""
+    """The rate limit of a copy."""
     return RateLimiter(limits.max_rows_per_second, limits.max_bytes_per_second)
 
 
 def expected_rows(facts: Iterable[TableFacts]) -> int | None:
-    """Rows of tables together as the planner estimates them; None where it does not for one of them."""
+    """The planner's estimate of the tables' rows; None if there is none for one of them."""
     rows = [fact.rows for fact in facts]
     known_counts = [number for number in rows if number is not None]
     return sum(known_counts) if len(known_counts) == len(rows) else None
@@ -120,10 +119,10 @@ def copy_tables(
     pace: RateLimiter | None = None,
     finished: Callable[[CopiedTable], None] | None = None,
 ) -> tuple[CopiedTable, ...]:
-    """Copy tables as rows at a point, by readers that are of one thread each. Raises SourceError, LakeError, Stopped.
+    """Copy tables as rows at a position, with readers of one thread each. Raises SourceError, LakeError, Stopped.
 
-    `expected`: rows of all of them together, as the planner thinks; `pace`: how quickly it may go; `finished`: told of
-    each table that is in bronze whole.
+    `expected`: the planner's estimate of all rows; `pace`: the rate limit; `finished`: called for each table that is
+    complete in bronze.
     """
     counts = [_Count(len(copy.parts)) for copy in copies]
     ordinal = chunk = 0
@@ -131,7 +130,7 @@ def copy_tables(
     for index, next_chunk in _parts(copies, readers, stop):
         relation, count = copies[index].relation, counts[index]
         count.left -= next_chunk is None
-        # of an empty table a chunk without rows, so that its layout is known from the start
+        # an empty table gets a chunk without rows, so that its layout is known from the start
         part = _NOTHING if next_chunk is None and not count.left and not count.chunks else next_chunk
         if part is not None:
             bronze.append_snapshot(point.snapshot, chunk, relation, part, ordinal, point.position)
@@ -158,7 +157,7 @@ def copy_tables(
 
 
 def _ahead_of(copied_rows: int, expected: int | None) -> int | None:
-    """The expected end, as long as it was not reached: then nobody knows."""
+    """The expected number of rows, until it is exceeded."""
     return expected if expected is not None and copied_rows < expected else None
 
 
@@ -172,7 +171,7 @@ class _Count:
 def _parts(
     copies: Sequence[TableCopy[R]], readers: Sequence[R], stop: threading.Event
 ) -> Iterator[tuple[int, Chunk | None]]:
-    """Chunks with the index of their table; None where a part of it is finished."""
+    """Chunks with the index of their table; None when a part of it is finished."""
     if len(readers) == 1:
         for index, copy in enumerate(copies):
             for part in copy.parts:
@@ -189,7 +188,7 @@ def _parts(
 
 @dataclass
 class _Together(Generic[R]):
-    """Readers in threads of their own, and the queue that the writer takes from."""
+    """Readers in separate threads, and the queue from which the writer takes chunks."""
 
     copies: Sequence[TableCopy[R]]
     readers: Sequence[R]
@@ -212,7 +211,7 @@ class _Together(Generic[R]):
         self._threads.shutdown(wait=True)
 
     def chunks(self) -> Iterator[tuple[int, Chunk | None]]:
-        """What the readers read; raises what one of them raised."""
+        """The chunks of all readers; raises a reader's error."""
         while self._left:
             if self.stop.is_set():
                 raise Stopped
@@ -241,7 +240,7 @@ class _Together(Generic[R]):
                 return
 
     def _give(self, index: int, chunk: Chunk | None) -> bool:
-        """False where nobody takes any more."""
+        """Put a chunk into the queue; False if the writer has ended."""
         while not self.over.is_set():
             try:
                 self._ready.put((index, chunk), timeout=_LOOK)
@@ -252,7 +251,7 @@ class _Together(Generic[R]):
 
 
 AGAIN: Final = 30.0
-"""Seconds until a copy that failed is begun again."""
+"""Seconds until a failed copy starts again."""
 
 
 class Recopy(Protocol):
@@ -268,11 +267,11 @@ class Recopy(Protocol):
         report: ProgressReporter,
         opened: OpenedConnection,
     ) -> tuple[CopiedTable, ...]:
-        """Copy tables of a stream, and put the copies in force. Raises CdcLakeError, Stopped."""
+        """Copy tables of a stream, and activate the copies. Raises CdcLakeError, Stopped."""
 
 
 class BackgroundCopies:
-    """Copies tables, none or more, as long as it is entered. `lasting`: what fails is begun again."""
+    """Copies tables, if any, while it is entered. `lasting`: failed copies start again."""
 
     def __init__(
         self,
@@ -310,7 +309,7 @@ class BackgroundCopies:
     def wait_for_copies(
         self, meanwhile: Sequence[Callable[[], object]], stop: threading.Event
     ) -> tuple[CopiedTable, ...]:
-        """What was copied, once complete; calls `meanwhile` now and then. Raises what failed there or here, Stopped."""
+        """Wait for complete copies; calls `meanwhile` regularly. Raises errors of the copies, Stopped."""
         while self._thread.is_alive():
             if stop.is_set():
                 raise Stopped
@@ -321,7 +320,7 @@ class BackgroundCopies:
         return self._copied
 
     def raise_background_errors(self) -> None:
-        """Raise what the copies cannot go on from."""
+        """Raise an error from which the copies cannot recover."""
         if self._failure is not None:
             raise self._failure
 
@@ -353,13 +352,13 @@ class BackgroundCopies:
 
 
 Opened = TypeVar("Opened")
-_GRACE: Final = 2.0  # seconds for a round under way to end
+_GRACE: Final = 2.0  # seconds for the current round to end
 
 
 class PeriodicTask(Generic[Opened]):
-    """Makes rounds while it is entered: `each` with what `open_one` gave, every so many seconds.
+    """Calls `each` at an interval while it is entered, with what `open_one` returned.
 
-    A CdcLakeError of either is given to `failed`; whoever else needs the source tells why.
+    A CdcLakeError of either is passed to `failed`.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""The spool: frames of transactions that are not committed yet, or too large for memory, on this machine's disk.
+"""The spool: local files with frames of transactions that are not committed yet, or too large for memory.
 
-Nothing in it has to survive: what was not committed is read again from its start. Its files have no names, so the
-system takes them back however the receiver ends. Little is held in memory over all transactions together: the largest
-one goes to disk, except for its last frames.
+Nothing in it has to survive: uncommitted transactions are read again from their start. Its files have no names, so the
+system frees them however the receiver ends. Memory is limited over all transactions together: the largest one goes to
+disk, except for its last frames.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from cdc_lake.decode.transaction import Part
 from cdc_lake.errors import SpoolFull, SpoolNotWritten
 from cdc_lake.observability.failpoints import SPOOLED, failpoint
 
-_LARGE: Final = 1 << 20  # bytes of a frame that is not copied to be written
-_READ: Final = 1 << 30  # bytes of one read: Linux gives less than 2 GiB
+_LARGE: Final = 1 << 20  # bytes of a frame that is written without a copy
+_READ: Final = 1 << 30  # bytes of one read: Linux returns less than 2 GiB
 _SIZES: Final = array("I")
 _LSNS: Final = array("Q")
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Frames in the file: one behind the other from `start` on, `size` bytes, behind them their sizes and LSNs."""
+    """Frames in the file: consecutive from `start` on, `size` bytes, followed by their sizes and LSNs."""
 
     start: int
     count: int
@@ -38,7 +38,7 @@ class _Chunk:
 
     @property
     def total_size(self) -> int:
-        """Bytes of all of it."""
+        """Bytes including sizes and LSNs."""
         return self.size + self.count * (_SIZES.itemsize + _LSNS.itemsize)
 
 
@@ -56,7 +56,7 @@ class SpooledFrames:
         self.held = 0
         """Bytes in memory."""
         self.sealed = False
-        """Nothing more is added."""
+        """Nothing more may be added."""
 
     @property
     def size(self) -> int:
@@ -65,7 +65,7 @@ class SpooledFrames:
 
     @property
     def is_spilled(self) -> bool:
-        """Whether memory alone does not hold them."""
+        """Whether a part of them is on disk."""
         return bool(self._chunks)
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class SpooledFrames:
         self._spool.hold(size)
 
     def truncate(self, count: int) -> None:
-        """Keep the first `count` frames; what is left of a chunk that is cut is held in memory again."""
+        """Keep the first `count` frames; the rest of a chunk that is cut is kept in memory again."""
         if count >= self._stored:
             self._keep(count - self._stored)
             return
@@ -107,7 +107,7 @@ class SpooledFrames:
         self._spool.hold(self.held)
 
     def spill(self) -> None:
-        """Put what is held on disk. Raises SpoolFull, SpoolNotWritten."""
+        """Write the frames in memory to disk. Raises SpoolFull, SpoolNotWritten."""
         if not self._frames:
             return
         chunk = _Chunk(self._end, len(self._frames), self.held)
@@ -127,22 +127,22 @@ class SpooledFrames:
         failpoint(SPOOLED)
 
     def seal(self) -> None:
-        """A large one is all on disk then: it may wait for a while. Raises SpoolFull, SpoolNotWritten."""
+        """End the transaction, and write all of a large one to disk. Raises SpoolFull, SpoolNotWritten."""
         if self._chunks:
             self.spill()
         else:
-            self._spool.hold(-self.held)  # it is the batch's from now on
+            self._spool.hold(-self.held)  # it counts for the batch from now on
         self.sealed = True
 
     def parts(self) -> Iterator[Part]:
-        """All frames in parts of some `part` bytes. Raises SpoolNotWritten."""
+        """All frames in parts of about `part` bytes. Raises SpoolNotWritten."""
         for chunks in self._group_chunks():
             yield self._part(chunks)
         if self._frames:
             yield self._frames, self._lsns
 
     def close(self) -> None:
-        """Forget them."""
+        """Drop all frames."""
         self._spool.forget(self)
         if not self.sealed:
             self._spool.hold(-self.held)
@@ -154,14 +154,14 @@ class SpooledFrames:
         self._frames, self._lsns, self.held, self.sealed = [], [], 0, True
 
     def _keep(self, count: int) -> None:
-        """Of what is held, the first so many frames."""
+        """Keep the first `count` frames in memory."""
         gone = sum(map(len, self._frames[count:]))
         self._frames, self._lsns = self._frames[:count], self._lsns[:count]
         self.held -= gone
         self._spool.hold(-gone)
 
     def _group_chunks(self) -> Iterator[list[_Chunk]]:
-        """Chunks that are landed as one file."""
+        """Groups of chunks that are landed as one file."""
         group: list[_Chunk] = []
         for chunk in self._chunks:
             group.append(chunk)
@@ -181,7 +181,7 @@ class SpooledFrames:
         return frames, lsns
 
     def _write(self, buffers: Sequence[bytes | array[int]]) -> None:
-        """At the end of the file: small ones as one, which is ten times as quick as a vector of them (measured)."""
+        """Append to the file: small buffers as one, which is ten times as fast as a vector of them (measured)."""
         assert self._file is not None
         offset = self._end
         for large, group in groupby(buffers, lambda buffer: len(buffer) >= _LARGE):
@@ -192,7 +192,7 @@ class SpooledFrames:
                     offset, left = offset + written_bytes, left[written_bytes:]
 
     def _read(self, chunk: _Chunk) -> tuple[list[bytes], list[int]]:
-        """The frames of a chunk, of which a large one is in memory once."""
+        """The frames of a chunk; a large one is in memory once."""
         sizes, lsns, frames = array("I"), array("Q"), list[bytes]()
         offset, frames_end = chunk.start, chunk.start + chunk.size
         lsns_at = frames_end + chunk.count * sizes.itemsize
@@ -209,7 +209,7 @@ class SpooledFrames:
         return frames, lsns.tolist()
 
     def _bytes_at(self, start: int, end: int) -> bytes:
-        """What the file has there. Raises OSError."""
+        """Read a range of the file. Raises OSError."""
         assert self._file is not None
         blocks: list[bytes] = []
         while start < end:
@@ -222,10 +222,10 @@ class SpooledFrames:
 
 
 class Spool:
-    """Makes stores (`decode.transaction.FrameStoreFactory`), all of which are closed when it is left.
+    """Creates stores (`decode.transaction.FrameStoreFactory`) and closes them at its exit.
 
-    `at_most`: bytes on disk; `part`: see `FrameStoreFactory`, and how many bytes are in memory. `written` counts all
-    bytes of frames that went to disk.
+    `at_most`: bytes on disk; `part`: see `FrameStoreFactory`, also the bytes in memory. `written` counts all bytes of
+    frames that were written to disk.
     """
 
     def __init__(self, folder: Path, at_most: int, part: int) -> None:
@@ -254,11 +254,11 @@ class Spool:
 
     @property
     def used(self) -> int:
-        """Bytes on disk, with those of prepared transactions."""
+        """Bytes on disk, including those of prepared transactions."""
         return self._used
 
     def park(self, size: int, *, checked: bool = True) -> None:
-        """So many bytes more are of prepared transactions, which wait elsewhere. Raises SpoolFull where `checked`."""
+        """Count bytes of prepared transactions, which are stored elsewhere. Raises SpoolFull if `checked`."""
         if checked:
             self._reserve(size)
         with self._lock:
@@ -267,7 +267,7 @@ class Spool:
             self._parked += size
 
     def unpark(self, size: int) -> None:
-        """So many bytes of prepared transactions are gone."""
+        """Subtract bytes of prepared transactions."""
         self.give_back(size)
         with self._lock:
             self._parked -= size
@@ -275,7 +275,7 @@ class Spool:
     # ── for its stores ──
 
     def hold(self, size: int) -> None:
-        """So many bytes more, or less, are in memory. Raises LakeError."""
+        """Count bytes in memory; negative to release them. Raises LakeError."""
         self._held += size
         if self._held > self.part:
             with self._lock:
@@ -283,12 +283,12 @@ class Spool:
             largest.spill()
 
     def take(self, size: int) -> None:
-        """So many bytes more are to go to disk. Raises SpoolFull."""
+        """Count bytes that go to disk. Raises SpoolFull."""
         self._reserve(size)
         self.written += size
 
     def _reserve(self, size: int) -> None:
-        """Count so many bytes more. Raises SpoolFull."""
+        """Count bytes against the limit. Raises SpoolFull."""
         with self._lock:
             if self._used + size <= self._at_most:
                 self._used += size
@@ -298,21 +298,21 @@ class Spool:
         raise SpoolFull(text + more, where=str(self._folder))
 
     def give_back(self, size: int) -> None:
-        """So many bytes on disk are free again."""
+        """Release bytes on disk."""
         with self._lock:
             self._used -= size
 
     def forget(self, store: SpooledFrames) -> None:
-        """A store was closed."""
+        """Forget a closed store."""
         with self._lock:
             self._stores.discard(store)
 
     def open(self) -> int:
-        """A file without a name. Raises OSError."""
+        """Open a file without a name. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:
             return os.dup(file.fileno())
 
     def not_written_error(self) -> SpoolNotWritten:
-        """The error of a file that could not be written or read."""
+        """The error if a file could not be written or read."""
         return SpoolNotWritten("an uncommitted transaction could not be stored on disk", where=str(self._folder))

@@ -1,15 +1,14 @@
-"""How the tables of a stream differ from `source.tables` and from what the source's names stood for before.
+"""Compares the tables of a stream with `source.tables` and with the tables that their names referred to before.
 
-What was added and what was removed is computed from what is chosen, what the stream carries, what the database has,
-and how each table was followed until now. What a start does about it depends on the kind of source.
+Added and removed tables are computed from the selected tables, those in the stream, those in the database, and the
+history of each table. Each type of source decides what to do about them at a start.
 
-A table that was taken out of the publication and put back looks as before, but what was changed meanwhile is lost to
-the stream; so is what rows hold that are published otherwise from then on. PostgreSQL makes a new entry for the table
-each time, so one whose entry is not the one that the stream was last read by is copied again.
+A table that was removed from the publication and added again looks the same, but the stream lacks what changed
+meanwhile. PostgreSQL creates a new entry for the table each time, so a table whose entry has changed is copied again.
 
-A name may also come to mean another table: dropped and made anew, or two tables swapped. Their OIDs tell. What was
-decoded from before a swap still comes under the old names, and is no reason to stop. If rows come with the name of
-their table alone, those of one that had another name for a while are lost as well.
+A name may also refer to another table later: a table was dropped and recreated, or two tables were swapped. The OIDs
+show this. Changes from before a swap still arrive under the old names, and are no reason to stop. If rows carry only
+the name of their table, those of a table that temporarily had another name are lost as well.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from cdc_lake.tables.control_tables import ControlTables
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """`lacking`: chosen and not carried; `waiting`: left or never followed, chosen and carried; `gone`: followed, there
-    and not chosen; `extra`: carried and not chosen, where who carries them can leave them out; `left`: all that were
-    left, and not copied since; `moved`: those of `waiting` that the publication has in another way than before, or
-    that are another table than before; `dropped`: followed, and the database has no table of that name any more.
+    """`lacking`: selected but not in the stream; `waiting`: excluded or never followed, selected and in the stream;
+    `gone`: followed and existing, but not selected; `extra`: in the stream but not selected, if they can be removed;
+    `left`: all excluded ones, not copied since; `moved`: those of `waiting` with another entry in the publication than
+    before, or that are other tables than before; `dropped`: followed, but the database has no table of that name now.
     """
 
     lacking: tuple[TableName, ...] = ()
@@ -61,8 +60,8 @@ def changes_of(
     moved: Collection[TableName] = (),
     read: Iterable[str] = (),
 ) -> TableChanges:
-    """Compare. `came`: those carried that nothing is known of; `published`: what is carried can be altered; `moved`:
-    those that it carries in another way than before; `read`: names that the stream was read by before.
+    """Compare. `came`: unknown tables in the stream; `published`: whether the publication can be altered; `moved`:
+    tables with another entry than before; `read`: names under which the stream was read before.
     """
     chosen, carried = set(chosen), set(carried)
     again = frozenset(moved) & chosen & carried
@@ -87,10 +86,10 @@ def leave(
     report: ProgressReporter,
     ends: int | None = None,
 ) -> None:
-    """Record as left what went, and what is `waiting` for a copy; tell of what went. Raises ControlNotWritten.
+    """Record removed tables, and those that are `waiting` for a copy, as excluded. Raises ControlNotWritten.
 
-    `ends`: a position that everything committed by now lies at or below: what is dropped is followed up to there. None:
-    where the stream cannot say, and what is dropped is left as it is.
+    `ends`: a position at or after everything committed now, up to which dropped tables are followed; if None, the
+    stream cannot determine it, and dropped tables are not recorded.
     """
     if changes.dropped and ends is not None:
         record_left(control, replace(state, upto=max(state.upto, ends)), changes.dropped)
@@ -106,7 +105,7 @@ def leave(
 
 
 def report_renamed(names: Mapping[TableName, TableName], report: ProgressReporter) -> None:
-    """Tell of tables that were known by another name, where no copy is asked for."""
+    """Report tables that had another name before, if no copy is requested."""
     for table, before in sorted(names.items()):
         text = (
             f"table {before} was renamed to {table}: silver starts a table of that name with the changes from here on"
@@ -115,7 +114,7 @@ def report_renamed(names: Mapping[TableName, TableName], report: ProgressReporte
 
 
 def newcomers(new: Iterable[TableName], landed: Iterable[Relation]) -> set[TableName]:
-    """Those of new tables that bronze has nothing of, or that it knows by another name: they were renamed."""
+    """New tables of which bronze has nothing, or which were renamed."""
     names_of: defaultdict[int | None, set[TableName]] = defaultdict(set)
     for layout in landed:
         names_of[layout.oid].add(layout.table)
@@ -126,8 +125,8 @@ def newcomers(new: Iterable[TableName], landed: Iterable[Relation]) -> set[Table
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`entry`: by which the publication had the table; without one, by which it has its name (`named_by`), None if an
-    older version recorded it. `oid`: of the table, None likewise.
+    """`entry`: the table's entry in the publication; without one, `named_by` says how its name is determined, None if
+    an older version recorded it. `oid`: of the table, None likewise.
     """
 
     entry: int | str | None
@@ -135,7 +134,7 @@ class Member:
 
 
 def last_members(control: ControlTables, state: StreamCheckpoint) -> Mapping[str, Member]:
-    """Of each table of the stream what it was last read from; empty if no version recorded it yet. Raises LakeError."""
+    """How each table of the stream was last read; empty if no version recorded it yet. Raises LakeError."""
     stream_filter = (pc.field("stream") == state.stream) & (pc.field("epoch") == state.epoch)
     rows = control.read("memberships", stream_filter).to_pylist()
     if not rows:
@@ -145,13 +144,13 @@ def last_members(control: ControlTables, state: StreamCheckpoint) -> Mapping[str
 
 
 def named_tables(members: Mapping[str, Member]) -> dict[TableName, tuple[int, str]]:
-    """OID and `named_by` of the tables that a stream without a publication is read from, as far as recorded."""
+    """OID and `named_by` of the tables of a stream without a publication, if recorded."""
     by_name = {TableName.parse(name): member for name, member in members.items()}
     return {name: (member.oid, str(member.entry or "")) for name, member in by_name.items() if member.oid is not None}
 
 
 def note_members(carried: Iterable[PublishedTable], control: ControlTables, state: StreamCheckpoint) -> None:
-    """Keep that the stream is read from these from here. Raises LakeError."""
+    """Record how the tables are read from here on. Raises LakeError."""
     members = {str(entry.table): Member(entry.member, entry.oid) for entry in carried}
     if members != last_members(control, state):
         document = {name: [entry.entry, entry.oid] for name, entry in members.items()}
@@ -159,7 +158,7 @@ def note_members(carried: Iterable[PublishedTable], control: ControlTables, stat
 
 
 def moved_tables(carried: Iterable[PublishedTable], known_members: Mapping[str, Member]) -> frozenset[TableName]:
-    """The tables that are published by another entry than is known, or are other tables of that name."""
+    """Tables with another entry in the publication than recorded, or that are other tables of that name."""
     return frozenset(
         source_table.table
         for source_table in carried
@@ -171,7 +170,7 @@ def moved_tables(carried: Iterable[PublishedTable], known_members: Mapping[str, 
 def renamed_tables(
     carried: Iterable[PublishedTable], known_members: Mapping[str, Member]
 ) -> dict[TableName, TableName]:
-    """The tables that are known by another name, with that name."""
+    """The tables that had another name before, with that name."""
     names = {entry.oid: TableName.parse(name) for name, entry in known_members.items() if entry.oid is not None}
     return {
         entry.table: before for entry in carried if (before := names.get(entry.oid or 0, entry.table)) != entry.table

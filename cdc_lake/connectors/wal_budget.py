@@ -1,10 +1,10 @@
-"""The WAL budget: which step fits what the server keeps for the slot now, and where its growth leads.
+"""The WAL budget: determines the level of measures from retained WAL and its growth.
 
-    calm → smaller batches (½) → bronze only: apply pauses (¾) → exceeded: it is told → the slot is dropped
+    calm → smaller batches (½) → bronze only: apply pauses (¾) → exceeded: a warning → the slot is dropped
 
-A function of samples of the server, without a clock and without a connection. A step is taken early if the growth of
-the last minutes leads over the budget soon, and left only well below where it began, so that it does not flap. The
-receiver writes what it saw last into a file for apply, `status` and metrics.
+A pure function of samples of the server, without a clock or a connection. A level begins early if the recent growth
+will soon exhaust the budget, and ends well below where it began, so that it does not oscillate. The receiver writes the
+result to a file for apply, `status` and metrics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silen
 
 
 class BudgetLevel(enum.StrEnum):
-    """How far up the ladder."""
+    """Levels of measures."""
 
     CALM = "calm"
     SMALLER = "smaller batches"
@@ -33,34 +33,34 @@ class BudgetLevel(enum.StrEnum):
 
     @property
     def height(self) -> int:
-        """For comparisons."""
+        """The rank, for comparisons."""
         return list(BudgetLevel).index(self)
 
 
 BEGINS: Final = {BudgetLevel.SMALLER: 0.5, BudgetLevel.BRONZE_ONLY: 0.75, BudgetLevel.EXCEEDED: 1.0}
-"""The share of the budget from which on a step is taken."""
+"""The share of the budget at which a level begins."""
 LEFT_AT: Final = 0.8
-"""The part of that share below which it is left."""
+"""The part of that share below which it ends."""
 SOON: Final = {BudgetLevel.SMALLER: 900.0, BudgetLevel.BRONZE_ONLY: 300.0}
-"""Seconds to the end of the budget, by the growth of now, in which a step is taken whatever the share is …"""
-_EARLIEST: Final = 0.25  # … from this share on: a small part of a budget says nothing of its end
+"""Seconds until the budget is exhausted, by the current growth, at which a level begins at a lower share …"""
+_EARLIEST: Final = 0.25  # … from this share on: below it, growth does not predict the end
 WINDOW: Final = 300.0
-"""Seconds of looks that growth is worked out from."""
-_SPAN: Final = 30.0  # the least of them that says something
+"""Seconds of samples from which growth is computed."""
+_SPAN: Final = 30.0  # the minimum for a result
 _MARKS: Final = 40
 DROP_AFTER: Final = 60.0
-"""Seconds for which a budget must be exceeded without a break before the slot is dropped."""
+"""Seconds for which a budget must be exceeded without interruption before the slot is dropped."""
 
 
 Mark: TypeAlias = tuple[float, int]
-"""When somebody looked, in seconds since 1970, and where the server's log ended then."""
+"""Time of a sample, in seconds since 1970, and the end of the server's WAL then."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalSample:
-    """What the server said. `observed_at`: seconds since 1970; `end` of its log; `retained` for the slot, of which
-    `confirmed` tells what bronze has; `safe`: what may be written before the slot is in danger, None where nothing
-    bounds it. `in_bytes`: whether `end` and `confirmed` are positions in the log: those of a slot in CSN order are not.
+    """A sample of the server. `observed_at`: seconds since 1970; `end` of its WAL; `retained` for the slot, whose
+    `confirmed` position shows what bronze has; `safe`: what may be written before the slot may be lost, None without a
+    limit. `in_bytes`: whether `end` and `confirmed` are positions in the WAL; those of a slot in CSN order are not.
     """
 
     observed_at: float
@@ -73,8 +73,9 @@ class WalSample:
 
 @dataclass(frozen=True, slots=True)
 class BudgetVerdict:
-    """Where the budget stands. `used`: share of it; `age`: seconds, of the oldest log that is not in bronze, at most;
-    `growth`: bytes a second, None before it is known; `exceeded_in`: seconds until the bytes are used up at that rate.
+    """State of the budget. `used`: share of it; `age`: upper bound of the seconds of the oldest WAL that is not in
+    bronze; `growth`: bytes per second, None if unknown yet; `exceeded_in`: seconds until the bytes are used up at that
+    rate.
     """
 
     rung: BudgetLevel
@@ -87,7 +88,7 @@ class BudgetVerdict:
 
     @property
     def reason(self) -> str:
-        """Why, in words; numbers are told beside it."""
+        """The reason in words; numbers are reported separately."""
         if self.open_long:
             return "a long-running transaction at the source retains most of it"
         if self.used >= 1:
@@ -100,9 +101,9 @@ class BudgetVerdict:
 def judge(
     budget: WalBudget, looks: Sequence[WalSample], marks: Sequence[Mark] = (), before: BudgetLevel = BudgetLevel.CALM
 ) -> BudgetVerdict:
-    """The step for the last of the looks, which are in order and at least one; `before`: the one until now.
+    """The level for the last of the ordered samples, at least one; `before`: the previous level.
 
-    `marks`: where the log ended at times before the looks.
+    `marks`: ends of the WAL at times before the samples.
     """
     now = looks[-1]
     age, growth, most = _age(now, looks, marks), _growth(looks), _max_retained(budget, now)
@@ -129,13 +130,15 @@ def judge(
 
 
 def _max_retained(budget: WalBudget, now: WalSample) -> int | None:
-    """Bytes that may be kept: the server's own limit counts where it is lower."""
+    """The maximum of retained bytes: the server's own limit counts if it is lower."""
     bounds = [budget.max_bytes, None if now.safe is None else now.retained + max(0, now.safe)]
     return min((bound for bound in bounds if bound), default=None)
 
 
 def _age(now: WalSample, looks: Sequence[WalSample], marks: Sequence[Mark]) -> float:
-    """Seconds since the log ended where bronze is now, at most; where nobody looked then, since somebody did first."""
+    """Upper bound of the seconds since the WAL ended where bronze is now; without such a sample, since the first
+    one.
+    """
     if now.confirmed >= now.end:
         return 0.0
     samples = [
@@ -153,7 +156,7 @@ def _growth(looks: Sequence[WalSample]) -> float | None:
 
 
 def _stays_exceeded(budget: WalBudget, looks: Sequence[WalSample], marks: Sequence[Mark]) -> bool:
-    """Whether every look of the last minute, and one before it, found the budget exceeded."""
+    """Whether every sample of the last minute, and one before it, exceeded the budget."""
     for sample in reversed(looks):
         most = _max_retained(budget, sample)
         by_bytes = most is not None and sample.retained >= most
@@ -166,12 +169,12 @@ def _stays_exceeded(budget: WalBudget, looks: Sequence[WalSample], marks: Sequen
 
 
 def prune_samples(looks: Sequence[WalSample]) -> list[WalSample]:
-    """The looks that are still of use."""
+    """The samples that are still needed."""
     return [sample for sample in looks if looks[-1].observed_at - sample.observed_at <= WINDOW]
 
 
 def add_mark(budget: WalBudget, marks: Sequence[Mark], now: WalSample) -> list[Mark]:
-    """Marks with the newest, so far apart that few of them reach back twice as far as log may be old."""
+    """Marks with the newest one, spaced so that few of them reach back twice the maximum age."""
     apart = max(WINDOW, 2 * (budget.max_age or 0) / 1000) / _MARKS
     if marks and now.observed_at - marks[-1][0] < apart:
         return list(marks)
@@ -179,16 +182,16 @@ def add_mark(budget: WalBudget, marks: Sequence[Mark], now: WalSample) -> list[M
 
 
 FRESH: Final = 60.0
-"""Seconds after which a note is of a receiver that looks no more."""
+"""Seconds after which a status file belongs to a receiver that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetStatus:
-    """A WAL budget as a receiver saw it last, at most a minute ago.
+    """A WAL budget as a receiver saw it at most a minute ago.
 
-    `step`: calm, smaller batches, bronze only, exceeded or drop; `used`: share of the budget; `age_seconds`: of the
-    oldest log that is not in bronze, at most; `growth`: bytes a second; `exceeded_in`: seconds until the bytes are used
-    up at that rate; `pauses_apply`: whether apply waits for it.
+    `step`: calm, smaller batches, bronze only, exceeded or drop; `used`: share of the budget; `age_seconds`: upper
+    bound for the oldest WAL that is not in bronze; `growth`: bytes per second; `exceeded_in`: seconds until the bytes
+    are used up at that rate; `pauses_apply`: whether apply pauses because of it.
     """
 
     step: str
@@ -202,24 +205,24 @@ class BudgetStatus:
 
 
 class WalNote:
-    """Written by the receiver only; read by anybody."""
+    """The status file: written only by the receiver, read by anybody."""
 
     def __init__(self, lake: Path, pipeline: str, report: ProgressReporter = silent) -> None:
         trouble = "apply and `status` cannot be informed about the WAL budget"
         self._file = NoteFile(lake / "logs" / f"{pipeline}.wal", trouble, report)
 
     def begin(self) -> list[Mark]:
-        """Make the note; the marks that a receiver before left."""
+        """Create the file; returns the marks of an earlier receiver."""
         before = self._file.read_as(_marks)
         self._file.begin()
         return before or []
 
     def write(self, observed_at: float, status: BudgetStatus | None, marks: Sequence[Mark]) -> None:
-        """Say what was seen at a time, None: nothing now; `marks` are for the next receiver."""
+        """Write a status, None if there is none; `marks` are for the next receiver."""
         self._file.write({"at": observed_at, "seen": None if status is None else asdict(status), "marks": marks})
 
     def read(self) -> BudgetStatus | None:
-        """What a receiver that runs saw last."""
+        """The latest status of a running receiver."""
         return self._file.read_as(_parse_status)
 
 
@@ -247,7 +250,7 @@ def _parse_status(document: dict[str, Any]) -> BudgetStatus | None:
 
 
 class ApplyYield:
-    """Whether apply waits so that the receiver has the machine to itself; told when it begins and ends to wait."""
+    """Whether apply pauses so that the receiver has the machine to itself; reports when a pause begins and ends."""
 
     def __init__(self, project: Project, report: ProgressReporter) -> None:
         self._note = WalNote(project.lake, project.name)
@@ -255,7 +258,7 @@ class ApplyYield:
         self._waits = False
 
     def __call__(self) -> bool:
-        """Ask the note."""
+        """Read the status file."""
         status = self._note.read()
         waits = status is not None and status.pauses_apply
         if waits is not self._waits:
@@ -268,5 +271,5 @@ class ApplyYield:
 
 
 def never_yield() -> bool:
-    """Of a run with an end: its receiver is done before it applies."""
+    """For a run with a goal: its receiver is done before it applies."""
     return False

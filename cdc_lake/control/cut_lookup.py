@@ -1,12 +1,12 @@
-"""Finding a cut: from what a reader asks for to the last cut that holds nothing behind it.
+"""Finds the last cut for a requested position or time.
 
-A cut holds every transaction up to its position, so what is asked for becomes a position: the one before the first
-transaction that lies behind it. Where silver does not hold all that bronze knows of up to there, it is not reached:
-the last cut would be an older state than the one that was asked for, and another one tomorrow.
+A cut contains every transaction up to its position, so a request is converted to a position: the one before the first
+transaction after the requested moment. If silver lacks transactions that bronze has up to there, the moment is not
+reached: the last cut would be older than requested, and another one tomorrow.
 
-In the stream's own domain that position is the one given. A CSN in a stream in the order of the log, or an LSN in one
-in the order of CSNs, is looked up in bronze, whose COMMIT rows know both. Of times the latest one up to a transaction
-counts, because the source's clock may go back.
+In the stream's own domain the position is the given one. A CSN in a stream ordered by LSN, or an LSN in one ordered by
+CSN, is looked up in bronze, whose COMMIT rows contain both. The commit time of a position is the latest one up to it,
+because the source's clock may move backwards.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from cdc_lake.tables.control_tables import ControlTables, control_tables
 
 
 def find_cut(project: Project, asked: AsOf, epoch: int | None = None) -> WrittenCut:
-    """The cut that is asked for; positions and `latest` are of the newest stream, or of `epoch`.
+    """The cut for a request; positions and `latest` refer to the newest stream, or to `epoch`.
 
     Raises BeforeFirstCut, CutNotReached, CutUnknown.
     """
@@ -55,7 +55,7 @@ def find_cut(project: Project, asked: AsOf, epoch: int | None = None) -> Written
 
 @dataclass
 class _Cuts:
-    """The cuts of a pipeline, all or of one epoch, and bronze to be asked."""
+    """The cuts of a pipeline, all or of one epoch, and its bronze."""
 
     project: Project
     epoch: int | None
@@ -70,7 +70,7 @@ class _Cuts:
 
     @cached_property
     def places(self) -> pa.Table:
-        """Where and when they are, in order; at least one."""
+        """The positions and times of the cuts, in order; at least one."""
         places = self.control.cut_places()
         if places.num_rows == 0:
             raise BeforeFirstCut("there is no cut yet: nothing was applied", where=str(self.project.control))
@@ -118,7 +118,7 @@ class _Cuts:
     def _find_by_time(self, time: datetime) -> WrittenCut:
         """The last cut whose transactions were all committed by then.
 
-        A cut of copied rows alone has no commit time: it is older than the moment it was written.
+        A cut with only copied rows has no commit time: it is older than the moment it was written.
         """
         times = self.places["commit_ts"].cast(pa.int64())
         has_time = np.asarray(pc.is_valid(times))
@@ -137,7 +137,7 @@ class _Cuts:
 
 @dataclass
 class _Stream:
-    """The newest stream of some cuts."""
+    """The newest stream of a set of cuts."""
 
     cuts: _Cuts
 
@@ -151,11 +151,11 @@ class _Stream:
 
     @cached_property
     def identity(self) -> StreamIdentity | None:
-        """What the stream's name says, where it is one of the GaussDB family, whose transactions have CSNs."""
+        """The stream's identity in the GaussDB family, whose transactions have CSNs; otherwise None."""
         return StreamIdentity.parse(self.name) if self.name.startswith(f"{Kind.GAUSS}:") else None
 
     def read(self, asked: Lsn | Csn | Number) -> WrittenCut:
-        """The cut at a number of the log or of commits, whichever orders the stream."""
+        """The cut at an LSN or CSN, whichever orders the stream."""
         by_csn, identity = domain_of(self.name) is OrderDomain.CSN, self.identity
         match asked:
             case Number(value):
@@ -174,7 +174,7 @@ class _Stream:
                 assert_never(other)
 
     def find_upto(self, position: int) -> WrittenCut:
-        """The last cut at or below a position. Raises CutNotReached where silver is not known to hold all up to it."""
+        """The last cut at or below a position. Raises CutNotReached if silver may lack something up to it."""
         places, text = self.cuts.places, format_stream_position(self.name, max(position, 0))
         row_numbers = np.flatnonzero(np.asarray(pc.equal(places["epoch"], self.epoch)))
         positions = np.asarray(places["position"])[row_numbers]
@@ -202,7 +202,7 @@ class _Stream:
             )
 
     def _looked_up(self, column: str, value: int, text: str, copied: Lsn | Csn | None) -> WrittenCut:
-        """The last cut of which no transaction has a greater number than `value` in a column of bronze."""
+        """The last cut without a transaction whose number in a column of bronze is greater than `value`."""
         if copied is not None and value < copied.value:
             raise BeforeFirstCut(f"{text} is before the initial copy, which is at {copied}")
         commits = self._commits(column)
@@ -225,7 +225,7 @@ class _Stream:
             raise BeforeFirstCut(f"{text} is before the first cut of epoch {self.epoch}") from early
 
     def waiting(self, column: str, value: object, applied: int) -> int:
-        """How many landed transactions behind `applied` have at most that value in a column."""
+        """How many landed transactions after `applied` have at most that value in a column."""
         commits = self._commits(column, applied)
         return int(commits.filter(pc.field(column) <= value).num_rows)
 

@@ -1,8 +1,7 @@
-"""Reads silver at a cut, every table as of one moment of the source, with Spark or without it; and control tables.
+"""Reads all silver tables as of one moment of the source, with or without Spark; and reads control tables.
 
-The newest versions of two tables may show a transaction in one and not yet in the other. At a cut each table is read
-at the version that the cut names; a table that keeps its history (`silver.kinds`) can be read there even if that
-version is gone.
+The newest versions of two tables may show a transaction in one and not yet in the other. At a cut each table is read at
+the version in the cut; a table that keeps its history (`silver.kinds`) can be read even if that version is gone.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 
 METADATA = b"cdc_lake"
-"""Key of what a table that was read says of itself, JSON, in its schema's metadata."""
+"""Key of the JSON in a table's schema metadata that describes the cut."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,12 @@ class CutSession:
     allow_behind: bool = False
 
     def __repr__(self) -> str:
-        """Which cut of which pipeline it is."""
+        """The cut and its pipeline."""
         return f"CutSession({self.project.name} at {self.position} of epoch {self.epoch}, {len(self.tables)} tables)"
 
     @property
     def position(self) -> str:
-        """The cut's position, ready to be pasted back."""
+        """The cut's position, as commands print it."""
         return self.cut.position_text
 
     @property
@@ -68,24 +67,23 @@ class CutSession:
 
     @property
     def commit_ts(self) -> datetime | None:
-        """The latest commit time up to it; None where it holds copied rows alone."""
+        """The latest commit time up to it; None if it has only copied rows."""
         return self.cut.commit_ts
 
     @property
     def tables(self) -> Mapping[str, TableState]:
-        """Its tables by source table: version, position, state, and how many keys are held."""
+        """Its tables by source table: version, position, state, and number of held keys."""
         return self.cut.tables
 
     @property
     def held(self) -> Mapping[str, int]:
-        """The tables with held keys, whose rows are older than the cut or missing, and how many keys those are."""
+        """The tables with held keys, whose rows are outdated or missing, and the number of these keys."""
         return {relation: table.held for relation, table in self.tables.items() if table.held}
 
     def read(self, table: str, *, versions: bool = False) -> pa.Table:
-        """The rows of a table, in no order. Of a history those that held, or with `versions` all of its versions.
+        """The rows of a table, in no order. Of a history those valid at the cut, or with `versions` all versions.
 
-        The schema's metadata says under `cdc_lake` which cut it is. Raises NotInCut, TableBehind, VersionGone,
-        SilverMissing.
+        The schema's metadata has the cut under `cdc_lake`. Raises NotInCut, TableBehind, VersionGone, SilverMissing.
         """
         place = self._place(table)
         try:
@@ -98,7 +96,7 @@ class CutSession:
         )
 
     def frame(self, spark: SparkSession, table: str, *, versions: bool = False) -> DataFrame:
-        """The same as a DataFrame of a session, best one from `spark_session`. Raises the same."""
+        """The same as a DataFrame, preferably of a session from `spark_session`. Raises the same."""
         place = self._place(table)
         version = place.state.version
         if version is None or is_readable(self.project, place.target, version):
@@ -111,19 +109,19 @@ class CutSession:
         return frame_as_of(frame, place.position, versions=versions)
 
     def spark_session(self, spark: SparkSession, *, versions: bool = False) -> SparkSession:
-        """A session of its own on the same Spark, with a temporary view of each table under its silver name.
+        """A separate session of the same Spark, with a temporary view of each table under its silver name.
 
-        The views stay at the cut while the tables go on. Raises what `frame` does.
+        The views stay at the cut while the tables advance. Raises what `frame` does.
         """
         own = derive(spark)
         for relation, state in self.tables.items():
             if state.version is None and state.state != IN:
-                continue  # it never held anything, and `allow_behind` was said
+                continue  # it never had content, and `allow_behind` was set
             self.frame(own, relation, versions=versions).createOrReplaceTempView(state.table.partition(".")[2])
         return own
 
     def checked(self) -> CutSession:
-        """Itself, where every table is at the cut or `allow_behind` was said. Raises TableBehind."""
+        """The session, if every table is at the cut or `allow_behind` is set. Raises TableBehind."""
         for relation in self.tables:
             self._place(relation)
         return self
@@ -158,13 +156,13 @@ class CutSession:
         try:
             return read_silver(self.project, place.target, version)
         except (pa.ArrowException, OSError) as cause:
-            # A deletion vector of its own may be gone while the data file it belongs to is not: the engine says so.
+            # a deletion vector may be missing although its data file exists: the engine reports it
             if is_readable(self.project, place.target, version) and "not found" not in str(cause):
                 raise
             raise SilverMissing(place.target.label, version) from cause
 
     def _newer(self, place: _Place, cause: SilverMissing) -> pa.Table:
-        """Rows of a newer version that say what the one that is gone held. Raises VersionGone, SilverMissing."""
+        """The rows of the missing version, derived from a newer one. Raises VersionGone, SilverMissing."""
         version = place.state.version
         if version is None:
             raise cause
@@ -175,7 +173,7 @@ class CutSession:
         return rows
 
     def _newest(self, place: _Place) -> int | None:
-        """The version of the same content that the newest cut of the stream names, None where it is not there."""
+        """The version of the same content in the stream's newest cut, None if it does not exist."""
         control = control_tables(self.project)
         row = control.last_cut(self.cut.stream)
         state = None if row is None else parse_cut(row).tables.get(place.relation)
@@ -196,7 +194,7 @@ class CutSession:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A table in a cut: where it lies, and the position it answers for."""
+    """A table in a cut: its location, and the position for which it is read."""
 
     relation: str
     state: TableState
@@ -205,19 +203,19 @@ class _Place:
 
 
 def open_session(project: Project, asked: AsOf, epoch: int | None, *, allow_behind: bool) -> CutSession:
-    """All tables as of what is asked for. Raises BeforeFirstCut, CutNotReached, CutUnknown, TableBehind."""
+    """All tables as of a request. Raises BeforeFirstCut, CutNotReached, CutUnknown, TableBehind."""
     return CutSession(project, find_cut(project, asked, epoch), allow_behind).checked()
 
 
 def read_table(
     project: Project, table: str, asked: AsOf, epoch: int | None, *, allow_behind: bool, versions: bool
 ) -> pa.Table:
-    """One table as of what is asked for; the others may be behind."""
+    """One table as of a request; the others may be behind."""
     return CutSession(project, find_cut(project, asked, epoch), allow_behind).read(table, versions=versions)
 
 
 SHOWN: Final = "shown"
-"""The column that says a row's `position` as people paste it."""
+"""The column with a row's `position` as commands print it."""
 
 _TIMES: Final = ("recorded_at", "started_at", "judged_at", "compared_at")
 
@@ -230,10 +228,10 @@ def read_history(
     until: datetime | None = None,
     limit: int | None = None,
 ) -> pa.Table:
-    """Rows of a control table, oldest first; of those written from `since` on and before `until` the newest `limit`.
+    """Rows of a control table, oldest first: the newest `limit` of those from `since` on and before `until`.
 
-    The columns are those of its page, and `shown` where it has a stream and a position. Raises LakeError for a table
-    that there is none of, and for a time without zone.
+    The columns are those of its page, and `shown` if it has a stream and a position. Raises LakeError for an unknown
+    table, and for a time without a time zone.
     """
     names = get_args(ControlName)
     name: ControlName | None = next((control_name for control_name in names if control_name == table), None)
@@ -249,7 +247,7 @@ def read_history(
 
 
 def time_of(name: ControlName) -> str:
-    """The column by which a control table is in order."""
+    """The column by which a control table is ordered."""
     columns = schema_of(name).names
     return next(column for column in _TIMES if column in columns)
 

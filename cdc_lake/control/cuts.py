@@ -1,12 +1,12 @@
 """Cuts, positions at which all silver tables can be read together; and pinned cuts, which stay readable.
 
-A row of the control table `cuts` says of each table which version holds it, how many keys of it wait, and whether it
-is `in`, `broken`, `paused` or `renewing`: a table that cannot or shall not go on, or is being made anew, stays at its
-own position and does not stop the cuts of the others.
+A row of the control table `cuts` states for each table its version, its number of held keys, and whether it is `in`,
+`broken`, `paused` or `renewing`: a table in one of the last three states stays at its own position and does not stop
+the cuts of the others.
 
 A row of the control table `promises` pins a cut, by a name or by the schedule of `silver.cuts`, with the versions it
-needs. Maintenance asks `kept_versions` before it removes anything; `runtime.cut_retention` tells the table formats'
-own cleaning.
+needs. Maintenance calls `kept_versions` before it removes anything; `runtime.cut_retention` configures the retention of
+the table formats.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ from cdc_lake.tables.silver_table import FIRST, Marker
 
 IN, BROKEN, PAUSED, RENEWING = "in", "broken", "paused", "renewing"
 STAYS: Final = frozenset({BROKEN, PAUSED, RENEWING})
-"""States of tables that no span takes further."""
+"""States of tables that no span advances."""
 
 FILES = 500
-"""Files of the table `cuts` that are put together when there are more: each cut is one."""
+"""Number of files from which on the table `cuts` is compacted: each cut is one file."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A table in a cut. `version`: of the silver table, None where it holds nothing yet; `held`: keys that wait;
-    `generation`: of its content, as the version has it. Cuts that do not say it were written when there was only the
-    first. `layout`: the layout that its rows follow, None where nobody noted it. `copied`: the position of the copy
-    that its content began with, None for the initial one. `merged`: the position of the last merge of it, which
-    `version` or one before it is, None where nobody noted it. `error`: code, message and remedy of what a broken table
-    could not go on for.
+    """A table in a cut. `version`: of the silver table, None without content; `held`: number of held keys;
+    `generation`: of its content, as in the version; cuts without it precede the first rebuild. `layout`: the layout of
+    its rows, None if not recorded. `copied`: the position of the copy with which its content began, None for the
+    initial one. `merged`: the position of its last merge, at `version` or before it, None if not recorded. `error`:
+    code, message and remedy of a broken table.
     """
 
     table: str
@@ -62,7 +61,7 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A position and the tables at it, by source table as bronze writes it."""
+    """A position and the tables at it, by source table as bronze writes its name."""
 
     position: int
     tables: dict[str, TableState]
@@ -70,7 +69,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class WrittenCut:
-    """A cut as it stands in the control tables. `commit_ts`: the latest commit time up to it, None: not known."""
+    """A cut as it is in the control tables. `commit_ts`: the latest commit time up to it, None if unknown."""
 
     epoch: int
     stream: str
@@ -81,15 +80,15 @@ class WrittenCut:
 
     @property
     def position_text(self) -> str:
-        """Its position as people paste it."""
+        """Its position as commands print it."""
         return format_stream_position(self.stream, self.position)
 
 
 def state_from_marker(
     target: Target, state: StreamCheckpoint, marker: Marker, position: int, held: QuarantineLog
 ) -> TableState:
-    """A table at `position` as its marker has it, which is further than the last cut says: who merged it did not live
-    to write the next one. `held`: what is recorded.
+    """A table at `position` according to its marker, which is ahead of the last cut, because the process that merged it
+    died before it wrote one. `held`: the recorded number.
     """
     keys = open_holds(held, str(target.source), state.epoch, marker.generation, position).keys
     table = TableState(target.label, target.format, marker.version, position, IN, len(keys), marker.generation)
@@ -105,7 +104,7 @@ def last_cut(control: ControlTables, stream: str) -> Cut | None:
 
 
 def content_before(control: ControlTables, state: StreamCheckpoint, relation: str) -> TableState | None:
-    """A table as the last cut of an earlier stream lists it, where silver holds rows of it from there."""
+    """A table in the last cut of an earlier stream, if silver has rows of it from there."""
     for row in reversed(control.streams()):
         cut = last_cut(control, row.stream) if row.epoch < state.epoch and row.stream != state.stream else None
         if cut is not None and (table := cut.tables.get(relation)) is not None and table.version is not None:
@@ -114,18 +113,18 @@ def content_before(control: ControlTables, state: StreamCheckpoint, relation: st
 
 
 def parse_cut(row: CutRow) -> WrittenCut:
-    """A row of `cuts` as a value."""
+    """Parse a row of `cuts`."""
     return WrittenCut(row.epoch, row.stream, row.position, row.commit_ts, row.recorded_at, table_states(row.tables))
 
 
 def relocate_target(target: Target, label: str, format_: str) -> Target:
-    """A target where a cut says that it was: the pipeline may have moved it since."""
+    """A target with its location in a cut: the pipeline may have moved it since."""
     namespace, _, name = label.partition(".")
     return replace(target, namespace=namespace, name=name, format=format_)
 
 
 def table_states(tables: str) -> dict[str, TableState]:
-    """The tables of a cut, by source table, from their JSON."""
+    """Parse the tables of a cut, by source table."""
     return {relation: _table_state(facts) for relation, facts in json.loads(tables).items()}
 
 
@@ -140,7 +139,7 @@ def table_facts(tables: Mapping[str, TableState]) -> str:
 
 
 def _facts(table: TableState) -> dict[str, object]:
-    later = {"copied", "merged", "error"}  # where there is nothing to say, as versions wrote it that did not know them
+    later = {"copied", "merged", "error"}  # omitted without a value, as by versions that did not have them
     table = table if table.state == BROKEN else replace(table, error=None)
     return {name: fact for name, fact in asdict(table).items() if fact is not None or name not in later}
 
@@ -148,7 +147,7 @@ def _facts(table: TableState) -> dict[str, object]:
 def write_cut(
     control: ControlTables, state: StreamCheckpoint, cut: Cut, commit_ts: datetime | None, report: ProgressReporter
 ) -> WrittenCut:
-    """Append a cut. Its time never goes back, whatever the source's clock did."""
+    """Append a cut. Its time never decreases, whatever the source's clock did."""
     last = control.last_cut(state.stream)
     if last is not None and last.commit_ts is not None:
         commit_ts = max(last.commit_ts, commit_ts or last.commit_ts)
@@ -182,12 +181,12 @@ class Promise:
     until: datetime | None
 
     def stands(self, now: datetime) -> bool:
-        """Whether it holds at a time."""
+        """Whether it is valid at a time."""
         return self.until is None or self.until > now
 
 
 def promises(control: ControlTables) -> tuple[Promise, ...]:
-    """Every promise ever made, as it stands now, in the order of the cuts."""
+    """Every promise ever made, in its latest state, in the order of the cuts."""
     rows = [PromiseRow(**row) for row in control.read("promises").sort_by("recorded_at").to_pylist()]
     newest = {row.name: row for row in rows}.values()
     result = [
@@ -207,15 +206,15 @@ def promises(control: ControlTables) -> tuple[Promise, ...]:
 
 
 def standing(candidates: Iterable[Promise], now: datetime) -> tuple[Promise, ...]:
-    """Those that hold at a time."""
+    """Those that are valid at a time."""
     return tuple(promise for promise in candidates if promise.stands(now))
 
 
 def kept_versions(control: ControlTables, now: datetime) -> Mapping[str, frozenset[int]]:
-    """The versions of each silver table that nothing may remove: of pinned cuts and each stream's newest cut."""
+    """The versions of each silver table that must not be removed: those of pinned cuts and of each newest cut."""
     cuts = [promise.cut for promise in standing(promises(control), now)]
     places = control.cut_places()
-    newest = {stream: index for index, stream in enumerate(places["stream"].to_pylist())}  # places are in order
+    newest = {stream: index for index, stream in enumerate(places["stream"].to_pylist())}  # ordered, so the last wins
     cuts += [parse_cut(row) for row in control.cuts(places.take(pa.array(sorted(newest.values()), pa.int64())))]
     result: dict[str, set[int]] = {}
     for cut in cuts:
@@ -226,7 +225,7 @@ def kept_versions(control: ControlTables, now: datetime) -> Mapping[str, frozens
 
 
 def record(control: ControlTables, promise: Promise, recorded_at: datetime) -> None:
-    """Write a promise, or how it stands from now on."""
+    """Record a promise, or its new state."""
     cut = promise.cut
     control.record(
         PromiseRow(
@@ -247,9 +246,9 @@ def record(control: ControlTables, promise: Promise, recorded_at: datetime) -> N
 def due(
     earlier: Iterable[Promise], cut: WrittenCut, every: timedelta, keep: timedelta, tried: datetime | None = None
 ) -> Promise | None:
-    """The promise that the schedule makes of a new cut; None where the last one is younger than `every`.
+    """The scheduled promise of a new cut; None if the last one is younger than `every`.
 
-    `tried`: when the last cut was written whose promise was withheld, which is due again as late as one that was made.
+    `tried`: time of the last cut whose promise was withheld, which is retried after the same interval.
     """
     times = [promise.cut.written_at for promise in earlier if promise.scheduled]
     last = max(times if tried is None else [*times, tried], default=None)

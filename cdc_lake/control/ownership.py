@@ -1,9 +1,9 @@
-"""Ownership: a silver table belongs to one pipeline, and no other merges into it, replaces it or tidies it up.
+"""Ownership: a silver table belongs to one pipeline, and no other merges into it, replaces it or maintains it.
 
-A table is a pipeline's own where it was made for a stream that this pipeline's control tables or bronze know; or where
-it names this pipeline and was made for an earlier stream from the same slot, as when control tables and bronze were
-deleted; or where it was never written and this pipeline's cuts list it, as version 0.3.0 left tables of empty sources.
-Everything else is somebody else's: it is refused with both names, until somebody adopts it on purpose.
+A table belongs to a pipeline if it was made for a stream that the pipeline's control tables or bronze know; or if it
+names the pipeline and was made for an earlier stream from the same slot, as after control tables and bronze were
+deleted; or if it was never written and the pipeline's cuts list it, as version 0.3.0 left tables of empty sources.
+Any other table is refused with both names, until a run adopts it on purpose.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from cdc_lake.tables.silver_table import Owner, read_owner
 
 
 def adoption(label: str) -> str:
-    """The word by which a run is allowed to take a silver table, named as `namespace.table`."""
+    """The option with which a run adopts a silver table, named as `namespace.table`."""
     return f"adopt {label}"
 
 
 @dataclass
 class Ownership:
-    """What one pipeline knows of its own streams. `origin`: asks the source for `StreamIdentity.origin` of a stream
-    from the pipeline's slot, where there is no stream yet.
+    """What one pipeline knows of its own streams. `origin`: returns `StreamIdentity.origin` for the pipeline's slot, if
+    there is no stream yet.
     """
 
     project: Project
@@ -58,19 +58,19 @@ class Ownership:
 
     @cached_property
     def _origins(self) -> frozenset[str]:
-        """Where the pipeline's streams come from: server, database, slot."""
+        """The origins of the pipeline's streams: server, database, slot."""
         origins = frozenset(filter(None, map(_origin_of, self.streams)))
         return origins if origins or self.origin is None else frozenset({self.origin()})
 
     def refusal(self, target: Target) -> SilverNotOwned | None:
-        """Why the pipeline may not write to a silver table; None where it may, or where there is none."""
+        """Why the pipeline may not write to a silver table; None if it may, or if the table does not exist."""
         owner = read_owner(self.project, target)
         if owner is None or self._is_ours(target, owner):
             return None
         return SilverNotOwned(_words(self.project, target, owner), where=target.label, hint=_hint(self, target, owner))
 
     def check(self, target: Target) -> None:
-        """Raise SilverNotOwned where a table is somebody else's."""
+        """Raise SilverNotOwned if a table belongs to another pipeline."""
         if (refusal := self.refusal(target)) is not None:
             raise refusal
 
@@ -83,14 +83,14 @@ class Ownership:
     def _is_ours(self, target: Target, owner: Owner) -> bool:
         if owner.stream is None:
             return owner.unused or self.is_listed(target)
-        if owner.stream in self.streams:  # of a pipeline that was renamed with its folders no other one has the stream
+        if owner.stream in self.streams:  # after a pipeline was renamed with its folders, no other has the stream
             return owner.pipeline in {None, self.project.name} or not _has(self.project, owner.pipeline, owner.stream)
         named = owner.pipeline or _named_by_control(self.project, owner.stream)
         return named in {None, self.project.name} and _origin_of(owner.stream) in self._origins
 
 
 def check_own_bronze(project: Project, state: StreamCheckpoint | None, control: ControlTables) -> None:
-    """Raise BronzeUnknown where bronze holds another pipeline's stream, BronzeGone where it holds none any more; as
+    """Raise BronzeUnknown if bronze has another pipeline's stream, BronzeGone if it has none any more; see
     `check_named_slot`.
     """
     place = bronze_reader(project).place
@@ -109,7 +109,7 @@ def check_own_bronze(project: Project, state: StreamCheckpoint | None, control: 
 
 
 def check_named_slot(project: Project, state: StreamCheckpoint) -> None:
-    """Raise SlotForeign where bronze is not fed from the slot that the pipeline names, and another pipeline's is."""
+    """Raise SlotForeign if bronze's stream is not from the pipeline's slot, and another pipeline's is."""
     origin = _origin_of(state.stream)
     if origin is None or origin.endswith(f":{project.slot}") or (other := _pipeline_of_slot(project)) is None:
         return
@@ -121,7 +121,7 @@ def check_named_slot(project: Project, state: StreamCheckpoint) -> None:
 
 
 def unclaimed_slot(project: Project, bronze: str, state: StreamCheckpoint | None) -> SlotForeign:
-    """The error for a slot of the pipeline's name that bronze does not know; `bronze`: where bronze is looked for."""
+    """The error for a slot of the pipeline's name that bronze does not know; `bronze`: bronze's location."""
     if state is not None:
         words = f"slot `{project.slot}` was created after this pipeline was told to start over, but by another program"
         hint = "stop its reader, or set `source.slot.name` to another name; `cdc-lake restart` shows what it would drop"
@@ -143,27 +143,27 @@ def _of_another(project: Project, other: str) -> str:
 
 
 def _pipeline_of_slot(project: Project) -> str | None:
-    """The other pipeline of the same lake whose newest stream is read from this pipeline's slot."""
+    """The other pipeline of the lake whose newest stream is read from this pipeline's slot."""
     pipelines = (n for n, rows in _controls(project) if n != project.name and rows and rows[-1].slot == project.slot)
     return next(pipelines, None)
 
 
 def _controls(project: Project) -> Iterator[tuple[str, list[StreamRow]]]:
-    """The pipelines whose control tables are beside this one's, on this machine, and their streams."""
+    """Pipelines with local control tables next to this one's, and their streams."""
     parent = project.control.parent
     if project.control_address is not None or not parent.is_dir():
         return
     for folder in sorted(parent.iterdir()):
         if (folder / "streams" / "_delta_log").is_dir():
-            with suppress(LakeError):  # a newer version's, or damaged: its name is only missing in a message
+            with suppress(LakeError):  # newer or damaged: only its name is missing in a message
                 yield folder.name, ControlTables(folder).streams()
 
 
 def check_owned(
     project: Project, names: Iterable[TableName], origin: Callable[[], str], adopt: Container[str] = frozenset()
 ) -> dict[str, str]:
-    """Raise SilverNotOwned where a source table's silver table is somebody else's and not among `adopt`; of those that
-    are, by their label, whose they are. `origin`: as `Ownership` has it. A paused table is not written to.
+    """Raise SilverNotOwned if a source table's silver table belongs to another pipeline and is not among `adopt`;
+    returns the owners of adopted ones, by label. `origin`: see `Ownership`. Paused tables are not checked.
     """
     ownership = Ownership(project, origin)
     paused = stopped_tables(project, ownership.control)
@@ -198,7 +198,7 @@ def _has(project: Project, pipeline: str, stream: str) -> bool:
 
 
 def _origin_of(stream: str) -> str | None:
-    """Server, database and slot of a stream; None where the text is not one of a stream."""
+    """Server, database and slot of a stream; None if the text is not a stream identity."""
     try:
         return StreamIdentity.parse(stream).origin
     except OtherSource:
@@ -206,12 +206,12 @@ def _origin_of(stream: str) -> str | None:
 
 
 def _named_by_control(project: Project, stream: str) -> str | None:
-    """The pipeline of the same lake whose control tables know a stream, None where none does."""
+    """The pipeline of the lake whose control tables know a stream, None without one."""
     return next((n for n, rows in _controls(project) if any(row.stream == stream for row in rows)), None)
 
 
 def _name_of(project: Project, owner: Owner) -> str | None:
-    """What the pipeline of a silver table is called now: it may have been renamed with its folders since."""
+    """The current name of a silver table's pipeline, which may have been renamed with its folders."""
     if owner.stream is None or (owner.pipeline is not None and _has(project, owner.pipeline, owner.stream)):
         return owner.pipeline
     now = _named_by_control(project, owner.stream)

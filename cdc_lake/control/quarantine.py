@@ -1,13 +1,11 @@
-"""Holds: which keys of a table wait, kept in the control table `held`.
+"""The quarantine: which keys of a table are held, according to the control table `held`.
 
-A row of it is one change that was kept back (`failed`: it breaks a rule; `waiting`: a change of the same key is held
-before it, or one of its transaction is held in a group), or `closed`: what ended holds, a truncate those of its table,
-a row that was read again those of its key.
-A hold ends by a decision too, which stands in the control table `decisions` and counts from its position on.
+A row of it is a held change (`failed`: it violates a rule; `waiting`: a change of the same key is held before it, or
+one of its transaction in a group), or `closed`: an end of holds, by a truncate for its table, by a repaired row for its
+key. A decision in the control table `decisions` also ends a hold, from its position on.
 
 Rows count only up to the table's watermark: those above it belong to a span that was not merged, and are written again
-with it. Nor do they count beside another generation of the table than theirs: a rebuild judges every change again and
-records its own.
+with it. They count only for their generation of the table: a rebuild evaluates every change again and records its own.
 """
 
 from __future__ import annotations
@@ -32,26 +30,26 @@ FAILED, WAITING, CLOSED = "failed", "waiting", "closed"
 
 @dataclass(frozen=True)
 class QuarantineLog:
-    """The control tables `held` and `decisions`, as they were read."""
+    """The control tables `held` and `decisions`, as read."""
 
     held: pa.Table
     decisions: pa.Table
 
     def decisions_on(self, relation: str, span: Span) -> Decided:
-        """The decisions on one table that come into force in a span."""
-        if self.decisions.num_rows == 0:  # of most pipelines always: a filter takes milliseconds all the same
+        """The decisions about one table that take effect in a span."""
+        if self.decisions.num_rows == 0:  # usual, and a filter would take milliseconds
             return NOTHING_DECIDED
         return decided_in(self.decisions.filter(pc.field("relation") == relation), span)
 
     def decided_tables(self, span: Span) -> frozenset[str]:
-        """The tables that a decision on comes into force in a span."""
+        """The tables with a decision that takes effect in a span."""
         rows = decided_in(self.decisions, span).rows
         return frozenset() if rows is None else frozenset(rows["relation"].to_pylist())
 
 
 def hold_log(control: ControlTables, *, for_new_content: bool = False) -> QuarantineLog:
-    """What is recorded now. Where nothing was ever held nothing was decided; `for_new_content`: for a content that is
-    made anew, of which nothing is recorded yet.
+    """Read the current records. Without holds there are no decisions; `for_new_content`: for a new generation, of which
+    nothing is recorded yet.
     """
     held = control.read("held")
     asked = for_new_content or held.num_rows
@@ -60,9 +58,9 @@ def hold_log(control: ControlTables, *, for_new_content: bool = False) -> Quaran
 
 @dataclass(frozen=True)
 class OpenQuarantine:
-    """What is held of one table: its rows of the control table in order, and what they keep. `given_up`: decisions that
-    gave changes up, in order of these, of keys that silver has not had the source's row of since; `apart`: by place of
-    the change which of its keys those are.
+    """The held changes of one table: its rows of the control table in order, and the keys they hold. `given_up`:
+    discards, in order, of keys whose source row silver has not had since; `apart`: these keys, by place of the
+    discarded change.
     """
 
     rows: pa.Table
@@ -72,13 +70,13 @@ class OpenQuarantine:
 
     @property
     def keys(self) -> frozenset[Key]:
-        """The keys that wait."""
+        """The held keys."""
         return self.waiting.keys
 
     @property
     def kept_back(self) -> list[dict[str, Any]]:
-        """All changes that silver does not have, held or given up, each at its own place; `key_told`, `from_key_told`:
-        that key was told anew since.
+        """All changes that silver lacks, held or discarded, each at its own place; `key_told`, `from_key_told`: the
+        state of that key became known since.
         """
         held = [(place_of(row), self.waiting.held, row) for row in self.rows.to_pylist()]
         held += [(place_of(row, ON), self.apart, row) for row in self.given_up.to_pylist()]
@@ -103,7 +101,7 @@ def open_holds(log: QuarantineLog, relation: str, epoch: int, generation: int, w
     own_rows = log.held.filter(of_table & (pc.field("generation") == generation) & above).sort_by(order)
     decisions = log.decisions.filter(of_table & above).sort_by(order)
     held, given_up = _Kept(), _Kept()
-    # What is let through may be held again under its new place, which is that of the decision: so this comes first.
+    # A released change may be held again under its new place, that of the decision, so this comes first.
     steps = [(*place_of(row), 0, index, row) for index, row in enumerate(_plain(decisions, *ON, "verb"))]
     steps += [(*place_of(row), 1, index, row) for index, row in enumerate(_plain(own_rows, "reason"))]
     for position, ordinal, kind, index, row in sorted(steps, key=lambda step: step[:3]):
@@ -122,7 +120,7 @@ def open_holds(log: QuarantineLog, relation: str, epoch: int, generation: int, w
 
 
 def recorded_keys(log: QuarantineLog, relation: str, epoch: int, generation: int, watermark: int) -> frozenset[Key]:
-    """The keys of all changes that one generation of a table held up to its watermark, whatever became of them."""
+    """The keys of all changes that one generation of a table ever held up to its watermark."""
     own_rows = (
         (pc.field("relation") == relation) & (pc.field("epoch") == epoch) & (pc.field("generation") == generation)
     )
@@ -131,7 +129,7 @@ def recorded_keys(log: QuarantineLog, relation: str, epoch: int, generation: int
 
 
 class _Kept:
-    """Changes by place: the keys that each still keeps, and the number of its row."""
+    """Changes by place: the keys that each still holds, and the number of its row."""
 
     def __init__(self) -> None:
         self.keys: dict[Place, frozenset[Key]] = {}
@@ -144,14 +142,14 @@ class _Kept:
             self._places.setdefault(key, set()).add(place)
 
     def remove(self, place: Place) -> frozenset[Key]:
-        """The keys that it kept, none where it is not there."""
+        """Remove a change and return the keys that it held."""
         keys = self.keys.pop(place, frozenset())
         for key in keys:
             self._places[key].discard(place)
         return keys
 
     def close(self, key: Sequence[str | None] | None) -> None:
-        """Nothing keeps this key any more, None: any key."""
+        """End all holds of this key, None: of any key."""
         if key is None:
             self.keys.clear()
             self._places.clear()
@@ -185,7 +183,7 @@ def record(
     held: pa.Table | None,
     closings: Sequence[HoldRelease],
 ) -> None:
-    """Replace what is recorded of a generation of a table above its watermark by what this span holds."""
+    """Replace the records of a generation of a table above its watermark by the holds of this span."""
     same = (pc.field("relation") == str(target.source)) & (pc.field("epoch") == span.epoch)
     above = (pc.field("generation") == generation) & (pc.field("position") > span.after)
     control.delete("held", same & above)
@@ -202,8 +200,8 @@ def record(
 
 
 def forget(control: ControlTables, target: Target, epoch: int, generation: int, *, replaced: bool) -> None:
-    """Remove what is recorded of other generations of a table than `generation`, the one that counts: of those that
-    never came to be, with `replaced` also of those before it.
+    """Remove the records of other generations of a table than the current `generation`: of unpublished later ones, with
+    `replaced` also of earlier ones.
     """
     same = (pc.field("relation") == str(target.source)) & (pc.field("epoch") == epoch)
     others = pc.field("generation") != generation if replaced else pc.field("generation") > generation

@@ -1,11 +1,11 @@
-"""Copies: which rows of bronze are a table's copy, by the control table `snapshots`.
+"""Copies of tables: which rows of bronze belong to a copy, according to the control table `snapshots`.
 
-A table may have been copied at another position than the others: what a broken copy had not finished is copied anew,
-in a snapshot of its own. In force is the newest whole copy of a table: its rows stand at its position, and the table's
-transactions count from there on. Rows of a copy that broke off stand at a position of their own, and are never read.
+Tables may have been copied at different positions: an interrupted copy continues in another snapshot. The newest
+complete copy of a table is active: its rows are at its position, and the table's transactions count from there on. Rows
+of an interrupted copy have a position of their own, and are never read.
 
-A table may be copied again later (`resync`), and it may be left for a while: so it has a course of stretches, each from
-a copy on.
+A table may be copied again later (`resync`), and may be excluded for a while, so it has a timeline of intervals, each
+of which begins with a copy.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from cdc_lake.tables.control_tables import ControlTables
 COMPLETE = "complete"
 STARTED = "started"
 LEFT = "left"
-"""What `snapshots` says of tables that are not followed from a position on, until they are copied again."""
+"""The mark in `snapshots` for tables that are excluded from a position on, until they are copied again."""
 REFETCHED = "reread"
-"""What `snapshots` says of rows that a repair read again at the source."""
+"""The mark in `snapshots` for rows that a repair read again at the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedTable:
-    """A table that was copied whole: how many rows and chunks, and the position that they stand at."""
+    """A completely copied table: its rows and chunks, and their position."""
 
     relation: TableName
     layout: int
@@ -47,17 +47,17 @@ def snapshot_id(epoch: int) -> str:
 
 
 def copy_name(state: StreamCheckpoint, position: int) -> str:
-    """The name of a copy in bronze: no two of a stream stand at one position, or they are one."""
+    """The name of a copy in bronze; copies of a stream at one position would be the same copy."""
     return f"copy-{state.epoch}-{position}"
 
 
 def tables_json(tables: Sequence[CopiedTable]) -> str:
-    """Tables as the control table has them."""
+    """Tables as the control table stores them."""
     return json.dumps([{**asdict(table), "relation": str(table.relation)} for table in tables])
 
 
 def tables_of(row: SnapshotRow) -> list[CopiedTable]:
-    """The tables of a copy that were copied whole; those of older versions stand at the copy's own position."""
+    """The completely copied tables of a copy; those of older versions have the copy's own position."""
     return [
         CopiedTable(
             TableName.parse(str(entry["relation"])),
@@ -71,14 +71,14 @@ def tables_of(row: SnapshotRow) -> list[CopiedTable]:
 
 
 def initial_copies(rows: Iterable[SnapshotRow], stream: str) -> dict[str, CopiedTable] | None:
-    """The copy that each table of a stream began with; None where the initial copy is not whole."""
+    """The initial copy of each table of a stream; None if it is incomplete."""
     initial = next((row for row in rows if row.stream == stream and _is_initial(row)), None)
     return None if initial is None else {str(table.relation): table for table in tables_of(initial)}
 
 
 def copies_in_force(rows: Iterable[SnapshotRow], stream: str, upto: int) -> dict[str, CopiedTable] | None:
-    """The copy of each table of a stream: the one that it began with, or the newest of later ones at or below `upto`.
-    None where the initial copy is not whole. `rows`: oldest first.
+    """The active copy of each table of a stream: the initial one, or the newest later one at or below `upto`. None if
+    the initial copy is incomplete. `rows`: oldest first.
     """
     rows = list(rows)
     initial = initial_copies(rows, stream)
@@ -89,7 +89,7 @@ def copies_in_force(rows: Iterable[SnapshotRow], stream: str, upto: int) -> dict
 
 
 def beginning(control: ControlTables, state: StreamCheckpoint) -> int:
-    """The position that the transactions of a stream lie behind, whose initial copy is whole."""
+    """The position after which the transactions of a stream begin, whose initial copy is complete."""
     return next(row.position for row in control.snapshots() if row.stream == state.stream and _is_initial(row))
 
 
@@ -99,9 +99,9 @@ def _is_initial(row: SnapshotRow) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CaptureInterval:
-    """A part of a stream in which a table is followed: from a copy on, None: from where the stream begins.
+    """An interval of a stream in which a table is followed: from a copy on, or None: from the start of the stream.
 
-    `left`: the position that it was left at, None where it was not. `later`: the copy is not the initial one.
+    `left`: the position at which it was excluded, None if it was not. `later`: the copy is not the initial one.
     """
 
     copy: CopiedTable | None = None
@@ -110,50 +110,50 @@ class CaptureInterval:
 
     @property
     def begins(self) -> int:
-        """The position of its copy, below every position where there is none."""
+        """The position of its copy, below every position without one."""
         return -1 if self.copy is None else self.copy.position
 
 
 @dataclass(frozen=True, slots=True)
 class TableTimeline:
-    """How a table is followed in a stream: its stretches, in order."""
+    """The intervals in which a table is followed in a stream, in order."""
 
     stretches: tuple[CaptureInterval, ...] = (CaptureInterval(),)
 
     def stretch_at(self, position: int) -> CaptureInterval:
-        """The stretch that holds, or held last, at a position: the first one before any."""
+        """The interval at a position, or the last one before it; before all of them the first one."""
         begun = [stretch for stretch in self.stretches if stretch.begins <= position]
         return begun[-1] if begun else self.stretches[0]
 
     def follows(self, position: int) -> bool:
-        """Whether the changes right behind a position are followed."""
+        """Whether changes directly after a position are followed."""
         left = self.stretch_at(position).left
         return left is None or position < left
 
     def copy_at(self, position: int) -> CopiedTable | None:
-        """The copy that silver's content at a position begins with, where it is not the initial one."""
+        """The copy with which silver's content at a position begins, if it is not the initial one."""
         stretch = self.stretch_at(position)
         return stretch.copy if stretch.later and stretch.begins <= position else None
 
     def renewal(self, position: int, copied: int | None) -> CopiedTable | None:
-        """The copy that silver's content is to begin with where it is at a position, and began with the one at
-        `copied`, None for the initial one. None where that is the same.
+        """The copy with which silver's content at a position has to begin, if it began with another one, at `copied`
+        (None for the initial one).
         """
         copy = self.copy_at(position) if self.follows(position) else None
         return copy if copy is not None and (copied is None or copied < copy.position) else None
 
     @property
     def waits(self) -> bool:
-        """Whether the table was left and not copied since."""
+        """Whether the table was excluded and not copied since."""
         return self.stretches[-1].left is not None
 
     def with_copy(self, copy: CopiedTable, *, later: bool) -> TableTimeline:
-        """The same with one more copy."""
+        """The timeline with one more copy."""
         before = self.stretches if later or self.stretches != (CaptureInterval(),) else ()
         return TableTimeline((*before, CaptureInterval(copy, later=later)))
 
     def end_at(self, position: int) -> TableTimeline:
-        """The same up to a position. One that was left already, or whose copy is ahead of it, stays as it is."""
+        """The timeline up to a position. If it is excluded already, or its copy is ahead, it is unchanged."""
         if self.waits:
             return self
         first = self.stretches.index(self.stretch_at(position))
@@ -165,7 +165,7 @@ class TableTimeline:
 
 
 def courses(rows: Iterable[SnapshotRow], stream: str) -> dict[str, TableTimeline]:
-    """The course of each table of a stream that was ever copied or left. `rows`: oldest first."""
+    """The timeline of each table of a stream that was ever copied or excluded. `rows`: oldest first."""
     result: dict[str, TableTimeline] = {}
     for row in rows:
         if row.stream != stream:
@@ -181,7 +181,7 @@ def courses(rows: Iterable[SnapshotRow], stream: str) -> dict[str, TableTimeline
 
 
 def record_left(control: ControlTables, state: StreamCheckpoint, tables: Sequence[TableName]) -> None:
-    """Record that tables are left at what bronze holds now, until they are copied. Raises ControlNotWritten."""
+    """Record that tables are excluded from bronze's position on, until they are copied. Raises ControlNotWritten."""
     recorded = utc_now()
     name = f"left-{state.epoch}-{state.upto}-{recorded.timestamp():.6f}"
     told_names = json.dumps([str(table) for table in tables])
@@ -191,19 +191,19 @@ def record_left(control: ControlTables, state: StreamCheckpoint, tables: Sequenc
 def record_recopied(
     control: ControlTables, state: StreamCheckpoint, snapshot: str, copied: Sequence[CopiedTable]
 ) -> None:
-    """Record that tables were copied again in one snapshot: the copies are in force. Raises ControlNotWritten."""
+    """Record that tables were copied again in one snapshot, which activates the copies. Raises ControlNotWritten."""
     position = copied[0].position
     control.record(SnapshotRow(snapshot, state.stream, state.epoch, position, tables_json(copied), COMPLETE, utc_now()))
 
 
 def finished_tables(rows: Iterable[SnapshotRow], stream: str, epoch: int) -> list[CopiedTable]:
-    """The tables that a stream's initial copy has whole so far."""
+    """The tables of a stream's initial copy that are complete so far."""
     own_rows = [row for row in rows if (row.stream, row.epoch, row.snapshot) == (stream, epoch, snapshot_id(epoch))]
     return tables_of(own_rows[-1]) if own_rows else []
 
 
 def whole_copies(rows: Iterable[SnapshotRow], table: TableName) -> dict[int, frozenset[int]]:
-    """Epoch → the positions that a table was copied whole at, of epochs whose initial copy is whole."""
+    """Epoch → the positions of a table's complete copies, for epochs whose initial copy is complete."""
     result: dict[int, frozenset[int]] = {}
     for row in rows:
         if row.state == COMPLETE:
@@ -213,7 +213,7 @@ def whole_copies(rows: Iterable[SnapshotRow], table: TableName) -> dict[int, fro
 
 
 def in_whole_copy(copies: Mapping[int, frozenset[int]], epoch: int, position: int, ordinal: int, op: str) -> bool:
-    """False for a row of a copy that broke off; `copies`: as `whole_copies` of its table."""
+    """False for a row of an interrupted copy; `copies`: the result of `whole_copies` for its table."""
     return op != SNAPSHOT or ordinal < 0 or epoch not in copies or position in copies[epoch]
 
 
@@ -241,7 +241,7 @@ def refetched_tables(rows: Iterable[SnapshotRow], stream: str, span: Span) -> fr
 
 
 def refetch_note(rows: Iterable[SnapshotRow], stream: str, position: int, ordinal: int, op: str) -> str:
-    """How a row of bronze got there if it was read again at the source; empty for every other row."""
+    """How a row of bronze was read again at the source; empty for every other row."""
     if op != SNAPSHOT or ordinal >= 0:
         return ""
     for row, document in _refetches(rows, stream):

@@ -1,7 +1,7 @@
-"""Small files by which one process tells another what cannot be read from the lake, as hints.
+"""Small files with which one process informs others of what is not in the lake, as hints.
 
-The receiver notes why it waits, for processes that ask while the lake cannot be reached. What bronze holds is the
-truth. A file has its full size from the start, so that it can be written on a full disk.
+The receiver records why it waits, for processes that run while the lake is unreachable. Only bronze is authoritative. A
+file has its full size from the start, so that it can be written on a full disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class NoteFile:
-    """One JSON object, or none. `trouble`: what nobody can be told where the note itself cannot be written."""
+    """One JSON object, or none. `trouble`: what others will not learn if the file cannot be written."""
 
     def __init__(self, path: Path, trouble: str, report: ProgressReporter = silent) -> None:
         self._path = path
@@ -30,20 +30,20 @@ class NoteFile:
         self._report = report
 
     def begin(self) -> None:
-        """Make the file, if it is not there in its size."""
+        """Create the file, if it does not exist with its size."""
         with self._report_errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if not self._path.exists() or self._path.stat().st_size != _SIZE:
                 self._path.write_bytes(b" " * _SIZE)
 
     def write(self, note: Mapping[str, object] | None) -> None:
-        """Say this, or nothing."""
+        """Write an object, or none."""
         text = b"" if note is None else json.dumps(note).encode()
         with self._report_errors(), self._path.open("r+b") as file:
             file.write(text[:_SIZE].ljust(_SIZE))
 
     def read(self) -> dict[str, Any] | None:
-        """What was last said; None where nothing is, or never was here."""
+        """The last object written; None if there is none."""
         try:
             note = json.loads(self._path.read_bytes().strip() or b"null")
         except (FileNotFoundError, ValueError, RecursionError):  # never begun; read in the middle of a write; damaged
@@ -51,7 +51,7 @@ class NoteFile:
         return note if isinstance(note, dict) else None
 
     def read_as(self, value: Callable[[dict[str, Any]], T]) -> T | None:
-        """What was last said as a value; None also where it says something else: a hint that cannot be read is none."""
+        """The last object as a value; None also if it is invalid, because it is only a hint."""
         note = self.read()
         try:
             return None if note is None else value(note)
@@ -68,7 +68,7 @@ class NoteFile:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverWait:
-    """What the receiver waits for: since when, when it last tried, and what failed."""
+    """Why the receiver waits: since when, its last attempt, and the error."""
 
     since: datetime
     tried: datetime
@@ -78,7 +78,7 @@ class ReceiverWait:
 
 
 class ReceiverNote:
-    """Written by the receiver only, while it is entered, one thread at a time; read by anybody."""
+    """Written only by the receiver while it is entered, one thread at a time; read by anybody."""
 
     def __init__(self, lake: Path, pipeline: str, report: ProgressReporter = silent) -> None:
         trouble = "`status` cannot be informed whether the receiver waits"
@@ -94,19 +94,19 @@ class ReceiverNote:
         self.goes_on()
 
     def waits(self, error: LakeError) -> None:
-        """Say what is waited for."""
+        """Record a wait."""
         now = datetime.now(UTC)
         self._since = self._since or now
         fields = asdict(ReceiverWait(self._since, now, error.code, error.message[:500], error.where[:500]))
         self._file.write({name: str(value) for name, value in fields.items()})
 
     def goes_on(self) -> None:
-        """Nothing is waited for, or not any more."""
+        """Record that there is no wait any more."""
         self._since = None
         self._file.write(None)
 
     def read(self) -> ReceiverWait | None:
-        """What the receiver last said; None where it does not wait, or never ran here."""
+        """The receiver's last record; None if it does not wait, or never ran here."""
         return self._file.read_as(_waiting)
 
 

@@ -1,9 +1,9 @@
-"""What bronze and the control tables say of a pipeline's streams: how they began, and what stops silver.
+"""What bronze and the control tables contain about a pipeline's streams: how they began, and what stops silver.
 
-A slot that cannot be temporary first is announced in the control table `snapshots` before it is made: a slot of the
-pipeline's name that bronze does not know is then ours, left by a start that broke off.
+A slot that cannot be temporary at first is announced in the control table `snapshots` before it is created: a slot of
+the pipeline's name that bronze does not know is then ours, left by an interrupted start.
 
-Silver stops before an undecodable transaction. A cut is whole, so nothing passes one, not even a table that it
+Silver stops before an undecodable transaction. A cut must be complete, so no table passes it, not even one that it
 certainly does not change.
 """
 
@@ -29,15 +29,15 @@ from cdc_lake.tables.control_schema import utc_now as control_now
 from cdc_lake.tables.control_tables import ControlTables
 
 _RESTART = "restart"
-"""Name of the row of `snapshots` that asks for a new stream; it names no stream that there is."""
+"""Name of the row of `snapshots` that requests a new stream; no stream has this name."""
 
 
 def begin_stream(
     identity: StreamIdentity, confirm: int, bronze: BronzeWriter, control: ControlTables, *, dense: bool = False
 ) -> StreamCheckpoint:
-    """Start a stream in bronze, behind its start; `confirm` is the slot's position. Raises LakeError, StateError.
+    """Start a stream in bronze, after its start; `confirm` is the slot's position. Raises LakeError, StateError.
 
-    `dense`: it shows every CSN. Where the stream before it ended is recorded with it.
+    `dense`: it shows every CSN. The end of the previous stream is recorded with it.
     """
     before = bronze.state()
     state = bronze.begin_stream(str(identity), identity.start, confirm, after=last_epoch(before, control))
@@ -61,7 +61,7 @@ def begin_stream(
 
 
 def record_copy(control: ControlTables, state: StreamCheckpoint, word: str, copied: Sequence[CopiedTable]) -> None:
-    """Record how far a stream's initial copy is, `started` or `complete`, and which tables are whole.
+    """Record the progress of a stream's initial copy, `started` or `complete`, and which tables are complete.
 
     Raises ControlNotWritten.
     """
@@ -81,7 +81,7 @@ def record_copy(control: ControlTables, state: StreamCheckpoint, word: str, copi
 def finish_copy(
     control: ControlTables, state: StreamCheckpoint, copied: Sequence[CopiedTable], report: ProgressReporter
 ) -> int:
-    """Record and report that a stream's initial copy is complete; the rows of its tables. Raises ControlNotWritten."""
+    """Record and report that a stream's initial copy is complete; returns its rows. Raises ControlNotWritten."""
     failpoint(SNAPSHOT_DONE)
     record_copy(control, state, COMPLETE, copied)
     rows = sum(table.rows for table in copied)
@@ -91,7 +91,7 @@ def finish_copy(
 
 
 def is_complete(state: StreamCheckpoint | None, control: ControlTables) -> TypeGuard[StreamCheckpoint]:
-    """True where bronze holds a stream, and its initial copy was recorded as complete."""
+    """True if bronze has a stream whose initial copy was recorded as complete."""
     if state is None or starts_over(state, control):
         return False
     wanted = (state.stream, state.epoch, snapshot_id(state.epoch))
@@ -104,19 +104,19 @@ def last_epoch(state: StreamCheckpoint | None, control: ControlTables) -> int:
 
 
 def start_over(state: StreamCheckpoint | None, control: ControlTables) -> None:
-    """Record that the next start begins a new stream in place of the newest one. Raises ControlNotWritten."""
+    """Record that the next start begins a new stream instead of continuing. Raises ControlNotWritten."""
     epoch = last_epoch(state, control)
     control.record(SnapshotRow(_RESTART, _RESTART, epoch, 0, "[]", STARTED, control_now()))
 
 
 def starts_over(state: StreamCheckpoint | None, control: ControlTables) -> bool:
-    """Whether somebody asked for a new stream in place of the newest one, and none has begun since."""
+    """Whether a new stream was requested, and none has begun since."""
     asked = next((row.epoch for row in control.snapshots() if row.snapshot == _RESTART), None)
     return asked is not None and asked == last_epoch(state, control)
 
 
 def check_bronze_there(state: StreamCheckpoint | None, control: ControlTables, place: str) -> None:
-    """Raise BronzeGone where bronze holds nothing, and the control tables say that it did, unless it starts over."""
+    """Raise BronzeGone if bronze is empty although control tables say that it was not, unless it starts over."""
     streams = control.streams() if state is None else []
     if streams and not starts_over(state, control):
         text = f"bronze is empty, but the control tables contain stream {streams[-1].stream}, started "
@@ -124,7 +124,7 @@ def check_bronze_there(state: StreamCheckpoint | None, control: ControlTables, p
 
 
 def check_unfinished(state: StreamCheckpoint) -> StreamIdentity:
-    """The stream of a copy that was not finished; raises CopyUnknown where changes were landed after it."""
+    """The stream of an incomplete copy. Raises CopyUnknown if changes were landed after it."""
     before = StreamIdentity.parse(state.stream)
     if state.upto != before.start:
         raise CopyUnknown(
@@ -136,7 +136,7 @@ def check_unfinished(state: StreamCheckpoint) -> StreamIdentity:
 
 @dataclass(frozen=True, slots=True)
 class PendingSlot:
-    """To make a slot of this name, for a database of this server."""
+    """The intention to create a slot of this name, for a database of this server."""
 
     kind: Kind
     system: str
@@ -144,12 +144,12 @@ class PendingSlot:
     slot: str
 
     def recorded_epoch(self, control: ControlTables) -> int | None:
-        """The epoch that bronze had when the pipeline last set out to make it; None where it never did."""
+        """Bronze's epoch when the pipeline last recorded this intention; None if it never did."""
         own_key = (self._snapshot, self._stream)
         return next((row.epoch for row in control.snapshots() if (row.snapshot, row.stream) == own_key), None)
 
     def record(self, control: ControlTables, epoch: int) -> None:
-        """Set out; `epoch` is the one that bronze has before that, 0 for none. Raises ControlNotWritten."""
+        """Record the intention; `epoch` is bronze's before that, 0 for none. Raises ControlNotWritten."""
         control.record(SnapshotRow(self._snapshot, self._stream, epoch, 0, "[]", "started", control_now()))
 
     @property
@@ -162,7 +162,7 @@ class PendingSlot:
 
 
 def source_table(text: str) -> TableName:
-    """`schema.table`, escaped as `TableName` prints it, or a table of `public`. Raises TableNotKnown."""
+    """Parse `schema.table`, escaped as `TableName` prints it, or a table of `public`. Raises TableNotKnown."""
     try:
         return TableName.parse(text if "." in text else f"public.{text}")
     except ValueError as wrong:
@@ -171,9 +171,9 @@ def source_table(text: str) -> TableName:
 
 @dataclass(frozen=True, slots=True)
 class UndecodedTransaction:
-    """One transaction that is in bronze as bytes. `tables`: those it changes, as far as they could be read.
+    """One transaction that bronze has as bytes. `tables`: those it changes, as far as they could be read.
 
-    `code`, `message`, `where`: the error that decoding gave; `by`: the version that could not; `frames`: its rows `X`.
+    `code`, `message`, `where`: the error from decoding it; `by`: the version that failed; `frames`: its rows `X`.
     """
 
     epoch: int
@@ -195,7 +195,7 @@ def waiting(reader: BronzeReader, span: Span, stream: str) -> tuple[UndecodedTra
 
 
 def view(stream: str, commit: CommitRow) -> UndecodedTransaction:
-    """An undecodable transaction as people see it."""
+    """The view of an undecodable transaction for users."""
     why = commit.undecoded
     assert why is not None
     return UndecodedTransaction(
@@ -214,7 +214,7 @@ def view(stream: str, commit: CommitRow) -> UndecodedTransaction:
 
 
 def undecoded_error(stream: str, commit: CommitRow) -> TransactionUndecoded:
-    """The error of stopping before a transaction."""
+    """The error for stopping before a transaction."""
     transaction = view(stream, commit)
     return TransactionUndecoded(
         f"the transaction at {transaction.position} is in bronze as bytes: {transaction.message} "

@@ -1,11 +1,10 @@
-"""Paused tables, and what is known of each epoch beside bronze.
+"""Paused tables, and facts about epochs from other places than bronze.
 
-A row of the control table `pauses` pauses a table from the moment it is written; a run that applies sees it at its
-next span. Bronze continues to receive the table's changes, and retention keeps them: cuts list the table with the
-position it stayed at.
+A row of the control table `pauses` pauses a table from the moment it is written; apply reads it at its next span.
+Bronze continues to receive the table's changes, and retention keeps them: cuts list the table with its position.
 
-The facts of an epoch come from the control tables and the stream's own identity; the hash chain is compared with them.
-The end of an epoch is known once the next one has begun: its hand-over row says where bronze was then.
+Facts about an epoch come from the control tables and the stream's own identity; the hash chain is compared with them.
+The end of an epoch is known once the next one has begun: its first row records where bronze was then.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from cdc_lake.tables.control_tables import ControlTables, control_tables
 
 @dataclass(frozen=True, slots=True)
 class PauseState:
-    """What stands now of a table. `changed`: whether it was otherwise before; `since`: None where it never paused."""
+    """The state of a table. `changed`: whether it was different before; `since`: None if it was never paused."""
 
     pipeline: str
     source: str
@@ -44,7 +43,7 @@ class PauseState:
 
 
 def pause(project: Project, table: str) -> PauseState:
-    """Stop a table, named by its source, where the span under way ends, with its group where it is in one.
+    """Pause a table, named by its source, at the end of the current span, together with its group.
 
     Raises NoStream, TableNotKnown, LakeError.
     """
@@ -52,17 +51,17 @@ def pause(project: Project, table: str) -> PauseState:
 
 
 def resume(project: Project, table: str) -> PauseState:
-    """Let a table go on from where it stayed. Raises the same."""
+    """Let a table continue from its position. Raises the same."""
     return _set(project, table, paused=False)
 
 
 def paused_tables(control: ControlTables) -> dict[str, datetime]:
-    """The source tables that are paused, each with the time since when."""
+    """The paused source tables, each with the time of its pause."""
     return {relation: row.recorded_at for relation, row in _newest(control).items() if row.paused}
 
 
 def stopped_tables(project: Project, control: ControlTables) -> dict[str, datetime]:
-    """The same with the other tables of their groups: a group stops as one."""
+    """The same including the other tables of their groups: a group stops as a whole."""
     paused = paused_tables(control)
     result = dict(paused)
     for group in project.groups:
@@ -74,8 +73,8 @@ def stopped_tables(project: Project, control: ControlTables) -> dict[str, dateti
 def apply_pause_state(
     project: Project, tables: Mapping[str, TableState], paused: Iterable[str], position: int
 ) -> dict[str, TableState]:
-    """The tables of the last cut, at `position`, as pauses have it: those that are paused stay where they are, also
-    one that no cut lists yet; those that are not any more wait to be brought to where the others are.
+    """The tables of the last cut, at `position`, with current pauses: paused ones stay at their position, even if no
+    cut lists them yet; resumed ones wait to be brought to the position of the others.
     """
     paused = frozenset(paused)
     result = dict(tables)
@@ -113,7 +112,7 @@ def _set(project: Project, table: str, *, paused: bool) -> PauseState:
 
 
 def _resolve_table(project: Project, control: ControlTables, table: str) -> str:
-    """The source table that is meant, as bronze writes it."""
+    """The source table for a name, as bronze writes it."""
     reader = bronze_reader(project)
     state = reader.state()
     if state is None:
@@ -131,7 +130,7 @@ def _resolve_table(project: Project, control: ControlTables, table: str) -> str:
 
 
 def read_epoch_facts(project: Project, reader: BronzeReader, control: ControlTables) -> dict[int, EpochFacts]:
-    """What is known of every epoch. Raises LakeError."""
+    """The facts of every epoch. Raises LakeError."""
     state = reader.state()
     if state is None:
         return {}
@@ -153,7 +152,7 @@ def read_epoch_facts(project: Project, reader: BronzeReader, control: ControlTab
 
 
 def _identity(stream: str) -> StreamIdentity | None:
-    """None for a text of another form: it says nothing of a start."""
+    """The identity of a stream, None for a text of another form."""
     try:
         return StreamIdentity.parse(stream)
     except OtherSource:
@@ -161,7 +160,7 @@ def _identity(stream: str) -> StreamIdentity | None:
 
 
 def _dense(project: Project, state: StreamCheckpoint, row: StreamRow | None, epoch: int) -> bool:
-    """Where no row says it, the pipeline's file does for the newest stream: it cannot go on under another order."""
+    """Whether the stream shows every CSN; without a row the pipeline file decides, for the newest stream only."""
     if row is not None and row.dense is not None:
         return row.dense
     source = project.pipeline.source
@@ -172,7 +171,7 @@ def _dense(project: Project, state: StreamCheckpoint, row: StreamRow | None, epo
 
 
 def _gaps(control: ControlTables) -> dict[tuple[int, str], tuple[tuple[int, int], ...]]:
-    """Epoch and stream → the CSNs recorded as missing, ascending, none twice."""
+    """Epoch and stream → the CSNs recorded as missing, ascending, without duplicates."""
     result: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for row in control.read("gaps", pc.field("first") <= pc.field("last")).sort_by("first").to_pylist():
         spans = result.setdefault((row["epoch"], row["stream"]), [])

@@ -1,9 +1,8 @@
-"""What comparisons of silver with the source found: the result as a value and a file, and the control table
-`verified`.
+"""Results of comparing silver with the source: as a value, as a file, and in the control table `verified`.
 
-A file names the keys of rows that differ, up to a few; other values only if they were asked for. Every comparison that
-could judge a table leaves a row in `verified`, which counts for the stream and the generation of the content that it
-judged: after a rebuild, or in a new stream, nothing is verified yet.
+A file contains the keys of some differing rows; other values only if they were requested. Every comparison that could
+judge a table adds a row to `verified`, which counts for the stream and the generation of the compared content: after a
+rebuild, or in a new stream, nothing is verified yet.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from cdc_lake.tables.control_tables import ControlTables
 
 SCHEMA = "cdc-lake/compare/1"
 SAMPLE = 10
-"""Keys named per kind of difference."""
+"""Maximum number of keys listed per kind of difference."""
 
 
 class Verdict(enum.Enum):
-    """What is proven of a table, worst last. `NOT_COMPARED`: a kind without rows to compare; it counts for nothing."""
+    """What was proven of a table, worst last. `NOT_COMPARED`: a kind without comparable rows; it does not count."""
 
     NOT_COMPARED = "not compared"
     EQUAL = "equal"
@@ -44,8 +43,8 @@ _WORST = tuple(Verdict)
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What a repair does about the keys of a table that differ. `keys`: to be landed in bronze, or `landed` there, to
-    come into force at `position`; `left`: not, and why.
+    """The repair of a table's differing keys. `keys`: number to be landed in bronze, or `landed`, taking effect at
+    `position`; `left`: those that are not, and why.
     """
 
     keys: int = 0
@@ -57,8 +56,8 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """A change in bronze that touched a key. `position`: of its transaction, as people paste it; `committed`: ISO 8601,
-    None where bronze has no time of it; `note`: where it comes from, if not from the stream.
+    """A change in bronze that touched a key. `position`: of its transaction, as printed; `committed`: ISO 8601, None if
+    bronze has no time for it; `note`: its origin, if not the stream.
     """
 
     position: str
@@ -71,9 +70,9 @@ class KeyChange:
 
 @dataclass(frozen=True, slots=True)
 class DifferingKey:
-    """One of the keys named as samples. `columns`: which differ; `changes`: the last ones in bronze that touched the
-    key, of `touched` in all. `source`, `silver`: the row on each side by column, in canonical text (floats as numbers);
-    None where there is none, or where values were not asked for.
+    """One of the keys listed as samples. `columns`: those that differ; `changes`: the last changes in bronze that
+    touched the key, of `touched` in total. `source`, `silver`: the row on each side by column, in canonical text
+    (floats as numbers); None without a row, or if values were not requested.
     """
 
     kind: str
@@ -87,18 +86,17 @@ class DifferingKey:
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """One table. `held_keys`: keys whose held changes, folded onto silver, give the source's row; `discarded_keys`:
-    those of which changes were given up, where these do, and held ones behind them.
+    """The result for one table. `held_keys`: keys whose held changes, applied to silver, give the source's row;
+    `discarded_keys`: keys for which discarded changes, and held ones after them, do.
 
-    `missing`, `extra`, `changed`, `repeated` count keys: only in the source, only in silver, with another value, in
-    silver more than once; `unaccounted` held keys that folding does not explain. `columns` counts rows that differ by
-    column. The samples are keys as texts in key order. `reason` and `hint` say why a verdict is inconclusive. `repair`:
-    where one was asked for and keys differ. `differing`: what is known of the sample keys.
+    `missing`, `extra`, `changed`, `repeated` count keys: only in the source, only in silver, with another value, more
+    than once in silver; `unaccounted`: held keys that this does not explain. `columns` counts differing rows by column.
+    The samples are keys as texts in key order. `reason` and `hint`: why a verdict is inconclusive. `repair`: if one was
+    requested and keys differ. `differing`: details of the sample keys.
 
-    `hashed_by`: who summed up the source's rows by bucket, `server` or `client`, empty where nobody did; `streamed`:
-    why it was not the server. `rows_matched`: rows of the source that were read to be matched one by one.
-    `rolled_forward`: by how many transactions silver was taken further, in memory, to be as of the snapshot.
-    `sampled`: the part of the rows that was compared, None: all.
+    `hashed_by`: what summed up the source's rows by bucket, `server`, `client` or empty; `streamed`: why it was not the
+    server. `rows_matched`: source rows that were read to be matched one by one. `rolled_forward`: number of
+    transactions applied to silver in memory. `sampled`: the compared share of the rows, None: all.
     """
 
     table: str
@@ -129,15 +127,15 @@ class TableComparison:
 
     @property
     def text(self) -> str:
-        """The verdict as people read it."""
+        """The verdict in words."""
         return verdict_text(self.verdict, self.held_keys, self.discarded_keys, self.sampled)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All tables compared, in one snapshot of the source. `position`: nothing the snapshot shows lies above it.
+    """The result for all tables, in one snapshot of the source, which shows nothing above `position`.
 
-    `values`: whether the rows of sample keys are told.
+    `values`: whether the rows of sample keys are included.
     """
 
     pipeline: str
@@ -149,13 +147,13 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of the tables' verdicts; inconclusive if none of them could be compared by its kind."""
+        """The worst of the tables' verdicts; inconclusive if no table has a comparable kind."""
         worst = max((t.verdict for t in self.tables), key=_WORST.index, default=Verdict.EQUAL)
         return Verdict.INCONCLUSIVE if worst is Verdict.NOT_COMPARED else worst
 
     @property
     def not_compared(self) -> int:
-        """How many tables are of a kind that is not compared."""
+        """Number of tables whose kind is not compared."""
         return sum(t.verdict is Verdict.NOT_COMPARED for t in self.tables)
 
     @property
@@ -165,7 +163,7 @@ class Comparison:
 
     @property
     def discarded_keys(self) -> int:
-        """Keys of which changes were given up, over all tables."""
+        """Keys with discarded changes over all tables."""
         return sum(t.discarded_keys for t in self.tables)
 
     @property
@@ -175,12 +173,12 @@ class Comparison:
 
     @property
     def text(self) -> str:
-        """The verdict of the whole as people read it."""
+        """The verdict of all tables in words."""
         shares = [t.sampled for t in self.tables if t.sampled is not None]
         return verdict_text(self.verdict, self.held_keys, self.discarded_keys, min(shares, default=None))
 
     def document(self) -> dict[str, Any]:
-        """The comparison as JSON has it."""
+        """The comparison as JSON."""
         tables = [
             {
                 **asdict(t),
@@ -207,7 +205,7 @@ class Comparison:
         }
 
     def write(self, folder: Path) -> Path:
-        """Write `compare.json` into the folder, whole or not at all."""
+        """Write `compare.json` to the folder, atomically."""
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "compare.json"
         part = folder / f".compare.{os.getpid()}.json"
@@ -227,16 +225,16 @@ def verdict_text(verdict: Verdict, held_keys: int, discarded_keys: int = 0, samp
 
 
 RULE = "equal_to_source"
-"""What the control table `quality` calls the result of a comparison."""
+"""Name of a comparison's result in the control table `quality`."""
 
 _JUDGED = (Verdict.EQUAL, Verdict.EQUAL_BUT_HELD, Verdict.EQUAL_BUT_DISCARDED, Verdict.DIFFERENT)
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What comparisons found of a table. `through`: the highest position of silver that was found equal, when that was
-    (`verified_at`), and how many keys were held then; `different_at`: when it was last found to differ there or beyond.
-    None where that never was.
+    """Results of comparisons of a table. `through`: silver's highest position that was found equal, when that was
+    (`verified_at`), and the number of keys held then; `different_at`: when it was last found to differ at or after it.
+    None without such a result.
     """
 
     through: int | None = None
@@ -247,7 +245,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Which content of a silver table a comparison judged: a generation of it, at a position of a stream."""
+    """The compared content of a silver table: its generation, and its position in a stream."""
 
     stream: str
     epoch: int
@@ -256,7 +254,7 @@ class Judged:
 
 
 def verified_state(rows: pa.Table, relation: str, stream: str, generation: int) -> Verified:
-    """What counts of a table; `rows`: the control table `verified`."""
+    """The valid results for a table; `rows`: the control table `verified`."""
     own_rows = rows.filter(
         (pc.field("relation") == relation) & (pc.field("stream") == stream) & (pc.field("generation") == generation)
     )
@@ -273,14 +271,14 @@ def verified_state(rows: pa.Table, relation: str, stream: str, generation: int) 
 
 
 def record(control: ControlTables, comparison: Comparison, judged: Iterable[Judged]) -> None:
-    """Write what a comparison found into `verified` and `quality`; `judged`: of its tables, in their order."""
+    """Write the results of a comparison to `verified` and `quality`; `judged`: of its tables, in their order."""
     pairs = list(zip(comparison.tables, judged, strict=True))
     control.append("verified", [asdict(_row(comparison, *pair)) for pair in pairs if _proves(pair[0])])
     control.append("quality", [asdict(_quality(comparison, table)) for table, _ in pairs])
 
 
 def _proves(table: TableComparison) -> bool:
-    """Whether a verdict says something of the whole table: a sample that is equal does not."""
+    """Whether a verdict concerns the whole table: that of an equal sample does not."""
     return table.verdict in _JUDGED and (table.sampled is None or table.verdict is Verdict.DIFFERENT)
 
 

@@ -1,11 +1,12 @@
-"""Changes as Spark sees them: bronze rows of one table, typed, in order, each knowing its keys.
+"""Changes as a Spark DataFrame: bronze rows of one table, typed, with their order and keys.
 
 Working columns start with `_cdc_`; the others are the silver columns.
 
-`_cdc_position`, `_cdc_ordinal` and, of both, `_cdc_order` struct: the place of the change; `_cdc_op` I U D, T where
-truncates were asked for; `_cdc_from` the key as texts before the change (NULL for an insert), `_cdc_to` after it (NULL
-for a delete); `_cdc_ts` when its transaction was committed; `_cdc_known_<n>` for each column that some change did not
-send: the value in this row is known; `_cdc_fits_<n>` for each column whose text may have no silver value: this one has.
+`_cdc_position`, `_cdc_ordinal` and the struct of both, `_cdc_order`: the place of the change; `_cdc_op`: I U D, and T
+if truncates were requested; `_cdc_from`: the key as texts before the change (NULL for an insert), `_cdc_to` after it
+(NULL for a delete); `_cdc_ts`: commit time of its transaction; `_cdc_known_<n>` for each column that some change did
+not send: whether the value in this row is known; `_cdc_fits_<n>` for each column whose text may not convert: whether
+this one does.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ _BRONZE = (
 
 
 def known_column(column_index: int) -> str:
-    """The name of the column that says whether column `column_index` is known in a row."""
+    """Name of the column that says whether the value of column `column_index` is known."""
     return f"_cdc_known_{column_index}"
 
 
 def fits(column_index: int) -> str:
-    """The name of the column that says whether the text of column `column_index` has a silver value."""
+    """Name of the column that says whether the text of column `column_index` converts to a silver value."""
     return f"_cdc_fits_{column_index}"
 
 
 def fits_old(column_index: int) -> str:
-    """Name of the column that says whether the old tuple's text of a column has a silver value."""
+    """Name of the column that says whether the text of a column in the old tuple converts to a silver value."""
     return f"_cdc_fits_old_{column_index}"
 
 
 def is_after(position: int, ordinal: int) -> Column:
-    """Whether a change comes after the place `(position, ordinal)`."""
+    """Whether a change follows the place `(position, ordinal)`."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - bronze's readers run without Spark
 
     position_column = F.col(POSITION)
@@ -63,7 +64,7 @@ def is_after(position: int, ordinal: int) -> Column:
 
 
 def segment(truncated: Sequence[Truncated]) -> Column:
-    """How many of the truncates are before a change."""
+    """The number of truncates before a change."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     passed: Column = F.lit(0)
@@ -86,11 +87,11 @@ def read_changes(
 ) -> DataFrame:
     """The bronze rows of a table's changes in a span; with `snapshot` its snapshot rows at `span.upto`.
 
-    `inside`: the files have no row of another position; `truncates`, `rereads`: these too; `released`: held changes
-    that are let through, as if bronze had them.
+    `inside`: the files have no row of another position; `truncates`, `rereads`: include these; `released`: released
+    held changes, which are added to bronze's.
 
-    `files` are the data files that may hold them: bronze is append-only and knows neither deletion vectors nor renamed
-    columns, so its files are read as they are, without planning by the log (0.2 s a table saved, measured).
+    `files` are the data files that may contain them: bronze is append-only and has neither deletion vectors nor renamed
+    columns, so its files are read without planning by the log (saves 0.2 s per table, measured).
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - bronze's readers run without Spark
 
@@ -103,7 +104,7 @@ def read_changes(
     wanted = op.isin("I", "U", "D", *("T" * truncates))
     for reread in rereads:
         wanted |= (op == "S") & F.col("ordinal").between(reread.first, reread.last)
-    # A number stands in the code that Spark compiles, so with the bounds of a span each span has a code of its own.
+    # The code that Spark compiles contains these numbers, so each span with its own bounds is compiled again.
     bounded = F.lit(True) if inside else (position > span.after) & (position <= span.upto)
     changes = rows.where(where & bounded & wanted)
     if released is None:
@@ -117,11 +118,11 @@ def read_changes(
 def cast_rows(
     rows: DataFrame, shape: RelationMapping, unsent: Iterable[int] = (), extra: Mapping[str, str] | None = None
 ) -> DataFrame:
-    """Bronze rows with the silver columns; `unsent` are the columns that some change did not send, `extra` further
-    columns by SQL over bronze's row.
+    """Bronze rows with the silver columns; `unsent`: columns that some change did not send; `extra`: further columns by
+    SQL over bronze's row.
 
-    The value of a column is that of the new tuple, of the old one for a delete; where it was not sent, that of a full
-    old tuple. What neither has is not known.
+    The value of a column is that of the new tuple, for a delete of the old one; if it was not sent, that of a full old
+    tuple; otherwise it is unknown.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
@@ -147,12 +148,12 @@ def cast_rows(
 
 
 def after_truncates(changes: DataFrame, truncated: Sequence[Truncated]) -> DataFrame:
-    """The changes behind the last truncate: what was before it is gone."""
+    """The changes after the last truncate, which removed everything before it."""
     return changes.where(is_after(truncated[-1].position, truncated[-1].ordinal)) if truncated else changes
 
 
 def value_text(shape: RelationMapping, column_index: int, unsent: frozenset[int]) -> str:
-    """The text of column `column_index` in a bronze row, from whichever tuple has it."""
+    """The text of column `column_index` in a bronze row, from the tuple that has it."""
     new, old = shape.text(column_index, "new"), shape.text(column_index, "old")
     if column_index not in unsent:
         return f"CASE WHEN new IS NULL THEN {old} ELSE {new} END"
@@ -160,9 +161,9 @@ def value_text(shape: RelationMapping, column_index: int, unsent: frozenset[int]
 
 
 def digests(shape: RelationMapping) -> tuple[str, str]:
-    """SQL over a bronze row: of all values of the row before the change and after it; NULL where it does not tell all.
+    """SQL over a bronze row for digests of the whole row before and after the change; NULL if values are missing.
 
-    Texts of one value are one text, as in keys (`Shape.key_texts`).
+    Different texts of one value count as one, as in keys (`RelationMapping.key_texts`).
     """
     old, new = [], []
     for index, column in enumerate(shape.typed_columns):
@@ -171,13 +172,13 @@ def digests(shape: RelationMapping) -> tuple[str, str]:
             old.append(shape.key_part(index, f"({before})"))
             new.append(shape.key_part(index, f"(CASE WHEN {shape.sent_sql(index)} THEN {after} ELSE {before} END)"))
     is_complete = f"new IS NOT NULL AND ({shape.whole_old} OR coalesce(size(unchanged), 0) <= 0)"
-    # As JSON: a hash of columns passes over those that are NULL.
+    # As JSON, because a hash of columns ignores NULLs.
     of_old, of_new = (f"xxhash64(to_json(array({', '.join(texts)})))" for texts in (old, new))
     return f"CASE WHEN {shape.whole_old} THEN {of_old} END", f"CASE WHEN {is_complete} THEN {of_new} END"
 
 
 def _known_sql(shape: RelationMapping, column_index: int) -> str:
-    """A key part that was not sent stands in the old tuple too: the server logs a long key with every update."""
+    """A key part that was not sent is in the old tuple too: the server logs a long key with every update."""
     old_has_value = shape.whole_old if column_index not in shape.keys else "old IS NOT NULL"
     return f"({shape.sent_sql(column_index)} OR {old_has_value})"
 

@@ -1,13 +1,12 @@
-"""The kind `current`: the rows as they are now, one a key, changed by one MERGE a span.
+"""The kinds `current` (the current rows, one per key, changed by one MERGE per span) and `append` (every change).
 
-The same SQL for Delta and Iceberg. A column the net change does not know keeps the target's value; a row that would
-have to be inserted with such a column fails the statement, because silver is then not what the stream changes.
+`current` uses the same SQL for Delta and Iceberg. A column that is unknown in the net change keeps the target's value;
+inserting a row with such a column fails the statement, because silver then is not what the stream changes.
 
-The kind `append`: every change, typed, with its operation and place; truncates too.
-
-Nothing is folded and nothing is changed later, so a table needs no key. A value that was not sent is NULL, and its
-column stands in `_unchanged`. The old row, as far as the server logs it, stands in `_old_<column>` where it is asked
-for. A change that a rule holds is not there until it is released; none waits behind another.
+`append` stores every change, including truncates, typed, with its operation and place. Nothing is folded or changed
+later, so a table needs no key. An unchanged value is NULL, and its column is listed in `_unchanged`. The old row, as
+far as the server logs it, is in `_old_<column>` if configured. A held change is missing until it is released; no other
+change waits for it.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ MISSING_ROW = "cdc_lake: an update refers to a row that silver does not have"
 
 @dataclass(frozen=True, slots=True)
 class Scd1Kind(Kind):
-    """The rows as they are now."""
+    """The current rows."""
 
     words: ClassVar = "`kind: current`"
 
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
-        """One row a key (`silver.net_change`)."""
+        """One row per key (`silver.net_change`)."""
         folded = net_change(after_truncates(changes, part.truncated), part.shape, part.unsent, traced=traced)
         if not traced:
             return folded
@@ -45,7 +44,7 @@ class Scd1Kind(Kind):
         return collapse_rows(folded, part.shape, part.unsent)
 
     def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
-        """A MERGE by key; where there was a truncate, rows without a net change go."""
+        """A MERGE by key; after a truncate, rows without a net change are deleted."""
         sets, names, values = _assignments(part.shape, part.unsent)
         update = f"WHEN MATCHED THEN UPDATE SET {', '.join(sets)} " if sets else ""
         return (
@@ -56,17 +55,17 @@ class Scd1Kind(Kind):
         )
 
     def append_sql(self, table: str, view: str, part: TablePart) -> str:
-        """The rows that are there at the end; a key that is gone again was never in silver."""
+        """The rows that exist at the end; silver never had a key that was deleted again."""
         _, names, values = _assignments(part.shape, part.unsent)
         return insert(table, view, (f"{value} AS {name}" for name, value in zip(names, values, strict=True)), "U")
 
     def first(self, view: str, shape: RelationMapping) -> str:
-        """All that was copied."""
+        """All copied rows."""
         return select(view, (quote_identifier(c.name) for c in self.columns(shape)), "U")
 
 
 def _assignments(shape: RelationMapping, unsent: frozenset[int]) -> tuple[list[str], list[str], list[str]]:
-    """What an update sets, and the columns and values of an insert."""
+    """The assignments of an update, and the columns and values of an insert."""
     sets, names, values = [], [], []
     missing = f"raise_error({literal(MISSING_ROW)})"
     for index, column in enumerate(shape.columns):
@@ -88,7 +87,7 @@ def _assignments(shape: RelationMapping, unsent: frozenset[int]) -> tuple[list[s
 
 @dataclass(frozen=True, slots=True)
 class AppendKind(Kind):
-    """Every change. `old_values`: and what the server said of the old row."""
+    """Every change. `old_values`: with the old row as far as it was sent."""
 
     words: ClassVar = "`kind: append`"
     own: ClassVar = (*CHANGE, UNSENT)
@@ -97,7 +96,7 @@ class AppendKind(Kind):
     old_values: bool = False
 
     def passthrough_columns(self, shape: RelationMapping) -> Mapping[SilverColumn, str]:
-        """Operation and place of the change, and which columns were not sent."""
+        """Operation and place of the change, and its unchanged columns."""
         old = {}
         if self.old_values:
             for index, column in enumerate(shape.columns):
@@ -105,7 +104,7 @@ class AppendKind(Kind):
         return {**CHANGE, UNSENT: shape.unsent_names(), **old}
 
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
-        """Each change as it is."""
+        """The changes themselves."""
         del target, traced
         return changes.select(*(quote_identifier(c.name) for c in self.columns(part.shape)))
 
@@ -115,11 +114,11 @@ class AppendKind(Kind):
         return self.append_sql(table, view, part)
 
     def append_sql(self, table: str, view: str, part: TablePart) -> str:
-        """Each change has a place of its own."""
+        """Each change has its own place."""
         del part
         return f"INSERT INTO {table} BY NAME SELECT * FROM {view}"
 
     def first(self, view: str, shape: RelationMapping) -> str:
-        """All that was copied."""
+        """All copied rows."""
         del shape
         return f"SELECT * FROM {view}"

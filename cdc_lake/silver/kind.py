@@ -1,14 +1,11 @@
-"""Columns of a silver table that its source table does not have: which change made a row, since when it is one.
+"""Kinds of silver tables: what a table keeps of its source table, and how changes are merged into it.
 
-Their names start with an underscore, but for those of history, which people query by: a source column of the same name
-is an error of the pipeline (`NameTaken`), never a column that is lost.
+`current` keeps the current rows, `history` every version of a row, `append` every change. A kind defines which columns
+the table has, converts changes to what is written, and writes it in one statement. In the MERGE statements, `t` is the
+silver table and `s` the net change of a span.
 
-Kinds: what a silver table keeps of its source table, as what the apply loop merges through.
-
-`current` keeps the rows as they are now, `history` every version of a row, `append` every change. A kind says which
-columns the table has, turns changes into what is to be written, and writes it in one statement.
-
-SQL that the MERGEs of several kinds share: `t` is the silver table, `s` what a span amounts to.
+Metadata columns, which the source table does not have, start with an underscore, except those of history, which people
+query. A source column of the same name is an error of the pipeline (`NameTaken`), and is never lost.
 """
 
 from __future__ import annotations
@@ -37,11 +34,11 @@ LINEAGE: Final = {
     SilverColumn("_ordinal", "bigint"): "ordinal",
     SilverColumn("_commit_ts", "timestamp"): "commit_ts",
 }
-"""Which column of bronze each column of lineage is; those of the last change of a row."""
+"""Columns of lineage and the columns of bronze from which they come; those of the last change of a row."""
 
 DELETED: Final = SilverColumn("_is_deleted", "boolean")
-"""Soft deletes: the source does not have the row any more. Its values are the last ones. (Iceberg keeps the name
-`_deleted` for itself.)"""
+"""Soft deletes: the source no longer has the row, and its values are the last ones. (Iceberg reserves the name
+`_deleted`.)"""
 
 VALID_FROM: Final = (
     SilverColumn("valid_from_epoch", "int"),
@@ -54,8 +51,8 @@ VALID_TO: Final = (
     SilverColumn("valid_to_ts", "timestamp"),
 )
 IS_CURRENT: Final = SilverColumn("is_current", "boolean")
-"""History: a version holds from the transaction at `(valid_from_epoch, valid_from)`, committed at `valid_from_ts`,
-until before the one at `(valid_to_epoch, valid_to)`; NULL there: until now. Rows of the initial copy have the copy's
+"""History: a version is valid from the transaction at `(valid_from_epoch, valid_from)`, committed at `valid_from_ts`,
+until before the one at `(valid_to_epoch, valid_to)`, or until now if NULL. Rows of the initial copy have the copy's
 position and no time."""
 
 CHANGE: Final = {
@@ -71,17 +68,17 @@ CHANGE: Final = {
 """Append: the place of each change, from bronze."""
 
 WORKING: Final = "_cdc_"
-"""What the names of columns begin with that exist only while a span is applied."""
+"""Prefix of columns that exist only while a span is applied."""
 
 COPY: Final = SilverColumn("_copy", "bigint")
-"""Rows of a table that has no key: the number of this row among those with the same values, from 1 on."""
+"""Rows of a table without a key: the number of this row among those with the same values, from 1 on."""
 
 UNSENT: Final = SilverColumn("_unchanged", "array<string>")
-"""Append: silver columns whose value was not sent, because it did not change; NULL where all were."""
+"""Append: silver columns whose value was not sent, because it did not change; NULL if all were sent."""
 
 
 def old_column(column: SilverColumn) -> SilverColumn:
-    """Append: what the server said of a column of the row as it was before."""
+    """Append: the value of a column before the change."""
     return SilverColumn(f"_old_{column.name}", column.type)
 
 
@@ -100,8 +97,8 @@ def with_own(shape: RelationMapping, own: Sequence[SilverColumn] = ()) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """A table's part of a span. `unsent`: positions of columns that some change did not send; `truncated`: the
-    table's truncates in it, in order. `released`: held changes are let through in it, which no rule judges.
+    """A table's part of a span. `unsent`: positions of columns that some change did not send; `truncated`: the table's
+    truncates in it, in order. `released`: it contains released changes, which no rule evaluates.
     """
 
     shape: RelationMapping
@@ -113,39 +110,39 @@ class TablePart:
 
 @dataclass(frozen=True, slots=True)
 class LivenessColumn:
-    """A boolean column of a silver table, and its value in the rows that the source's table has now."""
+    """A boolean column of a silver table, and its value in the rows that the source table has now."""
 
     column: SilverColumn
     value: bool
 
 
 class RowIdentity(enum.Enum):
-    """What a change says of the row it is of."""
+    """How a change identifies its row."""
 
     KEY = "key"
-    """Its key: there is one row a key."""
+    """By its key: there is one row per key."""
     CONTENT = "content"
-    """All its values: there may be several such rows."""
+    """By all its values: there may be several such rows."""
     PLACE = "place"
-    """Nothing: every change is a row of its own."""
+    """Not at all: every change is a row of its own."""
 
 
 class Kind(ABC):
-    """One kind of table."""
+    """A kind of silver table."""
 
     __slots__ = ()
 
     words: ClassVar[str]
-    """The kind as the pipeline file says it."""
+    """The name of the kind in the pipeline file."""
     own: ClassVar[tuple[SilverColumn, ...]] = ()
-    """The columns by which a table is known to be of this kind; none of the plainest."""
+    """The columns by which a table of this kind is recognized; none for the simplest one."""
     flag: ClassVar[LivenessColumn | None] = None
-    """Which rows the source's table has now, and changes may refer to; None: all."""
+    """Marks the rows that the source table has now, which changes may concern; None: all rows."""
     identity: ClassVar[RowIdentity] = RowIdentity.KEY
-    """By what changes find their rows."""
+    """How changes find their rows."""
 
     def passthrough_columns(self, shape: RelationMapping) -> Mapping[SilverColumn, str]:
-        """Columns of the table that come with each change, by the SQL over bronze's row that gives them."""
+        """Columns of the table that come with each change, with the SQL over bronze's row for them."""
         del shape
         return {}
 
@@ -155,32 +152,32 @@ class Kind(ABC):
 
     @abstractmethod
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
-        """What is to be written, from typed changes; `target`: its live rows before, None: none.
+        """Convert typed changes to what is written; `target`: the table's live rows before, None without any.
 
-        `traced`: the changes carry `_cdc_row` and `_cdc_origin` (`runtime.apply.key_following`).
+        `traced`: the changes have `_cdc_row` and `_cdc_origin` (`runtime.apply.key_following`).
         """
 
     @abstractmethod
     def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
-        """The SQL that makes view `view`, which holds what `net` gave, part of `table`.
+        """The SQL that merges view `view`, the result of `net`, into `table`.
 
-        `within`: conditions that every row of `t` meets which a net change can be of; they let files be skipped.
+        `within`: conditions that all affected rows of `t` meet; they let files be skipped.
         """
 
     @abstractmethod
     def append_sql(self, table: str, view: str, part: TablePart) -> str:
-        """The same where no key of view `view` is in `table`: its rows are put behind those that are there."""
+        """The same as an append, if no key of view `view` is in `table`."""
 
     @abstractmethod
     def first(self, view: str, shape: RelationMapping) -> str:
-        """The query of a table's whole content where it begins with a copy; `view` holds what `net` gave."""
+        """The query of a table's whole content if it begins with a copy; `view` is the result of `net`."""
 
 
 def same_key(part: TablePart, within: Sequence[str]) -> str:
-    """The rows of one key. `within`, conditions that all of them meet, let files be skipped, but behind a truncate
-    every row of the table is concerned.
+    """The condition that rows have the same key. `within`, conditions that all of them meet, let files be skipped,
+    except after a truncate, which concerns every row.
 
-    `<=>` only where a part of the key may be NULL: files are skipped by `=` alone.
+    `<=>` is used only for nullable parts of the key: only `=` lets files be skipped.
     """
     shape = part.shape
     names = [quote_identifier(column.name) for column in shape.key_columns]
@@ -192,15 +189,15 @@ def same_key(part: TablePart, within: Sequence[str]) -> str:
 
 
 def insert(table: str, view: str, columns: Iterable[str], op: str) -> str:
-    """The rows of a view that are to `op`, put behind those of the table; `columns`: as `select` has them."""
+    """Append the rows of a view with operation `op`; `columns`: as in `select`."""
     return f"INSERT INTO {table} BY NAME {select(view, columns, op)}"
 
 
 def select(view: str, columns: Iterable[str], op: str) -> str:
-    """The rows of a view that are to `op`; `columns`: names, or SQL over `s` AS a name."""
+    """The rows of a view with operation `op`; `columns`: names, or SQL over `s` AS a name."""
     return f"SELECT {', '.join(columns)} FROM {view} s WHERE s.{OP} = {literal(op)}"
 
 
 def typed_literal(value: object, column: SilverColumn) -> str:
-    """A value of a column, None for NULL."""
+    """SQL for a value of a column, None for NULL."""
     return f"CAST({'NULL' if value is None else literal(str(value))} AS {column.type})"

@@ -1,15 +1,12 @@
-"""Which kind a silver table is of: the one its pipeline says, and the one its columns say.
+"""Determines the kind of a silver table from the pipeline or from its columns, and reads tables as of a position.
 
-A silver table as of a position, from a version that may hold more: what `history` and `append` keep, they can say.
+`history` and `append` can answer for every position of their content from a later version, whatever became of older
+versions: a version of a row is valid if it began at or before the position and ends after it, and a change exists if
+its place is at or before it. For `current` only the version itself is the answer.
 
-A version of a row holds where it began at or before the position and ends behind it; a change is there where its place
-is at or before it. So these kinds answer for every position of their content, whatever became of older versions. Of
-`current` rows only the version itself is the answer.
-
-The difference between two contents of a silver table, in rows and in columns.
-
-Rows are known by what identifies them in their kind: the key, in a history with the beginning of the version, among
-changes their place. Where a column has another type in the two contents its values are compared as text.
+Also compares two contents of a silver table, in rows and in columns. Rows are matched by what identifies them in their
+kind: the key, in a history with the beginning of the version, among changes their place. Columns whose types differ are
+compared as text.
 """
 
 from __future__ import annotations
@@ -38,11 +35,11 @@ if TYPE_CHECKING:
 
 _PLAIN: Final = Scd1Kind()
 _KNOWN: Final[tuple[Kind, ...]] = (Scd2Kind(), AppendKind(), SoftDeleteKind(), KeylessKind())
-"""The kinds that a table's columns tell."""
+"""The kinds that are recognized by a table's columns."""
 
 
 def kind_of(target: Target, relation: Relation) -> Kind:
-    """The kind that the pipeline says, of a table with this layout."""
+    """The kind in the pipeline file, for a table with this layout."""
     match target.kind:
         case "current":
             if target.deletes == "soft":
@@ -57,9 +54,9 @@ def kind_of(target: Target, relation: Relation) -> Kind:
 
 
 def check_kind(have: Collection[str], wanted: Collection[str], label: str, source: TableName) -> None:
-    """Raise KindChanged where the columns of a silver table are those of another kind than those wanted of it.
+    """Raise KindChanged if the columns of a silver table are those of another kind than `wanted`.
 
-    The two kinds of current rows differ by whether there is a key: that is the source's to change.
+    The two kinds of current rows differ by whether there is a key, which the source may change.
     """
     current_kind, wanted_kind = kind_by_columns(have), kind_by_columns(wanted)
     if current_kind.words != wanted_kind.words:
@@ -74,26 +71,26 @@ def check_kind(have: Collection[str], wanted: Collection[str], label: str, sourc
 
 
 def kind_by_columns(have: Collection[str]) -> Kind:
-    """The kind that a silver table with these columns was made as."""
+    """The kind of a silver table with these columns."""
     names = set(have)
     return next((kind for kind in _KNOWN if {column.name for column in kind.own} <= names), _PLAIN)
 
 
 def own_names(target: Target, relation: Relation, have: Collection[str]) -> frozenset[str]:
-    """The names of all columns that the silver table of a target, which has `have`, has besides its source's."""
+    """The names of all columns of a target's silver table, which has `have`, that are not the source's."""
     own = [*(LINEAGE if target.lineage else ()), *kind_of(target, relation).own]
     old = [old_column(SilverColumn(name, "")) for name in have] if target.old_values else []
     return frozenset(column.name for column in (*own, *old))
 
 
 def live_rows(kind: Kind, rows: DataFrame) -> DataFrame:
-    """The rows of a silver table that changes may refer to: one a key."""
+    """The rows of a silver table that changes may concern: one per key."""
     flag = kind.flag
     return rows if flag is None else rows.where(f"{'' if flag.value else 'NOT '}{quote_identifier(flag.column.name)}")
 
 
 def source_rows(rows: pa.Table, target: Target, relation: Relation) -> pa.Table:
-    """What a silver table of kind `current` or `history` says the source's table is now: live rows, its columns."""
+    """The current content of the source table according to a table of kind `current` or `history`."""
     if (flag := kind_of(target, relation).flag) is not None:
         rows = rows.filter(pc.field(flag.column.name) == flag.value)
     own = own_names(target, relation, rows.column_names)
@@ -105,14 +102,14 @@ _APPEND = frozenset(column.name for column in AppendKind().own)
 
 
 def answers_alone(columns: Collection[str]) -> bool:
-    """Whether a table with these columns says of any position what it was."""
+    """Whether a table with these columns can answer for any position by itself."""
     return _HISTORY.issubset(columns) or _APPEND.issubset(columns)
 
 
 def rows_as_of(rows: pa.Table, as_of: Position, *, versions: bool) -> pa.Table:
-    """The rows of a silver table as of a position; of a history those that held, as the source had them.
+    """The rows of a silver table as of a position; of a history those valid then, with the source's columns.
 
-    `versions`: of a history every version up to then instead, with the columns that say from when until when.
+    `versions`: of a history every version up to then instead, with its validity.
     """
     names = rows.column_names
     if _HISTORY.issubset(names):
@@ -128,7 +125,7 @@ def rows_as_of(rows: pa.Table, as_of: Position, *, versions: bool) -> pa.Table:
 
 
 def _reopen_versions(rows: pa.Table, as_of: Position) -> pa.Table:
-    """Versions that ended behind the position, as they were before."""
+    """Undo the end of versions that ended after the position."""
     epoch, position = (rows[VALID_TO[place].name] for place in (0, 1))
     same = pc.and_(pc.equal(epoch, as_of.epoch), pc.less_equal(position, as_of.value))
     ended = pc.fill_null(pc.or_(pc.less(epoch, as_of.epoch), same), False)
@@ -142,7 +139,7 @@ def _reopen_versions(rows: pa.Table, as_of: Position) -> pa.Table:
 
 
 def frame_as_of(rows: DataFrame, as_of: Position, *, versions: bool) -> DataFrame:
-    """The same of a DataFrame."""
+    """The same for a DataFrame."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
     names = rows.columns
@@ -159,13 +156,13 @@ def frame_as_of(rows: DataFrame, as_of: Position, *, versions: bool) -> DataFram
 
 
 def _is_reached(column: Any, epoch: str, position: str, as_of: Position) -> Any:
-    """The condition that a place is at or before the position; `column` makes an expression of a name."""
+    """The condition that a place is at or before the position; `column` makes an expression from a name."""
     return (column(epoch) < as_of.epoch) | ((column(epoch) == as_of.epoch) & (column(position) <= as_of.value))
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns, by name, that a content has and the one before it had not, the other way round, and of another type."""
+    """Names of columns that were added, removed, and whose type changed, compared with the content before."""
 
     added: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
@@ -174,9 +171,9 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What a content has beside the one before it. `before`, `after`: rows of each; before is None where there was no
-    table. `added`, `removed`, `changed`: None where rows of the two cannot be matched. `keys`: what identifies some of
-    the rows that differ, where it was asked for.
+    """A content compared with the one before. `before`, `after`: number of rows; before is None without a table.
+    `added`, `removed`, `changed`: None if rows cannot be matched. `keys`: what identifies some differing rows, if
+    requested.
     """
 
     before: int | None
@@ -217,13 +214,13 @@ def difference(
         removed=removed,
         changed=changed,
         columns=columns,
-        # Of rows without a key that would be all of their values.
+        # For rows without a key this would be all of their values.
         keys=_sample_keys(joined, identity, keys) if keys and kind.identity is not RowIdentity.CONTENT else {},
     )
 
 
 def _identity(kind: Kind, target: Target, shape: RelationMapping) -> tuple[str, ...]:
-    """The columns that identify a row; none where nothing does."""
+    """The columns that identify a row; empty if none do."""
     match kind.identity:
         case RowIdentity.PLACE:
             return tuple(c.name for c in CHANGE if c.name in {"_epoch", "_position", "_ordinal"})
@@ -237,7 +234,7 @@ def _identity(kind: Kind, target: Target, shape: RelationMapping) -> tuple[str, 
 
 
 def _join_rows(before: DataFrame, after: DataFrame, identity: Sequence[str], compared: Sequence[str]) -> DataFrame:
-    """A row for each that either has: `what` became of it, and what identifies it."""
+    """The rows of both with `what` changed, and what identifies them."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
     was, now = dict(before.dtypes), dict(after.dtypes)
@@ -270,7 +267,7 @@ def _join_rows(before: DataFrame, after: DataFrame, identity: Sequence[str], com
 
 
 def _sample_keys(joined: DataFrame, identity: Sequence[str], number: int) -> dict[str, list[tuple[str | None, ...]]]:
-    """What identifies a few rows of each that differ, in order."""
+    """What identifies a few differing rows of each kind, in order."""
     names = [f"id_{n}" for n in range(len(identity))]
     samples = {}
     for what in ("added", "removed", "changed"):

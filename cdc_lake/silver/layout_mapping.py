@@ -1,7 +1,7 @@
-"""Shape: how the text arrays of bronze become the typed columns of one silver table.
+"""Maps the text arrays of bronze, in any layout of a table, to the typed columns of one silver table.
 
-A transaction may hold several layouts of a table (a column was added in between); the newest one gives the columns, and
-each column knows where it stands in every layout. All expressions here are Spark SQL text over bronze's columns.
+A span may contain several layouts of a table, for example if a column was added; the newest one defines the columns,
+and each column knows its index in every layout. All expressions here are Spark SQL text over bronze's columns.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from cdc_lake.tables.types import (
 )
 
 STORED_AS_NULL: Final = ("", "__HIVE_DEFAULT_PARTITION__")
-"""Texts of a partition column that a Delta table has as NULL: the protocol says so of the first, Spark's writer of the
-other one, which is its name of the folder of NULL.
+"""Texts of a partition column that a Delta table stores as NULL: the first by the protocol, the other because Spark's
+writer uses it as the folder name of NULL.
 """
 
 MINUS_ZERO: Final = ("-0",)
-"""A float that no comparison tells from 0: rows that a column of floats identifies have the one or the other."""
+"""A float that equals 0 in comparisons: rows identified by a float column may have either."""
 
 
 @dataclass(frozen=True)
 class RelationMapping:
-    """One table's columns in a span: the newest layout, all that occur by number, and the positions of its key.
+    """One table's columns in a span: the newest layout, all layouts by number, and the positions of its key.
 
-    `carried`: columns of silver that come with the change and not in a tuple, by SQL over bronze's row. A table
-    whose rows nothing identifies has no key. `types`: what the pipeline declares; a position may be that of a companion
-    (`tables.types`), which stands behind the layout's own. `old_values`: what the server said of the old row is
-    kept too. `unkept`: by position, texts that have a silver value which this table cannot keep.
+    `carried`: silver columns that come with the change and not in a tuple, by SQL over bronze's row. A table whose rows
+    nothing identifies has no key. `types`: declared types; a position may be that of a companion column
+    (`tables.types`), which follows the layout's own. `old_values`: the old row is stored too. `unkept`: by position,
+    texts with a silver value that this table cannot store.
     """
 
     relation: Relation
@@ -56,7 +56,7 @@ class RelationMapping:
 
     @cached_property
     def typed_columns(self) -> tuple[TypedColumn, ...]:
-        """What each silver column is made of, by position in the newest layout, companions behind."""
+        """The source of each silver column, by position in the newest layout, followed by companion columns."""
         return typed_columns(self.relation, self.types)
 
     @cached_property
@@ -66,7 +66,7 @@ class RelationMapping:
 
     @cached_property
     def places(self) -> Mapping[int, tuple[int | None, ...]]:
-        """Layout → for each silver column the position of its source there, None where the layout does not have it."""
+        """Layout → for each silver column its source's index there, None if the layout does not have it."""
         sources = [self.relation.names.index(column.source.name) for column in self.typed_columns]
         layout_places = {number: predecessors(layout, self.relation) for number, layout in self.layouts.items()}
         return {number: tuple(places[source] for source in sources) for number, places in layout_places.items()}
@@ -78,19 +78,19 @@ class RelationMapping:
 
     @cached_property
     def nullable(self) -> frozenset[int]:
-        """Which parts of the key, by their place in it, some row may have as NULL."""
+        """The parts of the key, by index, that may be NULL in some row."""
         names = [self.relation.columns[index].name for index in self.keys]
         layouts = self.layouts.values()
         return frozenset(n for n, name in enumerate(names) if not all(_never_null(layout, name) for layout in layouts))
 
     def position(self, name: str) -> int | None:
-        """The position of a source column, or of a companion by its own name; None where there is none."""
+        """The position of a source column, or of a companion column by its own name; None if it does not exist."""
         names = [column.name if column.companion else column.source.name for column in self.typed_columns]
         return names.index(name) if name in names else None
 
     def text(self, column_index: int, array: str) -> str:
-        """The text of column `column_index` in the array column `array`; in layouts without the column, what old rows
-        hold.
+        """The text of column `column_index` in the array column `array`; in layouts without it, the value of old
+        rows.
         """
         missing = self.typed_columns[column_index].source.missing
         without = "CAST(NULL AS STRING)" if missing is None or missing.text is None else literal(missing.text)
@@ -104,15 +104,15 @@ class RelationMapping:
 
     @cached_property
     def whole_old(self) -> str:
-        """A boolean, never NULL: the old tuple has all values of the row before. What is called a whole row of a
-        partitioned table may come from a partition that logs the key alone.
+        """A boolean, never NULL: the old tuple has all values. A supposedly whole row of a partitioned table may come
+        from a partition that logs only the key.
         """
         mixed = [f"{number}L" for number, layout in self.layouts.items() if layout.mixed]
         is_full = "coalesce(old_kind = 'full', false)"
         return f"({is_full} AND layout NOT IN ({', '.join(mixed)}))" if mixed else is_full
 
     def unsent_names(self) -> str:
-        """The names of the silver columns that a row did not send, as an array; NULL where it sent all."""
+        """The names of the silver columns that a row did not send, as an array; NULL if it sent all."""
         cases = []
         for number, places in self.places.items():
             names: list[list[str]] = [[] for _ in self.layouts[number].columns]
@@ -125,13 +125,11 @@ class RelationMapping:
         return f"CASE layout {' '.join(cases)} END"
 
     def typed_sql(self, column_index: int, text: str) -> str:
-        """The silver value of a text of column `column_index` as the newest layout has it."""
+        """The silver value of a text of column `column_index` in the newest layout."""
         return cast_sql(text, self.typed_columns[column_index].type)
 
     def value(self, column_index: int, text: str) -> str:
-        """The silver value of a text of column `column_index` in a row of bronze, by the type that the row's layout
-        has.
-        """
+        """The silver value of a text of column `column_index` in a row of bronze, by the type in the row's layout."""
         return self._by_type(
             column_index,
             lambda kind, values: self._conversion_sql(kind, values, column_index, text),
@@ -139,7 +137,7 @@ class RelationMapping:
         )
 
     def fits(self, column_index: int, text: str) -> str:
-        """A boolean, never NULL: the text of column `column_index` in a row of bronze has a silver value."""
+        """A boolean, never NULL: the text of column `column_index` in a row of bronze converts to a silver value."""
         fitting = self._by_type(
             column_index, lambda of, _: fits_sql(text, of), fits_sql(text, self.typed_columns[column_index].type)
         )
@@ -149,13 +147,13 @@ class RelationMapping:
         return is_kept if fitting == "true" else f"({fitting} AND {is_kept})"
 
     def may_misfit(self, column_index: int) -> bool:
-        """Whether some text of column `column_index` may have no silver value."""
+        """Whether some text of column `column_index` may not convert."""
         return self.fits(column_index, "x") != "true"
 
     def key_texts(self, array: str) -> str:
-        """The key as an array of texts, from an array column; where a key part was not sent, from the old tuple.
+        """The key as an array of texts, from an array column; unchanged key parts come from the old tuple.
 
-        Texts of one value are one text, that of the newest layout's type: by the value rows are merged.
+        Different texts of one value become one, that of the newest layout's type, because rows are merged by value.
         """
         if array == "old":
             texts = [self.text(index, "old") for index in self.keys]
@@ -165,16 +163,16 @@ class RelationMapping:
                 for index in self.keys
             ]
         parts = [self.key_part(index, f"({text})") for index, text in zip(self.keys, texts, strict=True)]
-        # Of no parts Spark makes an array of no type, which Arrow does not take.
+        # An array without elements has the type void in Spark, which Arrow does not accept.
         return f"array({', '.join(parts)})" if parts else "CAST(array() AS ARRAY<STRING>)"
 
     def key_part(self, column_index: int, text: str) -> str:
-        """The text that all texts of one value of column `column_index` share, of a text in a row of bronze."""
+        """The common text for all texts of one value of column `column_index`, for a text in a row of bronze."""
 
         def from_other(kind: ColumnType, values: TypeRewrite | None) -> str:
             value, sql = self._conversion_sql(kind, values, column_index, text), self.columns[column_index].type
             if sql in {"float", "double"} or sql.startswith("array"):
-                return text  # Spark prints these otherwise
+                return text  # Spark prints these differently
             if sql == "boolean":
                 return f"CASE {value} WHEN true THEN 't' WHEN false THEN 'f' END"
             printed = f"CAST({value} AS STRING)"
@@ -183,21 +181,19 @@ class RelationMapping:
         return self._by_type(column_index, from_other, key_sql(text, self.typed_columns[column_index].type))
 
     def row_key(self, index: int, value: str) -> str:
-        """SQL of the value that a part of the key, by its place in it, has in a row of silver: versions before this one
-        kept numbers as they were printed.
-        """
+        """SQL of a part of the key, by its index, in a row of silver; earlier versions stored numbers as printed."""
         kind = self.typed_columns[self.keys[index]].type
         return key_sql(value, kind) if kind.family is Family.NUMBER_TEXT else value
 
     def recorded_key(self, key: tuple[str | None, ...]) -> tuple[str | None, ...]:
-        """The same of a key that was recorded, by whatever version."""
+        """The same for a recorded key of any version."""
         return tuple(key_text(text, self.typed_columns[index].type) for index, text in zip(self.keys, key, strict=True))
 
     def _conversion_sql(self, kind: ColumnType, values: TypeRewrite | None, column_index: int, text: str) -> str:
-        """The silver value of a text that has another type in its layout than in the newest one."""
+        """The silver value of a text whose type in its layout differs from the newest one."""
         column = self.columns[column_index]
         printed = column.type == "string" and kind.family is not Family.BOOLEAN
-        # What the server prints is what it makes of a value as text, but for few types.
+        # Except for few types, the server prints a value like its conversion to text.
         value = (
             self.typed_sql(column_index, text)
             if printed
@@ -215,10 +211,8 @@ class RelationMapping:
     def _by_type(
         self, column_index: int, expression: Callable[[ColumnType, TypeRewrite | None], str], newest: str
     ) -> str:
-        """`newest`, where all layouts have the column with one silver type and the same values; otherwise by the row's
-        layout.
-
-        A companion is read from its text by the newest type alone.
+        """`newest`, if all layouts have the column with one silver type and the same values; otherwise depending on the
+        row's layout. A companion column is always read by the newest type.
         """
         others = {}
         for number, layout in self.layouts.items():
@@ -245,10 +239,10 @@ def make_shape(
     types: TypePolicy = UNDECLARED,
     relation: Relation | None = None,
 ) -> RelationMapping:
-    """The shape of a table whose span uses the layouts `numbers`, oldest first. `keys`: None for the source's own.
+    """The mapping of a table whose span uses the layouts `numbers`, oldest first. `keys`: None for the source's own.
 
-    `keyed`: a key is needed; `relation`: the layout that gives the columns, None: the newest. Raises NoKey where then
-    nothing identifies a row, TypeRefused where a declared type is not one of its column.
+    `keyed`: a key is needed; `relation`: the layout that defines the columns, None: the newest. Raises NoKey if then
+    nothing identifies a row, TypeRefused if a declared type does not suit its column.
     """
     layouts = {number: known_layouts[number] for number in numbers}
     relation = relation or layouts[numbers[-1]]
@@ -269,7 +263,7 @@ def without_key(relation: Relation) -> bool:
 
 
 def default_keys(relation: Relation) -> tuple[str, ...]:
-    """The columns that identify a row: the primary key where the server logs it, otherwise the replica identity."""
+    """The columns that identify a row: the primary key if the server logs it, otherwise the replica identity."""
     identity = tuple(c.name for c in relation.columns if c.key)
     if relation.primary_key and (
         relation.identity is ReplicaIdentity.FULL or set(relation.primary_key) <= set(identity)
@@ -277,17 +271,17 @@ def default_keys(relation: Relation) -> tuple[str, ...]:
         return relation.primary_key
     if identity and relation.identity is ReplicaIdentity.INDEX:
         return identity
-    # of a table that was gone, or had this name for a while, when its changes were read, nobody can have known the key
+    # if a table was dropped or renamed before its changes were read, its key is unknown
     gone = f"; if the table no longer exists in the database, set it aside with `cdc-lake pause {relation.table}`"
     hint = NoKey.hint + gone if relation.oid is None else None
     raise NoKey(f"{relation.table} has no primary key that the server logs", hint=hint)
 
 
 def key_moved(before: Relation, after: Relation) -> bool:
-    """Whether rows of a later layout of the same table are identified by other columns than those of an earlier one.
+    """Whether rows of a later layout are identified by other columns than those of an earlier one of the same table.
 
-    A layout without a key that the server logs has none of its own: rows can only be inserted then, and the next key
-    is unique among them too.
+    A layout without a logged key has none of its own: rows can only be inserted then, and the next key is unique among
+    them too.
     """
     if without_key(before) != without_key(after):
         return True
@@ -309,7 +303,7 @@ _INCOMPARABLE = re.compile(r"\b(map|variant)\b")
 
 
 def comparable(column: SilverColumn) -> bool:
-    """Whether two values of a column can be told equal."""
+    """Whether values of a column can be compared for equality."""
     return _INCOMPARABLE.search(column.type) is None
 
 

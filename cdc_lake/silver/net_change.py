@@ -1,16 +1,14 @@
-"""Net change: what a span amounts to, one row a key.
+"""Computes the net change of a span: at most one row per key.
 
-Each column keeps its last known value in the span; only what is unknown in the whole span is left to the target. Where
-keys move, rows are folded by the row they belong to (`silver.row_tracing`), and the key a row came from is deleted
-unless another row ends there.
+Each column has its last known value in the span; only what is unknown in the whole span is left to the target. If keys
+move, rows are folded by the row they belong to (`silver.row_tracing`), and the key that a row left is deleted unless
+another row ends there.
 
-Every function is from DataFrame to DataFrame, without an action. The result has the silver columns and
-`_cdc_op` (`U`: this is the row now; `D`: there is none) and, for each column that may be unknown, `_cdc_unknown_<n>`.
+All functions map DataFrames to DataFrames, without an action. The result has the silver columns and `_cdc_op` (`U`:
+this is the row now; `D`: there is none) and, for each column that may be unknown, `_cdc_unknown_<n>`.
 
-Completion: values that were not sent, taken from the row they stand in.
-
-Two callers need them before the MERGE can supply them: rules, which judge whole rows, and rows that move to another
-key, which are inserted there. Only the rows concerned are joined with the target.
+Unchanged values are completed from their row for two callers that need them before the MERGE: rules, which evaluate
+whole rows, and rows that move to another key, which are inserted there. Only affected rows are joined with the target.
 """
 
 from __future__ import annotations
@@ -32,13 +30,13 @@ ORIGIN = "_cdc_origin"
 
 
 def unknown(column_index: int) -> str:
-    """The name of the column that says whether column `column_index` is left to the target."""
+    """Name of the column that says whether column `column_index` is left to the target."""
     return f"_cdc_unknown_{column_index}"
 
 
 def net_change(changes: DataFrame, shape: RelationMapping, unsent: frozenset[int], *, traced: bool) -> DataFrame:
-    """Fold typed changes. With `traced` they carry `_cdc_row` and `_cdc_origin` where keys moved, and the result is
-    what `collapse_rows` takes; otherwise it is the net change.
+    """Fold typed changes. With `traced` they have `_cdc_row` and `_cdc_origin` if keys moved, and the result is input
+    for `collapse_rows`; otherwise it is the net change.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
@@ -51,9 +49,9 @@ def net_change(changes: DataFrame, shape: RelationMapping, unsent: frozenset[int
 
 
 def collapse_rows(folded: DataFrame, shape: RelationMapping, unsent: frozenset[int]) -> DataFrame:
-    """Turn rows folded with `traced` into one row a key: where rows ended, and the keys they left.
+    """Convert rows folded with `traced` to one row per key: where rows ended, and the keys they left.
 
-    A key where a row ended is not left. Two rows that ended at one key fail the job: no server allows that.
+    A key at which a row ended was not left. Two rows that ended at one key fail the job: no server allows that.
     """
     ended, gone = _ended_and_gone(folded, shape, unsent)
     return _one_row_a_key(ended.unionByName(gone), shape)
@@ -67,9 +65,9 @@ def last_and_known(
     extra: Sequence[str] = (),
     also: Sequence[Column] = (),
 ) -> DataFrame:
-    """Changes grouped: `_cdc_last`, a struct of the last change's operation, keys, `extra` and the columns that every
-    change sent, and `_cdc_kept_<n>`, a struct of the last value of another one, NULL where none was sent; `also`:
-    further aggregates.
+    """Aggregate changes by group: `_cdc_last`, a struct of the last change's operation, keys, `extra` and the columns
+    that every change sent, and `_cdc_kept_<n>`, a struct of the last value of any other column, NULL if none was sent;
+    `also`: further aggregates.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
@@ -93,7 +91,7 @@ def last_and_known(
 def _fold(
     changes: DataFrame, by: Sequence[Column], shape: RelationMapping, unsent: frozenset[int], extra: Sequence[str] = ()
 ) -> DataFrame:
-    """The last state of each group: certain columns of the last change, others by their last known value."""
+    """The last state of each group: columns that were always sent from the last change, others by last known value."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     named = [column.alias(f"_cdc_by_{n}") for n, column in enumerate(by)]
@@ -113,7 +111,7 @@ def _fold(
 def _ended_and_gone(folded: DataFrame, shape: RelationMapping, unsent: frozenset[int]) -> tuple[DataFrame, DataFrame]:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    # A row without a number was folded by its key: that key is what it leaves.
+    # A row without a number was folded by its key, which is the key it leaves.
     left = F.coalesce(ORIGIN, F.when(F.col(ROW).isNull(), F.col(FROM)))
     gone = folded.withColumn("_cdc_left", left).where(
         F.col("_cdc_left").isNotNull() & ((F.col(OP) == "D") | (F.col("_cdc_left") != F.col(TO)))
@@ -149,12 +147,12 @@ MISSING_BASE = "cdc_lake: a change refers to a row that silver does not have"
 
 
 def judged_column(column_index: int) -> str:
-    """The name of the column that holds what a rule judges: the value of column `column_index` after the change."""
+    """Name of the column with what a rule evaluates: the value of column `column_index` after the change."""
     return f"_cdc_judged_{column_index}"
 
 
 def value_known_column(column_index: int) -> str:
-    """The name of the column that says whether `_cdc_judged_<n>` is the value, and not the want of one."""
+    """Name of the column that says whether `_cdc_judged_<n>` is known; otherwise it is only missing."""
     return f"_cdc_told_{column_index}"
 
 
@@ -170,11 +168,11 @@ def row_window(order: Column) -> WindowSpec:
 def complete_for_rules(
     changes: DataFrame, target: DataFrame | None, shape: RelationMapping, needed: Collection[int]
 ) -> DataFrame:
-    """Add `_cdc_judged_<n>` for the columns in `needed`: the last value sent before, else the target's.
+    """Add `_cdc_judged_<n>` for the columns in `needed`: the last value sent before, or else the target's.
 
-    `changes` carry `_cdc_row`, `_cdc_origin` (NULL where rows are followed by key) and `_cdc_segment`, the number of
-    truncates before them: behind a truncate the target has nothing to say. Added too: `_cdc_told_<n>`, and
-    `_cdc_found` for changes that lacked a value: whether the target has the row.
+    `changes` have `_cdc_row`, `_cdc_origin` (NULL if rows are followed by key) and `_cdc_segment`, the number of
+    truncates before them: after a truncate the target is irrelevant. Also adds `_cdc_told_<n>`, and `_cdc_found` for
+    changes that lacked a value: whether the target has the row.
     """
     from pyspark.sql import Window  # noqa: PLC0415
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
@@ -193,14 +191,14 @@ def complete_for_rules(
     if target is None:
         changes = changes.withColumn(FOUND, F.lit(False))
     else:
-        # The key silver has the row under; a row born in the span has none and every value of it is known.
+        # The key of the row in silver; a row that was inserted in the span has none, and all its values are known.
         key = F.when(F.col(ROW).isNull(), F.coalesce(TO, FROM)).otherwise(F.col(ORIGIN))
         lacking = [F.col(judged_column(index)).isNull() for index in sorted(needed)]
         changes = changes.withColumn("_cdc_base", F.when((F.col("_cdc_segment") == 0) & any_of(lacking), key))
         bases = base_rows(changes.select("_cdc_base").distinct(), target, shape, has)
         changes = changes.join(F.broadcast(bases), "_cdc_base", "left").drop("_cdc_base")
         changes = changes.withColumn(FOUND, F.coalesce(F.col(FOUND), F.lit(False)))
-    values: dict[str, Column] = {}  # at once: each step of its own would be a layer of the plan
+    values: dict[str, Column] = {}  # at once: separate steps would each add a layer to the plan
     for index in sorted(needed):
         sent, base = F.col(judged_column(index)), F.col(f"_cdc_base_{index}") if index in has else F.lit(None)
         known_ = sent.isNotNull() | (F.col(FOUND) if index in has else F.lit(False))
@@ -210,9 +208,9 @@ def complete_for_rules(
 
 
 def complete_moved(folded: DataFrame, target: DataFrame, shape: RelationMapping, unsent: frozenset[int]) -> DataFrame:
-    """Fill what is unknown in rows that moved to another key, from the row at the key they had.
+    """Fill unknown values of rows that moved to another key, from the row at their former key.
 
-    A row that is not there fails the job: silver is not what the stream changes.
+    A missing row fails the job: silver is not what the stream changes.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
@@ -222,7 +220,7 @@ def complete_moved(folded: DataFrame, target: DataFrame, shape: RelationMapping,
     bases = base_rows(folded.select("_cdc_base").distinct(), target, shape, unsent)
     joined = folded.join(F.broadcast(bases), "_cdc_base", "left")
     fill = F.col("_cdc_base").isNotNull()
-    values = {}  # at once: each step of its own would be a layer of the plan
+    values = {}  # at once: separate steps would each add a layer to the plan
     for index in sorted(unsent):
         name = shape.columns[index].name
         from_base = F.when(F.col(FOUND), F.col(f"_cdc_base_{index}")).otherwise(F.raise_error(F.lit(MISSING_BASE)))
@@ -233,7 +231,7 @@ def complete_moved(folded: DataFrame, target: DataFrame, shape: RelationMapping,
 
 
 def base_rows(bases: DataFrame, target: DataFrame, shape: RelationMapping, columns: Collection[int]) -> DataFrame:
-    """For each key as texts in `_cdc_base`: `_cdc_found` and `_cdc_base_<n>`, the target's values of its row."""
+    """For each key as texts in `_cdc_base`: `_cdc_found` and `_cdc_base_<n>`, the values of the target's row."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     keys = [
@@ -259,20 +257,20 @@ def base_rows(bases: DataFrame, target: DataFrame, shape: RelationMapping, colum
 
 
 def any_of(conditions: Sequence[Column]) -> Column:
-    """Whether one of the conditions is true; false of none."""
+    """Whether any of the conditions is true; false without conditions."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     if not conditions:
         return F.lit(False)
     if len(conditions) == 1:
         return conditions[0]
-    # In halves: Spark walks an expression by recursion, and Java's stack ends at a thousand of them in a row.
+    # In halves: Spark processes an expression recursively, and a chain of a thousand exhausts Java's stack.
     half = len(conditions) // 2
     return any_of(conditions[:half]) | any_of(conditions[half:])
 
 
 def all_of(conditions: Sequence[Column]) -> Column:
-    """Whether all of the conditions are true, of one at least; in halves, as `any_of`."""
+    """Whether all of the conditions, at least one, are true; in halves, as `any_of`."""
     if len(conditions) == 1:
         return conditions[0]
     half = len(conditions) // 2

@@ -1,39 +1,29 @@
-"""What moves rows: changes without their values, and what became of each (`silver.row_tracing`).
+"""Traces rows whose keys move: which row each change belongs to, and which changes a held one blocks.
 
-What waits while rows are followed: keys, the held changes that keep them, and the decisions that end that.
+Folding by key is enough while keys stay. If an update moves a row to another key, the row's history is spread over
+keys, and several rows may have had one key in turn (swaps, chains, delete and insert again). This module follows rows
+through such changes, one at a time and in order. It gets only the few changes that touch a moving, failing or held key,
+without other values, and works on plain Python values.
 
-Lineage: which row each change belongs to, where keys move, and which changes a held one keeps waiting.
+Guarantees:
 
-Folding by key is enough while keys stay. Where an update moves a row to another key, the row's history is spread over
-keys, and two rows may have had one key in turn (swaps, chains, delete and insert again). This module follows rows
-through such changes, one at a time and in order; it is given only the changes that touch a moving, failing or held
-key, which are few, and works on plain values.
+* A key has one row at a time, except inside a transaction: if it is checked at the end, or has a NULL part. Then a
+  change belongs to the row that its whole old tuple equals, the youngest of equal ones; if digests do not decide, to
+  the one that had the key first. * A change that touches a held key is held, and holds every key it touches: silver
+  still shows the held rows, so nothing may overtake them. TRUNCATE ends all holds, and a row that was read again at the
+  source ends those of its key. * A queued change violates nothing itself: the values it omits are unknown. * A change
+  that needs a missing row, and one that brings a second row to a key, are held by themselves. * If a row cannot leave
+  its key because the change is held, a row that took that key in the same transaction is held too: at the end of a
+  transaction no key has two rows. * A decision concerns one held change, and ends its hold if it is still held. A
+  released change is an event of its own, after everything that was held. After a discard, silver does not have the row
+  of the source: the next change that contains all of it, or deletes it, determines what the key has, and any other is
+  held. An insert does so only if its transaction removes no row from that key afterwards: that may be the older one. *
+  Every change of a transaction that is held as a whole is held; each names its own reason, if any.
 
-Promises:
-
-* A key has one row at a time, except inside a transaction: where it is checked at the end, or has a part that is NULL.
-  Then a change is of the row that its whole old tuple equals, the youngest of equal ones; where digests do not tell,
-  of the one that had the key first.
-* A change that touches a held key is held, and holds every key it touches: silver still shows the held rows, so
-  nothing may overtake them. TRUNCATE ends all holds, and a row that was read again at the source ends those of its key.
-* A change that waits breaks nothing by itself: what it does not say, no row that is known could tell.
-* A change that needs a row which is not there, and one that brings a second row to a key, are held by themselves.
-* Where a row cannot leave its key because the change is held, a row that took that key in the same transaction is held
-  too: at the end of a transaction no key has two rows.
-* A decision is on one held change, and ends its hold where that still waits. What is let through is an event of its
-  own, behind everything that waited. Where changes were given up, silver does not have the row of the source: the
-  next change that tells all of it, or that it went, says what the key has, and any other is held. An insert says it
-  only where its transaction takes no row from that key afterwards: that may be the older one.
-* Of a transaction that is held as a whole every change is held; it names what it would be held for by itself.
-
-Whole transactions: which of them are held in a group of tables.
-
-A transaction is held where one of its changes is held by itself, or touches a key that waits; then every key that it
-touches in the group's tables waits. Transactions are gone through once, in order.
-
-A TRUNCATE ends the holds of its table, before its own transaction is judged: what the transaction did to the table
-before it counts for nothing. Rows that were read again are of no transaction: each ends what waits of its key, or is
-held alone.
+In a group of tables, a transaction is held if one of its changes is held by itself, or touches a held key; then every
+key that it touches in the group's tables is held. Transactions are processed once, in order. A TRUNCATE ends the holds
+of its table before its own transaction is evaluated: what the transaction did to the table before does not count. Rows
+that were read again belong to no transaction: each ends the holds of its key, or is held alone.
 """
 
 from __future__ import annotations
@@ -49,29 +39,29 @@ from cdc_lake.model.quarantine import CEILING, Place
 Key: TypeAlias = tuple[str | None, ...]
 
 Unit: TypeAlias = tuple[int, bool]
-"""What is held as a whole: the transaction at a position, or with True the decisions that come into force before it."""
+"""What is held as a whole: the transaction at a position, or with True the decisions that take effect before it."""
 
 TRUNCATE: Final = "T"
 MISSING: Final = "missing_row"
-"""What a change breaks that does not have every value, of a row that is not there."""
+"""The reason for holding a change with unchanged values whose row does not exist."""
 
 TAKEN: Final = "key_taken"
-"""What a change breaks that brings a second row to a key."""
+"""The reason for holding a change that brings a second row to a key."""
 
 DISCARDED: Final = "discarded"
-"""What a change breaks that does not tell all of a row of which changes were given up."""
+"""The reason for holding an incomplete change of a row after a discard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """One change, reduced to what moves rows: `old` is the key it leaves, `new` the key it has afterwards.
 
-    Insert: new. Delete: old. Update: both, equal where the key stayed. Truncate (`op` T): neither. `failed`: a rule
-    holds it; `partial`: it is held where its row is not there. `left_to`: the key that a row went to as it left silver,
-    as only silver's row tells: where the change waits that is not the source's row, and that key waits too. `again`: no
-    change, but what a key has by then, as the source was asked: an insert, or a delete where no row has it. `decides`:
-    the held change that it is a decision on, which is let through by this event, or `given_up`. `old_digest` and
-    `new_digest`: of all values of the row before and after it; None where they are not known, or not asked for.
+    Insert: new. Delete: old. Update: both, equal if the key stayed. Truncate (`op` T): neither. `failed`: a rule holds
+    it; `partial`: it is held if its row does not exist. `left_to`: the key to which a row moved when it left silver,
+    according to silver's row only: if the change is held, that row is outdated, so that key is held too. `again`: not a
+    change, but the state of a key read at the source: an insert, or a delete if there is no row. `decides`: the held
+    change that this decision releases by this event, or discards if `given_up`. `old_digest` and `new_digest`: of all
+    values of the row before and after it; None if unknown or not requested.
     """
 
     position: int
@@ -95,16 +85,16 @@ class Event:
 
     @property
     def unit(self) -> Unit | None:
-        """What it is held with; None of what was read again, which is of no transaction."""
+        """The unit with which it is held; None for what was read again, which belongs to no transaction."""
         return None if self.again and self.decides is None else (self.position, self.decides is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class TracedChange:
-    """What became of an event: `row` numbers rows, `origin` is the key the row had in silver, None if it is new.
+    """The result for an event: `row` numbers rows, `origin` is the key the row had in silver, None if it is new.
 
-    `waits`: a key of it was held before. `broke`: why it is held by itself, where no rule holds it. `dropped`: it is
-    nothing, a decision on what no longer waits.
+    `waits`: one of its keys was held before. `broke`: why it is held by itself, if no rule holds it. `dropped`: it has
+    no effect, being a decision on a change that is no longer held.
     """
 
     position: int
@@ -119,7 +109,7 @@ class TracedChange:
 
 @dataclass(frozen=True, slots=True)
 class HoldRelease:
-    """What ended holds: a truncate those of all keys (`key`: None), a row that was read again those of its own."""
+    """The end of holds: a truncate ends those of all keys (`key`: None), a row that was read again those of its own."""
 
     position: int
     ordinal: int
@@ -127,15 +117,15 @@ class HoldRelease:
 
 
 def unit_of(position: int, ordinal: int, op: str) -> Unit | None:
-    """What the change at a place, of op `S` where it is a copied row or one that was read again, is held with."""
+    """The unit with which the change at a place is held; `op` is S for a copied row or one that was read again."""
     decided = ordinal < CEILING
     return (position, decided) if decided or op != "S" else None
 
 
 @dataclass(frozen=True)
 class QuarantineState:
-    """What waits: held changes by place, with the keys that each keeps; `apart`: keys of which changes were given up,
-    so that silver has not the source's row of them.
+    """Held changes by place, with the keys that each blocks; `apart`: keys with discarded changes, whose row in silver
+    therefore differs from the source's.
     """
 
     held: Mapping[Place, frozenset[Key]] = field(default_factory=dict)
@@ -143,7 +133,7 @@ class QuarantineState:
 
     @property
     def keys(self) -> frozenset[Key]:
-        """The keys that wait."""
+        """The held keys."""
         return frozenset().union(*self.held.values())
 
     def rename_keys(self, names: Mapping[Key, Key]) -> QuarantineState:
@@ -159,7 +149,7 @@ NOTHING_WAITS: Final = QuarantineState()
 
 
 class QuarantinedKeys:
-    """Which keys wait, by how many held changes each, and the held changes that decisions are on."""
+    """Held keys, with the number of changes that hold each, and the held changes that decisions concern."""
 
     def __init__(self, waiting: QuarantineState, decided: frozenset[Place]) -> None:
         self._decided = decided
@@ -168,7 +158,7 @@ class QuarantinedKeys:
         self.apart = set(waiting.apart)
 
     def copy(self) -> QuarantinedKeys:
-        """The same, to be changed by itself."""
+        """An independent copy."""
         other = QuarantinedKeys(NOTHING_WAITS, self._decided)
         other._by_key, other._places, other.apart = Counter(self._by_key), dict(self._places), set(self.apart)
         return other
@@ -180,30 +170,30 @@ class QuarantinedKeys:
         return key in self._by_key
 
     def touch(self, keys: Iterable[Key]) -> bool:
-        """Whether one of the keys waits."""
+        """Whether one of the keys is held."""
         return any(key in self._by_key for key in keys)
 
     def add(self, event: Event, keys: frozenset[Key]) -> None:
-        """A change is held, and keeps these keys."""
+        """Record a held change, which holds these keys."""
         self._by_key.update(keys)
         place = (event.position, event.ordinal)
         if place in self._decided:
             self._places[place] = keys
 
     def close(self, key: Key) -> None:
-        """Whatever waited of a key is over."""
+        """End all holds of a key."""
         self._by_key.pop(key, None)
         self.apart.discard(key)
         self._places = {place: left for place, keys in self._places.items() if (left := keys - {key})}
 
     def clear(self) -> None:
-        """Nothing waits."""
+        """End all holds."""
         self._by_key.clear()
         self._places.clear()
         self.apart.clear()
 
     def decide(self, event: Event) -> bool:
-        """Carry out a decision; whether the change that it is on still waited."""
+        """Apply a decision; returns whether its change was still held."""
         assert event.decides is not None, "the event is a decision"
         keys = self._places.pop(event.decides, None)
         if keys is None:
@@ -226,11 +216,11 @@ def trace(
     holds_missing: bool = True,
     whole_units: Container[Unit | None] = (),
 ) -> tuple[list[TracedChange], list[HoldRelease]]:
-    """Follow events in order. `existing`: which of their keys silver has; `held`: what waits before them.
+    """Follow events in order. `existing`: those of their keys that silver has; `held`: the quarantine before them.
 
-    `filtered`: the source has rows that silver does not, so a row at a key that nobody has is new to silver.
-    `holds_missing`: what needs a row that is not there is held; otherwise the merge refuses it. `whole_units`: what is
-    held as a whole; none of it truncates.
+    `filtered`: the source has rows that silver does not, so a row at an unknown key is new to silver. `holds_missing`:
+    a change that needs a missing row is held; otherwise the merge refuses it. `whole_units`: what is held as a whole;
+    none of it truncates.
     """
     rows = _Rows(existing, filtered=filtered, holds_missing=holds_missing)
     events = list(events)
@@ -256,8 +246,8 @@ def trace(
 
 
 def find_shared_key_positions(events: Iterable[Event], existing: frozenset[Key]) -> frozenset[int]:
-    """The positions of transactions in which a change is of one of several rows at a key: their digests tell of which.
-    What is held is taken to be made.
+    """The positions of transactions with a change of one of several rows at a key, for which digests are needed. Held
+    changes count as applied here.
     """
     rows, positions = _Rows(existing, filtered=False, holds_missing=False), set()
     for event in events:
@@ -277,7 +267,7 @@ def _decided_changes(events: Iterable[Event]) -> frozenset[Place]:
 
 
 def _transactions(events: Iterable[Event]) -> Iterable[list[Event]]:
-    """Events that come into force together: decisions before everything else at their position, then what was read
+    """Group events that take effect together: decisions before everything else at their position, then what was read
     again.
     """
     for _, group in itertools.groupby(events, key=lambda event: (event.position, event.decides is None, event.unit)):
@@ -287,13 +277,13 @@ def _transactions(events: Iterable[Event]) -> Iterable[list[Event]]:
 def _transaction(
     events: list[Event], rows: _Rows | None, held: QuarantinedKeys, forced: Mapping[int, str | None]
 ) -> tuple[list[TracedChange], list[HoldRelease], QuarantinedKeys]:
-    """One transaction with the changes in `forced` held whatever they are; what waits after it. `rows`: None where
-    nobody tells them apart.
+    """Trace one transaction with the changes in `forced` held anyway, and update the holds. `rows`: None if rows cannot
+    be distinguished.
     """
     holds = held.copy()
     traced: list[TracedChange] = []
     closings: list[HoldRelease] = []
-    # All of them before the first is made: each of these changes kept the keys of the others.
+    # Decide all of them before applying the first: each of these changes blocked the keys of the others.
     void = {event.ordinal for event in events if event.decides is not None and not holds.decide(event)}
     open_ended = _open_ended(events)
     for event in events:
@@ -326,9 +316,7 @@ def _transaction(
 
 
 def _open_ended(events: list[Event]) -> frozenset[int]:
-    """Inserts that come to a key which a row leaves later in their transaction: whether that is theirs, only who knows
-    the row before can tell.
-    """
+    """Inserts at a key that a row leaves later in their transaction: only the row before shows whether it is theirs."""
     leaving: set[tuple[int | None, Key]] = set()
     ordinals: set[int] = set()
     for event in reversed(events):
@@ -345,7 +333,7 @@ def _open_ended(events: list[Event]) -> frozenset[int]:
 def _as_a_whole(
     events: list[Event], alone: Iterable[TracedChange], rows: _Rows, held: QuarantinedKeys
 ) -> tuple[list[TracedChange], list[HoldRelease], QuarantinedKeys]:
-    """One transaction of which every change is held; `alone`: what became of each, were it not."""
+    """Hold every change of one transaction; `alone`: the results if it were not held as a whole."""
     holds = held.copy()
     for event in events:
         if event.decides is not None:
@@ -362,7 +350,7 @@ def _as_a_whole(
 
 
 def _says_all(event: Event, holds: QuarantinedKeys) -> bool:
-    """Whether an event says what its key has by then, whatever was before."""
+    """Whether an event determines what its key has, whatever was before."""
     if event.again:
         return True
     stays = event.old is None or event.new is None or event.old == event.new
@@ -378,7 +366,7 @@ def _broken(event: Event, rows: _Rows | None, holds: QuarantinedKeys, forced: Ma
 
 
 def trace_content(events: Iterable[Event], held: QuarantineState) -> tuple[list[TracedChange], list[HoldRelease]]:
-    """What waits among rows that their content alone identifies: any number of them may have one key."""
+    """Trace holds of rows that only their content identifies: any number of them may have one key."""
     events = list(events)
     holds = QuarantinedKeys(held, _decided_changes(events))
     traced: list[TracedChange] = []
@@ -400,11 +388,10 @@ class _Clash:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row at a key: its number, the key silver has it under, the change that brought it here, 0: none, and the digest
-    of its values with the position of the transaction that they are of, None where they are not known.
+    """A row at a key: its number, its key in silver, the change that brought it here (0: none), and the digest of its
+    values with the position of the transaction to which they belong, None if unknown.
 
-    In another transaction that digest says nothing, so the spans do not matter: there the row is the one that is none
-    of the others.
+    In another transaction that digest is not compared, so that the division into spans does not matter.
     """
 
     number: int
@@ -425,7 +412,7 @@ class _Saved:
 
 
 class _Rows:
-    """Which rows have which key now, oldest first."""
+    """The rows of each key now, oldest first."""
 
     def __init__(self, existing: frozenset[Key], *, filtered: bool, holds_missing: bool) -> None:
         self.holds_missing = holds_missing
@@ -435,10 +422,10 @@ class _Rows:
         self._last = 0
 
     def follow(self, event: Event, *, move: bool) -> _Row:
-        """The row of an event; with `move` it goes where the event says."""
+        """The row of an event; with `move` it moves to the event's new key."""
         old, new = event.old, event.new
         here = self._rows(old) if old is not None else deque()
-        # A key nobody has is a change silver cannot know: its row gets that key as origin, and the merge refuses it.
+        # Silver cannot know a change at an unknown key: its row gets that key as origin, and the merge refuses it.
         place = _place(here, event)
         row = here[place] if here else _Row(self._number(), None if self._filtered else old, 0)
         if not move:
@@ -454,7 +441,7 @@ class _Rows:
         return row
 
     def put(self, event: Event) -> _Row:
-        """The row that a key has now, whatever it had before; it goes on where there was one."""
+        """Set the row of a key, whatever it had before; an existing row continues."""
         key = event.new if event.new is not None else event.old
         assert key is not None, "a row that was read again has a key"
         here = self._rows(key)
@@ -471,18 +458,18 @@ class _Rows:
         return len(self._rows(key)) > 1
 
     def clear(self) -> None:
-        """A truncate: no key has a row."""
+        """Apply a truncate: no key has a row."""
         self._rows_by_key = {}
         self._existing = frozenset()
 
     def save_state(self, events: list[Event]) -> _Saved:
-        """What a transaction may change."""
+        """The state that a transaction may change."""
         keys = _touched_keys(events)
         touched = {key: deque(self._rows_by_key[key]) if key in self._rows_by_key else None for key in keys}
         return _Saved(self._rows_by_key, touched, self._existing, self._last)
 
     def restore(self, saved: _Saved) -> None:
-        """Take a transaction back."""
+        """Undo a transaction."""
         self._rows_by_key, self._existing, self._last = saved.rows_by_key, saved.existing, saved.last
         for key, rows in saved.touched.items():
             if rows is None:
@@ -491,7 +478,7 @@ class _Rows:
                 self._rows_by_key[key] = rows
 
     def clash(self, events: list[Event]) -> _Clash | None:
-        """The last change that brought a second row to a key, None where every key has one at most."""
+        """The last change that brought a second row to a key, None if every key has at most one."""
         clashes = [
             _Clash(rows[-1].arrival, key)
             for key in _touched_keys(events)
@@ -510,7 +497,7 @@ class _Rows:
 
 
 def _place(here: deque[_Row], event: Event) -> int:
-    """Which of the rows at a key a change is of."""
+    """The index of an event's row among the rows at a key."""
     if len(here) < 2 or event.old_digest is None:
         return 0
     equal = [place for place, row in enumerate(here) if row.content == (event.position, event.old_digest)]
@@ -523,8 +510,8 @@ def _touched_keys(events: list[Event]) -> set[Key]:
 
 @dataclass(frozen=True, slots=True)
 class TableEvents:
-    """All changes of a table in a span, in order, and what waits before them. Of those that were read again `failed`
-    says which are held.
+    """All changes of a table in a span, in order, and the quarantine before them. For rows that were read again,
+    `failed` says whether they are held.
     """
 
     events: Sequence[Event]
@@ -532,14 +519,14 @@ class TableEvents:
 
 
 def held_whole(tables: Mapping[str, TableEvents], seeds: frozenset[Unit]) -> frozenset[Unit]:
-    """What is held as a whole in these tables; `seeds`: that of which some change is held for a reason of its own."""
+    """What is held as a whole in these tables; `seeds`: units of which some change is held by itself."""
     decided = {
         name: frozenset(event.decides for event in table.events if event.decides is not None)
         for name, table in tables.items()
     }
     holds = {name: QuarantinedKeys(table.waiting, decided[name]) for name, table in tables.items()}
     every = [(_order(event), name, event) for name, table in tables.items() for event in table.events]
-    every.sort(key=lambda item: item[:2])  # stable: the order of a table's own events stays
+    every.sort(key=lambda item: item[:2])  # stable, so events of one table keep their order
     units = set(seeds)
     for _, items in itertools.groupby(every, key=lambda item: item[0]):
         effective_events = {
@@ -560,17 +547,17 @@ def held_whole(tables: Mapping[str, TableEvents], seeds: frozenset[Unit]) -> fro
 
 
 def _order(event: Event) -> tuple[int, int]:
-    """Decisions before everything else at their position, then what was read again."""
+    """Order decisions before everything else at their position, then what was read again."""
     if event.decides is not None:
         return event.position, 0
     return event.position, 1 if event.again else 2
 
 
 def _effective_events(events: Sequence[Event], holds: QuarantinedKeys) -> list[Event]:
-    """The events of a table at one place that count, once what they end is over."""
+    """The events of a table at one place that count, after the holds that they end."""
     first = events[0]
     if first.decides is not None:
-        waits = [holds.decide(event) for event in events]  # all of them, before the first is made
+        waits = [holds.decide(event) for event in events]  # all of them, before the first is applied
         return [event for event, waited in zip(events, waits, strict=True) if waited and not event.given_up]
     if first.again:
         for event in events:

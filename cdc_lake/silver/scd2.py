@@ -1,23 +1,16 @@
-"""Events of keys: what each transaction of a span left at each key that it touched.
+"""The kind `history` (SCD type 2): every version of a row, one per key and transaction, independent of spans.
 
-States inside a transaction never existed. Changes are folded by row and transaction, what an update did not send is
-taken from the state before, in the span or in silver, and rows become events of keys: there is a row now, or none.
+A version is valid from its transaction until before the next one that touched its key. States inside a transaction
+never existed. A delete or a truncate closes a version; a move to another key closes the version at the old key and
+opens one at the new key. Unchanged values are taken from the version before, so every version is complete.
 
-Tracked columns: which transactions make a version of a key in `history`, and which only amend the one that holds.
+Changes are first folded by row and transaction and then converted to events of keys: the key has a row now, or none. In
+order, the rows in a key's events are versions that end at the next event. The first event of a key, or the truncate
+before it, closes the version that silver has.
 
-A transaction that leaves a row at a key where there was one before, with the same values in all tracked columns, makes
-no version: the other columns of the one that holds become what they are now, and from when it holds stays. A TRUNCATE
-always ends versions. It makes no difference how a row came to the key: only what stands there before and after counts.
-
-The kind `history`: every version of a row, one a key and transaction, whatever the spans.
-
-A version holds from the transaction that made it until before the next one that touched its key. States inside a
-transaction never existed. A delete or a truncate closes a version, a move to another key closes the one it leaves and
-opens one where it goes. What an update did not send is taken from the version before, so every version is whole. Where
-only some columns are tracked (`silver.scd2`), a transaction that changed none of them amends the version that holds.
-
-Of each key's events (`silver.scd2`) in order the rows are versions that end where the next event is. The first event
-of a key, or the truncate before it, closes the version that silver has.
+If only some columns are tracked, a transaction that leaves the same values in all tracked columns makes no version: it
+amends the other columns of the valid one. A TRUNCATE always ends versions. It does not matter how a row came to its
+key.
 """
 
 from __future__ import annotations
@@ -51,24 +44,24 @@ if TYPE_CHECKING:
 
 
 SEGMENT: Final = "_cdc_part"
-"""How many truncates are before a change."""
+"""The number of truncates before a change."""
 
 HERE: Final = "_cdc_row"
-"""The row that is at the key after the transaction, a struct; NULL: there is none."""
+"""The row at the key after the transaction, a struct; NULL if there is none."""
 
 BY: Final = "_cdc_by"
-"""Of an event without a row: the lineage of the change that ended it, a struct behind `there`, which is true."""
+"""For an event without a row: the lineage of the change that ended it, a struct after `there`, which is true."""
 
 
 def key_names(shape: RelationMapping) -> list[str]:
-    """The columns of events that are the key, typed."""
+    """The typed key columns of events."""
     return [f"_cdc_key_{index}" for index in range(len(shape.keys))]
 
 
 def key_events(changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
-    """One event a key and transaction, at `_cdc_position` and `_cdc_ts`: `_cdc_part`, `_cdc_row` and `_cdc_by`.
+    """One event per key and transaction, at `_cdc_position` and `_cdc_ts`: `_cdc_part`, `_cdc_row` and `_cdc_by`.
 
-    `target`: silver's live rows before, None: none; `traced`: as `silver.kind.Kind.net` has it.
+    `target`: silver's live rows before, None without any; `traced`: see `silver.kind.Kind.net`.
     """
     changes = changes.withColumn(SEGMENT, segment(part.truncated))
     states = _states(changes, part.shape, part.unsent, traced=traced)
@@ -80,8 +73,8 @@ def key_events(changes: DataFrame, target: DataFrame | None, part: TablePart, *,
 def _states(changes: DataFrame, shape: RelationMapping, unsent: frozenset[int], *, traced: bool) -> DataFrame:
     """The state of each row after each transaction that changed it.
 
-    Beside the columns of changes: `_cdc_group`, which row it is, `_cdc_before`, the key it had before the span (NULL:
-    it was none), and `_cdc_kept_<n>`, a struct of the last value sent in the transaction, NULL where none was.
+    Besides the columns of changes: `_cdc_group`, its row; `_cdc_before`, the key before the span (NULL if new); and
+    `_cdc_kept_<n>`, a struct of the last value sent in the transaction, NULL if none was.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
@@ -93,7 +86,7 @@ def _states(changes: DataFrame, shape: RelationMapping, unsent: frozenset[int], 
         group, before = F.struct(F.lit(None).cast("bigint").alias("n"), here.alias("key")), here
     by = [F.col(SEGMENT), group.alias("_cdc_group"), F.col(POSITION)]
     changes = changes.withColumn("_cdc_before", before)
-    # The row that was at the key before is ended by the first delete of its group: what came after it is another row.
+    # The first delete of a group ends the row that was at the key before: what follows it is another row.
     deleted = F.min_by(_change_lineage(shape), F.when(F.col(OP) == "D", F.col(ORDER))).alias("_cdc_deleted")
     states = last_and_known(changes, by, shape, unsent, ("_cdc_before", TIME), (deleted,))
     return states.select("*", "_cdc_last.*").drop("_cdc_last")
@@ -102,7 +95,7 @@ def _states(changes: DataFrame, shape: RelationMapping, unsent: frozenset[int], 
 def _complete_states(
     states: DataFrame, target: DataFrame | None, shape: RelationMapping, unsent: frozenset[int]
 ) -> DataFrame:
-    """States with every value: the last one sent before, otherwise that of the version silver has."""
+    """States with every value: the last one sent before, or else that of the version in silver."""
     from pyspark.sql import Window  # noqa: PLC0415
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
@@ -115,8 +108,8 @@ def _complete_states(
         based = F.when(lacks & (F.col(SEGMENT) == 0), F.col("_cdc_before"))
         states = states.withColumn("_cdc_base", based)
         bases = base_rows(states.select("_cdc_base").distinct(), target, shape, unsent)
-        # Kept by the executors, not planned again: Spark 4.1 does not find an Iceberg table that a MERGE's view reads
-        # behind a window ("No plan for TableReference", tried).
+        # Cached, not planned again: Spark 4.1 does not find an Iceberg table read by a MERGE's view behind a window
+        # ("No plan for TableReference", tested).
         bases = bases.localCheckpoint()
         states = states.join(F.broadcast(bases), "_cdc_base", "left")
     values = {}
@@ -133,7 +126,7 @@ def _complete_states(
 
 
 def _events(states: DataFrame, shape: RelationMapping) -> DataFrame:
-    """What happened to keys, one a key and transaction."""
+    """The events of keys, one per key and transaction."""
     from pyspark.sql import Window  # noqa: PLC0415
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
@@ -159,7 +152,7 @@ def _change_lineage(shape: RelationMapping) -> Column:
 
 
 def _lasting(events: DataFrame, truncated: Sequence[Truncated]) -> DataFrame:
-    """The events that stand at the end of their transactions: what the same one truncated later never was."""
+    """The events that exist at the end of their transactions, without what the same transaction truncated later."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     if not truncated:
@@ -178,14 +171,14 @@ def _keys(shape: RelationMapping, texts: str) -> list[Column]:
 
 
 AMENDS: Final = "_cdc_amends"
-"""Whether an event goes on with the version that silver has."""
+"""Whether an event continues the version that silver has."""
 
 
 def merged_runs(
     events: DataFrame, target: DataFrame | None, shape: RelationMapping, tracked: Sequence[SilverColumn]
 ) -> DataFrame:
-    """Events of keys, one for each run of them in which no tracked column changes: the place of its first, the row of
-    its last, and `_cdc_amends`. `target`: the versions that hold in silver, None: none.
+    """Events of keys, one per run in which no tracked column changes: the place of its first, the row of its last, and
+    `_cdc_amends`. `target`: the valid versions in silver, None without any.
     """
     from pyspark.sql import Window  # noqa: PLC0415
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
@@ -216,7 +209,7 @@ def merged_runs(
 def _holding(
     events: DataFrame, target: DataFrame, shape: RelationMapping, tracked: Sequence[SilverColumn]
 ) -> DataFrame:
-    """The tracked values that hold in silver, `_cdc_holds`, by `_cdc_at_<n>`, the key."""
+    """The tracked values of valid versions in silver, `_cdc_holds`, by `_cdc_at_<n>`, the key."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     names = [f"_cdc_at_{n}" for n in range(len(shape.keys))]
@@ -225,8 +218,8 @@ def _holding(
         _equal(target[quote_identifier(c.name)], wanted[names[n]], n, shape) for n, c in enumerate(shape.key_columns)
     ]
     values = F.struct(*(F.col(quote_identifier(c.name)).cast(c.type).alias(f"v{n}") for n, c in enumerate(tracked)))
-    # Kept by the executors, not planned again: Spark 4.1 does not find an Iceberg table that a MERGE's view reads
-    # behind a window ("No plan for TableReference", tried).
+    # Cached, not planned again: Spark 4.1 does not find an Iceberg table read by a MERGE's view behind a window
+    # ("No plan for TableReference", tested).
     return target.join(F.broadcast(wanted), same).select(*names, values.alias("_cdc_holds")).localCheckpoint()
 
 
@@ -238,12 +231,12 @@ def _equal(left: Column, right: Column, n: int, shape: RelationMapping) -> Colum
     return left.eqNullSafe(right) if n in shape.nullable else left == right
 
 
-_CLOSE, _AMEND, _VERSION = "C", "A", "V"  # what a row for the MERGE does
+_CLOSE, _AMEND, _VERSION = "C", "A", "V"  # the effect of a row in the MERGE
 
 
 @dataclass(frozen=True, slots=True)
 class Scd2Kind(Kind):
-    """Every version. `track`: the source's columns that make one; None: every change does."""
+    """Every version. `track`: the source's columns that make one; None: all of them."""
 
     words: ClassVar = "`kind: history`"
     own: ClassVar = (*VALID_FROM, *VALID_TO, IS_CURRENT)
@@ -252,14 +245,14 @@ class Scd2Kind(Kind):
     track: tuple[str, ...] | None = None
 
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
-        """Rows that end or amend the version silver has of a key, and new versions; `_cdc_op` says which is which."""
+        """Rows that end or amend silver's version of a key, and new versions, distinguished by `_cdc_op`."""
         events = key_events(changes, target, part, traced=traced)
         if self.track is not None:
             events = merged_runs(events, target, part.shape, self._tracked_columns(part.shape))
         return _versions(events, part)
 
     def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
-        """A MERGE: versions that hold are closed by key, the others are inserted."""
+        """A MERGE: valid versions are closed by key, the others are inserted."""
         on = f"{same_key(part, within)} AND t.{quote_identifier(IS_CURRENT.name)} AND s.{OP} <> '{_VERSION}'"
         names = [quote_identifier(c.name) for c in self.columns(part.shape)]
         close = [f"{quote_identifier(c.name)} = s.{quote_identifier(c.name)}" for c in (*VALID_TO, IS_CURRENT)]
@@ -276,15 +269,15 @@ class Scd2Kind(Kind):
         )
 
     def append_sql(self, table: str, view: str, part: TablePart) -> str:
-        """Versions alone: there is none to be closed."""
+        """Only versions: there is none to be closed."""
         return insert(table, view, (quote_identifier(c.name) for c in self.columns(part.shape)), _VERSION)
 
     def first(self, view: str, shape: RelationMapping) -> str:
-        """All that was copied, all of it from the snapshot's position on."""
+        """All copied rows, valid from the snapshot's position on."""
         return select(view, (quote_identifier(c.name) for c in self.columns(shape)), _VERSION)
 
     def _tracked_columns(self, shape: RelationMapping) -> list[SilverColumn]:
-        """The silver columns that make a version. Raises ColumnNotTracked."""
+        """The silver columns of which a change makes a version. Raises ColumnNotTracked."""
         columns = []
         for name in self.track or ():
             index = shape.position(name)
@@ -297,7 +290,7 @@ class Scd2Kind(Kind):
 
 
 def _truncate(part: TablePart) -> str:
-    """What the first truncate does to the keys that no change of the span touches."""
+    """The effect of the first truncate on keys that no change of the span touches."""
     if not part.truncated:
         return ""
     first = part.truncated[0]
@@ -310,7 +303,7 @@ def _truncate(part: TablePart) -> str:
 
 
 def _versions(events: DataFrame, part: TablePart) -> DataFrame:
-    """The rows for the MERGE: what ends a key's first event brings about in silver, and versions with their ends."""
+    """The rows for the MERGE: the effect of a key's first event on silver, and versions with their ends."""
     from pyspark.sql import Window  # noqa: PLC0415
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
@@ -322,7 +315,7 @@ def _versions(events: DataFrame, part: TablePart) -> DataFrame:
     position, time = F.col(POSITION), F.col(TIME)
     if truncated:
         truncates = F.array(*(_place(truncate) for truncate in truncated))
-        # A truncate ends what is there, also before the first change that a key has behind it.
+        # A truncate ends what exists, also before a key's first change after it.
         until = F.when(following[SEGMENT] == F.col(SEGMENT), ends).otherwise(F.get(truncates, F.col(SEGMENT)))
         late, first = F.col(SEGMENT) > 0, _place(truncated[0])
         position, time = F.when(late, first[POSITION]).otherwise(position), F.when(late, first[TIME]).otherwise(time)

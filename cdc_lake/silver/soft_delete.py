@@ -1,17 +1,14 @@
-"""The kind `current` with soft deletes: the newest version of each row, and whether it still holds.
+"""The kinds `current` with soft deletes, and `current` of tables without a key.
 
-A row that is gone stays as it was after the last transaction that left it, with `_is_deleted` true; to the changes that
-follow it is not there. What existed inside one transaction only never existed. Its lineage is that of what ended it: a
-delete, a move to another key or a truncate.
+With soft deletes, a table has the newest version of each row. A deleted row stays as it was after the last transaction
+that left it, with `_is_deleted` true; later changes do not see it. Rows that existed only inside one transaction never
+existed. Its lineage is that of the delete, key update or truncate that ended it. Of each key's events (`silver.scd2`)
+the last row counts, whether or not the key has it at the end of the span; without one, only silver's row may end.
 
-Of each key's events (`silver.scd2`) the last row counts, whether or not the key has it at the end of the span; where
-the span has none, only silver's row may end in it.
-
-The kind `current` of a table without a key: its rows as they are now, the same one as often as the source has it.
-
-Nothing but its values says which row a change is of, so the server must log all of them (REPLICA IDENTITY FULL), and
-which of several equal rows goes makes no difference to the source. Silver numbers equal rows in `_copy`, and the one
-that came last goes first. To take away what is not there fails the job: silver is then not what the stream changes.
+A table without a key contains each row as often as the source does. Only all its values identify the row of a change,
+so the server must log them (REPLICA IDENTITY FULL); which of several equal rows is deleted makes no difference. Silver
+numbers equal rows in `_copy`, and deletes the last one first. Deleting a missing row fails the job: silver then is not
+what the stream changes.
 """
 
 from __future__ import annotations
@@ -49,14 +46,14 @@ _GONE = quote_identifier(DELETED.name)
 
 @dataclass(frozen=True, slots=True)
 class SoftDeleteKind(Kind):
-    """The rows as they are now or were last."""
+    """The current rows, and the last state of deleted ones."""
 
     words: ClassVar = "`kind: current` with soft deletes"
     own: ClassVar = (DELETED,)
     flag: ClassVar = LivenessColumn(DELETED, value=False)
 
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
-        """One row a key: `_cdc_op` U, whole and with `_is_deleted`; D where only silver's row may be gone."""
+        """One row per key: `_cdc_op` U, complete and with `_is_deleted`; D if only silver's row may be deleted."""
         return _last_rows(key_events(changes, target, part, traced=traced), part)
 
     def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
@@ -82,16 +79,16 @@ class SoftDeleteKind(Kind):
         )
 
     def append_sql(self, table: str, view: str, part: TablePart) -> str:
-        """The rows that are or were: none of them is in silver."""
+        """All rows, deleted or not: none of them is in silver."""
         return insert(table, view, (quote_identifier(c.name) for c in self.columns(part.shape)), "U")
 
     def first(self, view: str, shape: RelationMapping) -> str:
-        """All that was copied."""
+        """All copied rows."""
         return select(view, (quote_identifier(c.name) for c in self.columns(shape)), "U")
 
 
 def _lineage(shape: RelationMapping) -> list[SilverColumn]:
-    """The columns of lineage; the others that come with a change are kept columns, which an end leaves as they are."""
+    """The columns of lineage; other columns that come with a change keep their values at the end of a row."""
     return [column for column in shape.carried if column in LINEAGE]
 
 
@@ -106,12 +103,12 @@ def _truncate(part: TablePart) -> str:
 
 
 def _last_rows(events: DataFrame, part: TablePart) -> DataFrame:
-    """Of each key's events the last row and what ended it; without one what ends silver's."""
+    """Of each key's events the last row and what ended it; without a row, what ends silver's."""
     from pyspark.sql import Window  # noqa: PLC0415 - DataFrames come from a session that has it
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     shape, keys = part.shape, key_names(part.shape)
-    # A truncate ends what is there before the next event that a key has behind it.
+    # A truncate ends what exists before a key's next event.
     truncates = F.array(*(_truncate_lineage(ending, shape) for ending in part.truncated)) if part.truncated else None
     truncate = F.lit(None) if truncates is None else F.get(truncates, F.col(SEGMENT))
     following = F.lead(F.struct(SEGMENT, BY)).over(Window.partitionBy(*keys).orderBy(POSITION))
@@ -136,7 +133,7 @@ def _last_rows(events: DataFrame, part: TablePart) -> DataFrame:
 
 
 def _passthrough_value(column: SilverColumn) -> Column:
-    """Lineage: of what ended the row, or of the row; another column of the row."""
+    """Lineage of what ended the row, or of the row; other columns of the row."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     value = F.col(f"_cdc_last.{HERE}.{quote_identifier(column.name)}")
@@ -146,7 +143,7 @@ def _passthrough_value(column: SilverColumn) -> Column:
 
 
 def _value(shape: RelationMapping, column_index: int, none: Column) -> Column:
-    """A column of the last row; where there is none, its key."""
+    """A column of the last row; without a row, its key."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     name = shape.columns[column_index].name
@@ -157,7 +154,7 @@ def _value(shape: RelationMapping, column_index: int, none: Column) -> Column:
 
 
 def _truncate_lineage(truncated: Truncated, shape: RelationMapping) -> Column:
-    """A truncate in the form of what makes an event."""
+    """A truncate in the form of an event's cause."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     values = (F.expr(typed_literal(getattr(truncated, LINEAGE[c]), c)).alias(c.name) for c in _lineage(shape))
@@ -176,7 +173,7 @@ class KeylessKind(Kind):
     identity: ClassVar = RowIdentity.CONTENT
 
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
-        """Copies to be added, `_cdc_op` U, and taken away, D."""
+        """Copies to be added, `_cdc_op` U, and to be deleted, D."""
         from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
         del traced
@@ -201,7 +198,7 @@ class KeylessKind(Kind):
         )
 
     def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
-        """A MERGE by values and number; where there was a truncate, the other rows go."""
+        """A MERGE by values and number; after a truncate, the other rows are deleted."""
         names = [quote_identifier(c.name) for c in self.columns(part.shape)]
         carried = [quote_identifier(c.name) for c in part.shape.carried]
         update = f"WHEN MATCHED THEN UPDATE SET {', '.join(f'{n} = s.{n}' for n in carried)} " if carried else ""
@@ -214,25 +211,25 @@ class KeylessKind(Kind):
         )
 
     def append_sql(self, table: str, view: str, part: TablePart) -> str:
-        """Copies alone: there is none to be taken away."""
+        """Only copies to be added: there is none to be deleted."""
         return insert(table, view, (quote_identifier(c.name) for c in self.columns(part.shape)), "U")
 
     def first(self, view: str, shape: RelationMapping) -> str:
-        """All that was copied."""
+        """All copied rows."""
         return select(view, (quote_identifier(c.name) for c in self.columns(shape)), "U")
 
 
 def _count_copies(changes: DataFrame, shape: RelationMapping) -> DataFrame:
-    """The copies of each row that changes brought (U) or took away (D) at last, by `_cdc_level`, and `_cdc_carried`.
+    """The copies of each row that changes finally added (U) or deleted (D), by `_cdc_level`, and `_cdc_carried`.
 
-    Copies are a stack: what a change takes away is the one that came last. So what is said of one that stays does not
-    depend on what came and went above it. Levels count from what was there before the changes: 1 is the first new one.
+    Copies are a stack: a change deletes the last one. The metadata of a remaining copy therefore does not depend on
+    copies above it. Levels count from the state before the changes: 1 is the first new copy.
     """
     from pyspark.sql import Window  # noqa: PLC0415
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     values = [F.col(quote_identifier(c.name)) for c in shape.columns]
-    place = F.struct(ORDER, "_cdc_by")  # an update takes before it brings
+    place = F.struct(ORDER, "_cdc_by")  # an update deletes before it adds
     height = F.sum("_cdc_by").over(Window.partitionBy(*values).orderBy(place))
     level = F.when(F.col("_cdc_by") > 0, height).otherwise(height + 1).alias("_cdc_level")
     last = F.max_by(F.struct("_cdc_by", "_cdc_carried"), place).alias("_cdc_last")
@@ -243,13 +240,13 @@ def _count_copies(changes: DataFrame, shape: RelationMapping) -> DataFrame:
 
 
 def _steps(changes: DataFrame, shape: RelationMapping) -> DataFrame:
-    """Each row that a change brought, `_cdc_by` 1, or took away, -1, and what comes with the change."""
+    """Each row that a change added, `_cdc_by` 1, or deleted, -1, and what comes with the change."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     carried = F.struct(F.lit(True).alias("there"), *(F.col(quote_identifier(c.name)) for c in shape.carried))
 
     def step_of(texts: str, more: int) -> Column:
-        # The key is the layout's columns in their order; a companion is made of the text of one of them.
+        # The key is the layout's columns in their order; a companion column is computed from one of them.
         places = [shape.relation.names.index(column.source.name) for column in shape.typed_columns]
         values = [
             F.expr(shape.typed_sql(index, f"{texts}[{place}]")).alias(c.name)
@@ -263,7 +260,7 @@ def _steps(changes: DataFrame, shape: RelationMapping) -> DataFrame:
 
 
 def _existing_copies(target: DataFrame, counted: DataFrame, shape: RelationMapping) -> DataFrame:
-    """How many rows of each kind silver has, by `_cdc_of_<n>`."""
+    """The number of copies of each row in silver, by `_cdc_of_<n>`."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     names = [f"_cdc_of_{index}" for index in range(len(shape.key_columns))]
@@ -278,9 +275,9 @@ def _existing_copies(target: DataFrame, counted: DataFrame, shape: RelationMappi
         .groupBy(*names)
         .agg(F.count_if(F.lit(True)).alias("_cdc_rows"), F.max(_COPY).alias("_cdc_last"))
     )
-    # Numbers with gaps were not written by this kind: which row would go is not known then.
+    # Numbers with gaps were not written by this kind, so the row to be deleted would be unknown.
     odd = F.raise_error(F.lit(MISSING_BASE)).cast("bigint")
     have = F.when(F.col("_cdc_rows") == F.col("_cdc_last"), F.col("_cdc_last")).otherwise(odd)
-    # Kept by the executors, not planned again: Spark 4.1 does not find an Iceberg table that a MERGE's view reads
-    # behind an aggregate ("No plan for TableReference", tried with a window).
+    # Cached, not planned again: Spark 4.1 does not find an Iceberg table read by a MERGE's view behind an aggregate
+    # ("No plan for TableReference", tested with a window).
     return copies.select(*names, have.alias("_cdc_have")).localCheckpoint()

@@ -1,23 +1,18 @@
-"""Expressions of a pipeline file, put before Spark's analyser: what type they are of, and which columns they read.
+"""Transforms of the pipeline file: expressions checked by Spark's analyzer, projections, and filters of changes.
 
-An expression belongs to one row and gives the same value whenever it is worked out: anything else would make silver
-depend on when it was merged. So aggregates, windows, generators, subqueries, random numbers, clocks and users are
-refused.
+An expression depends on one row and must always give the same value; otherwise silver would depend on when it was
+merged. Aggregates, windows, generators, subqueries, random numbers, clocks and users are therefore refused.
 
-Projection: what a silver row is of its source row, and which rows there are (`config.silver_tables`).
+Changes are filtered before rules evaluate them, and projected to silver's columns before they are folded, so kinds see
+a table that had only such columns and rows from the start. A row that stops matching is deleted, one that starts to
+match is inserted.
 
-Changes are filtered before rules judge them, and get silver's columns before they are folded, so kinds see a table that
-has only such columns and rows from the start: what a filter leaves is as if the source's table had no other rows. A
-row that stops matching leaves, one that begins to match arrives.
+A change can be projected if every value it needs is known. An unchanged value is the one sent before, or else the one
+in silver (`silver.net_change`). Silver cannot provide it if it does not have the column, or if the row was not in
+silver because it did not match: such a change is held, as `not_sent`.
 
-A change can be projected where every value it needs is known. A value that was not sent is the one sent before, else
-the one in silver (`silver.net_change`). Silver cannot tell it where it does not keep the column, nor where the row was
-not in silver before the change because it did not match: such a change is held, by the name `not_sent`.
-
-Projecting: typed changes with the columns of the source become changes with silver's (`silver.transforms`).
-
-Every function is from DataFrame to DataFrame, without an action. What an expression reads is the value after the
-change, completed where it was not sent (`silver.net_change.complete_for_rules`).
+Functions on changes map DataFrames to DataFrames, without an action. Expressions read the values after the change,
+completed if they were not sent (`silver.net_change.complete_for_rules`).
 """
 
 from __future__ import annotations
@@ -58,7 +53,7 @@ _OF_ONE_RUN: Final = frozenset(
         "RaiseError",
     }
 )
-"""Spark's classes of what it takes for deterministic because it is the same within one query."""
+"""Spark's classes of expressions that it considers deterministic because they are constant within one query."""
 
 _NO_COLUMN: Final = ("void", "interval", "variant")
 """Types that not both formats can store."""
@@ -66,7 +61,7 @@ _NO_COLUMN: Final = ("void", "interval", "variant")
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An expression that may be used: its Spark SQL type, and the columns it reads, by name."""
+    """A valid expression: its Spark SQL type, and the names of the columns it reads."""
 
     sql: str
     type: str
@@ -75,7 +70,7 @@ class Expression:
 
 @lru_cache(maxsize=512)
 def analyze_expression(spark: SparkSession, columns: tuple[SilverColumn, ...], sql: str, where: str) -> Expression:
-    """Check an expression over `columns`; `where` is its place in the file. Raises TransformUnfit."""
+    """Check an expression over `columns`; `where` is its location in the file. Raises TransformUnfit."""
     from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415 - the receiver has no Spark
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
@@ -84,7 +79,7 @@ def analyze_expression(spark: SparkSession, columns: tuple[SilverColumn, ...], s
         frame = empty.select(F.expr(sql).alias("x"))
         plan: Any = frame._jdf.queryExecution().analyzed()  # noqa: SLF001 - pyspark shows no plan as a value
     except (AnalysisException, ParseException) as cause:
-        # Its first sentence, without the name of the class; the lines below quote the plan.
+        # Its first sentence, without the class name; the following lines quote the plan.
         reason = re.sub(r"^\[[A-Z_.]+\]\s*|\s*SQLSTATE.*", "", str(cause).strip().splitlines()[0])
         raise TransformUnfit(f"Spark rejects the expression: {reason}", where=where) from cause
     base: Any = empty._jdf.queryExecution().analyzed()  # noqa: SLF001
@@ -92,14 +87,14 @@ def analyze_expression(spark: SparkSession, columns: tuple[SilverColumn, ...], s
     kind = frame.schema[0].dataType.simpleString()
     if any(word in kind for word in _NO_COLUMN):
         raise TransformUnfit(f"the expression is of type {kind}, which a table cannot store", where=where)
-    # A column has the name there that the expression calls it by, which may be of other case.
+    # The column has the name that the expression uses, which may differ in case.
     names = {column.name.casefold(): column.name for column in columns}
     reads = {node.name().casefold() for name, node in _nodes(plan) if name == "AttributeReference"}
     return Expression(sql, kind, frozenset(names[name] for name in reads & names.keys()))
 
 
 def _one_row(plan: Any, base: Any, where: str) -> None:
-    """Refuse what is not worked out from one row alone, or differs from run to run."""
+    """Refuse what depends on more than one row, or differs between runs."""
     if plan.nodeName() != "Project" or plan.children().apply(0).nodeName() != base.nodeName():
         raise TransformUnfit("the expression must use a single row: no aggregate, window or generator", where=where)
     if not plan.subqueries().isEmpty():
@@ -124,20 +119,20 @@ def _list_items(sequence: Any) -> list[Any]:
 
 
 NOT_SENT: Final = "not_sent"
-"""The name under which a change is held whose row cannot be worked out."""
+"""The name under which a change is held if its row cannot be computed."""
 
 MATCHES: Final = "_cdc_matches"
-"""Whether the row after a change is one that `where` takes, or may be one."""
+"""Whether the row after a change matches `where`, or may match."""
 
 
 BESIDE: Final = "_cdc_beside_"
-"""What names of silver's own columns begin with while they stand beside the source's, which may have the same ones."""
+"""Prefix of silver's metadata columns while they exist next to the source's columns, which may have the same names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SilverMapping(RelationMapping):
-    """The shape of a table as silver has it. `silver_columns`: its columns; `of`: which source column each is, None
-    where it is computed.
+    """The mapping of a table with silver's columns. `silver_columns`: its columns; `of`: the source column of each,
+    None if it is computed.
     """
 
     source: RelationMapping
@@ -146,7 +141,7 @@ class SilverMapping(RelationMapping):
 
     @cached_property
     def columns(self) -> tuple[SilverColumn, ...]:
-        """Silver's columns, which are not those of the layout."""
+        """Silver's columns, which differ from those of the layout."""
         return self.silver_columns
 
     @cached_property
@@ -155,7 +150,7 @@ class SilverMapping(RelationMapping):
         return self.source.nullable
 
     def position(self, name: str) -> int | None:
-        """The position of a column of the source, None where silver does not have it."""
+        """The position of a source column, None if silver does not have it."""
         place = self.source.position(name)
         return self.of.index(place) if place in self.of and place is not None else None
 
@@ -164,7 +159,7 @@ class SilverMapping(RelationMapping):
         return self.source.row_key(index, value)
 
     def typed_sql(self, column_index: int, text: str) -> str:
-        """The silver value of a text of column `column_index`, which is no computed one."""
+        """The silver value of a text of column `column_index`, which is not computed."""
         place = self.of[column_index]
         assert place is not None  # keys are columns of the source
         return self.source.typed_sql(place, text)
@@ -172,8 +167,8 @@ class SilverMapping(RelationMapping):
 
 @dataclass(frozen=True)
 class Projection:
-    """From the columns of `source` to those of `silver`. `condition`: what `where` reads; `computed`: the expressions
-    of silver's last columns, each with what it reads. All by position in the source.
+    """Maps the columns of `source` to those of `silver`. `condition`: the columns that `where` reads; `computed`: the
+    expressions of silver's last columns, each with the columns it reads. All by position in the source.
     """
 
     source: RelationMapping
@@ -191,22 +186,22 @@ class Projection:
 
     @cached_property
     def condition(self) -> frozenset[int]:
-        """What `where` reads."""
+        """The columns that `where` reads."""
         return frozenset() if self.where is None else self.read_by(self.where)
 
     @cached_property
     def inputs(self) -> frozenset[int]:
-        """What any expression reads."""
+        """The columns that any expression reads."""
         return self.condition.union(*(self.read_by(expression) for expression in self.computed))
 
     @cached_property
     def needed_columns(self) -> frozenset[int]:
-        """Columns whose value after each change must be known: with a filter all of a row that may arrive."""
+        """Columns whose value after each change must be known; with a filter all of a row that may start to match."""
         return self.inputs | (frozenset(self.kept_columns) if self.where is not None else frozenset())
 
     @property
     def used(self) -> frozenset[int]:
-        """Columns that silver depends on at all."""
+        """Columns on which silver depends at all."""
         return self.inputs | frozenset(self.kept_columns)
 
     def read_by(self, expression: Expression) -> frozenset[int]:
@@ -222,7 +217,7 @@ class Projection:
         return replace(self, source=source, silver=replace(self.silver, carried=carried, source=source))
 
     def to_source_columns(self, target: DataFrame) -> DataFrame:
-        """Rows of the silver table with the columns that are the source's, under the source's names."""
+        """Rows of the silver table with the source's columns under their names there."""
         from pyspark.sql import functions as F  # noqa: N812, PLC0415 - the receiver has no Spark
 
         if not isinstance(self.silver, SilverMapping):
@@ -234,7 +229,7 @@ class Projection:
 
 
 def taken_columns(columns: Sequence[TypedColumn], transforms: Transforms) -> dict[int, str]:
-    """Silver's names of the columns that it takes, by position."""
+    """Silver's names of the columns that it has, by position."""
     return {
         index: column.name if column.companion else transforms.silver_name(column.source.name, column.name)
         for index, column in enumerate(columns)
@@ -243,22 +238,22 @@ def taken_columns(columns: Sequence[TypedColumn], transforms: Transforms) -> dic
 
 
 def silver_names_of(relation: Relation, target: Target) -> dict[str, str]:
-    """The columns that silver takes of a layout: their names without a `rename` → what they are called."""
+    """The columns of a layout that silver has: source names → silver names."""
     columns = typed_columns(relation, target.types)
     return {columns[index].name: name for index, name in taken_columns(columns, target.transforms).items()}
 
 
 def plain(shape: RelationMapping) -> Projection:
-    """A silver row is its source row."""
+    """The projection without transforms."""
     return Projection(shape, shape, Transforms())
 
 
 def silver_shape(
     shape: RelationMapping, transforms: Transforms, computed: Mapping[str, str], label: str, place: Callable[[str], str]
 ) -> SilverMapping:
-    """The shape that transforms make; `computed`: name → type; `place`: where a key of the table is written.
+    """The mapping after transforms; `computed`: name → type; `place`: location of the table's key in the file.
 
-    Raises TransformUnfit for columns that are not there, that have to stay, or that would have one name.
+    Raises TransformUnfit for columns that do not exist, that cannot be omitted, or that would have the same name.
     """
     names = shape.relation.names
     for key, listed in (
@@ -296,12 +291,12 @@ def silver_shape(
 
 
 def _prefix_columns(carried: Mapping[SilverColumn, str]) -> dict[SilverColumn, str]:
-    """Columns that come with each change as they are called beside the source's."""
+    """Columns that come with each change, under their names next to the source's columns."""
     return {SilverColumn(f"{BESIDE}{column.name}", column.type): text for column, text in carried.items()}
 
 
 def _passthrough_columns(shape: RelationMapping, silver_names: Mapping[int, str]) -> dict[SilverColumn, str]:
-    """What comes with each change: of the old row the columns that silver takes, by silver's names."""
+    """What comes with each change: the old values of silver's columns, by silver's names."""
     old = {old_column(column): index for index, column in enumerate(shape.columns)} if shape.old_values else {}
     columns = {}
     for column, text in shape.carried.items():
@@ -314,13 +309,13 @@ def _passthrough_columns(shape: RelationMapping, silver_names: Mapping[int, str]
 
 
 BLIND = "_cdc_blind"
-"""Whether the row after a change cannot be worked out: a value that is needed is not known."""
+"""Whether the row after a change cannot be computed, because a needed value is unknown."""
 
 LEFT_TO = "_cdc_left_to"
-"""The key that a row has after an update which does not tell by itself whether the row matches."""
+"""The key of a row after an update that does not show by itself whether the row matches."""
 
-_MOVED = "_cdc_moved"  # by a move the row came into silver, or left it
-_WHOLE = "_cdc_whole"  # the change tells the row before it, as far as the filter reads it
+_MOVED = "_cdc_moved"  # a change of the key made the row match or stop matching
+_WHOLE = "_cdc_whole"  # the change contains the old row, as far as the filter reads it
 _WAS = "_cdc_was"
 _INSIDE = "_cdc_inside"  # silver has the row before a change
 
@@ -340,11 +335,11 @@ def old_values(projection: Projection) -> dict[str, str]:
 
 
 def filter_changes(changes: DataFrame, projection: Projection) -> DataFrame:
-    """The changes of the rows that the filter takes, as if the source's table had no others.
+    """The changes of matching rows, as if the source table had no others.
 
-    A row that stops matching is deleted, one that begins to match is inserted; what is of neither is left out. Where a
-    change does not tell the row before it, silver may have that; where the filter reads a value that is not known, the
-    row may match, and `_cdc_matches` is true.
+    A row that stops matching is deleted, one that starts to match is inserted; a change whose rows do not match is
+    dropped. If a change does not contain the old row, silver may have that row; if the filter reads an unknown value,
+    the row may match, and `_cdc_matches` is true.
     """
     return changes if projection.where is None else _rewrite_changes(_with_matches(changes, projection), projection)
 
@@ -360,7 +355,7 @@ def _rewrite_changes(after: DataFrame, projection: Projection) -> DataFrame:
             _MOVED: moves(was),
             FROM: F.when(F.col(_WAS), F.col(FROM)),
             TO: F.when(~leaves, F.col(TO)),
-            # A row that moved and stopped matching is deleted where it was.
+            # A row that moved and stopped matching is deleted at its old key.
             **{
                 column.name: F.when(
                     leaves, F.expr(projection.source.typed_sql(column_index, f"{FROM}[{index}]"))
@@ -375,14 +370,14 @@ def _rewrite_changes(after: DataFrame, projection: Projection) -> DataFrame:
 
 
 def moves(changes: DataFrame) -> Column:
-    """Whether a change moved a row to another key: also one that a filter made an insert or a delete of."""
+    """Whether a change moved a row to another key, even if a filter made it an insert or a delete."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
     return F.col(_MOVED) if _MOVED in changes.columns else (F.col(OP) == "U") & (F.col(FROM) != F.col(TO))
 
 
 def concerning(changes: DataFrame, projection: Projection) -> DataFrame:
-    """Of a table that keeps every change: those of which it is not known that neither row of theirs matches."""
+    """For a table that keeps every change: those of which a row matches or may match."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     if projection.where is None:
@@ -409,7 +404,7 @@ def _with_previous_match(changes: DataFrame, projection: Projection) -> DataFram
 
     assert projection.where is not None
     names = {projection.source.columns[index].name: index for index in sorted(projection.condition)}
-    if not names:  # a filter that reads nothing takes all rows, or none
+    if not names:  # a filter that reads nothing matches all rows, or none
         return changes.withColumn(_WAS, F.col(OP).isin("U", "D"))
     saved = changes.withColumns({f"_cdc_new_{index}": F.col(quote_identifier(name)) for name, index in names.items()})
     swapped = saved.withColumns({name: F.col(_old_value_column(index)) for name, index in names.items()})
@@ -423,12 +418,12 @@ def _with_previous_match(changes: DataFrame, projection: Projection) -> DataFram
 def fill_unchanged(
     changes: DataFrame, projection: Projection, completed: Collection[int], foreign: Collection[int]
 ) -> DataFrame:
-    """Changes, none left out yet, in which values that were not sent have their places, filtered by them.
+    """Fill unchanged values of changes and filter them.
 
-    `completed`: columns whose values stand in `_cdc_judged_<n>`; `foreign`: columns that are needed and that silver
-    lacks. A value counts where the change sent it, or where silver keeps its column and has the row before the change:
-    had a span ended there, nothing else would tell it. Where that is not enough, `_cdc_blind` is true. `_cdc_left_to`
-    is the key that a row has after an update that does not tell by itself whether it matches.
+    `completed`: columns whose values are in `_cdc_judged_<n>`; `foreign`: needed columns that silver lacks. A value is
+    known if the change sent it, or if silver has its column and the row before the change: if a span had ended there,
+    nothing else would be known. If that is not enough, `_cdc_blind` is true. `_cdc_left_to` is the key that a row has
+    after an update that does not show by itself whether it matches.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
@@ -436,7 +431,7 @@ def fill_unchanged(
     inside: Column = F.lit(True)
     if projection.where is not None:
         guessed = _with_values(changes, projection, completed)
-        # What was worked out of the change before is right up to the first change of the row that is held.
+        # Results of the previous change are right up to the first held change of the row.
         before = F.lag(F.struct(F.col(MATCHES).alias("matched"))).over(row_window(F.col(ORDER)))
         was_inside = F.when(before.isNull(), F.col(FOUND)).otherwise(before["matched"])
         changes = _with_matches(guessed, projection).withColumn(_INSIDE, F.coalesce(was_inside, F.lit(False)))
@@ -471,7 +466,7 @@ def fill_unchanged(
 
 
 def _with_values(changes: DataFrame, projection: Projection, completed: Collection[int]) -> DataFrame:
-    """The values in `_cdc_judged_<n>` in the places of the columns that silver depends on."""
+    """Move the values in `_cdc_judged_<n>` to the columns on which silver depends."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     own = {index: projection.source.columns[index] for index in sorted(completed) if index in projection.needed_columns}
@@ -489,7 +484,7 @@ def project_columns(
 def _silver_columns(
     changes: DataFrame, projection: Projection, unsent: frozenset[int]
 ) -> tuple[DataFrame, frozenset[int]]:
-    """The kept columns under their silver names, and the computed ones: of rows that are there and fully known."""
+    """The kept columns under their silver names, and the computed ones for rows that exist and are completely known."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     source, silver = projection.source, projection.silver
@@ -528,7 +523,7 @@ def _silver_columns(
 def projected_changes(changes: DataFrame, projection: Projection, unsent: frozenset[int]) -> DataFrame:
     """Changes of a table that keeps every change, with silver's columns.
 
-    A computed value that cannot be worked out is NULL and stands in `_unchanged`, as a value that was not sent does.
+    A computed value with an unknown input is NULL and listed in `_unchanged`, like an unchanged value.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
@@ -539,7 +534,7 @@ def projected_changes(changes: DataFrame, projection: Projection, unsent: frozen
 
 
 def _unsent_sql(projection: Projection) -> str:
-    """Silver's names of the columns that were not sent, from the source's names of them."""
+    """Silver's names of the columns that were not sent, from their names in the source."""
     source, silver, name = projection.source, projection.silver, quote_identifier(f"{BESIDE}{UNSENT.name}")
     renamed = zip(projection.kept_columns, silver.columns, strict=False)
     silver_names = {source.columns[place].name: column.name for place, column in renamed}

@@ -1,15 +1,15 @@
-"""Opens a stream of the GaussDB family for a pipeline: a new one, or the one that bronze was fed from, checked.
+"""Opens a stream of the GaussDB family for a pipeline: a new one, or the one in bronze after checks.
 
 The first start:
 
     intention recorded → slot → order domain decided → snapshot at a CSN → stream begun in bronze → tables copied
     → `snapshots` says complete
 
-Slots of the family are never temporary, so the intention to make one is recorded first: a slot of that name is then
-ours although bronze knows nothing of it yet. What breaks off before the end begins anew at the next start.
+Slots of the family are never temporary, so the intention to create one is recorded first: a slot of that name is then
+ours even if bronze does not know it yet. An interrupted start begins again.
 
-The copy holds exactly the transactions with a CSN below the snapshot's. In the csn domain the stream begins there; in
-the lsn domain what the slot sends of them again is left out by CSN (`connectors.open_stream.CommitLsnOrdering`).
+The copy contains exactly the transactions with a CSN below the snapshot's. In the csn domain the stream begins there;
+in the lsn domain repeated transactions are dropped by their CSN (`connectors.open_stream.CommitLsnOrdering`).
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ _INEXACT = (
 
 @dataclass(frozen=True, slots=True)
 class GaussDbStart:
-    """What the start of a stream needs besides the pipeline: sessions, closed by the caller, and who the server is."""
+    """What a start of a stream needs besides the pipeline: sessions, closed by the caller, and the server's facts."""
 
     dial: Dial
     session: WireSession
@@ -152,7 +152,7 @@ def start_stream(
     stop: threading.Event,
     report: ProgressReporter,
 ) -> tuple[StreamCheckpoint, int]:
-    """Start a stream; its state and the rows copied. Raises SourceError, LakeError, Stopped."""
+    """Start a stream; returns its state and the rows copied. Raises SourceError, LakeError, Stopped."""
     tables = _checked_tables(project, start.session)
     before = bronze.state()
     _clear_the_way(project, start, before, control, report)
@@ -172,7 +172,7 @@ def start_stream(
 
 
 def _checked_tables(project: Project, session: WireSession) -> dict[TableName, GaussDbTableMetadata]:
-    """The tables that the pipeline takes, with the catalog's facts. Raises NoTableMatches, NoReplicaIdentity."""
+    """The captured tables, with their catalog facts. Raises NoTableMatches, NoReplicaIdentity."""
     facts_by_table = catalog(project, session, captured_tables(project, session))
     check_identities(facts_by_table, session.place)
     return facts_by_table
@@ -182,14 +182,14 @@ def _checked_tables(project: Project, session: WireSession) -> dict[TableName, G
 def _slot_and_snapshot(
     project: Project, start: GaussDbStart, stop: threading.Event, report: ProgressReporter
 ) -> Iterator[tuple[CreatedSlot, OrderDomain, GaussDbSnapshot]]:
-    """Make the slot, decide what orders the stream, and hold a snapshot from after the slot was made."""
+    """Create the slot, decide the stream's order, and take a snapshot after the slot was created."""
     if exports_csn(start.session) or project.family.slot_order == "csn":
         created_slot = _make_slot(project, start)
         domain = decide(project, start.dial, start.session, stop, report)
         with export_snapshot(start.session) as exported_snapshot:
             yield created_slot, domain, GaussDbSnapshot(exported_snapshot.name, exported_snapshot.csn)
         return
-    # without a CSN at hand there is nothing to count from: the stream is ordered by LSN
+    # without a CSN there is nothing to count from: the stream is ordered by LSN
     refuse_csn(project)
     replication = start.dial("slot", True)
     try:
@@ -202,7 +202,7 @@ def _slot_and_snapshot(
 def _make_slot(project: Project, start: GaussDbStart) -> CreatedSlot:
     source = project.family
     if source.slot_order == "csn":
-        # only the function takes an order; the replication command makes ordinary slots
+        # only the function accepts an order; the replication command creates ordinary slots
         return create_slot_by_function(start.session, project.slot, source.slot.plugin, OrderDomain.CSN)
     if source.mode == "polling":
         return create_slot_by_function(start.session, project.slot, source.slot.plugin, None)
@@ -232,7 +232,7 @@ def _begin_stream(
         kind=Kind.GAUSS,
         snapshot_csn=last if domain is OrderDomain.LSN else None,
     )
-    # a CSN-ordered slot is confirmed by CSN
+    # a CSN-ordered slot is acknowledged by CSN
     by_csn = project.family.slot_order == "csn"
     confirm = identity.start if by_csn else created_slot.consistent.value
     return begin_stream(identity, confirm, bronze, control, dense=domain is OrderDomain.CSN and not by_csn)
@@ -272,7 +272,7 @@ def is_slot_intended(
     *,
     new_stream: bool = False,
 ) -> bool:
-    """Whether this pipeline once set out to make its slot, since the newest stream if it starts over (`new_stream`)."""
+    """Whether this pipeline intended to create its slot, for `new_stream` since the newest stream."""
     after = _intention(project, facts).recorded_epoch(control)
     return after is not None and not (new_stream and after < last_epoch(state, control))
 
@@ -284,7 +284,7 @@ def _clear_the_way(
     control: ControlTables,
     report: ProgressReporter,
 ) -> None:
-    """Make sure no slot is in the way; drop ours where an earlier start broke off after making it."""
+    """Ensure that there is no slot; drop ours if an earlier start was interrupted after creating it."""
     existing_slot = find_slot(start.session, project.slot)
     check_own_bronze(project, state, control)
     again = starts_over(state, control)
@@ -296,7 +296,7 @@ def _clear_the_way(
     after = _intention(project, start.facts).recorded_epoch(control)
     if after is None or (again and after < last_epoch(state, control)):
         raise unclaimed_slot(project, bronze_reader(project).place, state)
-    # a start that came after this epoch and broke off as well may have made the slot anew
+    # a start after this epoch that was interrupted too may have created the slot again
     if state is not None and after < state.epoch:
         before = StreamIdentity.parse(state.stream)
         confirmed = existing_slot.confirmed if existing_slot.order is OrderDomain.LSN else None
@@ -321,9 +321,8 @@ def open_family(
     first: bool = False,
     enforce_wal_budget: Callable[[], object] = do_nothing,
 ) -> Iterator[OpenStream]:
-    """Connect, start or check the stream, start replication. `first`: tables that came to the pipeline are copied
-    before anything is read, while `enforce_wal_budget` is called; otherwise beside it. Raises SourceError, LakeError,
-    StateError, Stopped.
+    """Connect, start or check the stream, start replication. `first`: copy added tables before anything is read, while
+    `enforce_wal_budget` is called; otherwise in parallel. Raises SourceError, LakeError, StateError, Stopped.
     """
     everywhere = target = target_of(project.family, project.root)
     with ExitStack() as opened:
@@ -341,7 +340,7 @@ def open_family(
             return frames_of(project, session, position, on_standby=True)
 
         session = dial("catalog", False)
-        target = session.target  # what is read belongs together, also while a failover is under way
+        target = session.target  # everything is read from one server, even during a failover
         by_sql = reads_by_sql(project)
         facts = server_facts(session if by_sql else dial("identify", True), by_sql=by_sql)
         _check_fits(project, session, facts)
@@ -354,7 +353,7 @@ def open_family(
         else:
             existing_slot = find_slot(session, project.slot)
             checked_slot = check_resume(project, session, facts, state, existing_slot)
-            if checked_slot.exact or not by_sql:  # by SQL an inexact position could not be read from
+            if checked_slot.exact or not by_sql:  # SQL functions cannot start at an inexact position
                 rejoin = rejoining(bronze_reader(project), state, checked_slot)
         if facts.timeline:
             note_timeline(Timeline(facts.timeline, None), control, state, report)
@@ -373,7 +372,7 @@ def open_family(
         opened.enter_context(table_copies)
         if first:
             copied += sum(table.rows for table in table_copies.wait_for_copies((frames.tick, enforce_wal_budget), stop))
-        goal = _goal(project, session, identity.domain)  # behind the copies that are made first
+        goal = _goal(project, session, identity.domain)  # after the copies that are made first
         after = format_stream_position(state.stream, state.upto)
         report(ProgressEvent("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         reader = bronze_reader(project)
@@ -413,7 +412,7 @@ def open_family(
 
 
 def _standby(project: Project, everywhere: WireTarget, facts: GaussDbServerFacts) -> WireSession:
-    """A replication connection to a standby of the server that `facts` are of."""
+    """A replication connection to a standby of the server of `facts`."""
     session = connect_to_standby(everywhere, application=f"cdc_lake {project.name} stream")
     standby = identify(session)
     if standby.system != facts.system:
@@ -427,7 +426,7 @@ def _standby(project: Project, everywhere: WireTarget, facts: GaussDbServerFacts
 
 
 def _check_fits(project: Project, session: WireSession, facts: GaussDbServerFacts) -> None:
-    """Raise for a server that is not what the pipeline says, or that it cannot be read from as asked for."""
+    """Raise if the server is not what the pipeline file says, or cannot be read as configured."""
     check_server(facts, session.place)
     check_product(facts.version, project.family.type, session.place)
     check_options(project, facts)
@@ -437,7 +436,7 @@ def _check_fits(project: Project, session: WireSession, facts: GaussDbServerFact
 
 
 def check_options(project: Project, facts: GaussDbServerFacts) -> None:
-    """Raise OptionRefused for what the pipeline asks of a release that cannot give it, or not safely."""
+    """Raise OptionRefused if the release does not support a setting, or not safely."""
     refused = judge(project.family, release_of(facts.version))
     if refused:
         first, more = refused[0], f" (and {len(refused) - 1} more: `cdc-lake check`)" if len(refused) > 1 else ""
@@ -451,7 +450,7 @@ def check_resume(
     state: StreamCheckpoint,
     existing_slot: GaussDbSlotFacts | None,
 ) -> GaussDbSlotFacts:
-    """Raise unless the stream that bronze holds can go on at this server, database and slot; the slot."""
+    """Raise unless the stream in bronze can continue at this server, database and slot; returns the slot."""
     identity = StreamIdentity.parse(state.stream)
     if identity.kind is not Kind.GAUSS:
         raise OtherSource(f"the kind of source is `{Kind.GAUSS}`, but bronze was fed from `{identity.kind}`")
@@ -483,7 +482,7 @@ def check_resume(
 
 
 def server_facts(session: WireSession, *, by_sql: bool) -> GaussDbServerFacts:
-    """Who the server is; a replication connection is closed after it was asked. Raises SourceError."""
+    """Identify the server; a replication connection for this is closed again. Raises SourceError."""
     if by_sql:
         return identify_by_sql(session)
     with session as replication:
@@ -491,11 +490,12 @@ def server_facts(session: WireSession, *, by_sql: bool) -> GaussDbServerFacts:
 
 
 def _goal(project: Project, session: WireSession, domain: OrderDomain) -> int:
-    """A position that everything committed by now lies at or below, and that a quiet server's stream reaches."""
+    """A position at or after everything committed by now, which the stream reaches even on a quiet server."""
     source = project.family
     goal = csn_now(session).value - 1 if domain is OrderDomain.CSN else current_lsn(session).value
     if source.slot_order == "csn" or (domain is OrderDomain.LSN and source.decoding_mode is Mode.PARALLEL):
-        # the stream leaves numbers out, or its keepalives promise nothing: a transaction of this database has to
+        # the stream omits numbers, or keepalives have no CSN: a transaction of this database has to pass the
+        # goal, and one that only takes an id does
         # pass the goal, and one that only takes an id does
         session.query("SELECT txid_current()", doing="passing the goal of this run")
     return goal
@@ -519,7 +519,7 @@ def _order(
 
 
 class _Again:
-    """Makes columns of what comes again, by layouts and a session of its own: the others are another thread's."""
+    """Makes columns of repeated transactions, with its own layouts and session: the others belong to another thread."""
 
     def __init__(self, layouts: Callable[[], RelationResolver]) -> None:
         self._make_layouts = layouts

@@ -1,8 +1,8 @@
-"""Snapshots of the GaussDB family that are exported with their CSN: for comparisons, and to copy tables again.
+"""Snapshots of the GaussDB family that are exported with their CSN, for comparisons and for copying tables again.
 
-A snapshot shows exactly the transactions below its CSN. A comparison reads what the slot still has as the receiver
-would, and confirms nothing, so that the next receiver gets it again. A table that is copied again has an exact place
-in a stream that is ordered by CSN, and none in one that is ordered by LSN.
+A snapshot shows exactly the transactions below its CSN. A comparison reads the rest of the slot as the receiver would,
+and acknowledges nothing, so that the next receiver gets it again. A table that is copied again has an exact position in
+a stream ordered by CSN, and none in one ordered by LSN.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from cdc_lake.tables.control_tables import ControlTables
 _APPLICATION = "cdc_lake compare"
 
 PATIENCE = 10.0
-"""Seconds that the slot may take to send what the snapshot shows."""
+"""Seconds in which the slot has to send what the snapshot shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +76,20 @@ class CsnSnapshotPredicate:
 
     @property
     def column(self) -> str:
-        """Column of bronze's COMMIT rows that holds the number: xid or csn."""
+        """The column of bronze's COMMIT rows with the number: xid or csn."""
         return "csn"
 
     def shows(self, number: int, _position: int) -> bool:
-        """Whether it shows the transaction of this number that committed at a position of the stream's order domain."""
+        """Whether it shows the transaction with this number, committed at a position of the stream's order domain."""
         return number < self.csn
 
     def may_be_hidden(self, numbers: Any, _positions: Any) -> Any:
-        """For int64 ndarrays of numbers and positions a bool ndarray: False if the snapshot surely shows it."""
+        """For int64 ndarrays of numbers and positions a bool ndarray: False if the snapshot certainly shows it."""
         return numbers >= self.csn
 
 
 class GaussDbComparison:
-    """One session that reads everything in one snapshot, and a replication connection for what is not landed."""
+    """One session that reads everything in one snapshot, and a replication connection for what has not landed."""
 
     def __init__(
         self,
@@ -108,13 +108,13 @@ class GaussDbComparison:
         self._layouts = RelationResolver(family_tables(project, reading))
 
     def captured_tables(self) -> list[PublishedTable]:
-        """The tables that the stream carries, sorted."""
+        """The tables that the stream contains, sorted."""
         tables = catalog(self._project, self._reading, captured_tables(self._project, self._reading))
         return [PublishedTable(table, tuple(c.name for c in facts.columns), None) for table, facts in tables.items()]
 
     @contextmanager
     def snapshot(self, tables: Sequence[TableName]) -> Iterator[SnapshotVisibility]:
-        """One snapshot for all that is read inside; it locks out TRUNCATE and rewrites, which no snapshot outlives."""
+        """One snapshot for everything read inside; locks out TRUNCATE and rewrites, which would invalidate it."""
         with export_snapshot(self._reading, [quote_table(table) for table in tables]) as exported_snapshot:
             csn = exported_snapshot.csn.value
             yield CsnSnapshotPredicate(
@@ -126,7 +126,7 @@ class GaussDbComparison:
         return self._layouts.relation_of(source_table.table)
 
     def parts(self, relation: Relation, source_table: PublishedTable) -> Iterator[pa.Table]:
-        """The rows of a captured table that its filter takes, in blocks: large_string columns, text as printed."""
+        """The rows of a captured table that match its filter, in blocks: large_string columns, text as printed."""
         columns = ", ".join(identifier(name) for name in relation.names)
         where = f" WHERE {source_table.row_filter}" if source_table.row_filter else ""
         query = f"SELECT {columns} FROM {quote_table(source_table.table)}{where}"
@@ -138,26 +138,28 @@ class GaussDbComparison:
             yield from csv_tables(sent, relation, codec)
 
     def rows(self, relation: Relation, source_table: PublishedTable) -> pa.Table:
-        """All of them in one table: for few."""
+        """All of them in one table, if they are few."""
         return join_blocks(self.parts(relation, source_table), relation)
 
     def unsummable_reason(self, relation: Relation) -> str:
-        """Why the server cannot sum up hashes: what `concat` prints is not proven for all versions of this family."""
+        """Why the server cannot sum up hashes: the output of `concat` is not verified for all versions of the
+        family.
+        """
         del relation
         return "its server belongs to the GaussDB family"
 
     def sums(self, source_table: PublishedTable, hashed: HashSql) -> Iterator[tuple[int, int, int]]:
-        """The same rows as `parts` gives, summed up by the server: bucket, number of rows, sum of their hashes."""
+        """The rows of `parts`, summed up by the server: bucket, number of rows, sum of their hashes."""
         msg = f"a server of the GaussDB family cannot hash {source_table.table}: {hashed}"
         raise AssertionError(msg)
 
     def ahead(self, shown: SnapshotVisibility, after: int) -> Sequence[PendingTransaction] | None:
-        """What the slot still has of what the snapshot shows, above position `after`; None where somebody reads it."""
+        """What the slot still has of what the snapshot shows, after position `after`; None if it has a reader."""
         by_sql = reads_by_sql(self._project)
         session = connect(target_of(self._project.family, self._project.root), replication=not by_sql)
         self._opened.callback(session.close)
         try:
-            # by SQL from wherever the slot is: it would be moved otherwise, which is for the receiver to do
+            # by SQL from the slot's position: only the receiver may advance it
             start = 0 if by_sql else self._state.confirm
             frames = frames_of(self._project, session, start, looks=by_sql)
         except SlotActive:
@@ -186,7 +188,7 @@ class GaussDbComparison:
     def _decode_frames(
         self, assembler: GaussDbAssembler, sent: Sequence[tuple[int, bytes]]
     ) -> Iterator[RecordTransaction]:
-        """The transactions that frames complete. Raises SlotUndecodable."""
+        """The transactions that the frames complete. Raises SlotUndecodable."""
         for number, payload in sent:
             try:
                 for raw in assembler.feed(payload, number):
@@ -217,7 +219,7 @@ class GaussDbComparison:
 
 
 class _Wanted:
-    """What must have come before everything is known that a snapshot shows; `every`: no position is left out."""
+    """What must have arrived before everything that a snapshot shows is known; `every`: no position is omitted."""
 
     def __init__(self, shown: SnapshotVisibility, after: int, *, every: bool) -> None:
         self._upto = shown.position
@@ -237,7 +239,7 @@ class _Wanted:
 
 @contextmanager
 def family_side(project: Project, state: StreamCheckpoint) -> Iterator[GaussDbComparison]:
-    """Connect to the server that bronze was fed from. Raises SourceError, StateError."""
+    """Connect to the server of bronze's stream. Raises SourceError, StateError."""
     target = target_of(project.family, project.root)
     with ExitStack() as opened:
         reading = connect(target, application=_APPLICATION)
@@ -249,8 +251,8 @@ def family_side(project: Project, state: StreamCheckpoint) -> Iterator[GaussDbCo
 def check_source(
     project: Project, reading: WireSession, state: StreamCheckpoint, on_open: Opened = ignore_open
 ) -> tuple[GaussDbServerFacts, StreamCheckpoint]:
-    """The server's facts, and bronze as it was when they were asked for: a receiver may have landed and confirmed more
-    since `state`. `on_open`: of connections.
+    """The server's facts, and bronze's state when they were read: a receiver may have landed and acknowledged more
+    since `state`. `on_open`: called with connections.
     """
     target, by_sql = target_of(project.family, project.root), reads_by_sql(project)
     while True:
@@ -262,7 +264,7 @@ def check_source(
             facts = server_facts(asked, by_sql=by_sql)
         try:
             check_resume(project, reading, facts, state, find_slot(reading, project.slot))
-        except SlotActive:  # bronze went on while the slot was looked at
+        except SlotActive:  # bronze advanced while the slot was checked
             now = bronze_reader(project).state()
             if now is None or now == state:
                 raise
@@ -284,7 +286,7 @@ def copy_family(
     report: ProgressReporter,
     opened: Opened = ignore_open,
 ) -> tuple[str, tuple[CopiedTable, ...]]:
-    """Copy tables that the stream carries; the copy's name. Raises CopyUnplaced, SourceError, LakeError, StateError."""
+    """Copy tables of the stream; returns the copy's name. Raises CopyUnplaced, SourceError, LakeError, StateError."""
     if StreamIdentity.parse(state.stream).domain is not OrderDomain.CSN:
         raise CopyUnplaced("the stream is ordered by LSN, but a snapshot of this server has its position by CSN")
     limits = project.pipeline.snapshot
@@ -310,9 +312,9 @@ def copy_family(
 def _take_free_snapshot(
     project: Project, session: WireSession, state: StreamCheckpoint, control: ControlTables, tables: Sequence[TableName]
 ) -> Iterator[CsnSnapshot]:
-    """A snapshot at a CSN that no other copy stands at, of whatever tables: two copies of one name would be one. On a
-    quiet server two snapshots have one CSN: a transaction of ours that only takes an id parts them. Raises CopyUnplaced
-    where it does not, SourceError.
+    """A snapshot at a CSN that no other copy has, of whatever tables, because copies are named by it. On a quiet server
+    two snapshots have one CSN; a transaction of ours that only takes an id separates them. Raises CopyUnplaced if it
+    does not, SourceError.
     """
     for _ in range(_ATTEMPTS):
         with export_snapshot(session, [quote_table(table) for table in tables]) as snapshot:
@@ -325,7 +327,7 @@ def _take_free_snapshot(
 
 
 def _is_free(project: Project, state: StreamCheckpoint, control: ControlTables, position: int) -> bool:
-    """Whether there are no copied rows at a position, of a copy that broke off either, and no copy of empty tables."""
+    """Whether no copy, even an interrupted one or one of empty tables, has a position."""
     if any(row.snapshot == copy_name(state, position) for row in control.snapshots()):
         return False
     files = bronze_reader(project).files()

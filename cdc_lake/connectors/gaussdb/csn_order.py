@@ -1,19 +1,19 @@
-"""Puts transactions that arrive by commit LSN into CSN order, and misses none. Pure: the clock is handed in.
+"""Sorts transactions that arrive by commit LSN into CSN order, without missing any. Pure: the clock is an argument.
 
-CSNs count every commit of the server, so a parallel stream that sends empty transactions too has no hole in them; but
-a CSN may come a few transactions late, because number and commit record are not made at one moment. A transaction is
-therefore closed once every CSN up to its own has arrived. Counting starts behind `start`, which the initial copy
-holds: transactions at or below it that still arrive are repeats.
+CSNs count every commit of the server, so a parallel stream with empty transactions has no gaps. But a CSN may arrive a
+few transactions late, because number and commit record are not created at the same moment. A transaction is therefore
+closed once every CSN up to its own has arrived. Counting starts after `start`, which the initial copy contains:
+transactions at or below it that still arrive are repeated ones.
 
-A hole that does not close in time is a lost transaction: the policy is to stop, or to record a gap and go on; should
-its transaction come later, it is an error and never taken for a repeat. A gap is recorded before anything above it is
-landed. If the receiver died in between and the transactions came in time after all, bronze holds them, and they are no
-gap.
+A CSN that does not arrive in time is a lost transaction: the policy is to stop, or to record a gap and continue; if the
+transaction arrives later, it is an error and never counts as repeated. A gap is recorded before anything above it is
+landed. If the receiver died in between and the transactions arrived in time after all, bronze has them, and the gap
+does not count.
 
-Whether a stream shows every CSN decides what orders it. Parallel decoding with empty transactions does in the open
-source; serial decoding shows its own database's only, and GaussDB's kernels may leave numbers out. With `order: auto`
-the stream is read for a moment before it begins, and a hole that stays makes it one ordered by LSN. The answer is part
-of the stream's identity and never decided again.
+The order of a stream depends on whether it shows every CSN. Parallel decoding with empty transactions does in
+openGauss; serial decoding shows only those of its database, and GaussDB's kernels may omit numbers. With `order: auto`
+the stream is read for a moment before it begins; a CSN that stays missing makes it ordered by LSN. The result is part
+of the stream's identity and never changes.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.files import write_rows
 
 STEP: Final = 1.0
-"""Seconds that count at most between two looks at the clock: a longer pause is ours (bronze was busy), and what was not
-read could not arrive."""
+"""Maximum seconds that count between two checks of the clock: a longer pause is ours (bronze was busy), and what was
+not read could not arrive."""
 CROWD: Final = 1000
-"""With this many transactions behind a hole (inversions were measured at a distance of at most 9) …"""
+"""With this many transactions behind a missing CSN (inversions were measured at a distance of at most 9) …"""
 CROWD_BYTES: Final = 128 << 20
-"""… of this size in all, nothing more is waited for: memory has an end."""
+"""… of this total size, it is no longer waited for: memory is limited."""
 
-_NEVER: Final = 1 << 64  # above every CSN: what was never closed is never confirmed
+_NEVER: Final = 1 << 64  # above every CSN: what was never closed is never acknowledged
 
 
 class CsnOrdering:
     """Closes transactions in CSN order (`connectors.open_stream.TransactionOrdering`).
 
-    `start` and `confirm` are bronze's markers, `empty` its count of empty transactions behind its last rows, `recorded`
-    the gaps it passed over, which do not overlap. `bound`: seconds that a CSN may be late, counted from the moment its
-    turn came, but not while one and the same transaction is being received. `clock` counts seconds.
+    `start` and `confirm` are bronze's markers, `empty` its count of empty transactions after its last rows, `recorded`
+    the gaps it passed over, which do not overlap. `bound`: seconds that a CSN may be late, counted from the moment it
+    was next, but not while a transaction is being received. `clock` counts seconds.
     """
 
     def __init__(
@@ -90,24 +90,24 @@ class CsnOrdering:
         self._policy = policy
         self._clock = clock
         self._empty = empty
-        # where bronze did not get past a gap, its transactions are still in time
+        # if bronze did not get past a gap, its transactions are still in time
         self._passed = sorted((gap.first, min(gap.last, start)) for gap in recorded if gap.first <= start)
         self._waiting: dict[int, ReceivedTransaction] = {}
         self._bytes = 0
         self._arrived: list[tuple[int, int]] = []  # heap of (confirm, csn) that the confirm position has not passed
         self._below: int | None = None  # commit LSN of the last transaction closed
-        self._front = start  # the CSN whose turn it is, while something above it has arrived
+        self._front = start  # the CSN that is next, while something above it has arrived
         self._waited = self._looked = 0.0
         self._opened: frozenset[int] = frozenset()
         self.repeats = 0
 
     @property
     def waiting(self) -> int:
-        """Transactions that arrived and wait for a CSN below theirs."""
+        """Number of transactions that wait for a lower CSN."""
         return len(self._waiting)
 
     def add(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
-        """Take a committed transaction; what can be closed now. Raises NoOrderNumber, CsnTwice, LateTransaction."""
+        """Take a committed transaction; returns what can be closed. Raises NoOrderNumber, CsnTwice, LateTransaction."""
         bounds = transaction.bounds
         csn = bounds.csn
         if csn is None:
@@ -146,7 +146,7 @@ class CsnOrdering:
         return self._pass_over(min([*self._waiting, *beyond]) - 1)
 
     def _run(self) -> Sequence[OrderedTransaction]:
-        """Close what has no hole before it."""
+        """Close all transactions without a missing CSN before them."""
         steps = []
         while (transaction := self._waiting.pop(self._upto + 1, None)) is not None:
             self._upto += 1
@@ -168,7 +168,7 @@ class CsnOrdering:
             self._confirm = max(self._confirm, heappop(arrived)[0])
 
     def _handle_repeat(self, transaction: ReceivedTransaction, csn: int) -> Sequence[OrderedTransaction]:
-        """One that is closed already, or whose CSN was passed over."""
+        """Handle a transaction that is already closed, or whose CSN was passed over."""
         index = bisect_right(self._passed, csn, key=itemgetter(0)) - 1
         if index >= 0 and csn <= self._passed[index][1] and transaction.count:
             heappush(self._arrived, (transaction.bounds.confirm, _NEVER))
@@ -201,12 +201,12 @@ class CsnOrdering:
 
 
 def _memory_bytes(transaction: ReceivedTransaction) -> int:
-    """Bytes in memory: a large one is on disk."""
+    """Bytes in memory, without those on disk."""
     return 0 if isinstance(transaction, InParts) else transaction.size
 
 
 def _with_empty_count(transaction: ReceivedTransaction, empty: int) -> ReceivedTransaction:
-    """The transaction with its count of empty ones before it: every format's is a dataclass."""
+    """The transaction with its count of preceding empty ones: those of every format are dataclasses."""
     bounds = dataclasses.replace(transaction.bounds, empty_before=empty)
     return cast("ReceivedTransaction", dataclasses.replace(cast("Any", transaction), bounds=bounds))
 
@@ -222,19 +222,19 @@ def _gap_bounds_text(gap: Gap) -> str:
 
 
 SETTLE = 3.0
-"""Seconds that are read at most."""
+"""Maximum seconds of reading."""
 QUIET = 1.5
-"""Seconds of silence after which nothing more is read: a server sends what waits in a batch after one."""
+"""Seconds of silence after which reading ends: a server sends waiting batches after one."""
 ENOUGH = 200
-"""Transactions after which nothing more is read."""
+"""Transactions after which reading ends."""
 LATE = 16
-"""How far behind the highest CSN one may still come; inversions were measured at a distance of at most 9."""
+"""How far behind the highest CSN one may still arrive; inversions were measured at a distance of at most 9."""
 
 
 def order_of(source: FamilySource, *, exports: bool) -> OrderDomain | None:
-    """What orders a new stream; None where only a look at the stream itself decides.
+    """The order of a new stream; None if only reading the stream decides it.
 
-    `exports`: the server gives a CSN with a snapshot, without which there is nothing to count CSNs from.
+    `exports`: the server provides a CSN with a snapshot, without which CSNs cannot be counted.
     """
     if source.slot_order == "csn":
         return OrderDomain.CSN
@@ -251,7 +251,7 @@ def order_of(source: FamilySource, *, exports: bool) -> OrderDomain | None:
 def decide(
     project: Project, dial: Dial, session: WireSession, stop: threading.Event, report: ProgressReporter
 ) -> OrderDomain:
-    """The order domain of a new stream, whose slot is there and was not read, of a server that gives CSNs.
+    """The order domain of a new stream, whose slot exists and was not read, of a server that provides CSNs.
 
     Raises SourceError, Stopped.
     """
@@ -266,7 +266,7 @@ def decide(
 
 
 def refuse_csn(project: Project) -> None:
-    """Raise where the pipeline asks for CSN order of a server that gives no CSN with a snapshot."""
+    """Raise if the pipeline requires CSN order of a server that provides no CSN with a snapshot."""
     if project.family.order == "csn":
         raise ServerSettings(
             "the server has no function pg_export_snapshot_and_csn, so there is no CSN to start from",
@@ -276,7 +276,7 @@ def refuse_csn(project: Project) -> None:
 
 
 def hole(csns: Iterable[int], base: int) -> int | None:
-    """The first CSN from `base` on that is missing although one more than `LATE` above it is there."""
+    """The first CSN from `base` on that is missing although one more than `LATE` above it has arrived."""
     sorted_csns = sorted({csn for csn in csns if csn >= base})
     expected = base
     for csn in sorted_csns:
@@ -287,7 +287,7 @@ def hole(csns: Iterable[int], base: int) -> int | None:
 
 
 def _missing(project: Project, dial: Dial, session: WireSession, stop: threading.Event) -> int | None:
-    # below the CSN of a snapshot taken after the slot was made, the slot may leave transactions out
+    # below the CSN of a snapshot taken after the slot was created, the slot may omit transactions
     base = csn_now(session).value
     frames = frames_of(project, dial("density", True), 0)
     try:
@@ -311,7 +311,7 @@ def record_gap(control: ControlTables, state: StreamCheckpoint, gap: Gap) -> Non
 
 
 def recorded_gaps(control: ControlTables, bronze: BronzeReader, state: StreamCheckpoint) -> list[Gap]:
-    """The gaps that bronze has passed over, ascending, none overlapping. Raises LakeError."""
+    """The gaps that bronze has passed over, ascending and without overlaps. Raises LakeError."""
     rows = control.read("gaps", (pc.field("stream") == state.stream) & (pc.field("epoch") == state.epoch)).to_pylist()
     missing: list[Gap] = []
     for row in sorted(rows, key=lambda row: (row["first"], row["last"])):
@@ -328,7 +328,7 @@ def recorded_gaps(control: ControlTables, bronze: BronzeReader, state: StreamChe
 
 
 def keep_late(folder: Path, state: StreamCheckpoint, transaction: ReceivedTransaction, tabulate: Tabulate) -> Path:
-    """Write a late transaction beside the control tables as bronze rows, in Parquet and durably; the file."""
+    """Write a late transaction durably next to the control tables, as bronze rows in Parquet; returns the file."""
     rows = BatchRows([transaction], tabulate, replace(state, head=GENESIS), time.time_ns() // 1000)
     path = folder / "late" / f"{state.epoch}-{transaction.bounds.position}.parquet"
     write_rows(pa.concat_tables(rows.map_tables(lambda table: [table])), path)

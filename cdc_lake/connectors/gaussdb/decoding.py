@@ -1,15 +1,15 @@
-"""What a server of the GaussDB family sends for a pipeline: catalogs, options, assembler, and the list of tables.
+"""How a pipeline reads a server of the GaussDB family: catalogs, options, assembler, and the list of tables.
 
-`check`, `plan` and `status` read only catalogs that PostgreSQL 9.2 had, which the family comes from; of views that
-products have given other columns, whatever is there is read.
+`check`, `plan` and `status` read only catalogs of PostgreSQL 9.2, on which the family is based; views whose columns
+differ between products are read with the columns they have.
 
-Tables that were added to `source.tables` or removed since the stream began:
+Tables that were added to or removed from `source.tables` since the stream began:
 
-    recorded as left at what bronze holds → copied (`runtime.receive.stream_setup`) → the copy in force
+    recorded as excluded at bronze's position → copied (`runtime.receive.stream_setup`) → active
 
-The servers know no publication: what is chosen is sent. A table that was removed is left and stays so. An added one is
-left too, so that silver waits for its copy, whatever the stream has of it before. A stream that is ordered by LSN has
-no place for such a copy: an added table begins with its changes, and one that comes back stays left.
+The servers have no publication: selected tables are sent. A removed table stays excluded. An added one is excluded too,
+so that silver waits for its copy, whatever the stream has of it before. A stream ordered by LSN has no position for
+such a copy: an added table begins with its changes, and one that is added again stays excluded.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ from cdc_lake.source.sql_text import literal
 from cdc_lake.tables.control_tables import ControlTables
 
 STANDBY_ONLY = "standby-connection"
-"""The option by which a primary refuses to decode: not sent where the primary is read."""
+"""The option with which a primary refuses to decode: not sent if the primary is read."""
 
 Dial = Callable[[str, bool], WireSession]
-"""Opens a session: what for, and whether for replication."""
+"""Opens a session: its purpose, and whether it is for replication."""
 
 
 def style_of(project: Project) -> tuple[Style, bool]:
-    """How the stream is written: its style, and whether in batches."""
+    """The format of the stream: its style, and whether it has batches."""
     source = project.family
     if source.decoding_mode is not Mode.PARALLEL:
         return Style.SERIAL, False
@@ -81,9 +81,9 @@ def style_of(project: Project) -> tuple[Style, bool]:
 
 
 def codec_of(project: Project, encoding: str) -> Codec:
-    """The codec of what is read, with the pipeline's policy. Raises UnknownEncoding.
+    """The codec of the stream, with the pipeline's policy. Raises UnknownEncoding.
 
-    A stream is in the database's encoding; what SQL functions answer, the server has made UTF-8 of.
+    A stream is in the database's encoding; the server converts results of SQL functions to UTF-8.
     """
     return codec_by_name(project, "UTF8" if reads_by_sql(project) else encoding)
 
@@ -97,9 +97,9 @@ def assembler_of(
     frames: FrameStoreFactory | None = None,
     captured: TableFilter | None = None,
 ) -> GaussDbAssembler:
-    """What makes transactions of the stream's frames; `note` is told once of each kind of line that is left out.
+    """The assembler of the stream's frames; `note` is called once for each kind of ignored line.
 
-    `frames` makes stores for large ones; None: all are held in memory. `captured` leaves rows out; None: none.
+    `frames` makes stores for large transactions; None: all are in memory. `captured` filters rows; None: no filter.
     """
     style, batch = style_of(project)
     by_csn = project.family.slot_order == "csn"
@@ -132,7 +132,7 @@ def tables_of(raw: RecordTransaction, layouts: RelationResolver) -> frozenset[Ta
 
 
 def sends_more(project: Project) -> bool:
-    """Whether the server lets rows through that the pipeline does not take: the white list cannot say its patterns."""
+    """Whether the server sends rows of tables that are not captured: a white list cannot express all patterns."""
     patterns = project.family.tables
     listed = effective_options(project.family).get("white-table-list")
     everything = (listed or "*.*").split(",")
@@ -145,8 +145,8 @@ def frames_of(
     """Start to read the pipeline's slot after `start`, 0 for the slot's own position. Raises SourceError.
 
     `session` is a replication connection, in `mode: polling` an ordinary one; it is closed with the frames.
-    `on_standby`: it is one to a standby, where the pipeline wants that; otherwise one to the primary. `looks`: nothing
-    is confirmed before what lies behind `start` was looked at.
+    `on_standby`: it is connected to a standby, as configured; otherwise to the primary. `looks`: nothing is
+    acknowledged before everything after `start` was peeked at.
     """
     source = project.family
     options = effective_options(source)
@@ -169,7 +169,7 @@ def frames_of(
 
 
 def reads_by_sql(project: Project) -> bool:
-    """Whether the slot is read by SQL functions, for which no replication connection is needed."""
+    """Whether the slot is read by SQL functions, which need no replication connection."""
     return project.family.mode == "polling"
 
 
@@ -183,7 +183,7 @@ _TABLE = (
 
 @dataclass(frozen=True, slots=True)
 class GaussDbLimits:
-    """The server's settings, and how much of what they limit is in use; `senders_used` None where it is not shown."""
+    """The server's settings, and their usage; `senders_used` None if it is not visible."""
 
     settings: GaussDbSettings
     slots_used: int
@@ -192,7 +192,7 @@ class GaussDbLimits:
 
 @dataclass(frozen=True, slots=True)
 class GaussDbRole:
-    """The role of the session, and by what right it may replicate; None where the catalog shows none."""
+    """The role of the session, and its privilege to replicate; None if the catalog does not show it."""
 
     name: str
     right: str | None
@@ -220,11 +220,11 @@ def role(session: WireSession) -> GaussDbRole:
         roles = session.query("SELECT * FROM pg_roles WHERE rolname = current_user", doing=doing).records()
         return GaussDbRole(name, _right(session, roles[0], doing) if roles else None)
     except (QueryRefused, SourcePermission):
-        return GaussDbRole(name, None)  # a product may hide roles, even one's own
+        return GaussDbRole(name, None)  # a product may hide roles, even the session's own
 
 
 def captured_tables(project: Project, session: WireSession) -> list[TableName]:
-    """The tables the pipeline takes. Raises SourceError."""
+    """The captured tables. Raises SourceError."""
     return select_tables(project.family.tables, sorted(tables_in_database(session)))
 
 
@@ -236,19 +236,19 @@ def family_tables(project: Project, session: WireSession) -> GaussDbCatalog:
 def catalog(
     project: Project, session: WireSession, names: Sequence[TableName]
 ) -> dict[TableName, GaussDbTableMetadata]:
-    """What the catalog says of these tables, without those that are gone. Raises SourceError."""
+    """The catalog's facts of these tables, without dropped ones. Raises SourceError."""
     ask = family_tables(project, session)
     return {name: facts for name in names if (facts := ask(name)) is not None}
 
 
 def tables(session: WireSession, names: Sequence[TableName]) -> list[TableFacts]:
-    """Size and rights of these tables, in their order, without those that are gone. Raises SourceError."""
+    """Size and privileges of these tables, in their order, without dropped ones. Raises SourceError."""
     facts = []
     for name in names:
         sql = _TABLE.format(schema=literal(name.schema), name=literal(name.name))
         for rows, pages, size, readable, owned in session.query(sql, doing=f"looking up {name}").rows:
             estimate = int(rows or 0)
-            never = estimate < 0 or (estimate == 0 and pages == "0")  # before 14, PostgreSQL told both by 0
+            never = estimate < 0 or (estimate == 0 and pages == "0")  # before 14, PostgreSQL used 0 for both
             facts.append(TableFacts(name, None if never else estimate, int(size or 0), readable == "t", owned == "t"))
     return facts
 
@@ -275,7 +275,7 @@ def _senders(session: WireSession) -> int | None:
     try:
         row = _row(session, "SELECT count(*) FROM pg_stat_replication", "counting the WAL senders")
     except (QueryRefused, SourcePermission):
-        return None  # for administrators only, in some products
+        return None  # restricted to administrators in some products
     return int(row[0] or 0)
 
 
@@ -289,7 +289,7 @@ def _row(session: WireSession, sql: str, doing: str) -> tuple[str | None, ...]:
 def family_changes(
     project: Project, session: WireSession, state: StreamCheckpoint, control: ControlTables
 ) -> TableChanges:
-    """Look. Raises SourceError, LakeError."""
+    """Compare the tables of the stream with the source. Raises SourceError, LakeError."""
     return _changes(project, session, tables_in_database(session), state, control)
 
 
@@ -304,7 +304,7 @@ def _changes(
     table_courses, members = courses(control.snapshots(), state.stream), last_members(control, state)
     try:
         chosen = select_tables(project.family.tables, sorted(existing_tables))
-    except NoTableMatches:  # a table that was dropped at the source: what it had is in bronze
+    except NoTableMatches:  # a table was dropped at the source: its rows are in bronze
         changes = changes_of((), (), existing_tables, table_courses, (), published=False, read=members)
         return TableChanges(left=changes.left, dropped=changes.dropped)
     landed = bronze_reader(project).layouts(None, Span(state.epoch, -1, state.upto)).values()
@@ -330,8 +330,8 @@ def settle_family(
     report: ProgressReporter,
     ends: int,
 ) -> tuple[TableName, ...]:
-    """Bring the record to what `source.tables` says; the tables to be copied then. Nothing may be read of the stream
-    meanwhile. `ends`: a position that everything committed by now lies at or below. Raises SourceError, LakeError.
+    """Adapt the records to `source.tables`; returns the tables to be copied. Nobody may read the stream meanwhile.
+    `ends`: a position at or after everything committed by now. Raises SourceError, LakeError.
     """
     existing_tables = tables_in_database(session)
     changes = _changes(project, session, existing_tables, state, control)
@@ -358,7 +358,7 @@ def settle_family(
 
 
 def copies_have_a_place(state: StreamCheckpoint) -> bool:
-    """Whether a table can be copied beside the stream."""
+    """Whether a table can be copied in parallel with the stream."""
     return domain_of(state.stream) is OrderDomain.CSN
 
 

@@ -1,13 +1,13 @@
-"""Rejoining: whether a server of the GaussDB family still has what bronze holds, shown by what it sends again.
+"""Verifies by repeated transactions that a server of the GaussDB family still has what bronze has.
 
-The family's servers tell no history of their log, and the open source keeps one timeline number through every failover.
-But a slot's confirmed position travels to the standbys in the log itself, behind everything it confirms: whatever lies
-before it is on every server that has it. So a stream that may go on elsewhere is begun at the slot's own position, not
-at bronze's end, and the few transactions between come again. Only where they are what bronze holds, and all of it, is
-anything behind them landed, and anything confirmed.
+The family's servers report no history of their WAL, and openGauss keeps one timeline number through every failover. But
+a slot's confirmed position reaches the standbys in the WAL itself, after everything it confirms: every server with it
+has everything before it. A stream that may continue elsewhere therefore starts at the slot's own position, not at the
+end of bronze, and the few transactions between are repeated. Only if they are exactly those in bronze is anything after
+them landed, and anything acknowledged.
 
-A slot in CSN order is confirmed by CSN, and may be that of several data nodes at once, each with a log of its own, the
-end of which may be lost alone. There what came last does not speak for what came before, and more is asked for again.
+A slot in CSN order is confirmed by CSN, and may represent several data nodes, each with its own WAL, whose end may be
+lost alone. There the last transactions do not prove the earlier ones, and more are requested.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from cdc_lake.source.base import FrameSource, StreamIdentity, format_stream_posi
 from cdc_lake.source.gaussdb.slot import GaussDbSlotFacts
 
 AGAIN = 64
-"""Transactions that are asked for again at most: the log is one line, so the last ones speak for all before them."""
+"""Maximum number of repeated transactions: the WAL is one sequence, so the last ones prove all before them."""
 AGAIN_BY_CSN = 1 << 16
-"""CSNs that are gone back at most in a slot in CSN order: many times what the sum of all nodes confirms at once."""
-_INVERTED = 64  # how far the orders by CSN and in the log may differ; at most 9 was measured
+"""Maximum number of CSNs to go back in a slot in CSN order: many times what all nodes confirm at once."""
+_INVERTED = 64  # maximum difference of CSN order and WAL order; at most 9 was measured
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class FailoverReplay:
-    """What bronze holds behind a slot's position, until the server has sent it again.
+    """What bronze has after a slot's position, until the server has repeated it.
 
-    `start`: where the stream is to begin. Nothing is to be confirmed before all was shown (`agreed`); then `then` is
-    called. `exact`: the slot's position is `confirmed`, not somewhere behind.
+    `start`: where the stream is to begin. Nothing may be acknowledged before everything was repeated (`agreed`); then
+    `then` is called. `exact`: the slot's position is exactly `confirmed`.
     """
 
     def __init__(
         self, state: StreamCheckpoint, newest: Sequence[CommitRow], *, confirmed: int, exact: bool, by_csn: bool = False
     ) -> None:
-        """`newest`: bronze's last transactions in the order of the slot; all that are asked for again `by_csn`."""
+        """`newest`: bronze's last transactions in the order of the slot; with `by_csn` all that are requested."""
         self._state = state
         self._by_csn = by_csn
         self._held = {commit.position: commit for commit in newest}
@@ -59,27 +59,27 @@ class FailoverReplay:
         self.then: Callable[[], None] = lambda: None
 
     def is_beyond(self, bounds: Boundaries) -> bool:
-        """Whether a transaction lies behind all that is to come again."""
+        """Whether a transaction follows everything that is to be repeated."""
         position = bounds.position if self._by_csn else bounds.commit_lsn
         return position is not None and position > self._end
 
     def has_resent_all(self, end: int) -> bool:
-        """Whether a log of which everything up to `end` was sent has sent all that is to come again."""
+        """Whether everything to be repeated was sent, if everything up to `end` was."""
         return not self._by_csn and end > self._end
 
     def compare(self, bounds: Boundaries, count: int) -> None:
-        """Hold what came again against bronze. Raises BronzeAhead, HistoryDiffers."""
+        """Compare repeated transactions with bronze. Raises BronzeAhead, HistoryDiffers."""
         commit = self._held.get(bounds.position)
         if commit is not None:
             if not _differs(commit, bounds):
                 self._due.discard(bounds.position)
-            elif self._by_csn:  # in doubt is all that was not sent again yet
+            elif self._by_csn:  # everything that was not repeated yet is in doubt
                 self._raise_ahead([self._held[position] for position in sorted(self._due)])
             else:
                 self._lost_from(_lsn(commit))
         elif count and self._asked_for(bounds) and (bounds.csn is None or bounds.csn > self._copied):
             if self._by_csn and (missing := sorted(due for due in self._due if due < bounds.position)):
-                self._raise_ahead([self._held[position] for position in missing])  # says more
+                self._raise_ahead([self._held[position] for position in missing])  # the more specific error
             shown_position = format_stream_position(self._state.stream, bounds.position)
             raise HistoryDiffers(
                 f"the server sends a transaction at {shown_position}, below bronze's end at "
@@ -87,7 +87,7 @@ class FailoverReplay:
             )
 
     def finish(self) -> None:
-        """All that had to come again has come. Raises BronzeAhead where something is missing."""
+        """Everything has been repeated. Raises BronzeAhead if something is missing."""
         if self._due and not self._by_csn:
             self._lost_from(min(_lsn(self._held[position]) for position in self._due))
         if self._due:
@@ -96,7 +96,7 @@ class FailoverReplay:
         self.then()
 
     def _asked_for(self, bounds: Boundaries) -> bool:
-        """Whether bronze has to have a transaction: up to its end, and not before where the stream was to begin."""
+        """Whether bronze must have a transaction: up to its end, and not before the start of the stream."""
         if bounds.position > self._state.upto:
             return False
         if self._by_csn:
@@ -104,11 +104,11 @@ class FailoverReplay:
         return bounds.commit_lsn is None or self._behind_start(bounds.commit_lsn)
 
     def _behind_start(self, lsn: int) -> bool:
-        """Whether what commits at an LSN is sent again: in every release what ends a byte behind `start` is not."""
+        """Whether a commit at an LSN is repeated: no release sends what ends one byte after `start`."""
         return lsn - 1 > self.start
 
     def _lost_from(self, lsn: int) -> None:
-        """The log is one line: from the first that is missing or another, nothing of bronze is on the server."""
+        """Raise: the WAL is one sequence, so the server has nothing of bronze from the first difference on."""
         self._raise_ahead(
             sorted((c for c in self._held.values() if _lsn(c) >= lsn), key=lambda commit: commit.position)
         )
@@ -118,7 +118,7 @@ class FailoverReplay:
 
 
 def rejoining(reader: BronzeReader, state: StreamCheckpoint, slot: GaussDbSlotFacts) -> FailoverReplay | None:
-    """What the server has to show before the stream goes on from a slot that is behind bronze; None if it is not.
+    """What the server must repeat if its slot is behind bronze; None if it is not.
 
     Raises LakeError.
     """
@@ -133,7 +133,7 @@ def rejoining(reader: BronzeReader, state: StreamCheckpoint, slot: GaussDbSlotFa
 
 
 class FailoverOrdering:
-    """A `TransactionOrdering` that lets nothing through before the server has shown what it has."""
+    """A `TransactionOrdering` that passes nothing on before the server has proven what it has."""
 
     def __init__(self, order: TransactionOrdering, rejoin: FailoverReplay, state: StreamCheckpoint) -> None:
         self._order = order
@@ -144,44 +144,44 @@ class FailoverOrdering:
 
     @property
     def repeats(self) -> int:
-        """Transactions dropped because they were closed before."""
+        """Number of transactions dropped because they were closed before."""
         return self._order.repeats + self._repeats
 
     @property
     def waiting(self) -> int:
-        """Transactions that arrived and are not closed yet."""
+        """Number of transactions that arrived and are not closed yet."""
         return self._order.waiting + len(self._buffer)
 
     def add(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
-        """Take a committed transaction, first those that come again. Raises BronzeAhead, HistoryDiffers as well."""
+        """Take a committed transaction, repeated ones first. Raises BronzeAhead, HistoryDiffers as well."""
         if self._rejoin.agreed:
             return [*self._release_buffer(), *self._order.add(transaction)]
         bounds = transaction.bounds
         if self._rejoin.is_beyond(bounds):
             self._rejoin.finish()
             return [*self._release_buffer(), *self._order.add(transaction)]
-        if bounds.position > self._upto:  # in CSN order some of what is new may come before the last that is not
+        if bounds.position > self._upto:  # in CSN order new transactions may precede the last repeated one
             self._buffer.append(transaction)
             return ()
         before = self._order.repeats
-        self._order.add(transaction)  # it knows what was recorded as a gap
+        self._order.add(transaction)  # it knows the recorded gaps
         self._repeats += self._order.repeats == before
         self._rejoin.compare(bounds, transaction.count)
         release_transaction(transaction)
         return ()
 
     def expire_gaps(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
-        """Look at the clock, after each reading of the stream; what is closed by passing over a gap."""
+        """Check the clock, after each read of the stream; returns what is closed by passing over a gap."""
         return [*self._release_buffer(), *self._order.expire_gaps(opened)] if self._rejoin.agreed else ()
 
     def _release_buffer(self) -> list[OrderedTransaction]:
-        """What was kept until the server had shown all, which a keepalive may have said too."""
+        """What was buffered until the server had repeated everything, which a keepalive may also show."""
         transactions, self._buffer = self._buffer, []
         return [closed for transaction in transactions for closed in self._order.add(transaction)]
 
 
 class FailoverFrames:
-    """Frames of such a stream (`source.base.FrameSource`): a keepalive says too that all was sent again."""
+    """Frames of such a stream (`source.base.FrameSource`): a keepalive also shows that everything was repeated."""
 
     def __init__(self, frames: FrameSource, rejoin: FailoverReplay) -> None:
         self._frames = frames
@@ -205,7 +205,7 @@ class FailoverFrames:
         return frames
 
     def confirm(self, position: int) -> None:
-        """Everything up to the slot position `position` is durable: tell the server so now."""
+        """Acknowledge that everything up to the slot position `position` is durable."""
         self._frames.confirm(position)
 
     def tick(self, *, ping: bool = False) -> None:
@@ -218,7 +218,7 @@ class FailoverFrames:
 
 
 def _newest(reader: BronzeReader, state: StreamCheckpoint) -> list[CommitRow]:
-    """The transactions of bronze that stand last in the log, `AGAIN` of them and some before."""
+    """The last `AGAIN` transactions of bronze in WAL order, and some before them."""
     identity = StreamIdentity.parse(state.stream)
     back = 1024 if identity.domain is OrderDomain.CSN else 1 << 20
     while True:
@@ -234,7 +234,7 @@ def _lsn(commit: CommitRow) -> int:
 
 
 def _differs(commit: CommitRow, bounds: Boundaries) -> bool:
-    """Whether a transaction that came again is another one than bronze has at its position."""
+    """Whether a repeated transaction differs from the one in bronze at its position."""
     own_values: tuple[object, ...] = (commit.xid, commit.commit_ts, commit.commit_lsn)
     commit_time = None if bounds.commit_ts is None else _EPOCH + timedelta(microseconds=bounds.commit_ts)
     sent_values: tuple[object, ...] = (bounds.xid, commit_time, bounds.commit_lsn)

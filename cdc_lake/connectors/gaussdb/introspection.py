@@ -1,8 +1,8 @@
 """A server of the GaussDB family as `plan`, `status` and the commands of `slot` see it (`connectors.base`).
 
-The servers tell less than PostgreSQL: slots are never temporary, nothing shows who reads one, and no limit says how
-much may still be written before a slot is lost. A slot in CSN order moves only by what its reader confirms: no
-function takes a CSN.
+The servers report less than PostgreSQL: slots are never temporary, readers are not visible, and there is no limit of
+what may still be written before a slot is lost. A slot in CSN order is advanced only by its reader: no function accepts
+a CSN.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ from cdc_lake.tables.control_tables import control_tables
 
 
 class GaussDbIntrospection:
-    """One SQL session; a replication connection only to learn who the server is."""
+    """One SQL session; a replication connection only to identify the server."""
 
     def __init__(self, project: Project, session: WireSession) -> None:
         self._project = project
         self._session = session
 
     def tables(self) -> list[TableName]:
-        """The tables that the stream carries, or would."""
+        """The tables that the stream contains, or would contain."""
         return captured_tables(self._project, self._session)
 
     def origin(self) -> str:
-        """Server, database and slot that a stream of this pipeline comes from (`StreamIdentity.origin`)."""
+        """The server, database and slot of a stream of this pipeline (`StreamIdentity.origin`)."""
         facts = identify_server(self._project, self._session)
         slot = self._project.slot
         return StreamIdentity(facts.system, facts.database, slot, Lsn(0), kind=Kind.GAUSS).origin
@@ -97,7 +97,7 @@ class GaussDbIntrospection:
         return csn_now(self._session).value - 1
 
     def received_position(self) -> int | None:
-        """None: the family's servers tell nothing that could be relied on."""
+        """None: the family's servers report nothing reliable."""
         return None
 
     def slot(self) -> SlotSeen | None:
@@ -113,7 +113,7 @@ class GaussDbIntrospection:
         )
 
     def steps(self, state: Callable[[], StreamCheckpoint | None]) -> Iterator[Action]:
-        """What `run` would do at the source; `state`: what bronze holds, asked after the slot."""
+        """What `run` would do at the source; `state`: what bronze has, read after the slot."""
         existing_slot, held = find_slot(self._session, self._project.slot), state()
         facts = identify_server(self._project, self._session)
         check_server(facts, self._session.place)
@@ -130,7 +130,7 @@ class GaussDbIntrospection:
         yield _decode(self._project)
 
     def layout(self, table: TableName) -> Relation | None:
-        """The layout of a captured table now; None where it is none."""
+        """The current layout of a captured table; None if it is not captured."""
         relation = RelationResolver(family_tables(self._project, self._session)).relation_of(table)
         return relation if relation.columns else None
 
@@ -156,7 +156,7 @@ class GaussDbIntrospection:
         return Action(ActionKind.CREATE_SLOT, project.slot, text)
 
     def _came(self, state: StreamCheckpoint) -> Iterator[Action]:
-        """The copies of tables that came to `source.tables`."""
+        """The copies of tables that were added to `source.tables`."""
         if copies_have_a_place(state):
             changes = family_changes(self._project, self._session, state, control_tables(self._project))
             yield from copies(self._project, tables(self._session, changes.waiting))
@@ -191,7 +191,7 @@ def family_view(project: Project) -> Iterator[GaussDbIntrospection]:
 
 
 def identify_server(project: Project, session: WireSession) -> GaussDbServerFacts:
-    """Who the server is, asked as the receiver asks: by a replication connection, unless it reads by SQL functions."""
+    """Identify the server as the receiver does: by a replication connection, unless it uses SQL functions."""
     if reads_by_sql(project):
         return server_facts(session, by_sql=True)
     replication = connect(target_of(project.family, project.root), replication=True)
@@ -199,7 +199,7 @@ def identify_server(project: Project, session: WireSession) -> GaussDbServerFact
 
 
 def order_in_words(order: OrderDomain | None) -> str:
-    """What `order_of` says, for people."""
+    """The result of `order_of` in words."""
     if order is None:
         return "the stream is ordered by CSN if a probe of it finds every CSN, otherwise by LSN"
     return f"the stream is ordered by {order.name}"
@@ -215,13 +215,13 @@ def _decode(project: Project) -> Action:
 
 @dataclass(frozen=True, slots=True)
 class GaussDbRetainedWal:
-    """What a server of the GaussDB family keeps for the pipeline's slot (implements `RetainedWal`)."""
+    """The WAL that a server of the GaussDB family retains for the pipeline's slot (implements `RetainedWal`)."""
 
     project: Project
 
     @contextmanager
     def looking(self) -> Iterator[Callable[[], WalSample | None]]:
-        """Connect; each call looks once, None where there is no slot that could be read."""
+        """Connect; each call takes a sample, None without a readable slot."""
         with session_of(self.project) as session:
 
             def sample_wal() -> WalSample | None:
@@ -239,7 +239,7 @@ class GaussDbRetainedWal:
             yield sample_wal
 
     def drop(self, patience: float) -> None:
-        """Drop the slot, once its reader has gone, waited for up to `patience` seconds."""
+        """Drop the slot after waiting up to `patience` seconds for its reader."""
         with connect(target_of(self.project.family, self.project.root)) as session:
             drop_slot_when_free(session, self.project.slot, patience)
 
@@ -253,7 +253,7 @@ def details(
     end: Lsn,
     state: StreamCheckpoint | None,
 ) -> SlotDetails:
-    """Everything of a slot, of which `facts` and `view` were made; the log ends at `end`. Raises SourceError."""
+    """Details of the slot of `facts` and `view`; the WAL ends at `end`. Raises SourceError."""
     bronze = beside_bronze(state, facts.confirmed, facts.order) if view.own else None
     return SlotDetails(
         pipeline=project.name,
@@ -285,7 +285,7 @@ def details(
 def _for_the_pipeline(
     project: Project, session: WireSession, facts: GaussDbSlotFacts, state: StreamCheckpoint | None
 ) -> Iterator[SlotThreat]:
-    """Why the pipeline could not go on with its slot."""
+    """Why the pipeline could not continue with its slot."""
     if state is None:
         yield nothing_of_it(facts.name)
         return
@@ -316,7 +316,7 @@ class GaussDbSlots:
     project: Project
 
     def views(self) -> list[SlotView]:
-        """Every slot, of other databases and readers too, by name."""
+        """Every slot, including those of other databases and readers, by name."""
         with session_of(self.project) as session:
             end, logged = current_lsn(session), read_settings(session).slots_logged
             return [
@@ -324,7 +324,7 @@ class GaussDbSlots:
             ]
 
     def find(self, name: str) -> SlotFound | None:
-        """A slot, and where the server's log ends."""
+        """A slot, and the end of the server's WAL."""
         with session_of(self.project) as session:
             facts, end = slot.find_slot(session, name), current_lsn(session)
             if facts is None:
@@ -333,7 +333,7 @@ class GaussDbSlots:
             return SlotFound(_confirmed_text(facts), retained_wal_bytes(facts, end), end.value if by_log else None)
 
     def inspect(self, name: str, state: Callable[[], StreamCheckpoint | None]) -> SlotDetails | None:
-        """Everything of one slot; `state`: what bronze holds, asked behind it: receivers land before they confirm."""
+        """Everything about one slot; `state`: what bronze has, read after it, because receivers land first."""
         with session_of(self.project) as session:
             facts, end, settings = slot.find_slot(session, name), current_lsn(session), read_settings(session)
             if facts is None:
@@ -342,7 +342,7 @@ class GaussDbSlots:
             return details(self.project, session, settings, facts, view, end, state())
 
     def advance(self, state: Callable[[], StreamCheckpoint], upto: int | None) -> SlotAdvanced:
-        """Let the pipeline's slot forget what bronze holds. Raises NotForThisSource for a slot in CSN order."""
+        """Advance the pipeline's slot to what bronze has. Raises NotForThisSource for a slot in CSN order."""
         project, name, place = self.project, self.project.slot, self.project.family.place
         if project.family.slot_order == "csn":
             hint = (
@@ -354,7 +354,7 @@ class GaussDbSlots:
             existing_slot, held = slot.find_slot(session, name), state()
             checked_slot = check_resume(project, session, identify_server(project, session), held, existing_slot)
             before = reached = checked_slot.confirmed
-            assert before is not None  # `check_slot` says so
+            assert before is not None  # checked by `check_slot`
             assert reached is not None
             if (target := within_bronze(held.confirm, upto)) > before:
                 if checked_slot.active:
@@ -363,7 +363,7 @@ class GaussDbSlots:
         return SlotAdvanced(project.name, name, str(Lsn(before)), str(Lsn(reached)), reached - before)
 
     def drop(self, name: str, wait: float) -> None:
-        """Drop a slot, waiting so many seconds for who reads it."""
+        """Drop a slot, waiting up to `wait` seconds for its reader."""
         with connect(target_of(self.project.family, self.project.root)) as session:
             slot.drop_slot_when_free(session, name, wait)
 

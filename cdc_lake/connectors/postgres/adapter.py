@@ -1,9 +1,9 @@
-"""Opens a stream of PostgreSQL for a pipeline: a new one, or the one that bronze was fed from, checked first.
+"""Opens a stream of PostgreSQL for a pipeline: a new one, or the one in bronze after checks.
 
-While a receiver runs without end, a heartbeat writes a small transactional message now and then. Keepalives alone let
-a slot move on; a heartbeat is a commit of this very database, so the slot moves on also if something in between
-swallows keepalives, and what is written is seen to arrive. It has a connection of its own: a commit may wait for a
-standby, the stream must not.
+While a receiver runs without end, a heartbeat regularly writes a small transactional message. Keepalives alone advance
+a slot; a heartbeat is a commit of the captured database, so the slot also advances if something in between drops
+keepalives, and its arrival can be verified. It has its own connection: its commit may wait for a standby, the stream
+must not.
 """
 
 from __future__ import annotations
@@ -77,9 +77,8 @@ def open_postgres(
     first: bool = False,
     enforce_wal_budget: Callable[[], object] = do_nothing,
 ) -> Iterator[OpenStream]:
-    """Connect, start or check the stream, start replication. `first`: tables that came to the pipeline are copied
-    before anything is read, while `enforce_wal_budget` is called; otherwise beside it. Raises SourceError, LakeError,
-    StateError, Stopped.
+    """Connect, start or check the stream, start replication. `first`: copy added tables before anything is read, while
+    `enforce_wal_budget` is called; otherwise in parallel. Raises SourceError, LakeError, StateError, Stopped.
     """
     streams = project.postgres.streams
     with ExitStack() as opened:
@@ -104,7 +103,7 @@ def open_postgres(
                     ),
                     stop, report, patience,
                 )  # fmt: skip
-            replication.close()  # and with it goes the temporary slot
+            replication.close()  # this drops the temporary slot
             replication = dial("stream", replication=streams)
         else:
             timeline, held = check_resume(project, session, replication, facts, state, control)
@@ -157,9 +156,9 @@ def open_postgres(
 def _prepared_transactions(
     project: Project, spool: Spool, state: StreamCheckpoint, session: Session, facts: ServerFacts, frames: FrameSource
 ) -> PreparedTransactions | None:
-    """Prepared transactions that wait for their end, where the pipeline asks for them. Raises SourceError, LakeError.
+    """The stored prepared transactions, if the pipeline uses two-phase decoding. Raises SourceError, LakeError.
 
-    Where it does not (any more), what is kept is of no use: the slot, which was checked, has them whole.
+    Otherwise stored files are removed: the slot, which was checked, contains the transactions as a whole.
     """
     place = parked_place(project)
     if not project.postgres.decoding.two_phase:
@@ -171,13 +170,13 @@ def _prepared_transactions(
     def highest() -> int | None:
         return bronze_reader(project).highest_commit(state.epoch)
 
-    # another receiver may have gone on before the slot was ours: an end that it read does not come again
+    # another receiver may have advanced before we got the slot: an end that it read does not come again
     held = bronze_reader(project).state() or state
     return PreparedTransactions(place, spool, held, highest=highest, changed=unsent.has_changes, tick=frames.tick)
 
 
 def _keep_on_standbys(project: Project, session: Session, replication: Session) -> None:
-    """Make the slot one that standbys keep a copy of, where the pipeline says so."""
+    """Enable synchronization of the slot to standbys, if the pipeline says so."""
     existing_slot = slot.find_slot(session, project.slot) if project.postgres.slot.failover else None
     if existing_slot is not None and not existing_slot.failover and existing_slot.active_pid is None:
         slot.keep_on_standbys(replication, project.slot)
@@ -201,7 +200,7 @@ def _start(
 
 
 class Heartbeat:
-    """Beats while it is entered, every so many milliseconds; what is refused is told once."""
+    """Sends heartbeats while it is entered; a refusal is reported once."""
 
     def __init__(self, project: Project, every: int, report: ProgressReporter) -> None:
         self._report = report
@@ -224,7 +223,7 @@ class Heartbeat:
         self._rounds.__exit__(kind, error, trace)
 
     def _on_failure(self, error: CdcLakeError) -> None:
-        """A server that is away, the receiver tells of; one that refuses is told of here."""
+        """Report a server that refuses; the receiver reports one that is unavailable."""
         if error.retry is Retry.NEVER and not self._refused:
             self._refused = True
             self._report(ProgressEvent("warning", f"heartbeat failed: {error.message}", facts={"code": error.code}))
@@ -232,13 +231,13 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class PostgresRetainedWal:
-    """What a PostgreSQL keeps for the pipeline's slot (implements `RetainedWal`)."""
+    """The WAL that a PostgreSQL retains for the pipeline's slot (implements `RetainedWal`)."""
 
     project: Project
 
     @contextmanager
     def looking(self) -> Iterator[Callable[[], WalSample | None]]:
-        """Connect; each call looks once, None where there is no slot that could be read."""
+        """Connect; each call takes a sample, None without a readable slot."""
         with reading(self.project) as session:
 
             def sample_wal() -> WalSample | None:
@@ -251,6 +250,6 @@ class PostgresRetainedWal:
             yield sample_wal
 
     def drop(self, patience: float) -> None:
-        """Drop the slot, once its reader has gone, waited for up to `patience` seconds."""
+        """Drop the slot after waiting up to `patience` seconds for its reader."""
         with session_of(self.project, replication=self.project.postgres.streams) as session:
             slot.drop_slot_when_free(session, self.project.slot, patience)

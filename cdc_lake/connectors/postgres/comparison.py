@@ -29,19 +29,19 @@ _APPLICATION = "cdc_lake compare"
 
 
 class PostgresComparison:
-    """One session that reads everything in one snapshot, and another that peeks into the slot."""
+    """One session that reads everything in one snapshot, and another that peeks at the slot."""
 
     def __init__(self, project: Project, reading: Session) -> None:
         self._project = project
         self._reading = reading
 
     def captured_tables(self) -> list[PublishedTable]:
-        """The tables that the stream carries, sorted."""
+        """The tables that the stream contains, sorted."""
         return carried_tables(self._project, self._reading)
 
     @contextmanager
     def snapshot(self, tables: Sequence[TableName]) -> Iterator[SnapshotVisibility]:
-        """One snapshot for all that is read inside."""
+        """One snapshot for everything that is read inside."""
         with visible(self._reading, tables) as visibility:
             yield visibility
 
@@ -50,15 +50,15 @@ class PostgresComparison:
         return relation_of(self._reading, source_table.table, source_table.columns)
 
     def parts(self, relation: Relation, source_table: PublishedTable) -> Iterator[pa.Table]:
-        """The rows of a captured table that its filter takes, in blocks: large_string columns, text as printed."""
+        """The rows of a captured table that match its filter, in blocks: large_string columns, text as printed."""
         return read_blocks(self._reading, relation, codec_by_name(self._project, "SQL_ASCII"), source_table.row_filter)
 
     def rows(self, relation: Relation, source_table: PublishedTable) -> pa.Table:
-        """All of them in one table: for few."""
+        """All of them in one table, if they are few."""
         return join_blocks(self.parts(relation, source_table), relation)
 
     def unsummable_reason(self, relation: Relation) -> str:
-        """Why the server cannot sum up hashes, empty if it can: they are of UTF-8, and it hashes text as it has it."""
+        """Why the server cannot sum up hashes, empty if it can: it hashes text in its own encoding, silver UTF-8."""
         del relation
         encoding = self._reading.pgconn.parameter_status(b"server_encoding") or b""
         if encoding != b"UTF8":
@@ -70,15 +70,15 @@ class PostgresComparison:
         return hashes_alike(self._reading)
 
     def sums(self, source_table: PublishedTable, hashed: HashSql) -> Iterator[tuple[int, int, int]]:
-        """The same rows as `parts` gives, summed up by the server: bucket, number of rows, sum of their hashes."""
+        """The rows of `parts`, summed up by the server: bucket, number of rows, sum of their hashes."""
         return sum_rows(self._reading, source_table.table, hashed, source_table.row_filter)
 
     def ahead(self, shown: SnapshotVisibility, after: int) -> list[PendingTransaction] | None:
-        """What the slot still has of what the snapshot shows, above position `after`; None where somebody reads it."""
+        """What the slot still has of what the snapshot shows, after position `after`; None if it has a reader."""
         project = self._project
         with connect(project.postgres, project.root, application=_APPLICATION) as session:
             if wal_position(session).value < shown.position:
-                goal(session)  # decoding stops at what is flushed: a commit of our own flushes all before it
+                goal(session)  # decoding stops at the flush position: our own commit flushes everything before it
             try:
                 two_phase = project.postgres.decoding.two_phase
                 if by_publication(project):
@@ -93,7 +93,7 @@ class PostgresComparison:
 
 @contextmanager
 def postgres_side(project: Project, state: StreamCheckpoint) -> Iterator[PostgresComparison]:
-    """Connect to the server that bronze was fed from. Raises SourceError, StateError."""
+    """Connect to the server of bronze's stream. Raises SourceError, StateError."""
     streams = project.postgres.streams
     with connect(project.postgres, project.root, application=_APPLICATION, replication=streams) as replication:
         check_same(project, replication, identify(replication, project.postgres), state, control_tables(project))

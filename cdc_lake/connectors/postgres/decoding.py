@@ -1,6 +1,6 @@
-"""What a pipeline captures of a PostgreSQL, and how its stream is read: options and decoder by the slot's plugin.
+"""Determines what a pipeline captures of a PostgreSQL, and the options and decoder for the slot's plugin.
 
-The publication chooses the tables, or the patterns of `tables` with a plugin that takes no publication.
+The publication selects the tables, or the patterns of `tables` with a plugin that uses no publication.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ from cdc_lake.tables.control_tables import control_tables
 
 
 def by_publication(project: Project) -> bool:
-    """Whether a publication says what is captured."""
+    """Whether a publication determines what is captured."""
     return project.postgres.slot.plugin == PGOUTPUT
 
 
 def carried_tables(project: Project, session: Session) -> list[PublishedTable]:
-    """What the stream carries, sorted by table; raises PublicationMissing, NoTableMatches."""
+    """The tables in the stream, sorted. Raises PublicationMissing, NoTableMatches."""
     if by_publication(project):
         return publication.load_published_tables(session, project.publication)
     return catalog.load_matching_tables(session, project.postgres.tables)
 
 
 def chosen_tables(project: Project, session: Session) -> list[TableName]:
-    """The tables that the patterns choose now, of those that the plugin can show; raises NoTableMatches."""
+    """The tables that match the patterns now and that the plugin can show. Raises NoTableMatches."""
     return select_tables(project.postgres.tables, in_database(project, session))
 
 
 def declared_filters(project: Project) -> dict[TableName, str]:
-    """The conditions of `source.row_filters`, as they were written."""
+    """The conditions of `source.row_filters`, as written."""
     return {TableName.parse(name): condition for name, condition in project.postgres.row_filters.items()}
 
 
 def filters(
     project: Project, session: Session, tables: Collection[TableName], gone: Collection[str] = ()
 ) -> dict[TableName, RowFilter]:
-    """The filters of `source.row_filters`, as the server understands them; `tables`: those that are captured,
-    `gone`: names of tables that were, and may be there no more. Raises RowFilterUnfit, SourceError.
+    """The filters of `source.row_filters`, as the server prints them; `tables`: captured tables, `gone`: formerly
+    captured ones that may no longer exist. Raises RowFilterUnfit, SourceError.
     """
     conditions = {
         name: condition
@@ -79,21 +79,21 @@ def filters(
 
 
 def in_database(project: Project, session: Session) -> list[TableName]:
-    """The tables that there are, of those that the plugin can show. Raises SourceError."""
+    """The tables of the database that the plugin can show. Raises SourceError."""
     if by_publication(project):
         return publication.tables_in_database(session)
     return sorted(catalog.tables_in_database(session))
 
 
 def captured_tables(project: Project, session: Session) -> list[TableName]:
-    """The tables the stream carries, or will carry where the publication is not made yet. Raises SourceError."""
+    """The tables in the stream, or those it will contain if there is no publication yet. Raises SourceError."""
     if by_publication(project) and publication.publication_exists(session, project.publication):
         return [p.table for p in publication.load_published_tables(session, project.publication)]
     return chosen_tables(project, session)
 
 
 def layout_now(project: Project, session: Session, table: TableName) -> Relation | None:
-    """The layout that the stream gives a table now, None where it does not carry it. Raises SourceError."""
+    """The current layout of a table in the stream, None if the stream does not contain it. Raises SourceError."""
     if not by_publication(project):
         return catalog.layout_of(session, table)
     if not publication.publication_exists(session, project.publication):
@@ -105,7 +105,7 @@ def layout_now(project: Project, session: Session, table: TableName) -> Relation
 
 @dataclass(frozen=True, slots=True)
 class StreamDecoding:
-    """Who makes transactions and columns; `again`: of what comes again."""
+    """What makes transactions and columns; `again`: those of repeated transactions."""
 
     assembler: TransactionAssembler
     tabulate: Tabulate
@@ -113,17 +113,17 @@ class StreamDecoding:
 
 
 def plugin_options(project: Project) -> Mapping[str, str]:
-    """What the slot's plugin is asked for, in any case: enough to see which transactions there are."""
+    """The plugin options that are always set: enough to see which transactions exist."""
     return message_options(project.publication) if by_publication(project) else LINE_OPTIONS
 
 
 def needs_two_phase(project: Project) -> bool:
-    """Whether the slot has to be made with two-phase decoding: pgoutput turns it on by reading."""
+    """Whether the slot must be created with two-phase decoding: pgoutput enables it by reading."""
     return not by_publication(project) and project.postgres.decoding.two_phase
 
 
 def stream_options(project: Project, server: Product) -> Mapping[str, str]:
-    """The same for the stream of a server, by whichever way it is read. Raises OptionRefused."""
+    """All options for the stream of a server, however it is read. Raises OptionRefused."""
     if not by_publication(project):
         return PHASED_LINE_OPTIONS if needs_two_phase(project) else LINE_OPTIONS
     source = project.postgres
@@ -132,7 +132,7 @@ def stream_options(project: Project, server: Product) -> Mapping[str, str]:
 
 
 def changed_whole(project: Project, server: Product, session: Session) -> Changed:
-    """How functions of a slot that gives whole transactions tell which changed what is captured."""
+    """How to determine, from a slot that sends whole transactions, which of them changed captured tables."""
     if not by_publication(project):
         return by_lines(takes(session, project.postgres.tables))
     asked = project.postgres.decoding.model_copy(update={"proto_version": 1, "two_phase": False})
@@ -140,7 +140,7 @@ def changed_whole(project: Project, server: Product, session: Session) -> Change
 
 
 def check_binary(project: Project, session: Session) -> None:
-    """Raise UnreadBinary where values are to come in binary, and a captured column's type is not read so."""
+    """Raise UnreadBinary if values are to be sent in binary, and the type of a captured column is not supported."""
     if not (by_publication(project) and project.postgres.decoding.binary):
         return
     tables: dict[TableName, tuple[str, ...] | None]
@@ -164,17 +164,17 @@ def reading_of(
     parking: PreparedStorage | None = None,
     members: Mapping[str, Member] = MappingProxyType({}),
 ) -> StreamDecoding:
-    """How the pipeline's stream is read. `session` answers for relations; `layouts` opens another one for lines.
+    """How the pipeline's stream is read. `session` resolves relations; `layouts` opens another session for lines.
 
-    `frames` makes stores for large transactions. `parking` keeps prepared ones, where the stream has them before their
-    end. `hashing` makes digests of large chunks. `members`: see `connectors.table_sync`.
+    `frames` makes stores for large transactions. `parking` stores prepared ones, with two-phase decoding. `hashing`
+    makes digests of large chunks. `members`: see `connectors.table_sync`.
     """
     if by_publication(project):
         asked = project.postgres.decoding.messages
         assembler = Assembler(
             WatchedCatalog(session, project.publication, members, partial(_course, project, state.stream)),
             keeps=lands(project),
-            # redaction leaves every message out, and of one outside of transactions nothing would be left
+            # redaction drops all messages, so nothing would remain of one outside of transactions
             messages=asked and not project.pipeline.bronze.redact,
             ddl_messages=DdlMessages(bronze_reader(project).latest_layouts(state.epoch), partial(_warn, report))
             if asked
@@ -195,7 +195,7 @@ def _course(project: Project, stream: str, table: str) -> TableTimeline | None:
 
 
 def _landed_layouts(project: Project, state: StreamCheckpoint) -> Landed:
-    """The layout of a table that landed last: of those of the newest files, else of whichever file has one."""
+    """The last landed layout of a table: from the newest files, or else from any file that has one."""
     reader = bronze_reader(project)
     recent = {layout.oid: layout for layout in reader.latest_layouts(state.epoch) if layout.oid is not None}
 
@@ -219,7 +219,7 @@ def _of_lines(
     parking: PreparedStorage | None,
     members: Mapping[TableName, tuple[int, str]],
 ) -> StreamDecoding:
-    """Lines name tables, columns and types themselves; what they do not say, the catalog is asked for."""
+    """Lines name tables, columns and types themselves; the catalog provides the rest."""
     print_whole_names(session)
     codec = codec_by_name(project, _encoding(project, session))
     takes_table = takes(session, project.postgres.tables)
@@ -246,18 +246,18 @@ def _of_lines(
 
 
 def _encoding(project: Project, session: Session) -> str:
-    """Of lines: the database's in a stream; what SQL functions answer, the server has made UTF-8 of, where it can."""
+    """The encoding of lines: the database's in a stream; SQL functions convert to UTF-8, if the server can."""
     stored = encoding_of(session)
     return "UTF8" if project.postgres.mode == "polling" and stored != "SQL_ASCII" else stored
 
 
 def print_whole_names(session: Session) -> None:
-    """Have the server print types with their schema, in lines as in the catalog: nothing is on the search path."""
+    """Clear the search path, so that the server prints types with their schema in lines as in the catalog."""
     command(session.pgconn, "SET search_path TO ''", "clearing the search path")
 
 
 class WatchedCatalog:
-    """A catalog that looks, whenever a table is announced, whether it is the one that the stream was read from before.
+    """A catalog that checks, whenever a table is announced, whether the publication is as when it was last read.
 
     PostgreSQL announces a table again with its first change after its publication was altered.
     """
@@ -290,14 +290,14 @@ class WatchedCatalog:
         return facts
 
     def _check(self, oid: int, table: TableName, member: Member | None) -> None:
-        # where table or publication is gone, nothing is read on in another way: the stream itself says what follows
+        # if the table or publication is gone, the stream itself shows what follows
         current_entry = member_of(self._session, self._publication, oid)
         if current_entry is None:
             return
         now, entry = current_entry
         name = self._names.get(oid)
         if now != table and (name is None or name in {str(table), str(now)}):
-            return  # what comes was decoded from before the table was renamed, or while it had another name
+            return  # decoded from before the table was renamed, or while it had another name
         if now != table or member is None:
             text = f"table {name} was renamed to {now}"
         elif member.oid not in {None, oid}:

@@ -1,7 +1,4 @@
-"""A PostgreSQL as `plan`, `status` and the commands of `slot` see it (`connectors.base`).
-
-Of a slot: what the server tells, what bronze holds, and what is threatened by it.
-"""
+"""A PostgreSQL as `plan`, `status` and the commands of `slot` see it (`connectors.base`), with risks of its slots."""
 
 from __future__ import annotations
 
@@ -75,11 +72,11 @@ class PostgresIntrospection:
         self._session = session
 
     def tables(self) -> list[TableName]:
-        """The tables that the stream carries, or would."""
+        """The tables that the stream contains, or would contain."""
         return captured_tables(self._project, self._session)
 
     def origin(self) -> str:
-        """Server, database and slot that a stream of this pipeline comes from (`StreamIdentity.origin`)."""
+        """The server, database and slot of a stream of this pipeline (`StreamIdentity.origin`)."""
         facts = identify(self._session, self._project.postgres)
         return StreamIdentity(facts.system, facts.database, self._project.slot, Lsn(0)).origin
 
@@ -89,7 +86,7 @@ class PostgresIntrospection:
         return wal_position(self._session).value
 
     def received_position(self) -> int | None:
-        """The position up to which the slot's receiver has read, as far as the server tells."""
+        """The position up to which the slot's receiver has read, if the server reports it."""
         sent = sent_position(self._session, self._project.slot)
         return sent.value if sent is not None else None
 
@@ -109,15 +106,15 @@ class PostgresIntrospection:
         )
 
     def steps(self, state: Callable[[], StreamCheckpoint | None]) -> Iterator[Action]:
-        """What `run` would do at the source; `state`: what bronze holds, asked after the slot."""
+        """What `run` would do at the source; `state`: what bronze has, read after the slot."""
         check_server(limits(self._session, self._project.postgres), place_of(self._project.postgres))
         names = self.tables()
         yield from self._publication(names, state())
         existing_slot = slot.find_slot(self._session, self._project.slot)
-        yield from self._stream(existing_slot, state(), names)  # read behind the slot: a receiver beside moves both
+        yield from self._stream(existing_slot, state(), names)  # read after the slot: a running receiver moves both
 
     def layout(self, table: TableName) -> Relation | None:
-        """The layout of a captured table now; None where it is none."""
+        """The current layout of a captured table; None if it is not captured."""
         relation = layout_now(self._project, self._session, table)
         reader = bronze_reader(self._project)
         state = reader.state() if relation is not None else None
@@ -182,7 +179,7 @@ class PostgresIntrospection:
         yield from copies(project, tables(session, names))
 
     def _come_and_gone(self, state: StreamCheckpoint) -> Iterator[Action]:
-        """What a start does with tables that came to `source.tables` or went."""
+        """What a start does with tables that were added to or removed from `source.tables`."""
         project, session = self._project, self._session
         if by_publication(project) and not publication.publication_exists(session, project.publication):
             return
@@ -215,7 +212,7 @@ _BOUND = "; a bound: ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'"
 def details(
     project: Project, session: Session, facts: slot.SlotFacts, view: SlotView, state: StreamCheckpoint | None
 ) -> SlotDetails | None:
-    """Everything of a slot, of which `facts` and `view` were made; None where it went meanwhile. Raises SourceError."""
+    """Details of the slot of `facts` and `view`; None if it was dropped meanwhile. Raises SourceError."""
     more, counters = slot_extras(session, facts.name), slot.slot_counters(session, facts.name)
     if more is None:
         return None
@@ -246,7 +243,7 @@ def details(
 
 
 def read_for_moments(project: Project, facts: slot.SlotFacts) -> bool:
-    """Whether the slot is the pipeline's own, which reads it for moments only."""
+    """Whether the slot is the pipeline's own and is read by polling, for moments only."""
     return facts.name == project.slot and project.postgres.mode == "polling"
 
 
@@ -282,7 +279,7 @@ def _reader(facts: slot.SlotFacts, more: SlotStatistics) -> str | None:
 
 
 def _end(session: Session) -> Lsn:
-    """Where the log ends, of a standby what is replayed of it."""
+    """The end of the WAL; on a standby, of what is replayed."""
     with translate_errors("reading the WAL position"):
         row = session.execute(
             "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END::text"
@@ -292,7 +289,7 @@ def _end(session: Session) -> Lsn:
 
 
 def _for_the_pipeline(project: Project, facts: slot.SlotFacts, state: StreamCheckpoint | None) -> Iterator[SlotThreat]:
-    """Why the pipeline could not go on with its slot, or would miss something."""
+    """Why the pipeline could not continue with its slot, or would miss something."""
     if state is None:
         yield nothing_of_it(facts.name)
         return
@@ -307,7 +304,7 @@ def _for_the_pipeline(project: Project, facts: slot.SlotFacts, state: StreamChec
 
 
 def _at_the_server(facts: slot.SlotFacts, more: SlotStatistics, *, own: bool, polled: bool) -> Iterator[SlotThreat]:
-    """What the server may do to the slot, or the slot to the server."""
+    """Risks of the server for the slot, and of the slot for the server."""
     if facts.is_lost:
         if not own:
             text = (
@@ -349,7 +346,7 @@ def _at_the_server(facts: slot.SlotFacts, more: SlotStatistics, *, own: bool, po
 
 
 def _retention_threats(facts: slot.SlotFacts, more: SlotStatistics) -> Iterator[SlotThreat]:
-    """What is kept for it, against what the server allows."""
+    """The WAL retained for it, compared with the server's limits."""
     retained_text = size(facts.retained or 0)
     if facts.wal_status == "unreserved":
         text = (
@@ -379,12 +376,12 @@ class PostgresSlots:
     project: Project
 
     def views(self) -> list[SlotView]:
-        """Every slot, of other databases and readers too, by name."""
+        """Every slot, including those of other databases and readers, by name."""
         with reading(self.project) as session:
             return [_view(self.project, facts) for facts in slot.all_slots(session)]
 
     def find(self, name: str) -> SlotFound | None:
-        """A slot, and where the server's log ends."""
+        """A slot, and the end of the server's WAL."""
         with session_of(self.project) as session:
             facts = slot.find_slot(session, name)
             if facts is None:
@@ -393,7 +390,7 @@ class PostgresSlots:
             return SlotFound(confirmed, facts.retained, wal_position(session).value)
 
     def inspect(self, name: str, state: Callable[[], StreamCheckpoint | None]) -> SlotDetails | None:
-        """Everything of one slot; `state`: what bronze holds, asked behind it: receivers land before they confirm."""
+        """Everything about one slot; `state`: what bronze has, read after it, because receivers land first."""
         with reading(self.project) as session:
             facts = slot.find_slot(session, name)
             if facts is None:
@@ -401,7 +398,7 @@ class PostgresSlots:
             return details(self.project, session, facts, _view(self.project, facts), state())
 
     def advance(self, state: Callable[[], StreamCheckpoint], upto: int | None) -> SlotAdvanced:
-        """Let the pipeline's slot forget what bronze holds; `state` is asked behind the slot."""
+        """Advance the pipeline's slot to what bronze has; `state` is read after the slot."""
         project, source = self.project, self.project.postgres
         with session_of(project, replication=source.streams) as replication, session_of(project) as session:
             existing_slot, have = slot.find_slot(session, project.slot), state()
@@ -410,14 +407,14 @@ class PostgresSlots:
             _, held = check_same(project, replication, facts, have, control_tables(project))
             checked_slot = check_own_slot(project, existing_slot, facts.database, held.confirm)
             before = reached = checked_slot.confirmed
-            assert before is not None  # `check_own_slot` says so
+            assert before is not None  # checked by `check_own_slot`
             assert reached is not None
             if (target := within_bronze(held.confirm, upto)) > before.value:
                 reached = slot.advance_slot(session, project.slot, Lsn(target))
         return SlotAdvanced(project.name, project.slot, str(before), str(reached), reached.value - before.value)
 
     def drop(self, name: str, wait: float) -> None:
-        """Drop a slot, waiting so many seconds for who reads it."""
+        """Drop a slot, waiting up to `wait` seconds for its reader."""
         with session_of(self.project, replication=self.project.postgres.streams) as session:
             slot.drop_slot_when_free(session, name, wait)
 

@@ -1,9 +1,9 @@
-"""What a pipeline asks of its PostgreSQL before it streams, and the sessions it asks with.
+"""Checks a PostgreSQL before it is streamed, and opens the sessions for that.
 
 Sessions of one task carry its name, are on one host and are closed together. For `check`, `plan` and `status`
-everything is read in one short session; nothing is created, locked or advanced. A stream that bronze holds can go on
-only at the same server, database and log, from its slot. A slot that a start made before it broke off is found again
-only with two-phase decoding: any other is made when its stream is begun in bronze.
+everything is read in one short session; nothing is created, locked or advanced. A stream in bronze can continue only at
+the same server, database and WAL, from its slot. Only a slot with two-phase decoding may be left by an interrupted
+start: any other is created when its stream begins in bronze.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from cdc_lake.tables.control_tables import ControlTables, control_tables
 
 
 class SessionFactory:
-    """Opens sessions that `opened` closes, all to the host of the first, also while a failover is in progress."""
+    """Opens sessions that `opened` closes, all to the host of the first one, even during a failover."""
 
     def __init__(self, project: Project, opened: ExitStack, on_open: Opened = ignore_open) -> None:
-        """`on_open`: of every connection."""
+        """`on_open`: called with every connection."""
         self.source = project.postgres
-        """The source, with one host as soon as a session is open."""
+        """The source; with one host once a session is open."""
         self._project = project
         self._opened = opened
         self._on_open = on_open
 
     def __call__(self, what: str, *, replication: bool = False) -> Session:
-        """A session that the server shows as `cdc_lake PIPELINE WHAT`. Raises SourceError."""
+        """A session with the application name `cdc_lake PIPELINE WHAT`. Raises SourceError."""
         name = f"cdc_lake {self._project.name} {what}"
         session = connect(
             self.source, self._project.root, application=name, replication=replication, on_open=self._on_open
@@ -72,7 +72,7 @@ def check_resume(
     state: StreamCheckpoint,
     control: ControlTables,
 ) -> tuple[Timeline, StreamCheckpoint]:
-    """Raise unless the stream that bronze holds can go on at this server, database and slot; as `check_same`."""
+    """Raise unless the stream in bronze can continue at this server, database and slot; see `check_same`."""
     timeline, held = check_same(project, replication, facts, state, control)
     existing_slot = slot.find_slot(session, project.slot)
     confirmed = None if existing_slot is None or existing_slot.confirmed is None else existing_slot.confirmed.value
@@ -84,9 +84,9 @@ def check_resume(
 def check_same(
     project: Project, replication: Session, facts: ServerFacts, state: StreamCheckpoint, control: ControlTables
 ) -> tuple[Timeline, StreamCheckpoint]:
-    """Raise unless bronze was fed from this server and database, and all it holds is in its log.
+    """Raise unless bronze's stream comes from this server and database, and the server's WAL contains all of it.
 
-    Its timeline, and the state to go on from (`failover.check_timeline`).
+    Returns the timeline, and the state from which to continue (`failover.check_timeline`).
     """
     identity = StreamIdentity.parse(state.stream)
     check_named_slot(project, state)
@@ -99,21 +99,21 @@ def check_same(
 
 
 def check_own_slot(project: Project, existing_slot: slot.SlotFacts | None, database: str, held: int) -> slot.SlotFacts:
-    """The pipeline's slot, as `slot.check_slot` checks it; `existing_slot`: as the server has it."""
+    """The pipeline's slot, checked by `slot.check_slot`; `existing_slot`: as the server has it."""
     source = project.postgres
     plugin, two_phase = source.slot.plugin, source.decoding.two_phase
     return slot.check_slot(existing_slot, project.slot, database, held, plugin, two_phase=two_phase)
 
 
 def intention_of(project: Project, facts: ServerFacts) -> PendingSlot:
-    """To make the pipeline's slot at a server."""
+    """The intention to create the pipeline's slot at a server."""
     return PendingSlot(Kind.POSTGRES, facts.system, facts.database, project.slot)
 
 
 def left_over(
     existing_slot: SlotFacts, intention: PendingSlot, state: StreamCheckpoint | None, control: ControlTables
 ) -> bool:
-    """Whether a slot is left from a start that came after what bronze holds."""
+    """Whether a slot is left from an interrupted start after what bronze has."""
     after = intention.recorded_epoch(control) if existing_slot.two_phase else None
     return after is not None and (state is None or after >= state.epoch)
 
@@ -121,7 +121,7 @@ def left_over(
 def left_by_a_start(
     project: Project, session: Session, existing_slot: SlotFacts, state: StreamCheckpoint | None
 ) -> bool:
-    """The same, for who only looks. Raises SourceError."""
+    """The same without side effects. Raises SourceError."""
     if not existing_slot.two_phase:
         return False
     intention = intention_of(project, identify(session, project.postgres))
@@ -130,7 +130,7 @@ def left_by_a_start(
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Settings that logical replication needs, and how much of them is in use."""
+    """Settings that logical replication needs, and their usage."""
 
     product: Product
     wal_level: str
@@ -145,7 +145,7 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True)
 class RoleFacts:
-    """What the role may do."""
+    """The privileges of the role."""
 
     name: str
     replication: bool
@@ -162,7 +162,7 @@ def session_of(
 
 @contextmanager
 def reading(project: Project) -> Iterator[Session]:
-    """A read-only SQL session on the source. Raises SourceError; TableLocked where others hold a table for long."""
+    """A read-only SQL session on the source. Raises SourceError; TableLocked if others lock a table for long."""
     with session_of(project) as session:
         session.execute("SET default_transaction_read_only = on")
         wait_for_locks(session, looks=True)
@@ -171,7 +171,7 @@ def reading(project: Project) -> Iterator[Session]:
 
 
 def sent_position(session: Session, slot: str) -> Lsn | None:
-    """The position up to which an active slot's receiver has read; None where nobody reads it, or it cannot be seen."""
+    """The position up to which an active slot's receiver has read; None without a reader, or if it is not visible."""
     with translate_errors("reading the state of the receiver"):
         row = session.execute(
             "SELECT r.write_lsn::text FROM pg_replication_slots AS s "
@@ -182,7 +182,7 @@ def sent_position(session: Session, slot: str) -> Lsn | None:
 
 
 def limits(session: Session, source: PostgresSource) -> ServerLimits:
-    """The server's settings for replication. Raises ServerSettings where it is another product than `source` says."""
+    """The server's settings for replication. Raises ServerSettings if it is another product than `source` says."""
     with translate_errors("reading the server's settings"):
         row = session.execute(
             "SELECT current_setting('wal_level'), pg_is_in_recovery(), "
@@ -236,7 +236,7 @@ def tables(session: Session, names: Sequence[TableName]) -> list[TableFacts]:
 
 
 def hiding(session: Session, names: Sequence[TableName]) -> list[TableName]:
-    """Those of these tables whose policies of row security count for the role, in their order."""
+    """Those of these tables whose row-level security policies apply to the role, in their order."""
     with translate_errors("checking row security"):
         rows = session.execute(
             "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "

@@ -2,33 +2,32 @@
 
 The first start:
 
-    temporary slot → stream begun in bronze → lasting slot → every table copied → `snapshots` says complete
+    temporary slot → stream begun in bronze → permanent slot → every table copied → `snapshots` says complete
 
-The temporary slot goes with its connection, so what breaks off before the lasting one is made leaves nothing on the
-server but the publication. What breaks off later goes on: tables that are complete stay, the others are copied anew.
-Only the last step makes the stream one that changes are read from.
+The temporary slot disappears with its connection, so an interruption before the permanent one exists leaves nothing on
+the server but the publication. After a later interruption, complete tables are kept and the others copied again.
+Changes are read only after the last step.
 
-Each attempt reads in the snapshot of a temporary slot of its own. It shows the transactions that end at or below the
-slot's consistent point, and no other (PostgreSQL docs, CREATE_REPLICATION_SLOT), so a copy has an exact position. Of a
-table that was just added to the publication nothing behind that point is missing: a slot begins only when every
-transaction has ended that ran when it was made, and later ones are decoded with the publication as it is now.
+Each attempt reads in the snapshot of its own temporary slot. It shows exactly the transactions that end at or below the
+slot's consistent point (PostgreSQL docs, CREATE_REPLICATION_SLOT), so a copy has an exact position. A table that was
+just added to the publication lacks nothing after that point: a slot begins only when every transaction has ended that
+was running when it was created, and later ones are decoded with the current publication.
 
-With two-phase decoding by test_decoding the lasting slot cannot be a copy of the temporary one:
+With two-phase decoding by test_decoding the permanent slot cannot be a copy of the temporary one:
 
-    intention recorded → lasting slot, with two-phase decoding → temporary slot → stream begun in bronze → …
+    intention recorded → permanent slot, with two-phase decoding → temporary slot → stream begun in bronze → …
 
-The stream begins where the temporary slot does, and is read from where the lasting one does, further back: bronze
-takes nothing of what was committed between them, but what was prepared there and is committed behind it is parked.
+The stream begins at the temporary slot's position, and is read from the permanent one's, which is earlier: bronze drops
+what was committed between them; what was prepared there and is committed after it is stored.
 
-Tables that were added to `source.tables` or removed since the stream began:
+Tables that were added to or removed from `source.tables` since the stream began:
 
-    recorded as left at what bronze holds → publication altered → copied (`runtime.receive.stream_setup`) → the copy in
-    force
+    recorded as excluded at bronze's position → publication altered → copied (`runtime.receive.stream_setup`) → active
 
-A removed table is left and stays so. An added one is left too, so that silver waits for its copy, whatever the stream
-has of it before; so is a table that somebody took out of the publication and put back (`connectors.table_sync`). A
-publication that the pipeline file names, or that the role may not alter, is not altered: what is missing is told with
-the statement. One that the file does not name, and that says that another pipeline made it, begins no stream.
+A removed table stays excluded. An added one is excluded too, so that silver waits for its copy, whatever the stream has
+of it before; so is a table that somebody removed from the publication and added again (`connectors.table_sync`). A
+publication that the pipeline file names, or that the role may not alter, is not altered: missing tables are reported
+with the statement. A publication that another pipeline created, and that the file does not name, is an error.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ _RECORD_EVERY = 1.0  # seconds: small tables are recorded together
 
 @dataclass(frozen=True, slots=True)
 class SnapshotCopy:
-    """An attempt: where it reads, where it writes. `dial` opens sessions beside `session`."""
+    """An attempt to copy: source and destination. `dial` opens sessions besides `session`."""
 
     project: Project
     session: Session
@@ -139,9 +138,9 @@ class SnapshotCopy:
 def copy_published(
     attempt: SnapshotCopy, exported_slot: slot.ExportedSlot, copied_tables: Sequence[CopiedTable]
 ) -> list[CopiedTable]:
-    """Copy every published table but those that are whole already; all that are whole then.
+    """Copy every published table that is not complete; returns all that are complete then.
 
-    Each table is recorded once it is. Raises SourceError, LakeError, Stopped.
+    Each table is recorded when it is complete. Raises SourceError, LakeError, Stopped.
     """
     have = {copied.relation for copied in copied_tables}
     recorder = _Recorder(attempt, list(copied_tables))
@@ -158,15 +157,15 @@ def copy_some(
     name: str,
     finished: Callable[[CopiedTable], None] | None = None,
 ) -> tuple[CopiedTable, ...]:
-    """Copy the published tables that are chosen, in the slot's snapshot, under a name; `finished`: told of each that is
-    whole. Raises SourceError, LakeError, Stopped.
+    """Copy the selected published tables, in the slot's snapshot, under a name; `finished`: called for each complete
+    one. Raises SourceError, LakeError, Stopped.
     """
     project, limits = attempt.project, attempt.project.pipeline.snapshot
     with ExitStack() as opened:
         several = limits.parallelism > 1
         inside = opened.enter_context(snapshot.import_snapshot(attempt.session, exported_slot.snapshot, others=several))
         left = {table.table: table for table in carried_tables(project, inside) if chosen(table.table)}
-        # the server sends UTF-8, or whatever a database in SQL_ASCII holds
+        # the server sends UTF-8, or any bytes from a database in SQL_ASCII
         reading = _Reading(left, chunk_rows(limits), codec_by_name(project, "SQL_ASCII"))
         relations = [relation_of(inside, table.table, table.columns) for table in left.values()]
         copies = [TableCopy(relation, reading.parts(inside, relation, several=several)) for relation in relations]
@@ -182,8 +181,8 @@ def copy_some(
 
 
 def _name(state: StreamCheckpoint, exported_slot: slot.ExportedSlot) -> str:
-    """The name of an attempt's snapshot in bronze; the chunks of each count anew. No two slots have one point: each
-    waits for a record of its own in the log.
+    """The name of an attempt's snapshot in bronze, from the slot's position: chunks are counted per name. No two slots
+    have one position, because each waits for a WAL record of its own.
     """
     first, point = snapshot_id(state.epoch), exported_slot.consistent.value
     return first if point == state.upto else f"{first}-{point}"
@@ -191,7 +190,7 @@ def _name(state: StreamCheckpoint, exported_slot: slot.ExportedSlot) -> str:
 
 @dataclass
 class _Recorder:
-    """Records what is whole, so that a later attempt need not copy it."""
+    """Records complete tables, so that a later attempt need not copy them."""
 
     attempt: SnapshotCopy
     copied_tables: list[CopiedTable]
@@ -214,7 +213,7 @@ class _Reading:
     codec: Codec
 
     def parts(self, session: Session, relation: Relation, *, several: bool) -> Sequence[Part[Session]]:
-        """What readers take of a table; `several`: more than one reads."""
+        """The parts of a table; `several`: there is more than one reader."""
         ranges = ranges_of(session, relation, self.chunk_rows) if several else ()
         return [partial(self._read, relation=relation, within=row_range) for row_range in ranges or (None,)]
 
@@ -230,7 +229,7 @@ class _Reading:
 
 
 def table_changes(project: Project, session: Session, state: StreamCheckpoint, control: ControlTables) -> TableChanges:
-    """Look. Raises SourceError, LakeError."""
+    """Compare the tables of the stream with the source. Raises SourceError, LakeError."""
     table_courses = courses(control.snapshots(), state.stream)
     carries = carried_tables(project, session)
     carried_names, copies = {source_table.table for source_table in carries}, project.pipeline.snapshot.copies
@@ -239,7 +238,7 @@ def table_changes(project: Project, session: Session, state: StreamCheckpoint, c
     existing = in_database(project, session)
     try:
         chosen = chosen_tables(project, session)
-    except NoTableMatches:  # a table that was dropped at the source: what it had is in bronze
+    except NoTableMatches:  # a table was dropped at the source: its rows are in bronze
         other = frozenset(
             table for table in other if str(table) in table_courses and not table_courses[str(table)].waits
         )
@@ -256,8 +255,8 @@ def table_changes(project: Project, session: Session, state: StreamCheckpoint, c
 
 
 def check_filters(project: Project, session: Session, state: StreamCheckpoint | None, control: ControlTables) -> None:
-    """Raise RowFilterUnfit, and PublicationUnfit where a publication is there without the filters; SourceError. A table
-    that was followed and is dropped at the source needs its filter no more.
+    """Raise RowFilterUnfit, and PublicationUnfit if an existing publication lacks the filters; SourceError. A followed
+    table that was dropped at the source no longer needs its filter.
     """
     if not project.postgres.row_filters:
         return
@@ -280,8 +279,8 @@ def settle_tables(
     report: ProgressReporter,
     ends: int,
 ) -> tuple[TableName, ...]:
-    """Bring record and publication to what `source.tables` says; the tables to be copied then. The stream must not be
-    read meanwhile. `ends`: a position that everything committed by now lies at or below. Raises SourceError, LakeError.
+    """Adapt records and publication to `source.tables`; returns the tables to be copied. Nobody may read the stream
+    meanwhile. `ends`: a position at or after everything committed by now. Raises SourceError, LakeError.
     """
     changes = table_changes(project, session, state, control)
     check_filters(project, session, state, control)
@@ -311,7 +310,7 @@ def settle_tables(
 def _note_members(
     project: Project, session: Session, state: StreamCheckpoint, control: ControlTables, report: ProgressReporter
 ) -> None:
-    """Keep by what the publication has its tables from here."""
+    """Record the entries of the publication from here on."""
     carries = carried_tables(project, session)
     if not project.pipeline.snapshot.copies:
         members = last_members(control, state)
@@ -336,8 +335,8 @@ def alterable(project: Project) -> bool:
 
 
 def check_maker(project: Project, session: Session) -> None:
-    """Raise PublicationUnfit where the pipeline is about to take another one's publication for its own. Who made it for
-    a slot that is not there any more does not read it any more.
+    """Raise PublicationUnfit if the publication of another pipeline is about to be used, unless that pipeline's slot no
+    longer exists.
     """
     name = project.publication
     maker = publication.maker_of(session, name) if alterable(project) else None
@@ -366,11 +365,11 @@ def _has_identity(session: Session, table: TableName, report: ProgressReporter) 
 def _alter_publication(
     project: Project, session: Session, verb: str, table: TableName, report: ProgressReporter
 ) -> bool:
-    """Alter the publication; False where the server refuses, which is told with what to run."""
+    """Alter the publication; False if the server refuses, which is reported with the statement."""
     try:
         publication.alter_publication(session, project.publication, verb, table, filters=declared_filters(project))
     except TableLocked:
-        raise  # nobody refused
+        raise  # not a refusal
     except SourceError as refused:
         statement = publication.altering(project.publication, verb, table, filters=declared_filters(project))
         facts = {"code": refused.code}
@@ -385,7 +384,7 @@ def _connect_event(text: str) -> ProgressEvent:
     return ProgressEvent("connect", text)
 
 
-_LOOK = 0.05  # seconds between two looks for a snapshot that fits the slot
+_LOOK = 0.05  # seconds between two attempts to take a snapshot that fits the slot
 
 
 def begin(
@@ -399,18 +398,16 @@ def begin(
     stop: threading.Event,
     report: ProgressReporter,
 ) -> tuple[StreamCheckpoint, int]:
-    """Start a stream, or go on with one whose copy broke off; its state and the rows copied now. `dial` opens sessions
-    beside the two.
-
-    Raises SourceError, LakeError, Stopped.
+    """Start a stream, or continue one whose copy was interrupted; returns its state and the rows copied now. `dial`
+    opens sessions besides the two. Raises SourceError, LakeError, Stopped.
     """
-    timeline = timeline_of(replication, facts.timeline)  # now: a snapshot lasts until the connection's next command
+    timeline = timeline_of(replication, facts.timeline)  # first: a snapshot lasts until the next command
     intention = intention_of(project, facts)
     before = _resumable_copy(project, session, facts, timeline, bronze.state(), control, intention, report)
     ensure_publication(project, session, report)
     carries = carried_tables(
         project, session
-    )  # before the slot begins: what is done to the publication behind that is seen
+    )  # before the slot begins, so that later changes of the publication are noticed
     copied_tables: list[CopiedTable] = []
     two_phase_lsn = None
     if before is None and needs_two_phase(project):
@@ -445,7 +442,7 @@ def begin(
 def exported_point(
     project: Project, session: Session, replication: Session, dial: Callable[[str], Session], stop: threading.Event
 ) -> Iterator[slot.ExportedSlot]:
-    """A temporary slot, and a snapshot of exactly what was committed up to its start. Raises SourceError, Stopped."""
+    """A temporary slot, and a snapshot of exactly what was committed before its start. Raises SourceError, Stopped."""
     plugin = project.postgres.slot.plugin
     if for_replication(replication):
         with _slots_counted(session):
@@ -478,7 +475,7 @@ def _keep(session: Session, exported_slot: slot.ExportedSlot, name: str) -> None
 
 @contextmanager
 def _slots_counted(session: Session) -> Iterator[None]:
-    """Say with NoFreeSlot how many slots there are: a start needs a temporary one besides the one that stays."""
+    """Add the number of slots to NoFreeSlot: a start needs a temporary one besides the permanent one."""
     try:
         yield
     except NoFreeSlot as none:
@@ -492,7 +489,7 @@ def _slots_counted(session: Session) -> Iterator[None]:
 
 
 def ensure_publication(project: Project, session: Session, report: ProgressReporter) -> None:
-    """Check the publication against `tables`, or make it; none where the plugin takes none."""
+    """Check the publication against `tables`, or create it; does nothing if the plugin uses none."""
     chosen = chosen_tables(project, session)
     check_identities(session, chosen)
     if not by_publication(project):
@@ -520,7 +517,7 @@ def _resumable_copy(
     intention: PendingSlot,
     report: ProgressReporter,
 ) -> StreamCheckpoint | None:
-    """The stream whose copy broke off and can go on. If there is none, a slot of ours is dropped for a new one."""
+    """The stream whose copy was interrupted and can continue. Without one, our slot is dropped for a new stream."""
     existing_slot = slot.find_slot(session, project.slot)
     check_own_bronze(project, state, control)
     if state is None or starts_over(state, control):
@@ -549,7 +546,7 @@ def _resumable_copy(
 
 
 def _same_configuration(state: StreamCheckpoint, control: ControlTables) -> bool:
-    """Whether what decides what bronze holds, redaction above all, is as it was when the stream began."""
+    """Whether the configuration, especially redaction, is as it was when the stream began."""
     began = [row.recorded_at for row in control.streams() if row.stream == state.stream]
     return bool(began) and all(row.recorded_at <= began[-1] for row in control.configurations())
 
@@ -564,7 +561,7 @@ def copy_postgres(
     report: ProgressReporter,
     on_open: Opened = ignore_open,
 ) -> tuple[str, tuple[CopiedTable, ...]]:
-    """Copy the tables that the stream carries; the copy's name. Raises SourceError, LakeError, StateError, Stopped."""
+    """Copy the tables of the stream; returns the copy's name. Raises SourceError, LakeError, StateError, Stopped."""
     with ExitStack() as opened:
         dial = SessionFactory(project, opened, on_open)
         replication = dial("copy's slot", replication=project.postgres.streams)

@@ -1,11 +1,11 @@
-"""Apply: bronze to silver, span by span, each table exactly once.
+"""Apply: merges bronze into silver, span by span, each table exactly once.
 
-Spark's stream on bronze is only the clock: `SpanLoop.run` asks the tables where they are, and goes to the top of bronze
-in spans that end at transactions. It is called before the query starts, by each `foreachBatch`, and when no batch has
-come for a while. So a lost checkpoint loses nothing and a replayed batch repeats nothing.
+Spark's stream on bronze only triggers it: `SpanLoop.run` reads the position of each table and applies spans of whole
+transactions up to the end of bronze. It is called before the query starts, by each `foreachBatch`, and after a while
+without a batch. A lost checkpoint therefore loses nothing, and a replayed batch repeats nothing.
 
-A table that cannot continue (a destructive change of its layout, another writer) waits; the others continue, the cuts
-say so, and the run ends with the table's error. Listeners write metrics and send lineage if the pipeline asks for it.
+A table that cannot continue (a destructive schema change, another writer) waits; the others continue, cuts show it as
+broken, and the run ends with the table's error. Listeners write metrics and send lineage if the pipeline asks for it.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
 
 
 class RunListener(AbstractContextManager["RunListener"], Protocol):
-    """Hears what apply tells and passes it on; entered for one run, whose error its end is given."""
+    """Receives the progress of apply and passes it on. It is entered for one run, and its exit receives the error."""
 
     def on_progress(self, progress: ProgressEvent) -> None:
-        """What apply tells."""
+        """Handle a progress event."""
         ...
 
     def follow(self, totals: ApplyTotals) -> None:
-        """What the run counts in, from its start on."""
+        """Take the counters of the run, at its start."""
         ...
 
     def on_pass_end(self) -> None:
-        """A walk has ended, also one that was no step; `done` says where."""
+        """Called after each pass, also one without work; `done` says how far it got."""
         ...
 
 
 class NullListener:
-    """Passes on what is told."""
+    """Only passes events on."""
 
     def __init__(self, report: ProgressReporter) -> None:
         self.on_progress = report
@@ -75,7 +75,7 @@ class NullListener:
 
 
 class ChainedListener:
-    """Two who watch: the second hears first and passes on to the first, as it was made to."""
+    """Two listeners: the second receives an event first, and passes it on to the first."""
 
     def __init__(self, first: RunListener, second: RunListener) -> None:
         self._first = first
@@ -95,22 +95,22 @@ class ChainedListener:
         self._entered.__exit__(kind, error, trace)
 
     def on_progress(self, progress: ProgressEvent) -> None:
-        """What apply tells."""
+        """Handle a progress event."""
         self._second.on_progress(progress)
 
     def follow(self, totals: ApplyTotals) -> None:
-        """What the run counts in, from its start on."""
+        """Take the counters of the run, at its start."""
         self._first.follow(totals)
         self._second.follow(totals)
 
     def on_pass_end(self) -> None:
-        """A walk has ended, also one that was no step; `done` says where."""
+        """Called after each pass, also one without work."""
         self._first.on_pass_end()
         self._second.on_pass_end()
 
 
 def watching(project: Project, report: ProgressReporter, *, once: bool = True) -> RunListener:
-    """Who watches a run of this pipeline, which has an end with `once`."""
+    """The listeners that the pipeline configures; with `once` the run has an end."""
     lineage: RunListener | None = None
     if (to := project.pipeline.observe.openlineage) is not None:
         from cdc_lake.runtime.apply.lineage_listener import LineageWatch  # noqa: PLC0415  # only where it is asked for
@@ -125,14 +125,14 @@ def watching(project: Project, report: ProgressReporter, *, once: bool = True) -
 
 
 _POLL_SECONDS = 0.2
-_TRIES = 3  # streams on bronze that may end by themselves, as where its log is cleaned up meanwhile …
-_AGAIN_SECONDS = 60.0  # … each of them within this time of the one before
+_TRIES = 3  # times that the stream on bronze may end by itself, for example if bronze's log was cleaned up …
+_AGAIN_SECONDS = 60.0  # … each within this time of the previous one
 
 
 @dataclass(frozen=True, slots=True)
 class ApplySummary:
-    """What a run of apply did. `upto`: position of the last cut, None where there is none yet; `paused`: tables that
-    somebody paused; `idle`: operations that were allowed and that no table waited with.
+    """Result of a run of apply. `upto`: position of the last cut, None if there is none; `paused`: paused tables;
+    `idle`: approved operations that no table needed.
     """
 
     stream: str | None
@@ -160,11 +160,11 @@ def apply(
     allowed: frozenset[str] = frozenset(),
     lives: SparkLives | None = None,
 ) -> ApplySummary:
-    """Apply until `goal` (None: what bronze holds) with `once`, otherwise until `stop`. `allowed`: `runtime.run`;
-    `lives`: how Spark fared before in this run.
+    """Apply up to `goal` (None: the end of bronze) with `once`, otherwise until `stop`. `allowed`: see `runtime.run`;
+    `lives`: earlier crashes of Spark in this run.
 
-    Raises the error of the first table that could not go on, RuleStopped, AnotherApply, JavaMissing,
-    SparkNotStarted, SparkDied; with `once` TransactionUndecoded, for which a run without end waits.
+    Raises the error of the first table that could not continue, RuleStopped, AnotherApply, JavaMissing,
+    SparkNotStarted, SparkDied; with `once` TransactionUndecoded, for which a run without `once` waits.
     """
     began = time.monotonic()
     with lease(project.lease):
@@ -194,7 +194,7 @@ def apply(
 
 @contextmanager
 def _recorded(loop: SpanLoop, spark: SparkSession, stop: threading.Event) -> Iterator[None]:
-    """Write the row of the run into `runs` at its end. Raises SparkDied for what follows from the end of the JVM."""
+    """Write the row of the run to `runs` at its end. Raises SparkDied for errors caused by the end of the JVM."""
     began, outcome = time.monotonic(), "failed"
     try:
         yield
@@ -207,7 +207,7 @@ def _recorded(loop: SpanLoop, spark: SparkSession, stop: threading.Event) -> Ite
             raise
         if not stop.is_set():
             raise SparkDied(how) from cause
-        outcome = "stopped"  # who asked us to stop asked the JVM too
+        outcome = "stopped"  # a signal that stopped this process stopped the JVM too
     finally:
         loop.record(time.monotonic() - began, outcome)
 
@@ -215,11 +215,11 @@ def _recorded(loop: SpanLoop, spark: SparkSession, stop: threading.Event) -> Ite
 def _follow(
     project: Project, spark: SparkSession, clock: _Clock, *, once: bool, stop: threading.Event, report: ProgressReporter
 ) -> None:
-    """Let the stream on bronze call `SpanLoop.run`; between its calls the idle timer does.
+    """Let the stream on bronze call `SpanLoop.run`, and a timer if the stream is idle.
 
-    A checkpoint that no longer fits bronze is only a hint: it is set aside, and a new one begins; also while it runs,
-    when a span took so long that bronze's log went on without it. Where Spark has no stream of bronze, its clock calls
-    instead, and a run that ends with what bronze holds has walked there already.
+    If the checkpoint no longer fits bronze, it is set aside and a new one begins; this also happens during the run, if
+    a span took so long that the stream can no longer follow bronze's log. If Spark cannot stream bronze, its rate
+    source is used instead; a run with `once` is then already finished.
     """
     if bronze_reader(project).version() is None or (once and not _streams(project)):
         return
@@ -249,7 +249,7 @@ def _follow(
 
 
 def _listen(project: Project, spark: SparkSession, clock: _Clock, *, once: bool, stop: threading.Event) -> None:
-    """Run the query until it ends or we are to; raises what ended it."""
+    """Run the query until it or the run ends; raises the error that ended it."""
     query = _query(project, spark, clock, project.checkpoint, once=once)
     idle = project.pipeline.apply.idle / 1000
     try:
@@ -276,21 +276,21 @@ def _query(project: Project, spark: SparkSession, clock: _Clock, checkpoint: Pat
 def _streams(project: Project) -> bool:
     """Whether Spark streams bronze: a Delta table in a folder.
 
-    Iceberg's source dies with the version that its checkpoint names, and bronze keeps few of them; for tables in an
-    object store Spark would need the store's own jars only to be told the time.
+    Iceberg's source fails once the version in its checkpoint is expired, and bronze keeps few versions; for tables in
+    an object store Spark would need a client just for a trigger.
     """
     return project.pipeline.bronze.format == "delta" and project.bronze_address is None
 
 
 def _ticks(project: Project, spark: SparkSession, clock: _Clock) -> StreamingQuery:
-    """A query on Spark's own clock. It needs no checkpoint: what was done, the tables say."""
+    """A query on Spark's rate source, without a checkpoint: the tables themselves record what was done."""
     time_rows = spark.readStream.format("rate").option("rowsPerSecond", "1").load()
     writer = time_rows.writeStream.foreachBatch(clock.on_batch)
     return writer.trigger(processingTime=f"{project.pipeline.apply.idle} milliseconds").start()
 
 
 class _Clock:
-    """Calls `SpanLoop.run`, one call at a time; keeps the first failure for the loop to raise as it is."""
+    """Calls `SpanLoop.run`, one call at a time; keeps the first error for the loop to raise."""
 
     def __init__(self, loop: SpanLoop, stop: threading.Event, listener: RunListener) -> None:
         self._loop = loop
@@ -303,7 +303,7 @@ class _Clock:
         self.raised = False
 
     def on_batch(self, batch: DataFrame, batch_id: int) -> None:
-        """What `foreachBatch` calls; rows and number of the batch mean nothing here."""
+        """Called by `foreachBatch`; rows and batch number are ignored."""
         del batch, batch_id
         failpoint(BATCH_ENTERED)
         self.called = True
@@ -311,7 +311,7 @@ class _Clock:
         failpoint(BATCH_LEFT)
 
     def tick(self) -> None:
-        """Walk to the top of bronze."""
+        """Apply up to the end of bronze."""
         with self._turn:
             if self._stop.is_set() or self.failure is not None:
                 return
@@ -327,12 +327,12 @@ class _Clock:
                 self._last = time.monotonic()
 
     def quiet_for(self, seconds: float) -> bool:
-        """Whether nothing has called for so long."""
+        """Whether there was no call for that long."""
         return time.monotonic() - self._last >= seconds
 
 
 def summary_of(totals: ApplyTotals, idle: tuple[str, ...], seconds: float) -> ApplySummary:
-    """What a run did. `idle`: operations that were allowed and that no table waited with."""
+    """The result of a run. `idle`: approved operations that no table needed."""
     return ApplySummary(
         stream=totals.stream,
         upto=totals.upto,

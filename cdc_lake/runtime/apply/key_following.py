@@ -1,11 +1,7 @@
-"""Tracing: changes brought to the driver as keys and order, and what became of them put back beside them.
+"""Follows changes of a span one by one on the driver, if keys move or are NULL, changes fail, or keys are held.
 
-Never their values. Which changes must be brought, the callers say.
-
-Following: the span of a table in which keys move or are NULL, changes fail, or keys are held.
-
-Only the changes that touch such keys are brought to the driver, as keys and order without values, and traced one by
-one. What comes back says of each which row it belongs to and whether it is held.
+Only the changes that touch such keys are collected, as keys and order without values. The trace states for each of
+them which row it belongs to and whether it is held, and is joined to the changes.
 """
 
 from __future__ import annotations
@@ -56,10 +52,10 @@ if TYPE_CHECKING:
 
 
 FAILED: Final = "_cdc_failed"
-"""The conditions that a change fails by its values, an array of names."""
+"""Names of the conditions that a change violates, an array."""
 
 PARTIAL: Final = "_cdc_partial"
-"""Whether a change needs a row that is there: it did not send every value."""
+"""Whether a change requires an existing row, because it did not send every value."""
 
 HELD: Final = "_cdc_held"
 SEGMENT: Final = "_cdc_segment"
@@ -83,8 +79,8 @@ _TRACED: Final = pa.schema(
 
 @dataclass(frozen=True)
 class PartitionedChanges:
-    """Changes sorted out. `free`: those to be folded, with `_cdc_row` and `_cdc_origin`; `held`: bronze's rows of the
-    others, with the `rules` they break (none: they wait), `key` and `from_key`; None where there are none.
+    """Changes by their result. `free`: those to be folded, with `_cdc_row` and `_cdc_origin`; `held`: bronze's rows of
+    the others, with the violated `rules` (empty: queued), `key` and `from_key`; None if there are none.
     """
 
     free: DataFrame
@@ -94,7 +90,7 @@ class PartitionedChanges:
 def events(
     changes: DataFrame, keys: Iterable[Key] | None, summary: SpanSummary, decided: Decided = NOTHING_DECIDED
 ) -> list[Event]:
-    """The changes that touch one of `keys` (None: any), all truncates and what was decided, in order."""
+    """The changes that touch one of `keys` (None: any), all truncates and all decisions, in order."""
     result = [Event(position, ordinal, TRUNCATE) for position, ordinal in summary.truncates]
     touching = _touching(changes, None if keys is None else frozenset(keys), summary.rereads)
     on = decisions_by_place(decided)
@@ -111,7 +107,7 @@ def events(
 
 
 def decisions_by_place(decided: Decided) -> dict[Place, dict[str, Any]]:
-    """Decisions by the place where they come into force."""
+    """Decisions by the place at which they take effect."""
     if decided.rows is None:
         return {}
     names = ["position", "ordinal", "verb", "op", "key", "from_key", *ON]
@@ -119,7 +115,7 @@ def decisions_by_place(decided: Decided) -> dict[Place, dict[str, Any]]:
 
 
 def decided_keys(decided: Decided) -> frozenset[Key]:
-    """The keys of the changes that decisions are on."""
+    """The keys that decisions concern."""
     rows = decisions_by_place(decided).values()
     return frozenset(tuple(key) for row in rows for key in (row["key"], row["from_key"]) if key is not None)
 
@@ -155,7 +151,7 @@ def _touching(changes: DataFrame, keys: frozenset[Key] | None, rereads: Sequence
 def with_digests(
     traced_events: Sequence[Event], rows: DataFrame, shape: RelationMapping, positions: frozenset[int]
 ) -> list[Event]:
-    """Events, those of the transactions at `positions` with their digests; `rows` are bronze's."""
+    """Events; those of the transactions at `positions` with their digests. `rows` are those of bronze."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
     wanted = [
@@ -176,7 +172,7 @@ def with_digests(
 
 
 def keys_of(changes: DataFrame) -> frozenset[Key]:
-    """The keys that changes touch."""
+    """The keys that the changes touch."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     touched = changes.select(F.explode(F.array_compact(F.array(FROM, TO))).alias("key")).distinct().toArrow()
@@ -184,7 +180,7 @@ def keys_of(changes: DataFrame) -> frozenset[Key]:
 
 
 def join_trace(changes: DataFrame, traced: Sequence[TracedChange], summary: SpanSummary) -> DataFrame:
-    """Changes with what became of them, NULL where they are not traced, and the number of truncates before them."""
+    """Join changes with their trace (NULL if not traced) and the number of truncates before them."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     table = pa.table(
@@ -206,14 +202,14 @@ def join_trace(changes: DataFrame, traced: Sequence[TracedChange], summary: Span
 
 
 def drop_trace(changes: DataFrame) -> DataFrame:
-    """What `placed` added taken away."""
+    """Remove the columns that `join_trace` added."""
     return changes.drop(ROW, ORIGIN, HELD, _WAITS, _BROKE, _DROPPED, SEGMENT)
 
 
 def apply_trace(
     rows: DataFrame, changes: DataFrame, traced: Sequence[TracedChange], summary: SpanSummary
 ) -> PartitionedChanges:
-    """Changes with `_cdc_failed`, sorted out by what tracing found; `rows` are bronze's of them."""
+    """Partition changes with `_cdc_failed` by their trace; `rows` are bronze's rows of them."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     traced_changes = join_trace(changes, traced, summary)
@@ -227,7 +223,7 @@ def apply_trace(
 
 
 def with_rules(rows: DataFrame, changes: DataFrame) -> pa.Table:
-    """Bronze's rows of changes, with the conditions they fail and their keys."""
+    """Bronze's rows of changes, with the conditions they violate and their keys."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     place = ["position", "ordinal"]
@@ -244,7 +240,7 @@ def with_rules(rows: DataFrame, changes: DataFrame) -> pa.Table:
 
 
 def of_units(changes: DataFrame, units: Iterable[Unit]) -> DataFrame:
-    """The changes of these transactions, and of these decisions."""
+    """The changes of these transactions and decisions."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     positions, decided = zip(*sorted(units), strict=True)
@@ -257,7 +253,7 @@ def of_units(changes: DataFrame, units: Iterable[Unit]) -> DataFrame:
 
 
 def key_frame(spark: SparkSession, keys: Iterable[Key]) -> DataFrame:
-    """Keys as rows of `_cdc_key`."""
+    """Keys as a DataFrame with the column `_cdc_key`."""
     values = pa.array(([*key] for key in sorted(keys, key=repr)), pa.list_(pa.string()))
     return spark.createDataFrame(pa.table({"_cdc_key": values}))
 
@@ -267,8 +263,8 @@ def _key(value: list[str | None] | None) -> Key | None:
 
 
 FOLLOWED_AT_MOST = 500_000
-"""Changes that are followed one by one, by their keys and in the driver's Python: 1.2 GiB (measured). Spans are closed
-before; only one transaction may hold more."""
+"""Changes that are followed one by one in the driver's Python: 1.2 GiB (measured). Spans end before that many; only a
+single transaction may have more."""
 
 
 @dataclass(frozen=True)
@@ -278,17 +274,17 @@ class TableChanges:
     Attributes:
         rows: Bronze's rows of `changes`, among them what decisions release.
         changes: Those that silver takes.
-        unfiltered: The same before a filter left any out.
-        target: Silver's live rows before the span, in the source's columns; None if they have no part in it.
-        live: The same as silver has them.
+        unfiltered: The same before the filter.
+        target: Silver's live rows before the span, in the source's columns; None if they are irrelevant.
+        live: The same in silver's columns.
         table: The silver table.
         kind: Its kind.
         part: The columns, and which of them some change did not send.
-        summary: What the span holds.
-        held: What waits in quarantine before it.
-        recorded_keys: Keys as the quarantine recorded them → as the table has them now.
+        summary: Summary of the span.
+        held: Quarantine before the span.
+        recorded_keys: Keys as the quarantine recorded them → current keys.
         projection: From the source's columns to silver's.
-        key_parts: How the table is divided by its key.
+        key_parts: How the table is partitioned by its key.
         decided: Decisions that take effect in the span.
         held_units: Transactions that are held as a whole.
     """
@@ -311,22 +307,22 @@ class TableChanges:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether the source has rows that silver does not."""
+        """Whether silver omits rows of the source."""
         return self.projection.where is not None
 
     @property
     def holds_missing(self) -> bool:
-        """Whether changes of rows that silver lacks are held for that; a filter keeps rows out of silver itself."""
+        """Whether changes of rows that silver lacks are held; not with a filter, which keeps rows out of silver."""
         return self.table.missing_row != "stop" and not self.is_filtered
 
     @property
     def known_keys(self) -> frozenset[Key]:
-        """Keys that are followed whatever the changes are."""
+        """Keys that are always followed."""
         return self.held.apart | decided_keys(self.decided)
 
     @property
     def needed_unsent(self) -> frozenset[int]:
-        """Columns that some change did not send and that silver depends on."""
+        """Columns that silver depends on and some change did not send."""
         return self.part.unsent & self.projection.used
 
 
@@ -336,10 +332,10 @@ class EvaluatedChanges:
 
     Attributes:
         changes: What was evaluated.
-        free: The changes that flow; with `followed` they have `_cdc_row` and `_cdc_origin`.
-        held: Bronze's rows of those that are quarantined, None if there are none (`PartitionedChanges`).
+        free: The changes to apply; with `followed` they have `_cdc_row` and `_cdc_origin`.
+        held: Bronze's rows of quarantined changes, None if there are none (`PartitionedChanges`).
         closings: What ended holds: truncates, and rows that were read again.
-        profile: How the rules fared.
+        profile: Counts of the rules.
         followed: Whether changes were followed one by one.
     """
 
@@ -352,17 +348,17 @@ class EvaluatedChanges:
 
 
 def follow(span: TableChanges, profile: SpanProfile, others: frozenset[Key]) -> EvaluatedChanges:
-    """Follow what must be followed, of rows that a key identifies. `others`: keys that the survey knows nothing of."""
+    """Follow changes of rows that a key identifies, as far as necessary. `others`: keys besides those surveyed."""
     changes, table, part, summary = span.changes, span.table, span.part, span.summary
     source = span.unfiltered if profile.lacking else changes
     moved = profile.moved or (profile.lacking and span.is_filtered)
     uncertain = (_moving_keys(source) if moved else frozenset()) | others
     uncertain |= _null_keys(source) if profile.nulls else frozenset()
     uncertain |= span.known_keys
-    check_few(len(uncertain) // 2, table)  # what a filter leaves out moves too
+    check_few(len(uncertain) // 2, table)  # rows that a filter excludes move too
     existing = _existing(span, uncertain)
     if profile.lacking:
-        # Values that are not known decide what a filter leaves out, so rows are followed as the source has them.
+        # A filter may depend on unknown values, so rows are followed as the source has them.
         first_events = _told_apart(span, events(source, uncertain, summary), existing)
         first, _ = trace(first_events, existing=existing, filtered=span.is_filtered)
         needed = {
@@ -371,7 +367,7 @@ def follow(span: TableChanges, profile: SpanProfile, others: frozenset[Key]) -> 
         changes = complete_for_rules(join_trace(source, first, summary), span.target, part.shape, sorted(needed))
         if span.projection.transforms.any:
             changes = fill_unchanged(changes, span.projection, needed, foreign(table, span.projection))
-        # Kept by the executors: it is asked five times, and each time would cost windows and a join with the target.
+        # Cached: it is used five times, and each time would cost windows and a join with the target.
         changes = drop_trace(changes).localCheckpoint()
     judge = conditions(table, part, span.projection, completed=bool(profile.lacking))
     profile = survey(changes, table, part, judge, summary) if profile.lacking else profile
@@ -397,13 +393,13 @@ def follow(span: TableChanges, profile: SpanProfile, others: frozenset[Key]) -> 
 
 
 def _told_apart(span: TableChanges, followed: list[Event], existing: frozenset[Key]) -> list[Event]:
-    """Events with what tells which of several rows at a key they are of, as far as the server logs whole rows."""
+    """Events with what distinguishes several rows of one key, if the server logs whole rows."""
     positions = find_shared_key_positions(followed, existing) if span.summary.by_whole else frozenset()
     return with_digests(followed, span.rows, span.part.shape, positions) if positions else followed
 
 
 def check_few(many: int, table: Target) -> None:
-    """Raise TooManyFollowed where more changes would have to be followed than the driver takes."""
+    """Raise TooManyFollowed if more changes would have to be followed than the driver can take."""
     if many > FOLLOWED_AT_MOST:
         text = (
             f"{many:,} changes of {table.source} update a key or are held; at most {FOLLOWED_AT_MOST:,} can be "
@@ -415,7 +411,7 @@ def check_few(many: int, table: Target) -> None:
 
 
 def follow_content(span: TableChanges) -> EvaluatedChanges:
-    """Follow what must be followed, of rows that nothing but their content identifies."""
+    """Follow changes of rows that only their content identifies, as far as necessary."""
     part, summary, judge = span.part, span.summary, conditions(span.table, span.part, span.projection)
     profile = survey(span.changes, span.table, part, judge, summary) if judge else UNJUDGED
     if not (profile.failing or span.held or span.decided):
@@ -433,7 +429,7 @@ def follow_content(span: TableChanges) -> EvaluatedChanges:
 
 
 def without_failing(span: TableChanges) -> EvaluatedChanges:
-    """Changes that nothing refers to: those that do not fail, and the others. None waits."""
+    """Partition changes without following: those that fail are held, and none is queued."""
     judge = conditions(span.table, span.part, span.projection, deletes=True)
     profile = survey(span.changes, span.table, span.part, judge, span.summary) if judge else UNJUDGED
     if not (profile.failing or span.decided):
@@ -446,7 +442,7 @@ def without_failing(span: TableChanges) -> EvaluatedChanges:
 
 
 def _without_void(judged: DataFrame, span: TableChanges) -> DataFrame:
-    """Changes without those that were let through and that nothing keeps: the change itself was made."""
+    """Changes without released ones that have no effect: the change itself was applied."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
     failing = judged.where(f"size({FAILED}) > 0").select(POSITION, ORDINAL).toArrow()
@@ -461,8 +457,8 @@ def _without_void(judged: DataFrame, span: TableChanges) -> DataFrame:
 
 
 def missing_keys(span: TableChanges) -> frozenset[Key]:
-    """Keys of updates that did not send every value, where silver has no row: whether the span itself brings one
-    before, only tracing tells.
+    """Keys of updates with unchanged values for which silver has no row. Only tracing shows whether an earlier change
+    of the span inserts one.
     """
     if not span.holds_missing or not span.needed_unsent:
         return frozenset()
@@ -474,11 +470,11 @@ def missing_keys(span: TableChanges) -> frozenset[Key]:
 
 
 def taken_keys(span: TableChanges) -> frozenset[Key]:
-    """Keys that a new row came to while another one had them, and that one of the two left later in the same
-    transaction: only tracing tells which of them a delete is of.
+    """Keys that two rows had at once until one left later in the same transaction: only tracing shows which row a
+    delete concerns.
 
-    A server allows that where a key is checked at the end of a transaction. Such a key is no replica identity, so the
-    deletes of its table name whole rows.
+    A server allows this if it checks the key at the end of a transaction. Such a key cannot be the replica identity, so
+    deletes of the table contain whole rows.
     """
     from pyspark.sql import Window  # noqa: PLC0415 - DataFrames come from a session that has it
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
@@ -499,7 +495,7 @@ def taken_keys(span: TableChanges) -> frozenset[Key]:
 
 
 def _partial(span: TableChanges) -> Column:
-    """Updates that leave out a value that silver needs."""
+    """Updates that omit a value that silver needs."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
     return (F.col(OP) == "U") & any_of([~F.col(known_column(column)) for column in sorted(span.needed_unsent)])
@@ -510,12 +506,12 @@ def _moving_keys(changes: DataFrame) -> frozenset[Key]:
 
 
 def _null_keys(changes: DataFrame) -> frozenset[Key]:
-    """Keys with a part that is NULL: only tracing tells whether two rows have one."""
+    """Keys with a NULL part: only tracing shows whether two rows have one."""
     return frozenset(key for key in keys_of(changes.where(has_null())) if None in key)
 
 
 def _existing(span: TableChanges, keys: frozenset[Key]) -> frozenset[Key]:
-    """Which of the keys silver has: it matters where keys move, who had one first, and where rows may be missing."""
+    """Those of the keys that silver has; needed if keys move, have been shared, or rows may be missing."""
     if not keys or span.target is None:
         return frozenset()
     bases = key_frame(span.rows.sparkSession, keys).withColumnRenamed("_cdc_key", "_cdc_base")

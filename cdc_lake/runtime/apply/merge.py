@@ -1,12 +1,8 @@
-"""Strategies: how a table's part of a span is written, decided from facts before anything is.
+"""Writes a prepared span of a table in one commit that contains its position.
 
-What is written is the same whichever way is taken; only its cost differs. Nothing is assumed: an append is chosen where
-the bounds of the table's files prove that no net change can meet a row of it, and the net change is sent to every task
-where what was counted of it says that it is small.
-
-Merging: a prepared span of a table is written in one commit that carries its position.
-
-What a run of apply did so far, in numbers.
+The result is the same whichever strategy is used; only the cost differs. Strategies are chosen from facts: an append
+if the bounds of the table's files prove that no net change meets an existing row, and a broadcast of the net change if
+counts show that it is small. `ApplyTotals` counts what a run of apply has done so far.
 """
 
 from __future__ import annotations
@@ -36,21 +32,21 @@ from cdc_lake.tables.table_stats import all_below
 from cdc_lake.tables.types import SilverColumn, quote_identifier
 
 Way: TypeAlias = Literal["overwrite", "append", "merge"]
-"""A first content replaces what is there; new rows alone are put behind it; anything else is merged by key."""
+"""A first content replaces the table; new rows alone are appended; everything else is merged by key."""
 
 _HEAP_SHARE: Final = 8
-"""A net change may take the eighth part of the driver's heap where it is sent to every task: there it stands as it is
-read, as a hash table and as the blocks that are sent. All tables of a span together are bounded by the span's size."""
+"""A broadcast net change may use an eighth of the driver's heap, where it is present as it is read, as a hash table and
+as the blocks that are sent. The span's size limits all its tables together."""
 
-_CELL: Final = 16  # bytes of a value in a row besides its text
+_CELL: Final = 16  # bytes of a value in a row in addition to its text
 _LEAST: Final = -(1 << 63)
 _MOST: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class WriteStrategy:
-    """`sent`: the net change goes to every task where the join allows it, so that the table is not shuffled; `within`:
-    conditions by which files of the table are passed over.
+    """`sent`: the net change is broadcast if the join allows it, so that the table is not shuffled; `within`:
+    conditions by which files of the table are skipped.
     """
 
     way: Way
@@ -59,7 +55,7 @@ class WriteStrategy:
 
     @property
     def facts(self) -> dict[str, object]:
-        """As progress has it."""
+        """As fields of a progress event."""
         return {"way": self.way, "broadcast": self.sent, "bounded": bool(self.within)}
 
 
@@ -72,8 +68,8 @@ def choose(
     profile: SpanProfile,
     size: int | None,
 ) -> WriteStrategy:
-    """The strategy for changes of a table with keys that stands at `base`. `size`: bytes that the changes took as they
-    were received, at most; None where nobody knows.
+    """The strategy for changes of a table with keys at marker `base`. `size`: upper bound of the changes' bytes as
+    received, None if unknown.
     """
     if is_append_only(project, target, base, part, summary, profile):
         return WriteStrategy("append", sent=False)
@@ -86,8 +82,8 @@ def choose(
 
 
 def round_bounds(low: int, high: int) -> tuple[int, int]:
-    """Bounds around these, an eighth wider at most on either side, that spans over much of the same keys share: numbers
-    stand in the code that Spark compiles, which it knows again only by its text.
+    """Round bounds outwards by at most an eighth, so that spans over similar keys share them: the bounds are part of
+    the code that Spark compiles and caches by its text.
     """
     step = 1 << max(0, (high - low).bit_length() - 4)
     return max(low // step * step, _LEAST), min(-(-high // step) * step, _MOST)
@@ -96,9 +92,9 @@ def round_bounds(low: int, high: int) -> tuple[int, int]:
 def is_append_only(
     project: Project, target: Target, base: Marker, part: TablePart, summary: SpanSummary, profile: SpanProfile
 ) -> bool:
-    """Whether no change can be of a row that the table has at `base`: every key is above every key of its files.
+    """Whether no change concerns a row that the table has at `base`: every key is above every key of its files.
 
-    Only asked where there are inserts at all: what is only updated or deleted is there.
+    Only checked if there are inserts: rows that are only updated or deleted exist.
     """
     if profile.bounds is None or part.truncated or not summary.inserts:
         return False
@@ -106,7 +102,7 @@ def is_append_only(
 
 
 def fits(part: TablePart, summary: SpanSummary, size: int | None, heap: int) -> bool:
-    """Whether the net change, which has at most one row a change, may be sent to every task."""
+    """Whether the net change, at most one row per change, may be broadcast."""
     if size is None:
         return False
     columns = len(part.shape.columns) + len(part.shape.carried)
@@ -120,7 +116,7 @@ _APPEND = WriteStrategy("append", sent=False)
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """What became of it: the table's new version, how it was written, what that took, and how long."""
+    """The table's new version, how it was written, its metrics and duration."""
 
     version: int
     strategy: WriteStrategy
@@ -129,7 +125,7 @@ class MergeResult:
 
 
 def merge(plan: MergePlan) -> MergeResult:
-    """Write a prepared span in one commit that carries its position; its session does nothing else meanwhile.
+    """Write a prepared span in one commit that contains its position; its session does nothing else meanwhile.
 
     Raises:
         TableChangedMeanwhile: Another commit came first.
@@ -152,7 +148,7 @@ def merge(plan: MergePlan) -> MergeResult:
 
 
 def strategy_of(plan: MergePlan) -> WriteStrategy:
-    """How a prepared span is written."""
+    """Choose how a prepared span is written."""
     task, folded = plan.task, plan.folded
     if task.first:
         return _OVERWRITE
@@ -173,19 +169,19 @@ def statement_of(plan: MergePlan, strategy: WriteStrategy, table: str) -> str:
 
 
 def _other_columns(plan: MergePlan) -> tuple[SilverColumn, ...]:
-    """The columns of a table's first content where the table that is there, of an earlier stream, has others."""
+    """The columns of a table's first content, if the existing table, of an earlier stream, has others."""
     have, wanted = set(plan.silver.columns() or ()), plan.kind.columns(plan.shape)
     fits = {SilverColumn(column.name, held_as(column.type)) for column in wanted} | set(wanted)
     return () if have <= fits and len(have) == len(wanted) else tuple(wanted)
 
 
 _SHOWN: Final = 20
-"""Tables that an error names beside the first one that waits: a screen has room for so many."""
+"""Tables that an error lists besides the first one that waits, so that it fits on a screen."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableApplied:
-    """What was done to one table: what its rows were made of last, its columns then, and numbers over the run."""
+    """What was done to one table: the position and layout of its rows, its columns, and counts over the run."""
 
     target: Target
     projection: Projection
@@ -197,10 +193,9 @@ class TableApplied:
 
 @dataclass
 class ApplyTotals:
-    """What was done so far, by which `run`; `top`: where the last walk was to go to, `upto`: where it got; `ways`: how
-    often a table was written in which way (`runtime.apply.merge`); `written`: files and bytes (`tables.commit_audit`);
-    `held_by`: changes that were held, by silver table and rule; `broken`: silver table → why it waits; `tables`: those
-    that were written; `paused`: silver tables that somebody paused.
+    """What run `run` has done so far; `top`: goal of the last pass, `upto`: how far it got; `ways`: how often each
+    strategy was used; `written`: files and bytes (`tables.commit_audit`); `held_by`: held changes by silver table and
+    rule; `broken`: silver table → why it waits; `tables`: those that were written; `paused`: paused silver tables.
     """
 
     run: str = ""
@@ -221,9 +216,9 @@ class ApplyTotals:
     paused: frozenset[str] = frozenset()
 
     def error(self) -> CdcLakeError | None:
-        """Why the first table waits, with a remedy that names the others too; None if no table waits.
+        """The error of the first table that waits, with a hint that names the others; None if no table waits.
 
-        What a table waits for comes before the tables of its group that wait for it.
+        A table's own error comes before those of tables of its group that wait for it.
         """
         waiting = sorted(self.broken.items(), key=lambda item: isinstance(item[1], GroupWaits))
         if not waiting:
@@ -236,14 +231,14 @@ class ApplyTotals:
         return first
 
     def count(self, plan: MergePlan) -> None:
-        """Add how the rules of a table fared."""
+        """Add the rule counts of a table."""
         for rule_count in plan.counts:
             total = self.rules.setdefault((rule_count.table, rule_count.rule, rule_count.on_fail), [0, 0])
             total[0] += rule_count.evaluated
             total[1] += rule_count.failed
 
     def count_held(self, plan: MergePlan) -> None:
-        """Add what of a table is held; a change that breaks several rules once to each."""
+        """Add the held changes of a table; a change that violates several rules counts once for each."""
         held, table = plan.folded.held, plan.task.target.label
         if held is None:
             return
@@ -252,7 +247,7 @@ class ApplyTotals:
             self.held_by.update((table, rule) for rule in rules or [WAITING])
 
     def count_merge(self, plan: MergePlan, merged: MergeResult) -> None:
-        """Add a table that was written."""
+        """Add a merge."""
         task, before = plan.task, self.tables.get(plan.task.target.label)
         self.tables[task.target.label] = TableApplied(
             task.target,
@@ -268,7 +263,7 @@ class ApplyTotals:
             self.written[name] = self.written.get(name, 0) + value
 
     def rule_facts(self) -> list[dict[str, object]]:
-        """The rules as the control table `runs` has them."""
+        """The rules, as the control table `runs` stores them."""
         return [
             {"table": table, "rule": rule, "on_fail": on_fail, "evaluated": judged, "failed": failed}
             for (table, rule, on_fail), (judged, failed) in sorted(self.rules.items())

@@ -1,9 +1,8 @@
-"""What rules came to over silver, and whether they keep a cut back, as metrics: from the control tables.
+"""Metrics of apply: a file for Prometheus' textfile collector, replaced after cuts and idle rounds and at the end.
 
-What apply shows to monitoring: a file of metrics, replaced as a whole after cuts and idle rounds and at the end.
-
-A file suits a loop that may end after a minute, and whoever collects such files serves it. Writing it never stops
-apply: what fails is told, once until it works again. Without `observe.textfile` nothing is written and nothing asked.
+A file suits a loop that may end after a minute. A failed write never stops apply: it is reported once until writing
+works again. Without `observe.textfile` nothing is written. Results of rules, and whether they prevent a promise, are
+read from the control tables.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from cdc_lake.tables.control_tables import ControlTables, control_tables
 
 
 class RuleSamples:
-    """Reads the control tables again only where they have changed: reports and other commands write there too."""
+    """Reads the control tables again only if they have changed: reports and other commands write to them too."""
 
     def __init__(self, project: Project, control: ControlTables) -> None:
         self._project = project
@@ -64,7 +63,7 @@ class RuleSamples:
         self._samples: list[Sample] = []
 
     def samples(self) -> list[Sample]:
-        """The newest judgement of each rule of the file. Raises LakeError."""
+        """The newest result of each rule of the pipeline file. Raises LakeError."""
         promising = self._project.pipeline.quality.pin_below is not None
         if not self._rules:
             return []
@@ -89,7 +88,7 @@ class RuleSamples:
 
 
 WRITE_EVERY: Final = 5.0
-"""Seconds between two writes while spans follow one another: who collects looks less often."""
+"""Minimum seconds between two writes: collectors read less often."""
 
 
 class ApplyMetrics:
@@ -118,16 +117,16 @@ class ApplyMetrics:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, CdcLakeError) and error not in self._totals.broken.values():  # which were told
+        if isinstance(error, CdcLakeError) and error not in self._totals.broken.values():  # those were reported
             self._errors.add(error.code)
         self._write()
 
     def follow(self, totals: ApplyTotals) -> None:
-        """What the run counts in, from its start on."""
+        """Take the counters of the run, at its start."""
         self._totals = totals
 
     def on_progress(self, progress: ProgressEvent) -> None:
-        """What apply tells."""
+        """Handle a progress event."""
         self._report(progress)
         self._errors.on_progress(progress)
         match progress.stage:
@@ -142,7 +141,7 @@ class ApplyMetrics:
                 pass
 
     def on_pass_end(self) -> None:
-        """See Watcher; a walk that got where it was to go to is a success, also where bronze has gone on since."""
+        """Record a success if the pass reached its goal, even if bronze has grown since."""
         totals = self._totals
         if totals.upto is not None and totals.top is not None and totals.upto >= totals.top:
             self._succeeded = time.time()
@@ -169,7 +168,7 @@ class ApplyMetrics:
         self._failing = True
 
     def samples(self) -> list[Sample]:
-        """Everything that has a value now; what the lake knows is left out where it does not answer: apply says so."""
+        """All metrics that have a value now; those from the lake are omitted if it cannot be read."""
         totals, result = self._totals, self._tally.samples()
         result.append(Sample(APPLIED_TRANSACTIONS_TOTAL, totals.transactions))
         result.append(Sample(APPLIED_CHANGES_TOTAL, totals.changes))
@@ -183,13 +182,13 @@ class ApplyMetrics:
         return result
 
     def _last_success(self) -> float | None:
-        """What the file of the run before says: a run that fails must not hide for how long."""
+        """The time from the previous run's file, so that a failing run shows since when."""
         from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415  # only where asked for
 
         try:
             families = list(text_string_to_metric_families(self._file.read_text(encoding="utf-8")))
         except (OSError, ValueError):
-            return None  # no file yet, or not one of ours
+            return None  # no file yet, or not written by cdc_lake
         values = [s.value for f in families for s in f.samples if s.name == LAST_SUCCESS_TIMESTAMP_SECONDS.name]
         return max(values, default=None)
 
@@ -224,7 +223,7 @@ class ApplyMetrics:
         return self._cut
 
     def _lag(self) -> float | None:
-        """As `status` has it: since the oldest transaction that waits was committed, 0 where none waits."""
+        """As in `status`: seconds since the commit of the oldest waiting transaction, 0 if none waits."""
         state, cut = self._reader.state(), self._last_cut()
         if state is None or cut is None or cut.stream != state.stream:
             return None
@@ -237,7 +236,7 @@ class ApplyMetrics:
 
 
 def _state(relation: str, listed: TableState, paused: Container[str], left: Container[str]) -> str:
-    """A table's state in the words of `status` (`runtime.receive.lag.TableStatus`), as the last cut has it."""
+    """A table's state in the last cut, in the words of `status` (`runtime.receive.lag.TableStatus`)."""
     if relation in paused:
         return "paused"
     if relation in left:

@@ -1,7 +1,7 @@
-"""Whether silver has anything left to apply, answered from bronze, the control tables and the tables' own commits.
+"""Determines without Spark whether silver has anything left to apply: from bronze, control tables and table commits.
 
-Starting Spark takes longer than most looks find work for. `settle_without_spark` does what a run of apply would do if
-there is nothing to merge, or says that Spark is needed. It asks for Spark whenever it is not sure.
+Starting Spark is usually slower than this check. `settle_without_spark` does what a run of apply would do if there is
+nothing to merge, or says that Spark is needed. If it is not sure, Spark is needed.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from cdc_lake.tables.silver_table import read_marker
 
 
 def has_pending_work(project: Project, goal: int | None = None) -> bool:
-    """Return True unless silver certainly stands at `goal`, or at all that bronze holds, and nobody else changed it.
+    """Return True unless silver is certainly at `goal` or the end of bronze, and nobody else changed it.
 
-    What cannot be read counts as work: whoever applies says what is wrong with it.
+    Unreadable state counts as work: apply then reports the error.
     """
     try:
         return _load_standing(project, goal) is None
@@ -51,12 +51,12 @@ def has_pending_work(project: Project, goal: int | None = None) -> bool:
 
 
 def settle_without_spark(project: Project, goal: int | None, report: ProgressReporter) -> ApplyTotals | None:
-    """Do what a run of apply does if nothing is to be merged; None if it needs Spark.
+    """Do what a run of apply does if there is nothing to merge; None if Spark is needed.
 
     Args:
         project: The pipeline.
-        goal: Position that silver is to reach; None for all that bronze holds.
-        report: Takes what is worth telling, as of paused tables.
+        goal: Position that silver is to reach; None for the end of bronze.
+        report: Receives progress events, for example about paused tables.
 
     Raises:
         AnotherApply: Another process applies.
@@ -89,8 +89,8 @@ def settle_without_spark(project: Project, goal: int | None, report: ProgressRep
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """Where silver stands with nothing to apply: position and tables of the last cut, as pauses have them. `stream`:
-    None if bronze holds none yet.
+    """Position and tables of the last cut, with pauses applied, if nothing is left to apply. `stream`: None if bronze
+    has none yet.
     """
 
     stream: str | None
@@ -99,7 +99,7 @@ class _Standing:
 
 
 def _load_standing(project: Project, goal: int | None) -> _Standing | None:
-    """Where silver stands; None if it has anything left to apply. Raises CdcLakeError."""
+    """Where silver is; None if anything is left to apply. Raises CdcLakeError."""
     bronze, control = bronze_reader(project), control_tables(project)
     if (state := bronze.proven()) is None:
         return _Standing(None, None, {})
@@ -113,7 +113,7 @@ def _load_standing(project: Project, goal: int | None) -> _Standing | None:
 def _has_work(
     project: Project, bronze: BronzeReader, control: ControlTables, state: StreamCheckpoint, cut: Cut, goal: int | None
 ) -> bool:
-    """`cut`: the last one, with its tables as pauses have them."""
+    """`cut`: the last one, with pauses applied."""
     tables = cut.tables
     position, snapshots, held = cut.position, control.snapshots(), hold_log(control)
     ahead = Span(state.epoch, position, max(position, state.upto if goal is None else min(goal, state.upto)))
@@ -141,7 +141,7 @@ def _targets(project: Project, tables: Mapping[str, TableState]) -> list[tuple[T
 def _is_settled(
     project: Project, state: StreamCheckpoint, control: ControlTables, target: Target, table: TableState
 ) -> bool:
-    """Whether a table stands where the last cut has it, and nobody else changed it since."""
+    """Whether a table is as in the last cut, and nobody else changed it since."""
     if table.state == PAUSED:
         return True
     if table.state != IN:
@@ -154,7 +154,7 @@ def _is_settled(
         project, target, state.stream, table
     ):
         return True
-    committed = read_marker(project, target, state.stream)  # maintenance may have committed, which changes no row
+    committed = read_marker(project, target, state.stream)  # maintenance may have committed; it changes no rows
     violation = find_violation(project, target, state.stream, table, committed)
     in_sync = reconcile(table, committed, violation, table.position) == InSync()
     return in_sync and committed.generation == table.generation
@@ -165,7 +165,7 @@ def _is_paused(table: TableState | None) -> bool:
 
 
 def _promises_kept(project: Project, control: ControlTables, report: ProgressReporter) -> bool:
-    """Make tags of Iceberg tables what promises need; False if the retention of a Delta table has to change too."""
+    """Set the tags of Iceberg tables that promises need; False if a Delta table's retention must change too."""
     statements: list[str] = []
     Keeper(project, control, lambda _, statement: statements.append(statement), report).keep()
     return not statements

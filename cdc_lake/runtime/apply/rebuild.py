@@ -1,12 +1,12 @@
-"""Rebuild: the content of a silver table anew, from bronze alone, by the code that made it.
+"""Rebuild: recreates the content of a silver table from bronze alone, with the code that applies spans.
 
-The rows are built in a table of their own, span by span, under the settings and rules of now. Then the table is set
-beside what is there, and takes its place in one commit that begins a new generation, at the position of the last cut:
-whoever reads older versions goes on reading them. A process that dies before that commit leaves the table as it was,
-one that dies behind it leaves a table that the next run finds; a second rebuild begins anew.
+Rows are built in a separate table, span by span, with the current settings and rules. They then replace the content of
+the silver table in one commit that begins a new generation, at the position of the last cut; earlier versions stay
+readable. A process that dies before that commit leaves the table unchanged; one that dies after it leaves a table that
+the next run detects. A second rebuild starts again.
 
-`into` puts the content into a table of another name instead, which nothing merges into afterwards: so a past state too
-can be had, at `to`.
+`into` writes the content to a table of another name instead, which nothing merges into afterwards; with `to`, this
+recreates an earlier state.
 """
 
 from __future__ import annotations
@@ -70,9 +70,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What a rebuild made. `version`: of the table that has the content now, None where it was only compared;
-    `held`: changes that rules keep out of it; `operations`: what layouts asked for on the way that a run would have
-    waited with.
+    """Result of a rebuild. `version`: version of the table that has the content now, None if it was only compared;
+    `held`: changes that rules hold; `operations`: schema changes on the way for which a run would have needed approval.
     """
 
     pipeline: str
@@ -99,14 +98,14 @@ def rebuild(
     report: ProgressReporter = silent,
     spark: SparkSession | None = None,
 ) -> Rebuilt:
-    """Build a table again, named by its source, up to where silver stands; with `into` up to `to` into a new table.
+    """Rebuild a table, named by its source, up to silver's position; with `into` up to `to` into a new table.
 
-    `dry_run`: say what would change, and change nothing. `keys`: how many keys of rows that differ are told. `adopt`:
-    also where the table belongs to another pipeline or was not written by cdc_lake.
-    In a group it holds the transactions that the other tables of it hold, and goes no further than these are.
+    `dry_run`: report what would change, and change nothing. `keys`: how many keys of differing rows are reported.
+    `adopt`: also if the table belongs to another pipeline or was not written by cdc_lake. A table of a group holds the
+    transactions that the other tables hold, and goes no further than these.
     Raises TableNotKnown, RebuildNeedsPlace, RebuildPlaceTaken, PastTrimmed, PositionNotHeld, NothingToRebuild,
-    DivisionChanged, RuleStopped, AnotherApply, SilverNotOwned, SparkDied, LakeError; GroupDisagrees where it would hold
-    others than the group, HeldLost where nobody knows what that holds, GroupWaits where a table of it is behind this.
+    DivisionChanged, RuleStopped, AnotherApply, SilverNotOwned, SparkDied, LakeError; GroupDisagrees if it would hold
+    other transactions than the group, HeldLost if the group's holds are lost, GroupWaits if a table of it is behind.
     """
     began = time.monotonic()
     if to is not None and into is None:
@@ -128,7 +127,7 @@ def rebuild(
 
 
 class Rebuilding:
-    """One rebuild, worked out before Spark is needed. Raises what `rebuild` does. The caller holds the lease."""
+    """One rebuild, planned before Spark is needed. Raises what `rebuild` does. The caller holds the lease."""
 
     def __init__(
         self,
@@ -178,7 +177,7 @@ class Rebuilding:
         self._stop = threading.Event()
 
     def run(self, spark: SparkSession, began: float, *, dry_run: bool, keys: int) -> Rebuilt:
-        """Build, compare, and put the content in its place."""
+        """Build, compare, and replace the content."""
         started_at = datetime.now(UTC)
         with self._draft_content(spark) as (draft, held):
             differences = self._difference(spark, draft, keys)
@@ -207,7 +206,7 @@ class Rebuilding:
         return rebuilt
 
     def renew(self, spark: SparkSession, stop: threading.Event) -> TableState:
-        """Build, and put the content in its place; how a cut is to list it. Raises Stopped, with nothing changed."""
+        """Build and replace the content; returns the state for the next cut. Raises Stopped, with nothing changed."""
         self._stop = stop
         with self._draft_content(spark) as (draft, held):
             failpoint(REBUILT)
@@ -219,13 +218,13 @@ class Rebuilding:
 
     @contextmanager
     def _draft_content(self, spark: SparkSession) -> Iterator[tuple[Target, _Held]]:
-        """The content in a table of its own, which goes at the end, and what is held of it."""
+        """The content in a temporary table, dropped at the end, and its held changes."""
         folder = self._project.lake / "scratch" / f"{self._project.name}.rebuild"
-        shutil.rmtree(folder, ignore_errors=True)  # what a killed process left
+        shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
         self._forget()
         namespace = str(folder.relative_to(self._project.lake))
         name = f"{self._target.label}.{uuid.uuid4().hex[:8]}"
-        # Divided is what takes the table's place: a draft is read once, and by a format that may not know the division.
+        # Only the final table is partitioned: the draft is read once, and its format may not support the partitioning.
         undivided = replace(self._target, format="delta", partition_by=(), cluster_by=())
         draft = replace(undivided, namespace=namespace, name=name)
         try:
@@ -236,26 +235,26 @@ class Rebuilding:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _free(self, into: str) -> Target:
-        """The target of another name. Raises RebuildPlaceTaken."""
+        """The target for another name. Raises RebuildPlaceTaken."""
         place = replace(self._target, name=into)
         taken_labels = {self._target.label}
         if self._cut is not None:
             taken_labels |= {self._project.target(TableName.parse(relation)).label for relation in self._cut.tables}
         if place.label in taken_labels:
             raise RebuildPlaceTaken(f"{place.label} is a table of the pipeline itself")
-        # An Iceberg table without a version is what a rebuild leaves that died between making and filling it.
+        # A rebuild that died between creating and filling an Iceberg table leaves one without a version.
         unfinished = place.format == "iceberg" and silver_version(self._project, place) is None
         if silver_exists(self._project, place) and not unfinished:
             raise RebuildPlaceTaken(f"{place.label} already exists")
         return place
 
     def _forget(self, *, replaced: bool = False) -> None:
-        """Held rows that do not count go: of a generation that never came to be, or of one that was replaced."""
+        """Delete held rows that do not count: of a generation that was never published, or of a replaced one."""
         current = self._generation if replaced else self._generation - 1
         forget(self._control, self._target, self._state.epoch, current, replaced=replaced)
 
     def _build(self, spark: SparkSession, draft: Target) -> _Held:
-        """Fill the draft, layout by layout as a run does; what is held of it at its end."""
+        """Fill the draft, layout by layout as a run does; returns its held changes at the end."""
         plan, nearby = self._plan, DataFileCache(self._project.scratch.with_name(f"{self._project.name}.rebuilt-from"))
         silver = store(spark, self._project, draft)
         reached = _At(None, _Held(0, NOTHING_WAITS))
@@ -271,7 +270,7 @@ class Rebuilding:
                 self._report(ProgressEvent("rebuild", self._target.label, number, len(plan.parts), unit="spans"))
         finally:
             nearby.close()
-        if silver.columns() is None:  # there were no rows yet
+        if silver.columns() is None:  # no rows so far
             silver.create(kind_of(draft, self._plan.form).columns(self._shape(spark, draft)), self._state.stream)
         return reached.held
 
@@ -314,7 +313,7 @@ class Rebuilding:
         return replace(task, rereads=rereads, decided=decided).with_summary()
 
     def _step(self, spark: SparkSession, task: TableTask, reached: _At) -> _At:
-        """One part into the draft; what is so behind it."""
+        """Apply one part to the draft; returns its state after it."""
         with translate_errors(self._target):
             prepared = self._prepare_task(spark, task)
         if prepared is None:
@@ -336,13 +335,13 @@ class Rebuilding:
         return settled
 
     def _read_holds(self, span: Span) -> _Held:
-        """What is held of the draft behind a span."""
+        """The held changes of the draft after a span."""
         log, relation = hold_log(self._control), str(self._target.source)
         holds = open_holds(log, relation, span.epoch, self._generation, span.upto)
         return _Held(holds.rows.num_rows, holds.waiting)
 
     def _shape(self, spark: SparkSession, draft: Target) -> RelationMapping:
-        """The shape that the table's last layout gives silver."""
+        """The mapping from the table's last layout to silver."""
         form = self._plan.form
         shape = shape_of((form.layout,), {form.layout: form}, draft, kind_of(draft, form))
         return projection_of(spark, self._project, draft, shape).silver
@@ -355,7 +354,7 @@ class Rebuilding:
         return difference(before, after, self._target, shape, keys)
 
     def _put(self, spark: SparkSession, draft: Target) -> int:
-        """The content of the draft into its place; the version."""
+        """Replace the content of the table with the draft; returns the version."""
         silver, stream, upto = store(spark, self._project, draft), self._state.stream, self._plan.upto
         columns = silver.columns()
         assert columns is not None, "the draft was created"
@@ -370,7 +369,7 @@ class Rebuilding:
         return version
 
     def _listing(self, version: int, held: _Held) -> TableState:
-        """The table with its new content, as a cut lists it: where its group is behind the cut it is too."""
+        """The rebuilt table as a cut lists it; if its group is behind the cut, so is the table."""
         label, form, plan = self._target.label, self._target.format, self._plan
         keys, is_behind = len(held.waiting.keys), self._cut is not None and plan.upto < self._cut.position
         state = BROKEN if is_behind else IN
@@ -380,7 +379,7 @@ class Rebuilding:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Changes that are held of what was built so far, and what waits."""
+    """The held changes of what was built so far."""
 
     changes: int
     waiting: QuarantineState
@@ -388,14 +387,14 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class _At:
-    """How far the draft is. `follows`: the layout its rows have, None: it has none yet."""
+    """Progress of the draft. `follows`: the layout of its rows, None if it has none yet."""
 
     follows: Relation | None
     held: _Held
 
 
 class _Allowing:
-    """Every operation that a layout asks for: to ask for a rebuild is to ask for them. It says which ones came."""
+    """Approves every schema change, as a request for a rebuild does, and records them."""
 
     def __init__(self) -> None:
         self.words: list[str] = []

@@ -1,14 +1,13 @@
-"""Renewing: silver's content of a table that was copied again is made anew, from that copy on.
+"""Makes silver adopt tables that were copied again: each is rebuilt from its new copy on.
 
-A copy comes into force where silver has reached its position: then the table is rebuilt (`runtime.apply.rebuild`)
-in a thread of its own, one table at a time, and the content takes its place in one commit that begins a new generation.
-Meanwhile the other tables continue; the table stays at its position, as a paused one does, and catches up afterwards.
-Tables of groups come first, and everything waits for them, even while another table is recreated: their group could not
-continue without them.
+When silver reaches the position of a copy, the table is rebuilt (`runtime.apply.rebuild`) in a separate thread, one
+table at a time, and its content is replaced in one commit that begins a new generation. Meanwhile the other tables
+continue; the table stays at its position like a paused one, and catches up afterwards. Tables of groups come first, and
+everything waits for them, because their group could not continue without them.
 
-A process that dies on the way leaves the table as it was, or a cut that does not say which copy the content began with:
-then the same is done once more. A table that was left is in no cut behind the position it was left at, until a copy of
-it is in force.
+A process that dies on the way leaves the table as it was, or a cut that does not record with which copy the content
+began: then the rebuild is repeated. A table that was excluded is in no cut after that position, until a copy of it is
+adopted.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_LOOK: Final = 0.2  # seconds between two looks at whether to stop
+_LOOK: Final = 0.2  # seconds between two checks whether to stop
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A renewal that is under way, or over and not in a cut yet. `relation`: its source table; `others`: where the
-    other tables of its group were when it began.
+    """A rebuild that is running, or finished but not in a cut yet. `relation`: its source table; `others`: positions of
+    the other tables of its group when it began.
     """
 
     relation: str
@@ -54,13 +53,13 @@ class _Running:
 
 
 class ResyncSwapper:
-    """Which tables of a stream are followed where, and the renewal of those that were copied again.
+    """Tracks which tables of a stream are followed from where, and rebuilds those that were copied again.
 
-    Entered as long as it may renew; left in a hurry it waits for nothing.
+    Rebuilds run only inside its context; leaving it on an interrupt does not wait for them.
     """
 
     def __init__(self, project: Project, control: ControlTables, spark: SparkSession, report: ProgressReporter) -> None:
-        """`errors`, by table in silver: why a renewal failed. It is tried again by the next process."""
+        """`errors`: why a rebuild failed, by silver table. The next process tries again."""
         self._project = project
         self._control = control
         self._spark = spark
@@ -69,7 +68,7 @@ class ResyncSwapper:
         self._failed: dict[str, int] = {}
         self.errors: dict[str, CdcLakeError] = {}
         self._waits: dict[str, dict[str, int]] = {}
-        """Where the tables of its group were, by table whose renewal waits for them."""
+        """Positions of the tables of a group, by table whose rebuild waits for them."""
         self._reported_tables: set[str] = set()
         self._running: _Running | None = None
         self._over = threading.Event()
@@ -85,13 +84,13 @@ class ResyncSwapper:
         self._pool.shutdown(wait=kind is None or issubclass(kind, Exception), cancel_futures=True)
 
     def refresh(self, state: StreamCheckpoint) -> None:
-        """Read what was copied and left, after `state` was read: what bronze holds of a table that was left follows the
-        row that says so.
+        """Read copies and exclusions, after `state` was read: bronze's changes of an excluded table follow the row that
+        excludes it.
         """
         self._courses = courses(self._control.snapshots(), state.stream)
 
     def next_boundary(self, position: int, top: int) -> int | None:
-        """The first position in `(position, top]` that a table is left or copied at: a span ends there, also one
+        """The first position in `(position, top]` at which a table is excluded or copied: a span ends there, even
         without transactions.
         """
         every = [interval for course in self._courses.values() for interval in course.stretches]
@@ -101,8 +100,8 @@ class ResyncSwapper:
         return min((boundary for boundary in marks if position < boundary <= top), default=None)
 
     def unfollowed_tables(self, tables: Collection[str], position: int) -> frozenset[str]:
-        """Those whose changes right behind a position are no part of silver; `tables`: those that the cut there lists.
-        One that waits for its content to begin is of them.
+        """Tables whose changes directly after a position are not part of silver; `tables`: those of the cut there.
+        Includes tables that wait for their first content.
         """
         return frozenset(
             name
@@ -111,7 +110,7 @@ class ResyncSwapper:
         )
 
     def outcome(self, stop: threading.Event) -> bool:
-        """Wait for the renewal that is under way, but not beyond `stop`; whether there is an outcome to be taken."""
+        """Wait for the running rebuild, at most until `stop`; whether there is an outcome to take."""
         running = self._running
         while running is not None and not running.future.done() and not stop.is_set():
             wait([running.future], _LOOK)
@@ -120,9 +119,8 @@ class ResyncSwapper:
     def step(
         self, state: StreamCheckpoint, tables: dict[str, TableState], position: int, stop: threading.Event
     ) -> dict[str, TableState]:
-        """The tables of the cut at `position`: without those that are not followed there, and with what was copied
-        again, which waits to be brought to where the others are. Waits for tables of groups, but not beyond `stop`.
-        Raises RuleStopped.
+        """The tables of the cut at `position`, without those that are not followed there, and with rebuilt ones, which
+        still have to catch up. Waits for tables of groups, at most until `stop`. Raises RuleStopped.
         """
         for name in [name for name in self._waits if self._has_group_moved(name, tables)]:
             del self._waits[name], self._failed[name]
@@ -144,14 +142,14 @@ class ResyncSwapper:
         return {name: self._table_state(name, result, position) for name in result}
 
     def can_retry(self, tables: Mapping[str, TableState]) -> bool:
-        """Whether a renewal that waited for its group may be tried again."""
+        """Whether a rebuild that waited for its group may be tried again."""
         return any(self._has_group_moved(name, tables) for name in self._waits)
 
     def _has_group_moved(self, name: str, tables: Mapping[str, TableState]) -> bool:
         return self._waits[name] != self._places(name, tables)
 
     def _places(self, name: str, tables: Mapping[str, TableState]) -> dict[str, int]:
-        """Where the other tables of a table's group are."""
+        """Positions of the other tables of a table's group."""
         group = self._project.group(TableName.parse(name))
         others = () if group is None else (str(other) for other in group.tables if str(other) != name)
         return {other: tables[other].position for other in others if other in tables}
@@ -160,7 +158,7 @@ class ResyncSwapper:
         return self._project.group(TableName.parse(name)) is not None
 
     def _due(self, name: str, tables: Mapping[str, TableState], position: int) -> CopiedTable | None:
-        """The copy that a table's content is to begin with, where it is not the one it begins with."""
+        """The copy that a table is to be rebuilt from, if its content began with another one."""
         listed = tables.get(name)
         if listed is not None and listed.state == PAUSED:
             return None
@@ -168,13 +166,13 @@ class ResyncSwapper:
         return None if copy is None or self._failed.get(name) == copy.position else copy
 
     def _table_state(self, name: str, tables: Mapping[str, TableState], position: int) -> TableState:
-        """A table stays while it is made anew, and while it waits for that; afterwards it catches up."""
+        """A table keeps its position while it is rebuilt or waits for that; afterwards it catches up."""
         table = tables[name]
         if table.state == PAUSED:
             return table
         flows = self._running is None and self._is_grouped(
             name
-        )  # it could not begin: the group goes on with what it has
+        )  # the rebuild could not begin: the group continues with its content
         if not flows and name in self._courses and self._due(name, tables, position) is not None:
             return replace(table, state=RENEWING)
         return replace(table, state=BROKEN) if table.state == RENEWING else table
@@ -182,10 +180,10 @@ class ResyncSwapper:
     def _start_renewal(
         self, state: StreamCheckpoint, name: str, copy: CopiedTable, others: dict[str, int], position: int
     ) -> _Running | None:
-        """Begin to make a table's new content; None where it has to wait."""
+        """Start the rebuild of a table; None if it has to wait."""
         cut, target = last_cut(self._control, state.stream), self._project.target(copy.relation)
         if cut is None or cut.position != position:
-            return None  # cuts were lost: the next one is where all tables are again
+            return None  # cuts were lost: the next one is written when all tables are back
         begins = format_stream_position(state.stream, copy.position)
         facts = {"table": target.label, "position": begins}
         self._report(ProgressEvent("renew", f"{target.label} starts again with the copy at {begins}", facts=facts))
@@ -200,7 +198,7 @@ class ResyncSwapper:
         return _Running(name, copy, others, self._pool.submit(build))
 
     def _take_outcome(self, tables: dict[str, TableState], position: int) -> dict[str, TableState]:
-        """The same with the content that has been made since; as they were where it could not be, which is told."""
+        """The tables with finished rebuilds; those that failed are unchanged and reported."""
         running = self._running
         if running is None or not running.future.done():
             return tables
@@ -218,7 +216,7 @@ class ResyncSwapper:
             listed = tables.get(name)
             if listed is None or listed.state not in {BROKEN, RENEWING} or isinstance(outcome, GroupWaits):
                 return tables
-            # what it waited for before, the copy was to mend
+            # the copy was to repair what it waited for before
             return {
                 **tables,
                 name: replace(listed, error=(outcome.code, outcome.message, outcome.for_table(name).remedy)),
@@ -226,7 +224,7 @@ class ResyncSwapper:
         self.errors.pop(target.label, None)
         course, listed = self._courses[name], tables.get(name)
         if not course.follows(position) or (listed is None and course.renewal(position, outcome.copied) is not None):
-            return tables  # it was left meanwhile: what is there is of no cut
+            return tables  # it was excluded meanwhile: its content is in no cut
         paused = listed is not None and listed.state == PAUSED
         state = PAUSED if paused else RENEWING if outcome.position < position else outcome.state
         return {**tables, name: replace(outcome, state=state)}

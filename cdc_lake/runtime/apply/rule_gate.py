@@ -1,19 +1,15 @@
-"""Parts of a table that the keys of a span lie in: conditions of the MERGE by which all other files are passed over.
+"""Evaluates row rules on the changes of a span, in one pass that counts how each rule fares.
 
-Where a table is divided by a column of its key, or by Iceberg's `bucket` or `truncate` of one, a row and its changes
-lie in the same part. Which parts a span touches is counted with its rules (`runtime.apply.rule_gate`). They become
-literals, for no format looks at the other side of a MERGE before it chooses files.
+The pass determines how the span is folded, so it also counts updates that move a row to another key, and changes that a
+rule cannot evaluate because a value was not sent.
 
-Expressions of rules at the gate: what they read, and their text over values that were completed.
+Expressions name the source's columns. If a change did not send a value, the completed value is in a column of another
+name (`silver.net_change`), which replaces the name in the expression's text where Spark's parser finds it. The result
+of Spark's analyzer does not depend on the session, so it is cached.
 
-An expression names the source's columns. Where a change did not send one of them, what is judged stands in a column of
-another name (`silver.net_change`): the one is put in the place of the other where Spark's parser finds it in the text.
-What Spark's analyser says of an expression does not depend on the session, so it is asked once.
-
-Judging: the conditions of a table, and one pass over a span that counts how they fare.
-
-The pass decides how the span is folded, so it also counts what is not a rule: updates that move a row to another key,
-and changes a rule cannot judge because a value was not sent.
+If a table is partitioned by a key column, or by Iceberg's `bucket` or `truncate` of one, a row and its changes are in
+the same partition. The pass therefore also collects the partitions that the span touches. They become literals in the
+MERGE, because no format evaluates the other side of a MERGE before it selects files.
 """
 
 from __future__ import annotations
@@ -46,16 +42,16 @@ if TYPE_CHECKING:
 
 
 PARTS_AT_MOST: Final = 64
-"""Parts that a MERGE names; where a span touches more of them, it looks into all."""
+"""Partitions that a MERGE names; if a span touches more of them, it reads all."""
 
 _WHOLE: Final = frozenset({"smallint", "int", "bigint", "string", "date", "boolean"})
-"""Types whose texts are read back as the same values."""
+"""Types whose text is read back as the same value."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPart:
-    """`of_change`: SQL over a change, the part that its key lies in, as text; `of_row`: SQL over the table's row `t`,
-    of type `type`.
+    """`of_change`: SQL for a change, the partition of its key as text; `of_row`: SQL for the table's row `t`, of type
+    `type`.
     """
 
     of_change: str
@@ -63,7 +59,7 @@ class KeyPart:
     type: str
 
     def condition(self, touched: Sequence[str]) -> str | None:
-        """What every row in one of the parts meets; None where they are too many to be named."""
+        """The condition that every row in one of the partitions meets; None if they are too many."""
         if len(touched) > PARTS_AT_MOST:
             return None
         values = (f"CAST({literal(text)} AS {self.type})" for text in sorted(touched))
@@ -71,7 +67,7 @@ class KeyPart:
 
 
 def key_parts(project: Project, target: Target, shape: RelationMapping) -> tuple[KeyPart, ...]:
-    """How a table is divided by its key; `shape` has the source's columns. A key that may be NULL tells nothing."""
+    """How a table is partitioned by its key; `shape` has the source's columns. A nullable key is not used."""
     keys = {
         target.transforms.silver_name(column.name, column.name): column
         for index, column in enumerate(shape.key_columns)
@@ -91,7 +87,7 @@ def key_parts(project: Project, target: Target, shape: RelationMapping) -> tuple
 
 
 def reads(rule: Expression, shape: RelationMapping, where: str = "") -> frozenset[int]:
-    """The positions of the columns that a rule's expression reads. Raises RuleDoesNotFit."""
+    """The positions of the columns that the expression of a rule reads. Raises RuleDoesNotFit."""
     place = where or f"rule {rule_name(rule)}"
     try:
         analysis = _analyse_expression(tuple(shape.columns), rule.expression)
@@ -103,7 +99,7 @@ def reads(rule: Expression, shape: RelationMapping, where: str = "") -> frozense
 
 
 def substitute_columns(sql: str, by: Mapping[str, str]) -> str:
-    """The expression with other columns in the place of some, by name; SQL for SQL, whatever the case of the names."""
+    """Replace columns of the expression by name (case-insensitive) with SQL."""
     replacements = {name.casefold(): text for name, text in by.items()}
     result, position = "", 0
     for name, start, end in _names(sql) if replacements else ():
@@ -121,7 +117,7 @@ def _analyse_expression(columns: tuple[SilverColumn, ...], sql: str) -> Analysed
 
 @lru_cache(maxsize=512)
 def _names(sql: str) -> tuple[tuple[str, int, int], ...]:
-    """The columns that an expression names: each with where its name begins and ends in the text."""
+    """The columns that an expression names, each with the start and end of its name in the text."""
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     session: Any = SparkSession.active()
@@ -130,7 +126,7 @@ def _names(sql: str) -> tuple[tuple[str, int, int], ...]:
 
 
 def _find_columns(node: Any, bound: frozenset[str]) -> Iterator[tuple[str, int, int]]:
-    """The columns below a node. Inside a function `x -> …` the parser takes every name for one of its variables."""
+    """The columns below a node. Inside a lambda `x -> …` the parser treats every name as one of its variables."""
     kind = node.getClass().getSimpleName()
     if kind == "LambdaFunction":
         bound = bound | {variable.nameParts().head().casefold() for variable in _to_list(node.arguments())}
@@ -153,13 +149,12 @@ _INTEGERS = {"smallint", "int", "bigint"}
 
 @dataclass(frozen=True, slots=True)
 class SpanProfile:
-    """What a span holds.
+    """What a span contains.
 
-    `moved`: updates that change the key, whether or not a filter takes both rows; `nulls`: changes of a key with a part
-    that is NULL; `failing`: changes to be held; `lacking`: changes with a judged value that was not sent; `stop`:
-    position and name of the first failing `stop` rule; `bounds`: smallest and largest value of an integer first key
-    column, None where keys move; `parts`: conditions that rows of the parts of the table meet in which keys lie, none
-    where keys move.
+    `moved`: updates that change the key, whether or not a filter accepts both rows; `nulls`: changes of a key with a
+    NULL part; `failing`: changes to be held; `lacking`: changes with an evaluated value that was not sent; `stop`:
+    position and name of the first violated `stop` rule; `bounds`: smallest and largest value of an integer first key
+    column, None if keys move; `parts`: conditions on the touched partitions, none if keys move.
     """
 
     counts: tuple[RuleCount, ...]
@@ -173,21 +168,21 @@ class SpanProfile:
 
     @property
     def plain(self) -> bool:
-        """Nothing to follow: the span can be folded by key."""
+        """Whether nothing has to be followed: the span can be folded by key."""
         return not (self.moved or self.nulls or self.failing or self.lacking)
 
 
 UNJUDGED = SpanProfile((), 0, 0, 0, 0, None, None)
-"""What a span holds where nothing is judged."""
+"""The profile if nothing is evaluated."""
 
 
 def conditions(
     target: Target, part: TablePart, projection: Projection, *, completed: bool = False, deletes: bool = False
 ) -> list[Condition]:
-    """A table's conditions, over changes with the columns of its source.
+    """A table's conditions, for changes with the columns of its source.
 
-    `completed`: values that were not sent are in `_cdc_judged_<n>`, and `_cdc_blind` says where they cannot be;
-    `deletes`: what these say of the old row is kept too, so it must have a silver value.
+    `completed`: unsent values are in `_cdc_judged_<n>`, and `_cdc_blind` marks those that are unknown; `deletes`: the
+    old row of a delete is stored too, so it must have a silver value.
     """
     rules = _rules(target, projection, part.unsent, completed=completed)
     if part.released:
@@ -203,20 +198,20 @@ def conditions(
 
 
 def let_through() -> Column:
-    """Whether a change was held, and is made now because somebody said so."""
+    """Whether a held change is applied now because it was released."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - names and counts need no Spark
 
     return F.col(ORDINAL) < CEILING
 
 
 def foreign(target: Target, projection: Projection) -> frozenset[int]:
-    """Columns that an expression or a rule reads and that silver does not have: only a change can tell them."""
+    """Columns that an expression or a rule reads and that silver lacks: only a change contains them."""
     judged_ = {column for rule in target.row_rules for column in _read(rule, projection)}
     return (projection.needed_columns | judged_) - frozenset(projection.kept_columns)
 
 
 def _read(rule: RowRule, projection: Projection) -> frozenset[int]:
-    """The positions of the columns that a rule judges, of those that are there."""
+    """The positions of the existing columns that a rule evaluates."""
     if isinstance(rule, Expression):
         return reads(rule, projection.source)
     column = projection.source.position(rule.column)
@@ -243,7 +238,7 @@ def _rules(target: Target, projection: Projection, unsent: frozenset[int], *, co
 
 
 def _value(column: int, projection: Projection, unsent: frozenset[int], *, completed: bool) -> Column:
-    """What is judged of a column: its value after the change."""
+    """The evaluated value of a column: the one after the change."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - names and counts need no Spark
 
     return F.col(
@@ -254,9 +249,7 @@ def _value(column: int, projection: Projection, unsent: frozenset[int], *, compl
 
 
 def _false(rule: Expression, projection: Projection, unsent: frozenset[int], *, completed: bool) -> Column:
-    """Whether an expression is false. It is not worked out where it might raise: of no row, or of values that are not
-    known.
-    """
+    """Whether an expression is false. It is not evaluated if it might raise: without a row, or with unknown values."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     columns = {index: projection.source.columns[index] for index in sorted(unsent)}
@@ -274,8 +267,8 @@ def _false(rule: Expression, projection: Projection, unsent: frozenset[int], *, 
 
 
 def _misfits(projection: Projection, *, deletes: bool) -> list[Condition]:
-    """Texts without a silver value: held, or the run ends before them; never clipped, never NULL. What silver does not
-    take may be odd.
+    """Texts without an exact silver value: they are held or stop the run, and are never truncated or NULL. Columns that
+    silver does not have may contain anything.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
@@ -292,7 +285,7 @@ def _misfits(projection: Projection, *, deletes: bool) -> list[Condition]:
 
 
 def _matching(fails_: Column, projection: Projection) -> Column:
-    """Only rows that silver takes are judged."""
+    """Restrict a condition to rows that silver accepts."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     return fails_ if projection.where is None else fails_ & F.col(MATCHES)
@@ -306,9 +299,9 @@ def survey(
     summary: SpanSummary,
     parts: Sequence[KeyPart] = (),
 ) -> SpanProfile:
-    """Count in one job; without a job where there is nothing to count. `parts`: how the table is divided by its key.
+    """Count in one Spark job, or without a job if there is nothing to count. `parts`: see `key_parts`.
 
-    Whether values fit is a condition of nearly every column: which of them do not is counted only where some do not.
+    Nearly every column has the condition that its values convert; the columns are counted only if some value fails.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
@@ -356,14 +349,14 @@ def survey(
         failing=row["failing"],
         lacking=row["lacking"],
         stop=min(stops) if stops else None,
-        # A row that moves is deleted at a key that no change of the span may have as its own.
+        # A row that moves is deleted at its old key, which no change of the span may have as its own.
         bounds=None if row["low"] is None or row["moved"] else (row["low"], row["high"]),
         parts=() if row["moved"] else tuple(filter(None, (p.condition(row[f"part_{n}"]) for n, p in enumerate(parts)))),
     )
 
 
 def _condition_counts(number: int, condition: Condition) -> dict[str, Column]:
-    """What is counted of a condition."""
+    """The aggregates that count a condition."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     counts = {f"failed_{number}": F.count_if(condition.fails)}
@@ -379,14 +372,14 @@ def _aggregate_changes(changes: DataFrame, wanted: Mapping[str, Column]) -> dict
 
 
 def has_null() -> Column:
-    """Whether a change touches a key with a part that is NULL."""
+    """Whether a change touches a key with a NULL part."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     return any_of([F.coalesce(F.exists(name, lambda part: part.isNull()), F.lit(False)) for name in (FROM, TO)])
 
 
 def _of_rows(fails_: Column, *also: str) -> Column:
-    """A delete has no row to judge, and a truncate none at all."""
+    """Restrict a condition to changes with a row: a delete has none to evaluate, nor has a truncate."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     return F.col(OP).isin("I", "U", *also) & fails_

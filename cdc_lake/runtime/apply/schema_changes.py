@@ -1,21 +1,13 @@
-"""What a new layout asks of a silver table, with the table's transforms: columns that silver takes, by its names.
+"""Adapts silver tables to new layouts of their source tables, and checks settings against layouts.
 
-Evolving: the silver table of a target brought to the columns that its next changes need.
+Schema changes are derived from layouts, not from the silver table: from the layout of its rows and that of its next
+changes. They are applied once, directly before the first change of the new layout, whenever a process is killed;
+destructive ones only if the run approves them by name.
 
-What is needed is worked out from layouts, not from the table: the one its rows follow and the one its next changes
-have. It is done right before the first change of the new layout, once, whoever is killed when; and what is destructive
-only where the run was allowed to by the operation's own words.
-
-Whether a silver table was made as the pipeline says: its transforms, and how its files are divided.
-
-Rules against the columns of their table, before its first row: every problem with its place in the pipeline file.
-
-A table's transforms against its source's layout, before its first row.
-
-Source tables that would be written to one silver table: their names differ only in what silver's names do not have.
-
-A silver table's name is the source's in lower case with `_` for what is not a letter or digit of ASCII, so `orders` and
-`Orders`, or two names in another alphabet, may have one (`config.project.default_name`).
+Checks before the first row of a table: its transforms and partitioning against the existing table and the source's
+layout; its rules against its columns, each problem with its location in the pipeline file; and that no two source
+tables have the same silver name. A silver name is the source's in lower case with `_` for everything that is not an
+ASCII letter or digit, so `orders` and `Orders` may collide (`config.project.default_name`).
 """
 
 from __future__ import annotations
@@ -88,7 +80,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_HELD = {"smallint": "int", "tinyint": "int"}  # Iceberg has no smaller integers
+_HELD = {"smallint": "int", "tinyint": "int"}  # Iceberg's smallest integer is int
 
 
 def layout_changes(
@@ -98,8 +90,8 @@ def layout_changes(
     have: Sequence[SilverColumn],
     among: Iterable[Relation] = (),
 ) -> tuple[SchemaChange, ...]:
-    """The operations that turn a table into that of `relation`. `have`: its columns without those of our own;
-    `follows`: the layout that its rows have, None: nobody knows; `among`: all layouts of the changes, if more.
+    """The schema changes that adapt a table to `relation`. `have`: its columns without metadata columns; `follows`: the
+    layout of its rows, None if unknown; `among`: all layouts of the changes, if there are more.
     """
     after = silver_names_of(relation, target)
     before = after if follows is None else silver_names_of(follows, target)
@@ -115,7 +107,7 @@ def layout_changes(
 
 
 def _assumed_key(target: Target, follows: Relation | None, layouts: Iterable[Relation]) -> list[AssumeKey]:
-    """By what updates are matched, where nobody can tell and nothing was decided before."""
+    """The key by which updates are matched, if it is unknown and nothing was decided before."""
     doubted = next((layout for layout in layouts if layout.ambiguous), None)
     if doubted is None or target.kind == "append" or (follows is not None and follows.ambiguous):
         return []
@@ -124,7 +116,7 @@ def _assumed_key(target: Target, follows: Relation | None, layouts: Iterable[Rel
 
 
 def of_old_values(changes: Sequence[SchemaChange], present: Mapping[str, str]) -> list[SchemaChange]:
-    """What operations ask of columns that hold old values. `present`: name → type of those that the table has."""
+    """The schema changes of columns that contain old values. `present`: name → type of the table's columns."""
     dropped = {operation.column.name for operation in changes if isinstance(operation, DropColumn)}
     moved = {
         operation.name: operation.to
@@ -153,12 +145,12 @@ def _old(name: str) -> str:
 
 
 def held_as(type_: str) -> str:
-    """The type that a column of a type may have in a silver table."""
+    """The type of a silver column for a type."""
     return _HELD.get(type_, type_)
 
 
 def check_computed(target: Target, have: Sequence[SilverColumn], wanted: Sequence[SilverColumn]) -> None:
-    """Raise TransformChanged where a computed column would be of another type now: its inputs are."""
+    """Raise TransformChanged if a computed column would have another type now, because its inputs have."""
     types, computed = {c.name: c.type for c in have}, {name for name, _ in target.transforms.compute}
     for column in wanted:
         kind = types.get(column.name, column.type)
@@ -168,7 +160,7 @@ def check_computed(target: Target, have: Sequence[SilverColumn], wanted: Sequenc
 
 
 def check_columns(target: Target, have: Iterable[str], relation: Relation, earlier: Iterable[Relation]) -> None:
-    """Raise ShapeForeign where a silver table has a column that its source's never had and that no setting adds.
+    """Raise ShapeForeign if a silver table has a column that its source never had and that no setting adds.
 
     `have`: the table's columns; `relation`: the newest layout; `earlier`: all others.
     """
@@ -190,7 +182,7 @@ def check_columns(target: Target, have: Iterable[str], relation: Relation, earli
 
 
 def _in_silver(change: SchemaChange, before: dict[str, str], after: dict[str, str]) -> SchemaChange | None:
-    """The operation by silver's names; None where silver does not take the column."""
+    """The schema change in silver's names; None if silver does not have the column."""
     match change:
         case AddColumn(column):
             return replace(change, column=_rename_column(column, after)) if column.name in after else None
@@ -225,12 +217,12 @@ def evolve(
     report: ProgressReporter,
     begins: bool = False,
 ) -> RelationMapping:
-    """Make the silver table, or do what the layout of `shape` asks of it; the shape, with the columns that are kept.
+    """Create the silver table, or apply the changes to the layout of `shape`; returns the shape with kept columns.
 
-    `position`: of its first change; `follows`: the layout that the table's rows have, None: nobody knows; `allowed`:
-    destructive operations in words; `all_relations`: all layouts of the source's table; `begins`: a copy is about to
-    take the place of all rows, and with them of the columns (`runtime.apply.merge`). Raises DestructiveChange,
-    KindChanged, ShapeForeign, TransformChanged, Unconvertible, TableChangedMeanwhile.
+    `position`: of the first change; `follows`: the layout of the table's rows, None if unknown; `allowed`: approved
+    destructive operations; `all_relations`: all layouts of the source table; `begins`: a copy is about to replace all
+    rows and the columns (`runtime.apply.merge`). Raises DestructiveChange, KindChanged, ShapeForeign, TransformChanged,
+    Unconvertible, TableChangedMeanwhile.
     """
     have, wanted = silver.columns(), kind.columns(shape)
     if have is None:
@@ -265,8 +257,8 @@ def evolve(
 
 
 def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Container[str]) -> None:
-    """Raise DestructiveChange where operations would lose something and are not allowed, Unconvertible where only the
-    source knows what rows have afterwards.
+    """Raise DestructiveChange if operations would lose data and are not approved, Unconvertible if only the source
+    knows the resulting values.
     """
     if words := [change.text(target.label) for change in changes if unconvertible(change)]:
         raise Unconvertible(f"{target.source} was altered: {'; '.join(words)}", hint=copied_again(target))
@@ -285,13 +277,13 @@ def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Container[s
 
 
 def unconvertible(change: SchemaChange) -> bool:
-    """Whether only the source knows what rows have after an operation."""
+    """Whether only the source knows the values after an operation."""
     return isinstance(change, ChangeType) and not change.convertible
 
 
 def copied_again(target: Target) -> str:
-    """What is done about such an operation. A past is not made again through it, nor can a copy of a new stream follow
-    a past whose column is of the former type.
+    """The hint for such an operation: copy the table again. History cannot be recreated this way, nor can a copy of a
+    new stream continue history whose column has the old type.
     """
     if target.keeps_past:
         words = f"give {target.source} another silver table in the pipeline file (`to`), then run `cdc-lake restart`"
@@ -302,8 +294,8 @@ def copied_again(target: Target) -> str:
 
 
 def next_layout(summary: SpanSummary, layouts: Mapping[int, Relation], target: Target) -> int | None:
-    """The position of the first transaction whose layout asks something of the silver table that those before it do
-    not; None where one state of the table takes all of the span.
+    """The position of the first transaction whose layout requires a schema change that earlier ones do not; None if one
+    state of the table fits the whole span.
     """
     if not summary.runs:
         return None
@@ -330,26 +322,26 @@ def _of_own(
     wanted: Iterable[SilverColumn],
     own: Container[str],
 ) -> list[SchemaChange]:
-    """What is done to the columns of our own: those of old values follow theirs, others come as they are asked for."""
+    """Changes of metadata columns: those for old values follow their columns, others are added when required."""
     result = of_old_values(changes, {column.name: column.type for column in have if column.name in own})
     present = {column.name for column in columns_after(have, result)}
     return [*result, *(AddColumn(column) for column in wanted if column.name in own and column.name not in present)]
 
 
 def _live(kind: Kind) -> str:
-    """SQL of the condition under which a row of the silver table is one that the source's table has."""
+    """SQL for whether a row of the silver table exists in the source table."""
     if kind.identity is RowIdentity.PLACE:
-        return "false"  # changes are as they were
+        return "false"  # logged changes stay as they were
     flag = kind.flag
     return "true" if flag is None else f"{'' if flag.value else 'NOT '}{quote_identifier(flag.column.name)}"
 
 
 _PARTITIONS: Final = re.compile(r"smallint|int|bigint|float|double|decimal\(.*\)|boolean|date|timestamp|timestamp_ntz")
-"""Types by whose values Delta divides files without losing any."""
+"""Types by whose values Delta can partition without loss."""
 
 
 def check_made(project: Project, target: Target) -> TableLayout | None:
-    """How the table was made, None where it is not there. Raises TransformChanged, DivisionChanged."""
+    """How the table was created, None if it does not exist. Raises TransformChanged, DivisionChanged."""
     actual, declared = actual_layout(project, target), declared_layout(target)
     if actual is None:
         return None
@@ -370,7 +362,7 @@ def check_made(project: Project, target: Target) -> TableLayout | None:
 
 
 def divide(project: Project, target: Target, silver: SilverStore, columns: Sequence[SilverColumn]) -> None:
-    """Check what is there, or is about to be made with `columns`; rows are kept together as the pipeline says now.
+    """Check the existing table, or the one to be created with `columns`, and apply the current clustering.
 
     Raises TransformUnfit, TransformChanged, DivisionChanged.
     """
@@ -381,7 +373,7 @@ def divide(project: Project, target: Target, silver: SilverStore, columns: Seque
 
 
 def check_divisible(project: Project, target: Target) -> None:
-    """Raise DivisionChanged where the table that is there can never be divided as the pipeline says now."""
+    """Raise DivisionChanged if the existing table can never be partitioned as the pipeline file says now."""
     if target.partition_by and clustered_once(project, target):
         text = f"{target.label} was clustered, and Delta cannot partition a table that was"
         place = project.silver_path(target)
@@ -393,7 +385,7 @@ def check_divisible(project: Project, target: Target) -> None:
 
 
 def check_divided(project: Project, target: Target, columns: Sequence[SilverColumn]) -> None:
-    """Raise TransformUnfit where files of a table of `columns` are to be divided, or rows sorted, by one it lacks."""
+    """Raise TransformUnfit if the table lacks a column by which it is to be partitioned or sorted."""
     names = {column.name for column in columns}
     partition_columns = [("partition_by", Partition.parse(text).column) for text in target.partition_by]
     for key, name in [*partition_columns, *(("cluster_by", name) for name in target.cluster_by)]:
@@ -404,10 +396,10 @@ def check_divided(project: Project, target: Target, columns: Sequence[SilverColu
 
 
 def check_partition_types(project: Project, target: Target, columns: Sequence[SilverColumn]) -> None:
-    """Raise TransformUnfit if Delta cannot keep all values of a column that it is to divide files by.
+    """Raise TransformUnfit if Delta cannot store all values of a partition column.
 
-    Delta stores the value of a partition column as text and reads an empty one as NULL. A table that was made so
-    stays: values that would become NULL are held (`silver.layout_mapping`).
+    Delta stores the value of a partition column as text and reads an empty one as NULL. An existing table with such a
+    partitioning stays: values that would become NULL are held (`silver.layout_mapping`).
     """
     divided = [Partition.parse(text).column for text in target.partition_by] if target.format == "delta" else []
     for column in columns:
@@ -426,7 +418,7 @@ def check_partition_types(project: Project, target: Target, columns: Sequence[Si
 
 
 def check_layout_divisible(project: Project, target: Target, relation: Relation) -> None:
-    """The same for a layout of the source's table, without Spark; of which type computed columns are is not known."""
+    """The same for a layout of the source table, without Spark; types of computed columns are unknown."""
     columns = typed_columns(relation, target.types)
     names = taken_columns(columns, target.transforms)
     check_partition_types(
@@ -439,13 +431,13 @@ def _config_location(project: Project, target: Target, key: str = "from") -> str
 
 
 def check_fit(project: Project, target: Target, shape: RelationMapping) -> None:
-    """Raise QualityError for the first rule that cannot judge rows of `shape`. Expressions need Spark."""
+    """Raise QualityError for the first rule that cannot evaluate rows of `shape`. Expressions need Spark."""
     for problem in misfits(project, target, shape, expressions=True):
         raise problem
 
 
 def misfits(project: Project, target: Target, shape: RelationMapping, *, expressions: bool) -> Iterator[QualityError]:
-    """What is wrong with each rule of rows that cannot judge rows of `shape`."""
+    """The problems of row rules that cannot evaluate rows of `shape`."""
     for index, rule in enumerate(target.rules):
         if not isinstance(rule, RowRule) or (isinstance(rule, Expression) and not expressions):
             continue
@@ -468,14 +460,14 @@ def _fits(rule: RowRule, shape: RelationMapping, place: str) -> None:
 
 
 def check_possible(project: Project, target: Target, kind: Kind) -> None:
-    """Raise TransformUnfit for transforms of a table whose rows only all their values identify."""
+    """Raise TransformUnfit for transforms of a table whose rows are identified by all their values."""
     if target.transforms.any and kind.identity is RowIdentity.CONTENT:
         where = project.key_location(target, "from")
         raise TransformUnfit(f"{target.source} has no key, and transforms need one, or `kind: append`", where=where)
 
 
 def projection_of(spark: SparkSession, project: Project, target: Target, shape: RelationMapping) -> Projection:
-    """What silver makes of a row of `shape`. Raises TransformUnfit, with the place in the pipeline file, NameTaken."""
+    """The projection of `shape` to silver. Raises TransformUnfit with the location in the pipeline file, NameTaken."""
     transforms = target.transforms
     if not transforms.any:
         return plain(shape)
@@ -494,20 +486,20 @@ def projection_of(spark: SparkSession, project: Project, target: Target, shape: 
         raise TransformUnfit(f"`where` must be boolean, but is of type {where.type}", where=place("where"))
     types = {name: expression.type for name, expression in computed.items()}
     silver = silver_shape(shape, transforms, types, target.label, place)
-    with_own(silver.source)  # the source's columns stand beside working columns on the way
+    with_own(silver.source)  # the source's columns exist next to working columns meanwhile
     return Projection(silver.source, silver, transforms, where, tuple(computed.values()))
 
 
 def named_columns(target: Target) -> frozenset[str]:
-    """The columns of the source that a table's settings name, besides those that expressions and rules read."""
+    """The source columns that a table's settings name, besides those that expressions and rules read."""
     transforms = target.transforms
     renamed, typed = (source for source, _ in transforms.rename), (name for name, _ in target.types.columns)
     return frozenset((*(transforms.columns or ()), *transforms.exclude, *renamed, *typed))
 
 
 def words_read(target: Target) -> frozenset[str]:
-    """All words of a table's expressions and the columns of its rules, in lower case: a column that is not among them
-    is read by none. Which of the words are columns, Spark's analyser says.
+    """All words of a table's expressions and the columns of its rules, in lower case: other columns are not read.
+    Spark's analyzer determines which words are columns.
     """
     transforms = target.transforms
     texts = [transforms.where or "", *(sql for _, sql in transforms.compute)]
@@ -517,7 +509,7 @@ def words_read(target: Target) -> frozenset[str]:
 
 
 def shared_names(project: Project, tables: Iterable[TableName]) -> dict[TableName, SilverNameShared]:
-    """Of the tables that have no silver table to themselves, why."""
+    """Why tables cannot have a silver table of their own, by table."""
     by_name: defaultdict[str, list[TableName]] = defaultdict(list)
     for table in sorted(set(tables)):
         by_name[project.target(table).label.casefold()].append(table)
@@ -535,7 +527,7 @@ def shared_names(project: Project, tables: Iterable[TableName]) -> dict[TableNam
 
 
 def refused_names(project: Project, tables: Iterable[TableName]) -> dict[TableName, SilverNameShared]:
-    """The same without those that are merged all the same: the silver table was made for the rows of theirs."""
+    """The same, without the table for which the silver table was created: it is merged nevertheless."""
     shared = shared_names(project, tables)
     return {table: error for table, error in shared.items() if not _is_of(project, table)}
 

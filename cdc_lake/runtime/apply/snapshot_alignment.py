@@ -1,8 +1,8 @@
-"""The point of a comparison: whether silver holds of a table exactly the transactions that a source snapshot shows.
+"""Determines whether silver contains exactly the transactions of a table that a source snapshot shows.
 
-A position cannot answer this: commit order and snapshot order differ now and then (tried, 4 of 40 snapshots under 12
-writers). So it is asked transaction by transaction, and only of those near the snapshot: what is below its xmin and at
-or below the watermark is on both sides. Needed for it: bronze, with what the slot still has, reaches the snapshot.
+A position cannot answer this, because commit order and snapshot order sometimes differ (in 4 of 40 snapshots in a test
+with 12 writers). So the transactions near the snapshot are checked one by one; those below its xmin and at or below the
+watermark are on both sides. This requires that bronze, with the rest of the slot, reaches the snapshot.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.source.base import PendingTransaction, SnapshotVisibility
 
 WAIT_SECONDS = 25.0
-"""How long a receiver that reads the slot gets to land what the snapshot shows: keepalives reach bronze every 10 s."""
+"""How long a receiver gets to land what the snapshot shows: keepalives reach bronze every 10 s."""
 
 LOOK_AGAIN_SECONDS = 2.0
-"""After how long the slot is looked at again: its reader may have ended, which the server notices later."""
+"""Interval at which the slot is checked again: its reader may have ended, which the server notices later."""
 
 CATCH_UP = "run `cdc-lake run --once`, then compare again"
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTransaction:
-    """A transaction near the snapshot, by the number that the snapshot knows it by. `landed`: bronze has it.
+    """A transaction near the snapshot, by its id there. `landed`: bronze has it.
 
-    `undecoded`: as bytes only, so that it may change any table; `changes`: how many landed, of all tables.
+    `undecoded`: bronze has only its bytes, so it may change any table; `changes`: landed changes, of all tables.
     """
 
     position: int
@@ -47,7 +47,7 @@ class SnapshotTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Why a table cannot be compared now, and what helps."""
+    """Why a table cannot be compared now, and a hint."""
 
     reason: str
     hint: str
@@ -55,14 +55,14 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class AlignmentPoint:
-    """A source snapshot, and the transactions near it. `complete`: all that it shows are known."""
+    """A source snapshot, and the transactions near it. `complete`: all transactions that it shows are known."""
 
     shown: SnapshotVisibility
     touches: tuple[SnapshotTransaction, ...]
     complete: bool
 
     def gap(self, table: TableName, watermark: int) -> Gap | None:
-        """None where silver at `watermark` holds exactly what the snapshot shows of the table."""
+        """None if silver at `watermark` contains exactly what the snapshot shows of the table."""
         if (gap := self.unknown(table)) is not None:
             return gap
         if unapplied := self.find_unapplied(table, watermark):
@@ -70,7 +70,7 @@ class AlignmentPoint:
         return self.gap_ahead(table, watermark)
 
     def unknown(self, table: TableName) -> Gap | None:
-        """Why it is not known, or not in bronze, what the snapshot shows of the table."""
+        """Why the transactions that the snapshot shows of the table are unknown or not in bronze."""
         if not self.complete:
             return Gap(
                 "bronze is behind the source, and a receiver is reading the slot", "wait for the receiver, then repeat"
@@ -85,7 +85,7 @@ class AlignmentPoint:
         return None
 
     def find_unapplied(self, table: TableName, watermark: int) -> list[SnapshotTransaction]:
-        """The landed transactions that the snapshot shows and silver at `watermark` does not hold."""
+        """The landed transactions that the snapshot shows and silver at `watermark` lacks."""
         return [
             t
             for t in self._touches_of(table)
@@ -93,7 +93,7 @@ class AlignmentPoint:
         ]
 
     def gap_ahead(self, table: TableName, watermark: int) -> Gap | None:
-        """None where silver at `watermark` holds nothing of the table that the snapshot does not show."""
+        """None if silver at `watermark` contains nothing of the table that the snapshot does not show."""
         unseen = [
             t
             for t in self._touches_of(table)
@@ -115,7 +115,7 @@ def point(
 ) -> AlignmentPoint:
     """Gather the transactions near a snapshot; `lowest` is the lowest watermark.
 
-    `ahead` gives what the slot still has above a position, None where a receiver reads it.
+    `ahead` returns what the slot has after a position, None if a receiver reads it.
     """
     state = bronze.state()
     assert state is not None  # the caller has read a marker of its stream
@@ -132,7 +132,7 @@ def point(
             continue
         if now.upto == state.upto:
             break
-        state, more = now, ()  # what landed meanwhile may have left the slot before the look
+        state, more = now, ()  # what landed meanwhile may have left the slot before the peek
     touches = [
         SnapshotTransaction(transaction.position, transaction.number, transaction.tables, landed=False)
         for transaction in more or ()
@@ -151,7 +151,7 @@ def _wait_for_bronze(bronze: BronzeReader, state: StreamCheckpoint, position: in
 def landed_near(
     bronze: BronzeReader, state: StreamCheckpoint, shown: SnapshotVisibility, lowest: int
 ) -> Iterable[SnapshotTransaction]:
-    """Landed transactions that the snapshot may not show or that lie above the lowest watermark."""
+    """Landed transactions that the snapshot may not show or that are after the lowest watermark."""
     span = Span(state.epoch, -1, state.upto)
     files = bronze.files()
     paths = files.select(epoch=state.epoch, op=COMMIT)

@@ -1,12 +1,12 @@
-"""Bronze to silver in spans: from where the tables are to the top of bronze.
+"""Applies bronze to silver in spans, from the position of the tables to the end of bronze.
 
-A span ends at a transaction and at a bounded number of changes. Each touched table takes `(its own watermark, upto]`;
+A span ends at a transaction and at a limited number of changes. Each touched table takes `(its own watermark, upto]`;
 all of them are prepared before any is merged, so a `stop` rule ends the span before its transaction for every table.
-Then quarantined rows are recorded, tables merged, and one row goes to `cuts`.
+Then quarantined rows are recorded, tables merged, and a row is added to `cuts`.
 
 The watermark of a table is the later of its own marker and the last cut that lists it as in: a table without changes
 costs nothing, and its marker need not move. If cuts were lost, tables may be beyond the end of a span; the next cut is
-written where all of them are again.
+written when all of them have the same position again.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ if TYPE_CHECKING:
 def first_content(
     project: Project, control: ControlTables, planner: TablePlanner, state: StreamCheckpoint, paused: Container[str]
 ) -> Cut:
-    """Give each table of the snapshot its first content; the cut at the stream's beginning, the caller's to write.
+    """Load the snapshot of each table; returns the first cut of the stream, which the caller writes.
 
-    A table that was copied at another position stands there, and is in the cuts from there on. One that has its
-    content already is left as it is; one that is paused stays before its copy, and gets it when it goes on.
+    A table that was copied at another position starts there, and is in the cuts from there on. A table that has its
+    content already is left as it is; a paused one stays before its copy, and loads it when it is resumed.
     Raises SnapshotIncomplete, RuleStopped.
     """
     copies = initial_copies(control.snapshots(), state.stream)
@@ -78,13 +78,13 @@ def first_content(
     shared = planner.shared_names(copies)
     for relation, copy in copies.items():
         target = project.target(copy.relation)
-        if (error := shared.get(copy.relation)) is not None:  # the marker is of another table's rows
+        if (error := shared.get(copy.relation)) is not None:  # the marker belongs to another table's rows
             tables[relation] = planner.set_aside(target, copy.position - 1, error, None)
             continue
         marker = read_marker(project, target, state.stream)
         adopts = planner.adopts(target)
         if adopts is True:
-            marker = replace(marker, position=None, version=None)  # what it holds is nothing to go on from
+            marker = replace(marker, position=None, version=None)  # its content is not a base to continue from
         position = marker.position or copy.position
         layout = planner.layout_at(state, target, copy.position, position, copy.layout)
         if isinstance(adopts, SilverNotOwned):
@@ -110,11 +110,11 @@ def first_content(
 
 
 class SpanLoop:
-    """Walks silver to the top of bronze. One at a time in a process; another process is fenced by the tables.
+    """Applies spans up to the end of bronze. One at a time in a process; the tables fence other processes.
 
-    `waits`: stop quietly before a transaction that could not be decoded, and look again in the next call. `allowed`:
-    destructive operations on silver tables that may be done, in words. `gives_way`: whether to stop at a span's end and
-    leave the rest to a later call; `lives`: how Spark fared before in this run.
+    `waits`: stop quietly before an undecodable transaction, and check again in the next call. `allowed`: approved
+    destructive operations on silver tables. `gives_way`: whether to stop at the end of a span and leave the rest to a
+    later call; `lives`: earlier crashes of Spark in this run.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class SpanLoop:
         return self._planner.totals
 
     def run(self, goal: int | None, stop: threading.Event) -> None:
-        """Apply everything bronze holds now, at most to `goal`. Returns at a span's end when `stop` is set."""
+        """Apply everything in bronze now, at most up to `goal`. Returns at the end of a span if `stop` is set."""
         state = self._bronze.proven()
         if state is None:
             return
@@ -216,7 +216,7 @@ class SpanLoop:
         return cut
 
     def _next_transactions(self, state: StreamCheckpoint, ahead: Span) -> list[CommitRow]:
-        """The transactions of the next span; none where there are no more. Raises TransactionUndecoded."""
+        """The transactions of the next span, empty if there are none. Raises TransactionUndecoded."""
         commits = self._bronze.commits_in_turn(ahead)
         span_commits, stuck = next_span(commits, self._project.pipeline.apply)
         if stuck is not None:
@@ -231,8 +231,8 @@ class SpanLoop:
         self._waiting = error.message
 
     def _has_other_work(self, state: StreamCheckpoint, ahead: Span, *, marked: bool) -> bool:
-        """Whether a span without transactions has rows that were read again, or decisions on what is held, or ends
-        where a table is copied or left.
+        """Whether a span without transactions has repaired rows or decisions on held changes, or ends where a table is
+        copied or excluded.
         """
         again = marked or refetched_tables(self._control.snapshots(), state.stream, ahead)
         if not again and not hold_log(self._control).decided_tables(ahead):
@@ -247,9 +247,9 @@ class SpanLoop:
         commits: Sequence[CommitRow],
         upto: int,
     ) -> tuple[int, dict[str, TableState]]:
-        """Apply one span, up to where a table needs another layout; the position reached and the tables there.
+        """Apply one span, up to where a table needs another layout; returns the position reached and the tables there.
 
-        A table that waits takes no part: it catches up alone, when it can or when it is no longer paused.
+        A table that waits takes no part: it catches up alone, when it can or when it is resumed.
         """
         touched = {relation for commit in commits for relation in commit.counts}
         touched -= {relation for relation, table in tables.items() if table.state in STAYS}
@@ -281,7 +281,7 @@ class SpanLoop:
     def _apply_pauses(
         self, state: StreamCheckpoint, tables: dict[str, TableState], position: int
     ) -> dict[str, TableState]:
-        """The tables as pauses have it now; told when that changes."""
+        """The tables with current pauses; changes of these are reported."""
         paused = stopped_tables(self._project, self._control)
         result = apply_pause_state(self._project, tables, paused, position)
         now = {
@@ -300,11 +300,11 @@ class SpanLoop:
     def _take_renewed_tables(
         self, state: StreamCheckpoint, tables: dict[str, TableState], position: int, stop: threading.Event
     ) -> dict[str, TableState]:
-        """The tables with what was made anew since; what stayed behind is brought to where the others are."""
+        """The tables with finished rebuilds; those behind are brought to the position of the others."""
         now = self._renewing.step(state, tables, position, stop)
         new = {name for name, table in now.items() if name not in tables or tables[name].generation < table.generation}
-        if new:  # before it catches up: a process that dies on the way does not make it once more
-            for name in new:  # what kept its content from going on was of the old one
+        if new:  # before it catches up, so that a crash does not repeat the rebuild
+            for name in new:  # the replaced content caused the error
                 self.totals.broken.pop(now[name].table, None)
             stays = {name: replace(now[name], state=RENEWING) for name in new if now[name].state == BROKEN}
             self._cut(state, position, None, now | stays)
@@ -316,7 +316,7 @@ class SpanLoop:
     def _recheck_recent_commits(
         self, state: StreamCheckpoint, tables: dict[str, TableState], position: int
     ) -> dict[str, TableState]:
-        """The tables as they are, of which those wait to catch up whose commits another program took the place of."""
+        """The tables; those whose commits another program replaced wait to catch up."""
         now = self._planner.recheck_recent_commits(state, tables)
         self._cut_again(state, position, tables, now)
         return now
@@ -324,9 +324,7 @@ class SpanLoop:
     def _cut_again(
         self, state: StreamCheckpoint, position: int, listed: dict[str, TableState], tables: dict[str, TableState]
     ) -> None:
-        """The last cut once more, where its tables are not as it has them; where one went back, readers as of its time
-        have this one from now on.
-        """
+        """Write the last cut again if its tables changed; if one went back, readers get this cut from now on."""
         if tables == listed:
             return
         reached = {name: (table.generation, table.position) for name, table in listed.items()}
@@ -335,7 +333,7 @@ class SpanLoop:
         self._cut(state, position, None if last is None else last.commit_ts, tables)
 
     def _within_a_span(self, task: TableTask) -> TableTask:
-        """As much of what a table catches up with as one span takes."""
+        """Limit a table's catching up to what one span takes."""
         if task.snapshot:
             return task
         bounds, relation = self._project.pipeline.apply, str(task.target.source)
@@ -347,9 +345,9 @@ class SpanLoop:
     def _catch_up(
         self, state: StreamCheckpoint, before: dict[str, TableState], position: int, stop: threading.Event
     ) -> dict[str, TableState]:
-        """Try again the tables that could not continue: what kept them may be mended, and the others need not move.
+        """Retry the tables that could not continue: the cause may be repaired, and the others need not move.
 
-        Each goes layout by layout, as much as a span takes at a time, to where the others are.
+        Each continues layout by layout, one span at a time, up to the position of the others.
         """
         waiting, tables = {relation for relation, table in before.items() if table.state == BROKEN}, before
         while waiting and not stop.is_set():
@@ -363,7 +361,7 @@ class SpanLoop:
             if prepared.stop is not None:
                 raise stopped_by_rule(prepared.merges)
             tables = self._planner.merge(prepared)
-            for task in tasks:  # also one that found nothing to merge
+            for task in tasks:  # also a task without anything to merge
                 if (table := tables[str(task.target.source)]).state == IN:
                     upto = max(table.position, task.span.upto)
                     tables[str(task.target.source)] = replace(table, position=upto)
@@ -378,7 +376,7 @@ class SpanLoop:
         self, state: StreamCheckpoint, position: int, commit_ts: datetime | None, tables: dict[str, TableState]
     ) -> None:
         if any(table.position > position for table in tables.values()):
-            return  # cuts were lost: the next one is where all tables are again
+            return  # cuts were lost: the next one is written when all tables are back
         failpoint(ALL_MERGED)
         cut = write_cut(self._control, state, Cut(position, tables), commit_ts, self._report)
         failpoint(CUT_WRITTEN)

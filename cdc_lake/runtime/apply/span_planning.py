@@ -1,12 +1,8 @@
-"""Plans: what a span does to its tables, what a rebuild is made of, and how many transactions go together.
+"""Plans spans and rebuilds: how many transactions go together, and from which parts of bronze a table is rebuilt.
 
-What a rebuild is made of: where the table begins in bronze, up to where it goes, and in which parts.
-
-It begins with the rows of a copy, or with nothing where the pipeline takes none, and goes on with every transaction
-that touched the table. A kind that remembers what was begins with the first copy, and takes later ones for what they
-are: an end of all rows, and rows. Any other begins with the newest copy.
-
-The next span: how many of the transactions ahead go together. Pure.
+A rebuild begins with the rows of a copy, or with nothing if the pipeline takes none, and continues with every
+transaction that touched the table. A kind that remembers begins with the first copy, and treats later ones as an end
+of all rows, followed by rows. Any other kind begins with the newest copy.
 """
 
 from __future__ import annotations
@@ -49,22 +45,22 @@ from cdc_lake.tables.silver_table import Marker
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Of a table that was copied again: when the last transaction that the copy has was committed, None: not known."""
+    """A table was copied again: when the last transaction in the copy was committed, None if unknown."""
 
     commit_ts: datetime | None
 
 
 @dataclass(frozen=True)
 class TableTask:
-    """What to prepare: a table's changes in `span`, or the rows of its snapshot at the span's end, then with the layout
-    they follow. `held`: what waits; `stood`: the table's marker when the span was chosen. `size`: bytes that
-    the changes took as they were received, at most; None where nobody knows. `near`: where Spark reads data files.
-    `follows`: the layout that silver's rows have, None: nobody knows; `allowed`: destructive operations in words;
-    `all_relations`: all layouts of the table. `summary`: the outline, where it was read. `rereads`: what of the table
-    was read again and comes into force in the span, `decided` what was decided of it. `held_units`: transactions that
-    are held whole. `copied`: the snapshot's rows end all that silver has, None where nothing is there. `adopts`: the
-    table is somebody else's, and its content is replaced on purpose. `form`: the table's last layout, where it is built
-    from the beginning (`table_schema.looking_ahead`).
+    """What to prepare: a table's changes in `span`, or the rows of its snapshot at the span's end.
+
+    `held`: the quarantine; `stood`: the table's marker when the span was chosen; `size`: upper bound of the changes'
+    bytes as received, None if unknown; `near`: where Spark reads data files; `follows`: the layout of silver's rows,
+    None if unknown; `allowed`: approved destructive operations; `all_relations`: all layouts of the table; `summary`:
+    the summary of the span, if read; `rereads`, `decided`: repaired rows and decisions that take effect in the span;
+    `held_units`: transactions held as a whole; `copied`: the snapshot's rows end all rows of silver, None if there are
+    none; `adopts`: the table belongs to somebody else, and is replaced on purpose; `form`: the table's last layout, if
+    it is built from the beginning (`table_schema.looking_ahead`).
     """
 
     project: Project
@@ -92,7 +88,7 @@ class TableTask:
 
     @property
     def snapshot(self) -> bool:
-        """Whether this is rows of a copy."""
+        """Whether this loads the rows of a copy."""
         return self.layout is not None
 
     @property
@@ -102,20 +98,20 @@ class TableTask:
 
     @property
     def next_layout(self) -> int | None:
-        """The position of the first transaction of the span that needs another silver table than those before it."""
+        """The position of the span's first transaction that needs another layout of the silver table."""
         try:
             return None if self.summary is None else next_layout(self.summary, self.layouts, self.target)
-        except CdcLakeError:  # a layout that cannot be had: `prepare` says why, and only this table waits
+        except CdcLakeError:  # an unavailable layout: `prepare` reports it, and only this table waits
             return None
 
     def end_before(self, position: int) -> TableTask:
-        """The same up to before a position."""
+        """The task, ending before a position."""
         span = Span(self.span.epoch, self.span.after, position - 1)
         rereads, decided = rereads_in(self.rereads, span), self.decided.select_span(span)
         return replace(self, span=span, summary=None, rereads=rereads, decided=decided).with_summary()
 
     def with_summary(self) -> TableTask:
-        """The same, with the outline read."""
+        """The task with its summary read."""
         summary = outline(
             self.files,
             self.target.source,
@@ -130,11 +126,11 @@ class TableTask:
 
 @dataclass(frozen=True, slots=True)
 class SpanPlan:
-    """What a span does to its tables.
+    """The effect of a span on its tables.
 
     Attributes:
         tables: Source table → its state before the tasks, for the next cut.
-        tasks: What is to be prepared, a task a table.
+        tasks: What to prepare, at most one task per table.
     """
 
     tables: dict[str, TableState]
@@ -142,14 +138,14 @@ class SpanPlan:
 
     @property
     def next_layout(self) -> int | None:
-        """The position of the first transaction that needs another silver table than those before it."""
+        """The position of the first transaction that needs another layout of a silver table."""
         return min((task.next_layout for task in self.tasks if task.next_layout is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A span, and the bytes that the table's changes in it took as they were received, at most. `copy`: the rows of
-    this copy, at the span's end, are all that the table has then; `commit_ts`: when its last transaction was committed.
+    """A span, and an upper bound of the table's bytes in it as received. `copy`: the rows of this copy, at the span's
+    end, replace all others; `commit_ts`: commit time of its last transaction.
     """
 
     span: Span
@@ -160,8 +156,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class RebuildPlan:
-    """`layout`: that of the copied rows, None where there was no copy of the table; `form`: the table's last layout;
-    `parts`: what comes behind the copy; `copied`: the position of the newest copy in it, None for the initial one.
+    """`layout`: that of the copied rows, None without a copy; `form`: the table's last layout; `parts`: what follows
+    the copy; `copied`: position of the newest copy in it, None for the initial one.
     """
 
     begins: int
@@ -175,7 +171,7 @@ class RebuildPlan:
 def rebuild_plan(
     project: Project, reader: BronzeReader, state: StreamCheckpoint, table: TableName, upto: int
 ) -> RebuildPlan:
-    """Work out how a table is built up to a position. Raises StateError where it cannot be."""
+    """Plan the rebuild of a table up to a position. Raises StateError if it is impossible."""
     control = control_tables(project)
     check_own_past(project.target(table), control, state, reader)
     rows = control.snapshots()
@@ -213,14 +209,14 @@ def rebuild_plan(
     if number is None:
         if not layouts:
             raise NothingToRebuild(f"bronze contains nothing of {table}", where=reader.place)
-        number = next(iter(layouts))  # of its first change, which is behind `upto`: there were no rows yet
+        number = next(iter(layouts))  # of its first change, after `upto`: there were no rows yet
     layout = None if first is None else first.layout
     copied = None if last.copy is None or not last.later else last.copy.position
     return RebuildPlan(begins, upto, layout, layouts[number], tuple(parts), copied)
 
 
 def check_own_past(target: Target, control: ControlTables, state: StreamCheckpoint, reader: BronzeReader) -> None:
-    """Raise PastTrimmed where a table keeps a past from an earlier stream, which cannot be made again."""
+    """Raise PastTrimmed if a table keeps history from an earlier stream, which cannot be rebuilt."""
     if target.keeps_past and content_before(control, state, str(target.source)) is not None:
         words = f"{target.label} keeps a past from before epoch {state.epoch} of the stream"
         hint = "`cdc-lake restart` copies every table again and keeps their pasts"
@@ -229,13 +225,13 @@ def check_own_past(target: Target, control: ControlTables, state: StreamCheckpoi
 
 
 def _stretches(target: Target, course: TableTimeline, upto: int) -> list[CaptureInterval]:
-    """What of a table's course is gone through up to a position."""
+    """The intervals of a table's timeline up to a position that a rebuild reads."""
     begun = [stretch for stretch in course.stretches if stretch.begins <= upto] or [course.stretches[0]]
     return begun if target.keeps_past else begun[-1:]
 
 
 def _as_landed(reader: BronzeReader, epoch: int, stretch: CaptureInterval) -> CaptureInterval:
-    """The stretch with the layout of its copied rows, noted up to 0.3.0 as it was before redaction."""
+    """The interval with the layout of its copied rows, which up to 0.3.0 was recorded as before redaction."""
     copy = stretch.copy
     if copy is None or copy.layout in (layouts := reader.layouts([copy.relation])) or not layouts:
         return stretch
@@ -258,7 +254,7 @@ def _check_held(state: StreamCheckpoint, table: TableName, last: CaptureInterval
 
 
 def _ends(stretch: CaptureInterval, following: CaptureInterval | None, upto: int) -> int:
-    """Where a stretch ends: before the next copy, which has all of the transaction that ends where it stands."""
+    """Where an interval ends: before the next copy, which contains the transaction that ends at its position."""
     before = upto if following is None else following.begins - 1
     return before if stretch.left is None else min(before, stretch.left)
 
@@ -271,7 +267,7 @@ def _copy_part(copy: CopiedTable, epoch: int, commits: Sequence[CommitRow]) -> P
 
 
 def _beginning(project: Project, control: ControlTables, state: StreamCheckpoint) -> int:
-    """The position that a table begins at which was not copied."""
+    """The position at which a table without a copy begins."""
     if project.pipeline.snapshot.mode == "none":
         rows = [row for row in control.streams() if row.stream == state.stream]
         return rows[-1].start if rows else 0
@@ -281,7 +277,7 @@ def _beginning(project: Project, control: ControlTables, state: StreamCheckpoint
 
 
 def _last_layout(reader: BronzeReader, table: TableName, span: Span) -> int | None:
-    """The layout of a table's last change in a span, None where it has none."""
+    """The layout of a table's last change in a span, None without one."""
     files = reader.applied_files()
     paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, relations=[str(table)])
     wanted = span_filter(span) & (pc.field("relation") == str(table)) & pc.field("op").isin(["I", "U", "D", "T"])
@@ -294,7 +290,7 @@ def _last_layout(reader: BronzeReader, table: TableName, span: Span) -> int | No
 
 
 def parts_of(commits: Iterable[CommitRow], relation: str, ahead: Span, bounds: Apply) -> Iterator[Part]:
-    """Parts of the transactions that touch a table: they end at one, each within the bounds of a span but for a single
+    """Divide the transactions that touch a table into parts, each within the limits of a span unless it is a single
     transaction.
     """
     after = end = ahead.after
@@ -310,9 +306,9 @@ def parts_of(commits: Iterable[CommitRow], relation: str, ahead: Span, bounds: A
 
 
 def next_span(ahead: Iterable[CommitRow], bounds: Apply) -> tuple[list[CommitRow], CommitRow | None]:
-    """The transactions of the next span, in order: as many as the bounds take, at least one; none where there are none.
+    """The transactions of the next span, in order: as many as the limits allow, at least one; empty if there are none.
 
-    One that is there as bytes only ends the span before it; where it is the first, it comes as the second value.
+    An undecoded transaction ends the span before it; if it is the first, it is returned as the second value.
     """
     commits: list[CommitRow] = []
     rows = size = 0

@@ -1,7 +1,7 @@
-"""Spark sessions for tables that are worked on side by side: one session a table, a bounded number at a time.
+"""Spark sessions for tables that are processed in parallel: one session per table, a limited number at a time.
 
-Commit settings are session-wide and would leak between tables otherwise. What Spark raises for one table is that
-table's error and is given back as a value: it must not stop the others.
+Commit settings apply to a session and would affect other tables otherwise. What Spark raises for one table is returned
+as that table's error: it must not stop the others.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 
 
 MERGING = "merge"
-"""What the names of threads that merge tables begin with."""
+"""Prefix of the names of threads that merge tables."""
 
 _OLDER_THAN_THE_LAST = ("Expected sorted snapshot log entries", "Invalid update timestamp")
-"""What Iceberg says of a snapshot that is more than a minute older than the one before (1.12, tried)."""
+"""Iceberg's messages about a snapshot more than a minute older than the one before (1.12, tested)."""
 
 _CONDITION = re.compile(r"(?:^|: )\[([A-Z]+(?:_[A-Z0-9]+)+(?:[.][A-Z0-9_]+)*)\]")
-"""The name of a condition, as Spark begins a message with it."""
+"""The name of an error condition at the start of Spark's messages."""
 
 _NOT_ENOUGH = ("OutOfMemoryError", "StackOverflowError", "spark.driver.maxResultSize", "Cannot grow BufferHolder")
-"""What Java and Spark say where a row or a plan is too large for them."""
+"""Messages of Java and Spark if a row or a plan is too large."""
 
 
 @dataclass
 class SparkLives:
-    """How Spark's JVM fared in a run that started it again. `suspects`: labels of tables that were worked on when it
-    ended, which are worked on one by one since; `given_up`: those that ended it alone, twice.
+    """Crashes of Spark's JVM in a run that started it again. `suspects`: labels of tables that were processed during a
+    crash, and are processed one by one since; `given_up`: those that crashed it alone, twice.
     """
 
     suspects: set[str] = field(default_factory=set)
@@ -60,7 +60,7 @@ class SparkLives:
     working: set[str] = field(default_factory=set)
 
     def record_end(self, how: str) -> None:
-        """The JVM ended while it worked on `working`."""
+        """Record that the JVM ended while it processed `working`."""
         if len(self.working) == 1:
             [label] = self.working
             self.blamed[label] += 1
@@ -70,21 +70,19 @@ class SparkLives:
         self.working = set()
 
     def record_merge(self, label: str) -> None:
-        """A table was merged: what ended the JVM before was not it, or is over."""
+        """Record a merge: this table is no longer a suspect."""
         self.blamed.pop(label, None)
         self.suspects.discard(label)
 
 
-_TWICE: Final = 2  # once may be anybody's doing
+_TWICE: Final = 2  # a single crash may have any cause
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
 class Sessions:
-    """The sessions of a run and the threads that use them; as a context manager it waits for these at the end, but not
-    where it is left in a hurry.
-    """
+    """The sessions of a run and the threads that use them. Its exit waits for the threads, except on an interrupt."""
 
     def __init__(self, spark: SparkSession, parallelism: int, lives: SparkLives | None = None) -> None:
         self._spark = spark
@@ -98,7 +96,7 @@ class Sessions:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        now = kind is not None and not issubclass(kind, Exception)  # asked twice to stop
+        now = kind is not None and not issubclass(kind, Exception)  # interrupted twice
         self._pool.shutdown(wait=not now, cancel_futures=True)
 
     def session_for(self, target: Target) -> SparkSession:
@@ -108,7 +106,7 @@ class Sessions:
         return self._sessions[target.label]
 
     def run_each(self, work: Callable[[_T], _R], items: Sequence[_T], label: Callable[[_T], str]) -> list[_R]:
-        """The results of `work`, in the order of `items`; `label`: the table that one is of. Raises SparkDied."""
+        """The results of `work`, in the order of `items`; `label`: the table of an item. Raises SparkDied."""
         working: set[str] = set()
 
         def run_item(item: _T) -> _R:
@@ -129,7 +127,7 @@ class Sessions:
 
 @contextmanager
 def translate_errors(target: Target) -> Iterator[None]:
-    """Raise what Spark raises inside as an error of this package, which names the table."""
+    """Convert errors that Spark raises to errors of cdc_lake that name the table."""
     try:
         yield
     except Unconvertible as failure:
@@ -137,12 +135,12 @@ def translate_errors(target: Target) -> Iterator[None]:
         raise
     except CdcLakeError:
         raise
-    except Exception as cause:  # whatever Spark raises is this table's failure
+    except Exception as cause:  # any error of Spark is this table's failure
         raise _explain_error(cause, target) from cause
 
 
 def capture_errors(work: Callable[[], _R], target: Target) -> _R | CdcLakeError:
-    """The result, or the error as `translate_errors` has it."""
+    """The result, or the error as `translate_errors` raises it."""
     try:
         with translate_errors(target):
             return work()
@@ -151,13 +149,13 @@ def capture_errors(work: Callable[[], _R], target: Target) -> _R | CdcLakeError:
 
 
 def _error_kind(cause: Exception) -> str:
-    """What kind of failure it is: Spark's own name of it, but never its message, which may quote a row."""
+    """The kind of a failure: Spark's name of it, never its message, which may contain row values."""
     condition = _CONDITION.search(str(cause))
     return type(cause).__name__ if condition is None else f"{type(cause).__name__} ({condition[1]})"
 
 
 def _of_a_past(target: Target) -> str:
-    """What is done about a row that is missing in a table that is made again from bronze, which never had it."""
+    """The hint for a missing row in a table that is rebuilt from bronze, which never had the row."""
     return (
         "another program wrote to the table, or rows were missing from the start; `cdc-lake compare "
         f"{target.source}` lists them. Set `missing_row: hold` to quarantine such changes and continue, or "

@@ -1,8 +1,7 @@
-"""What a silver table's own commits say against what the last cut says of it, and what a run does about that.
+"""Compares what a silver table's own commits say with the last cut, and names the case.
 
-`find_violation` reads commits and control tables; `reconcile` reads nothing and names the case. Operations that a
-person allowed by their words are here too: `ApprovedOperations` remembers which of them a table waited for, so that
-words which nothing waited for, mostly a typing error, can be reported.
+`find_violation` reads commits and control tables; `reconcile` reads nothing. `ApprovedOperations` remembers which
+approved operations a table needed, so that unused ones, mostly typing errors, can be reported.
 """
 
 from __future__ import annotations
@@ -94,14 +93,14 @@ def find_violation(
 ) -> CdcLakeError | None:
     """What others did to a table since the last cut, None if nothing: a version restored, rows changed, the table gone.
 
-    Commits of maintenance, which change no rows, are none.
+    Commits of maintenance, which change no rows, do not count.
     """
     version, older = committed.version, committed.generation < recorded.generation
     if recorded.version is None or (recorded.version == version and not older):
         return first_merge_was_lost(project, target, stream, recorded, committed)
     if version is None:
         return SilverLost(f"the latest cut lists {target.label}, but the table no longer exists")
-    if older:  # at the same version, too: another program may have taken it
+    if older:  # at the same version, too: another program may have replaced it
         text = f"it has generation {committed.generation}, but the latest cut lists {recorded.generation}"
         return SilverPutBack(f"{target.label} was restored to older content: {text}", where=target.label)
     foreign_commit = find_foreign_commit(project, target, stream, recorded.version, version, recorded.generation)
@@ -151,7 +150,7 @@ def is_tolerated(project: Project, violation: CdcLakeError) -> bool:
 
 
 class ApprovedOperations:
-    """The words that were given. Asking for words (`in`) is to need them."""
+    """The approved operations. A look-up (`in`) marks one as needed."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._words = frozenset(words)
@@ -163,11 +162,11 @@ class ApprovedOperations:
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """The words that nothing waited for up to now."""
+        """The operations that nothing has needed so far."""
         return tuple(sorted(self._words - self._needed))
 
     def say(self, report: ProgressReporter) -> None:
-        """Tell of idle words."""
+        """Report unused operations."""
         for words in self.idle:
             text = (
                 f"no table waits for `{words}`, which was allowed: `cdc-lake plan` prints the operations that tables "

@@ -1,7 +1,7 @@
-"""What a span does to the tables it touches: which of them, from which watermark, prepared and merged side by side.
+"""Plans the effect of a span on each table: from which watermark it is merged; prepares and merges tables in parallel.
 
-Each step takes the tables as the last cut has them and returns them as they are afterwards; it changes nothing that it
-was given. A table that cannot continue is returned as broken, with its error in `totals.broken`; the others continue.
+Each step takes the tables as the last cut has them and returns them as they are afterwards; it changes none of its
+arguments. A table that cannot continue is returned as broken, with its error in `totals.broken`; the others continue.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ if TYPE_CHECKING:
 
 
 RECHECK_SECONDS: Final = 30.0
-"""Seconds after a merge, or after one may have been made that nobody heard of, for which its commit is checked again,
-and once more when they are over.
+"""Seconds after a merge, or a possible merge of another process, for which its commit is checked again, and once more
+when they are over.
 """
 _MAINTENANCE_COMMITS: Final = 2
-"""Commits of maintenance, one after the other, that a merge gives way to."""
+"""Consecutive commits of maintenance for which a merge is retried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a span holds: changes, and their bytes as they were received."""
+    """The changes of a span, and their bytes as received."""
 
     rows: int
     size: int
@@ -81,11 +81,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class PreparedSpan:
-    """Tables that are ready to be merged, and all tables as they are before that.
+    """Tables that are ready to be merged, and the state of all tables before that.
 
     Attributes:
         tables: Source table → its state for the next cut.
-        merges: What is to be merged; a table without changes has nothing here.
+        merges: What to merge; a table without changes is not included.
     """
 
     tables: dict[str, TableState]
@@ -93,13 +93,13 @@ class PreparedSpan:
 
     @property
     def stop(self) -> int | None:
-        """The position of the first transaction that fails a `stop` rule."""
+        """The position of the first transaction that violates a `stop` rule."""
         return min((merge_plan.stop[0] for merge_plan in self.merges if merge_plan.stop is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class _SpanInputs:
-    """What is read once for all tables of a span. `parts`: their files, where the span was divided for that."""
+    """What is read once for all tables of a span. `parts`: their files, if the span was partitioned."""
 
     span: Span
     load: Load
@@ -110,7 +110,7 @@ class _SpanInputs:
 
 
 class TablePlanner:
-    """Plans, prepares and merges the tables of one run, and counts in `totals` what was done."""
+    """Plans, prepares and merges the tables of one run, and counts it in `totals`."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class TablePlanner:
         allowed: Container[str] = frozenset(),
         lives: SparkLives | None = None,
     ) -> None:
-        """`allowed`: destructive operations on silver tables, in words; `lives`: how Spark fared before."""
+        """`allowed`: approved destructive operations; `lives`: earlier crashes of Spark."""
         lives = lives or SparkLives()
         self._lives = lives
         self._shared_relations = frozenset[str]()
@@ -136,7 +136,7 @@ class TablePlanner:
         self._ownership = Ownership(project)
         self._trimmed_to = -1
         self._takes_table_copies = True
-        self._fresh_since: dict[str, float] = {}  # of tables whose last merge may be a short time ago
+        self._fresh_since: dict[str, float] = {}  # of tables that may have been merged a short time ago
         self.totals = ApplyTotals()
         self.groups = GroupSteps(project, self._control, self._bronze, self._sessions, self.totals, self.set_aside)
 
@@ -156,7 +156,7 @@ class TablePlanner:
             self._sessions.session_for(target).sql(statement)
 
     def read_trim(self, state: StreamCheckpoint, *, loaded: bool) -> None:
-        """Note where bronze begins. Raises SpanTrimmed where that is too late for silver, which was never `loaded`."""
+        """Read where bronze begins. Raises SpanTrimmed if that is too late for silver, which was never `loaded`."""
         self._takes_table_copies = takes_table_copies(state.stream)
         left = self._bronze.last_trimmed().get(state.epoch)
         self._trimmed_to = -1 if left is None else left[0]
@@ -177,7 +177,7 @@ class TablePlanner:
         return result
 
     def _span_trimmed(self, state: StreamCheckpoint, target: Target, listed: TableState) -> SpanTrimmed | None:
-        """Why a table cannot go on if bronze let go of transactions that it does not have."""
+        """The error if bronze removed transactions that the table lacks."""
         if listed.position >= self._trimmed_to:
             return None
         marker = read_marker(self._project, target, state.stream)
@@ -197,14 +197,14 @@ class TablePlanner:
     ) -> dict[str, TableState]:
         """Reconcile every table of the last cut with its own commits; those that others changed wait.
 
-        Called once at the start of a run, also for tables that no span touches; paused ones are left out.
+        Called once at the start of a run, also for tables that no span touches; not for paused ones.
 
         Args:
             state: Where bronze is.
             tables: As the last cut has them.
             position: Of the last cut.
         """
-        self._fresh_since = dict.fromkeys(tables, time.monotonic())  # the run before may have merged just now
+        self._fresh_since = dict.fromkeys(tables, time.monotonic())  # the previous run may have merged just now
         result, held = dict(tables), hold_log(self._control)
         for relation, table in tables.items():
             if table.version is None or table.state == PAUSED:
@@ -222,7 +222,7 @@ class TablePlanner:
                 case GenerationReplaced(reached):
                     replaced = self._state_at_marker(state, target, committed, reached, held)
                     result[relation] = replaced if reached >= position else replace(replaced, state=BROKEN)
-                case InSync() | CommitUnrecorded():  # the span that it touches next moves it on
+                case InSync() | CommitUnrecorded():  # the next span that touches it takes its position
                     result[relation] = recorded
         return result
 
@@ -253,7 +253,7 @@ class TablePlanner:
         return result
 
     def _is_untouched(self, state: StreamCheckpoint, target: Target, table: TableState, held: QuarantineLog) -> bool:
-        """Whether a table certainly is as the last cut has it, by its version alone."""
+        """Whether a table is certainly as in the last cut, judged by its version alone."""
         return (
             table.state == IN
             and table.version is not None
@@ -265,8 +265,8 @@ class TablePlanner:
     def _audit(
         self, stream: str, target: Target, recorded: TableState, committed: Marker
     ) -> tuple[TableState, CdcLakeError | None]:
-        """What a table has to wait for because of its commits, None if nothing; and its state, which has the version of
-        a foreign commit that the pipeline tolerates.
+        """What a table has to wait for because of its commits, None if nothing; and its state, with the version of a
+        tolerated foreign commit.
         """
         error = find_violation(self._project, target, stream, recorded, committed)
         if error is not None and committed.version is not None:
@@ -279,7 +279,7 @@ class TablePlanner:
     def _audit_with_quarantine(
         self, state: StreamCheckpoint, target: Target, recorded: TableState, committed: Marker, held: QuarantineLog
     ) -> tuple[TableState, CdcLakeError | None]:
-        """The same, because of its quarantine rows too; those of replaced content are gone, and are not missed."""
+        """The same, with its quarantine rows; those of replaced content were deleted, and are not missed."""
         recorded, error = self._audit(state.stream, target, recorded, committed)
         if error is None and committed.generation <= recorded.generation:
             error = missing_quarantine_rows(held, target, state.epoch, recorded)
@@ -288,7 +288,7 @@ class TablePlanner:
     def _state_at_marker(
         self, state: StreamCheckpoint, target: Target, marker: Marker, position: int, held: QuarantineLog
     ) -> TableState:
-        """The state of a table at its marker's position, whatever a cut says of it."""
+        """The state of a table at its marker's position, regardless of cuts."""
         layout = self.layout_at(state, target, -1, position, None)
         return replace(state_from_marker(target, state, marker, position, held), layout=layout)
 
@@ -368,7 +368,7 @@ class TablePlanner:
                 current = self._rewound(state, target, current, committed)
             case GenerationReplaced(position):
                 current = self._state_at_marker(state, target, committed, position, held)
-            case CommitUnrecorded(position):  # by a run that did not live to say so, or got no answer
+            case CommitUnrecorded(position):  # the previous run was killed, or got no answer
                 self._fresh_since[relation] = time.monotonic()
                 reached = state_from_marker(target, state, committed, position, held)
                 layout, copied = (None, None) if current is None else (current.layout, current.copied)
@@ -381,7 +381,7 @@ class TablePlanner:
         watermark = expected if current is None else current.position
         if watermark >= span.upto:
             if recorded is not None and recorded.state == BROKEN and current is not None:
-                plan.tables[relation] = replace(current, state=IN)  # what it waited for is over, and nothing is to do
+                plan.tables[relation] = replace(current, state=IN)  # the cause is gone, and nothing is to be done
                 self.totals.broken.pop(target.label, None)
             return
         never_merged = recorded is not None and recorded.state == BROKEN and committed.position is None
@@ -401,11 +401,11 @@ class TablePlanner:
         marker: Marker,
         inputs: _SpanInputs,
     ) -> TableTask:
-        """The task of a table at `marker`, whose rows follow `layout`, for its changes behind `watermark`."""
+        """The task of a table at `marker`, whose rows have `layout`, for its changes after `watermark`."""
         relation, span = str(target.source), Span(state.epoch, watermark, inputs.span.upto)
         decided = inputs.held.decisions_on(relation, span)
-        layouts = self._bronze.layouts([target.source], None if decided else span)  # what was held may be old
-        own = watermark >= inputs.span.after  # otherwise the table catches up, and the span's figures are not its own
+        layouts = self._bronze.layouts([target.source], None if decided else span)  # held changes may be old
+        own = watermark >= inputs.span.after  # otherwise it catches up, and the counts of the span do not apply
         part = inputs.parts.get(relation, Files.empty()) if inputs.parts is not None and own else None
         return TableTask(
             self._project,
@@ -427,7 +427,7 @@ class TablePlanner:
         )
 
     def shared_names(self, relations: Collection[str]) -> Mapping[TableName, SilverNameShared]:
-        """Of source tables those that wait because the silver table that they would have is another one's, too."""
+        """Source tables that wait because their silver table would be that of another one, too."""
         if (names := frozenset(relations)) != self._shared_relations:
             self._shared_relations, self._shared = names, refused_names(self._project, map(TableName.parse, names))
         return self._shared
@@ -435,16 +435,16 @@ class TablePlanner:
     def _unmergeable(
         self, state: StreamCheckpoint, target: Target, tables: Mapping[str, TableState], names: Sequence[str]
     ) -> CdcLakeError | None:
-        """Why a table is not planned at all: its silver table would be another one's too, whose rows the marker there
-        is of, or bronze trimmed transactions that it does not have.
+        """Why a table is not planned at all: its silver table belongs to another source table too, or bronze trimmed
+        transactions that it lacks.
         """
         recorded = tables.get(str(target.source))
         shared = self.shared_names({*tables, *names}).get(target.source)
         return shared or (None if recorded is None else self._span_trimmed(state, target, recorded))
 
     def adopts(self, target: Target) -> bool | SilverNotOwned:
-        """Whether a table without content of this stream is somebody else's that the run adopts; the refusal where it
-        is somebody else's and the run does not.
+        """Whether the run adopts a table that has no content of this stream and belongs to somebody else; an error if
+        it belongs to somebody else and the run does not adopt it.
         """
         refusal = self._ownership.refusal(target)
         if refusal is None:
@@ -454,7 +454,7 @@ class TablePlanner:
     def layout_at(
         self, state: StreamCheckpoint, target: Target, after: int, position: int, layout: int | None
     ) -> int | None:
-        """The layout that a table's rows follow at `position`, where it was `layout` after `after`."""
+        """The layout of a table's rows at `position`, if it was `layout` after `after`."""
         span = Span(state.epoch, after, position)
         runs = (
             outline(self._bronze.applied_files(), target.source, span, snapshot=False).runs if position > after else ()
@@ -470,22 +470,20 @@ class TablePlanner:
         return self._bronze.layouts([target.source]).values()
 
     def _copy(self, state: StreamCheckpoint, relation: str) -> tuple[int, int] | None:
-        """The position that a table was copied at at first, and its layout there; None where it was not copied."""
+        """The position of a table's initial copy, and its layout there; None if it was not copied."""
         copy = (initial_copies(self._control.snapshots(), state.stream) or {}).get(relation)
         return None if copy is None else (copy.position, copy.layout)
 
     def first(self, state: StreamCheckpoint, target: Target, position: int, layout: int, marker: Marker) -> TableTask:
-        """The task that gives a table at `marker` its first content: its rows of the snapshot, with the layout they
-        follow.
-        """
+        """The task that loads the snapshot of a table at `marker`, with the layout of its rows."""
         span = Span(state.epoch, position - 1, position)
         files, layouts = self._bronze.files(), self._bronze.layouts([target.source], span)
         task = TableTask(self._project, target, state.stream, span, files, layouts, NOTHING_WAITS, marker, layout)
         return replace(task, all_relations=partial(self._all_layouts, target), near=self._nearby.local_paths)
 
     def follow_earlier_stream(self, state: StreamCheckpoint, first: TableTask) -> TableTask:
-        """The task of a table's first content in a stream behind another one: of a table that keeps what its rows were
-        the copied rows end those of that stream, and take no place of theirs.
+        """The task of a table's first content in a stream after another one: in a table that keeps history, the copied
+        rows end those of the earlier stream instead of replacing them.
         """
         relation = str(first.target.source)
         if first.stood.version is None or first.adopts or not first.target.keeps_past:
@@ -497,11 +495,11 @@ class TablePlanner:
         return replace(first, copied=Copied(None), follows=follows, allowed=self._allowed)
 
     def prepare(self, plan: SpanPlan) -> PreparedSpan:
-        """Prepare the tables of a plan side by side; those that cannot continue are returned as broken."""
+        """Prepare the tables of a plan in parallel; those that cannot continue are returned as broken."""
 
         def prepare_table(task: TableTask) -> MergePlan | CdcLakeError | None:
             if (error := self._lives.given_up.get(task.target.label)) is not None:
-                return error  # it ended Spark
+                return error  # it crashed Spark
             return capture_errors(lambda: prepare(self._sessions.session_for(task.target), task), task.target)
 
         tables, merges, idle, failed = dict(plan.tables), [], [], list[tuple[TableTask, CdcLakeError]]()
@@ -530,7 +528,7 @@ class TablePlanner:
         return PreparedSpan(tables, merges)
 
     def merge(self, prepared: PreparedSpan) -> dict[str, TableState]:
-        """Record what is quarantined, then merge tables side by side; the tables as they are afterwards."""
+        """Record what is quarantined, then merge tables in parallel; returns the tables as they are afterwards."""
         failpoint(PREPARED)
         for merge_plan in prepared.merges:
             folded, task = merge_plan.folded, merge_plan.task
@@ -570,7 +568,7 @@ class TablePlanner:
         return self.groups.bind(tables)
 
     def _merge_table(self, merge_plan: MergePlan) -> MergeResult | CdcLakeError:
-        """Merge; again if a commit came first that took the table no further: maintenance, which changes no rows."""
+        """Merge, and retry after a commit that did not advance the table: maintenance, which changes no rows."""
         task, remaining = merge_plan.task, _MAINTENANCE_COMMITS
         spark = self._sessions.session_for(task.target)
         try:
@@ -595,7 +593,7 @@ class TablePlanner:
     ) -> CdcLakeError | None:
         """What another writer did to a table between the last cut and our merge, None if nothing.
 
-        On Iceberg nothing comes between the version that a merge was made on and its own.
+        On Iceberg a merge directly follows the version on which it is based.
         """
         task, base = merge_plan.task, merge_plan.base
         if recorded is None or recorded.version is None:
@@ -617,7 +615,7 @@ class TablePlanner:
         )
 
     def set_aside(self, target: Target, position: int, error: CdcLakeError, recorded: TableState | None) -> TableState:
-        """The state of a table that cannot continue from `position`, and waits; reports it the first time."""
+        """The state of a table that cannot continue from `position`; reports it the first time."""
         error = error.for_table(str(target.source))
         if not self._takes_table_copies:
             error.remedy = without_table_copies(error.remedy)

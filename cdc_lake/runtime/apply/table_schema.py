@@ -1,7 +1,6 @@
-"""Which silver table a span of a source table is for: its kind, its columns over all layouts, and what identifies rows.
+"""Determines the silver table of a span: its kind, its columns over all layouts, and what identifies rows.
 
-`resolve_table` answers that once for a span, and brings the silver table's columns to what the span needs; everything
-behind it takes the answer as one value.
+`resolve_table` does this once per span, and adapts the silver table's columns; all later steps use its result.
 """
 
 from __future__ import annotations
@@ -54,15 +53,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResolvedTable:
-    """A task, and the silver table that it is for.
+    """A task and its silver table.
 
     Attributes:
-        task: What is to be done.
-        summary: What the span holds.
-        kind: Of the silver table.
+        task: What to do.
+        summary: Summary of the span.
+        kind: Kind of the silver table.
         projection: From the source's columns, over all layouts of the span, to silver's.
-        silver: The silver table, whose columns are what the span needs.
-        base: The marker that the merge is made on.
+        silver: The silver table, with the columns that the span needs.
+        base: The marker on which the merge is based.
     """
 
     task: TableTask
@@ -74,13 +73,13 @@ class ResolvedTable:
 
 
 def resolve_table(spark: SparkSession, task: TableTask) -> ResolvedTable | None:
-    """Find out which silver table a task is for, and bring its columns to what the span needs.
+    """Determine the silver table of a task, and adapt its columns to the span.
 
     Returns:
-        None if there is nothing to be merged: no change, or a copy without rows of a table that is there now.
+        None if there is nothing to merge: no change, or a copy without rows of a table that exists.
 
     Raises:
-        CdcLakeError: The table cannot continue: a change does not say its row, a layout is refused, another writer.
+        CdcLakeError: The table cannot continue: a change without a key, a refused layout, another writer.
     """
     summary = _summary(task)
     if summary is None:
@@ -98,7 +97,7 @@ def resolve_table(spark: SparkSession, task: TableTask) -> ResolvedTable | None:
     silver = store(spark, task.project, task.target)
     projection = _evolve_projection(silver, task, kind, projection, summary.runs[0].position)
     if task.first and summary.rows == 0 and (task.stood.version is None or task.adopts):
-        return None  # the source's table was empty: so is silver, but it is there
+        return None  # the source table was empty, and so is silver, which now exists
     if task.copied is None and task.follows is not None and made_again(task.follows, projection.silver.relation):
         summary = _begun_again(summary, task, projection.silver.relation)
     if not task.snapshot:
@@ -107,7 +106,7 @@ def resolve_table(spark: SparkSession, task: TableTask) -> ResolvedTable | None:
 
 
 def _summary(task: TableTask) -> SpanSummary | None:
-    """The outline of what a task has to merge, None for nothing. A copy without rows ends those that are there."""
+    """The summary of what a task merges, None for nothing. A copy without rows ends existing rows."""
     summary = task.summary or task.with_summary().summary
     assert summary is not None, "it was just read"
     if task.layout is None:
@@ -117,7 +116,7 @@ def _summary(task: TableTask) -> SpanSummary | None:
 
 
 def _copied_at(control: ControlTables, task: TableTask) -> int:
-    """The position of the copy that the rows before a task's begin with, -1 for none that came later than the first."""
+    """The position of the copy with which the rows before a task began, -1 if it is the first one."""
     course = courses(control.snapshots(), task.stream).get(str(task.target.source))
     reached = task.span.upto if task.snapshot else task.span.after
     begins = [] if course is None else [stretch.begins for stretch in course.stretches if stretch.later]
@@ -125,14 +124,14 @@ def _copied_at(control: ControlTables, task: TableTask) -> int:
 
 
 def _truncate_before_copy(summary: SpanSummary, task: TableTask, commit_ts: datetime | None) -> SpanSummary:
-    """The outline of a copy that ends all rows before it."""
+    """The summary of a copy that ends all rows before it."""
     ends = Truncated(task.span.upto, -1, csn=None, lsn=None, xid=None, commit_ts=commit_ts)
     return replace(summary, truncated=(ends,))
 
 
 def _base(silver: SilverStore, task: TableTask) -> Marker:
-    """The marker that the merge is made on: it fences from here on, so nothing may have gone by since the span was
-    chosen. Upkeep may: it changes no rows.
+    """The marker on which the merge is based. It is the fence from here on, so only maintenance, which changes no rows,
+    may have committed since the span was chosen.
     """
     base = silver.marker(task.stream)
     if not task.adopts and replace(base, version=None) != replace(task.stood, version=None):
@@ -164,8 +163,8 @@ def _evolve_projection(
 
 
 def _begun_again(summary: SpanSummary, task: TableTask, newest: Relation) -> SpanSummary:
-    """The outline of a span in which another table takes the place of the one that silver has rows of: no row of that
-    one is left when the first change of the other comes.
+    """The summary of a span in which another table replaces the one of silver's rows: none of these rows exist any more
+    at the first change of the other table.
     """
     first = next(run for run in summary.runs if not made_again(task.layouts[run.layout], newest))
     cleared = cleared_before(task.files, task.target.source, task.span, first)
@@ -180,9 +179,7 @@ def shape_of(
     kind: Kind,
     form: Relation | None = None,
 ) -> RelationMapping:
-    """The shape of a table's span, with the columns that its kind and its lineage take from changes; `form` as
-    `looking_ahead` has it.
-    """
+    """The mapping of a table's span, with the columns that its kind and lineage add; `form`: see `looking_ahead`."""
     by_content, relation = kind.identity is RowIdentity.CONTENT, looking_ahead(layouts[numbers[-1]], target, form)
     keys, keyed = relation.names if by_content else target.keys, kind.identity is not RowIdentity.PLACE
     try:
@@ -208,8 +205,8 @@ def shape_of(
 
 
 def looking_ahead(relation: Relation, target: Target, form: Relation | None) -> Relation:
-    """A layout with the columns of a later one, `form`, that settings of the table name, as they are called there: what
-    is built from the beginning goes through changes that know nothing of them. Their rows have what old rows got.
+    """Add to a layout the columns of a later one, `form`, that settings of the table name: a table that is built from
+    the beginning passes changes that do not have them yet. Their rows get the values that old rows got.
     """
     if form is None or made_again(relation, form):
         return relation
@@ -229,7 +226,7 @@ def looking_ahead(relation: Relation, target: Target, form: Relation | None) -> 
 
 
 def _unkept(shape: RelationMapping, target: Target) -> dict[int, tuple[str, ...]]:
-    """Texts with a value that a table cannot keep: of what a Delta table is divided by, and of floats in a key."""
+    """Texts with a value that a table cannot store: in Delta's partition columns, and of floats in a key."""
     floats = {"float", "double"}
     result: dict[int, tuple[str, ...]] = {
         index: MINUS_ZERO for index in shape.keys if shape.typed_columns[index].type.sql in floats
@@ -242,7 +239,7 @@ def _unkept(shape: RelationMapping, target: Target) -> dict[int, tuple[str, ...]
 
 
 def check_named(summary: SpanSummary, shape: RelationMapping, target: Target, kind: Kind, stream: str) -> None:
-    """Raise KeylessDelete or NoKey where a change does not say which row it is of."""
+    """Raise KeylessDelete or NoKey if a change does not identify its row."""
     table = shape.relation.table
     match kind.identity:
         case RowIdentity.KEY:
@@ -274,8 +271,8 @@ def check_key(
     follows: Relation | None,
     stream: str,
 ) -> None:
-    """Raise NoKey where one key cannot tell all rows apart: a transaction has changes by two keys, each of which is
-    unique at its own place only, or changes are held by a key that the table does not have any more.
+    """Raise NoKey if one key cannot identify all rows: a transaction has changes by two keys, each unique only in its
+    part, or changes are held by a key that the table no longer has.
     """
     table = shape.relation.table
     for run in summary.runs:
@@ -297,7 +294,7 @@ def _has_key_moved(before: Relation, after: Relation) -> bool:
 
 
 def _check_logged(shape: RelationMapping, target: Target, number: int) -> None:
-    """Raise NoKey where changes of an older layout do not tell the key of their rows."""
+    """Raise NoKey if changes of an older layout do not contain the key."""
     places, columns = shape.places[number], shape.layouts[number].columns
     for index in shape.keys:
         place = places[index]

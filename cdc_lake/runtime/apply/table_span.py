@@ -1,9 +1,9 @@
 """One table's part of a span, in four steps: read its changes, evaluate rules, fold them, plan the MERGE.
 
-`prepare` does all that can be done without writing rows; `runtime.apply.merge` writes. Between them the caller knows of
-every table whether a `stop` rule failed, so a span ends before that transaction for all of them.
+`prepare` does everything that can be done without writing rows; `runtime.apply.merge` writes. Between them the caller
+knows for every table whether a `stop` rule failed, so a span ends before that transaction for all of them.
 
-The common span has no failing change, no quarantined key and no moving key, and is folded by key in one pass. Otherwise
+A typical span has no failing change, no quarantined key and no moving key, and is folded by key in one pass. Otherwise
 the few changes that touch such keys are followed one by one (`silver.row_tracing`), and the rest is folded by key.
 """
 
@@ -55,17 +55,16 @@ if TYPE_CHECKING:
 
 
 ONE_TASK = 20_000
-"""Up to this many changes are read, judged and folded in one task: what follows needs no exchange and fewer stages."""
+"""Up to this many changes are read, evaluated and folded in one task, which needs no exchange and fewer stages."""
 _ONE_TASK_FILES = 32  # opening one takes some milliseconds
 
 
 @dataclass(frozen=True)
 class FoldedSpan:
-    """What a table's span amounts to.
+    """The result of folding a table's span.
 
-    `net` as the table's kind describes it, `part` what it was folded from; `held` the changes to be recorded as held,
-    None where there are none; `closings` the truncates that ended holds. `changes`: what was folded, in the source's
-    columns.
+    `net`: as the table's kind describes it; `part`: from what it was folded; `held`: changes to be recorded as held,
+    None if there are none; `closings`: what ended holds; `changes`: what was folded, in the source's columns.
     """
 
     changes: DataFrame
@@ -89,20 +88,20 @@ class MergePlan(ResolvedTable):
 
     @property
     def counts(self) -> tuple[RuleCount, ...]:
-        """How the rules fared."""
+        """Counts of the rules."""
         return self.folded.profile.counts
 
     @property
     def stop(self) -> tuple[int, str] | None:
-        """Position of the first transaction that fails a `stop` rule, and the rule's name."""
+        """Position of the first transaction that violates a `stop` rule, and the rule's name."""
         return self.folded.profile.stop
 
 
 def prepare(spark: SparkSession, task: TableTask) -> MergePlan | None:
-    """Do all of a table's span that comes before its MERGE; `spark` is used for nothing else meanwhile.
+    """Do everything of a table's span that precedes its MERGE; meanwhile `spark` is used for nothing else.
 
     Returns:
-        None if there is nothing to be merged.
+        None if there is nothing to merge.
 
     Raises:
         CdcLakeError: The table cannot continue.
@@ -116,7 +115,7 @@ def prepare(spark: SparkSession, task: TableTask) -> MergePlan | None:
 
 
 def read_table_changes(spark: SparkSession, table: ResolvedTable) -> TableChanges:
-    """The changes of a table's span, typed, beside silver's live rows."""
+    """The changes of a table's span, typed, and silver's live rows."""
     task, summary, kind = table.task, table.summary, table.kind
     chosen = span_files(task.files, task.target.source, task.span, snapshot=task.snapshot)
     paths = task.near(task.files, chosen)
@@ -133,7 +132,7 @@ def read_table_changes(spark: SparkSession, table: ResolvedTable) -> TableChange
     )
     if summary.rows <= ONE_TASK and len(paths) <= _ONE_TASK_FILES:
         rows = rows.coalesce(1)
-    # a copy of the source's table is a content of its own: silver's former rows have no part in it
+    # a copy replaces all rows: silver's former rows have no part in it
     live = None if table.base.version is None or task.first else live_rows(kind, spark.table(table.silver.name))
     return type_changes(
         rows,
@@ -164,19 +163,19 @@ def type_changes(
     decided: Decided = NOTHING_DECIDED,
     held_units: frozenset[Unit] = frozenset(),
 ) -> TableChanges:
-    """Bronze's rows of a table as changes with silver's types.
+    """Convert bronze's rows of a table to changes with silver's types.
 
     Args:
         rows: As bronze has them.
-        live: Silver's live rows before the span; None if they have no part in it.
+        live: Silver's live rows before the span; None if they are irrelevant.
         target: The silver table.
         kind: Its kind.
         projection: From the source's columns to silver's, or the source's columns where silver has the same.
-        summary: What the span holds.
+        summary: Summary of the span.
         span: The span.
-        held: What waits in quarantine before it.
-        parts: How the table is divided by its key.
-        decided: Decisions that take effect in the span; what they release is among `rows`.
+        held: Quarantine before the span.
+        parts: How the table is partitioned by its key.
+        decided: Decisions that take effect in the span; `rows` includes what they release.
         held_units: Transactions that are held as a whole.
     """
     projection = plain(projection) if isinstance(projection, RelationMapping) else projection
@@ -217,7 +216,7 @@ def unsent_columns(summary: SpanSummary, shape: RelationMapping) -> frozenset[in
 
 
 def evaluate_rules(changes: TableChanges) -> EvaluatedChanges:
-    """Count how the rules fare, and part what flows from what is held; changes are followed one by one if they must."""
+    """Count how the rules fare, and separate changes to apply from held ones; follow changes if necessary."""
     match changes.kind.identity:
         case RowIdentity.KEY:
             rules = conditions(changes.table, changes.part, changes.projection)
@@ -237,7 +236,7 @@ def evaluate_rules(changes: TableChanges) -> EvaluatedChanges:
 
 
 def fold(evaluated: EvaluatedChanges) -> FoldedSpan:
-    """Fold what flows into the net change of each row, as the table's kind describes it."""
+    """Fold the changes to apply into the net change of each row, as the table's kind describes it."""
     changes = evaluated.changes
     projection, unsent, kind = changes.projection, changes.part.unsent, changes.kind
     if kind.identity is RowIdentity.PLACE:
@@ -251,7 +250,7 @@ def fold(evaluated: EvaluatedChanges) -> FoldedSpan:
 
 
 def _as_recorded(closings: Sequence[HoldRelease], recorded: Mapping[Key, Key]) -> tuple[HoldRelease, ...]:
-    """What ends holds also by the texts that keys were recorded with, of which a value may have several."""
+    """Hold releases with all recorded texts of their keys, of which a value may have several."""
     others = [
         replace(closing, key=before)
         for closing in closings
@@ -262,9 +261,7 @@ def _as_recorded(closings: Sequence[HoldRelease], recorded: Mapping[Key, Key]) -
 
 
 def stopped_by_rule(stops: Sequence[MergePlan], verb: str = "run") -> RuleStopped:
-    """The error for the first change of some tables' spans that a `stop` rule refuses: which rule of which table, and
-    how to look at the change.
-    """
+    """The error for the first change that a `stop` rule refuses: the rule, the table, and how to inspect the change."""
     first = min(
         (first for first in stops if first.stop is not None), key=lambda first: (first.stop, first.task.target.label)
     )

@@ -1,13 +1,12 @@
-"""Whole transactions of a group of tables: what is held in one table of it is held in all of them.
+"""Holds whole transactions in groups of tables: what is held in one table of a group is held in all of them.
 
-Every table was prepared as if it stood alone. Where nothing of them is held, that was all; otherwise the keys of their
-changes are brought to the driver, `silver.row_tracing` says which transactions are held, and the tables that have
-changes of these are prepared again.
+Every table is first prepared as if it were alone. If nothing is held, that is all; otherwise the keys of their changes
+are collected on the driver, `silver.row_tracing` determines the transactions to hold, and the tables with changes of
+these are prepared again. A group stops as a whole: if one table cannot continue, the others wait.
 
-A table of the group that is ahead, after a crash between two merges or where another one is built again, is not judged:
-the control table `held` says what it held. That is deterministic, so it agrees; where it does not, nothing is written.
-
-Groups of tables in the steps of a run: they hold whole transactions, and where one cannot go on the others wait.
+A table of the group that is ahead, after a crash between two merges or during a rebuild of another one, is not
+evaluated: the control table `held` contains what it held. The result is deterministic, so both agree; if not, nothing
+is written.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ from cdc_lake.tables.silver_table import Marker, read_marker
 
 @dataclass(frozen=True, slots=True)
 class AheadTable:
-    """A table of a group at `position`, beyond where others of it are; `held`: what it held of `(after, position]`,
-    `decided`: positions that something came into force before, in it.
+    """A table of a group at `position`, ahead of others; `held`: what it held in `(after, position]`, `decided`:
+    positions before which decisions took effect in it.
     """
 
     relation: str
@@ -55,7 +54,7 @@ class AheadTable:
 
 
 def ahead(log: QuarantineLog, relation: str, generation: int, span: Span) -> AheadTable:
-    """What is recorded of a generation of a table in a span, which it has passed."""
+    """What a generation of a table recorded in a span that it has passed."""
     here = (pc.field("relation") == relation) & (pc.field("epoch") == span.epoch)
     here &= (pc.field("position") > span.after) & (pc.field("position") <= span.upto)
     columns = ["position", "ordinal", "op", "reason"]
@@ -67,13 +66,13 @@ def ahead(log: QuarantineLog, relation: str, generation: int, span: Span) -> Ahe
 
 
 def since_copy(table: TableState, after: int) -> int:
-    """From where on what a table held behind a position counts: before its copy nothing of it was judged."""
+    """From which position on the holds of a table count: nothing before its copy was evaluated."""
     return after if table.copied is None else max(after, table.copied)
 
 
 def together_at(project: Project, stream: str, cut: Cut, name: TableName) -> int:
-    """Where a table is built again to that its group may be behind the cut with: no table of it may wait for another
-    that it is to be built from first. One that the cut does not list is built up to its copy at least.
+    """Up to which position a table is rebuilt if its group is behind the cut, so that no table of it waits for another
+    that it is rebuilt from. A table that the cut does not list is rebuilt at least up to its copy.
     """
     listed = cut.tables.get(str(name))
     others = [position for _, _, _, position in _other_tables(project, stream, cut, name)]
@@ -85,9 +84,9 @@ def together_at(project: Project, stream: str, cut: Cut, name: TableName) -> int
 def renewed_to(
     project: Project, stream: str, cut: Cut, table_courses: Mapping[str, TableTimeline], copy: CopiedTable
 ) -> int:
-    """Where a table that begins again with `copy` is built to: the cut, but no further than where the others of its
-    group are, or begin again with a copy of theirs. Tables of a group that are behind, and were all copied again, would
-    else wait for each other. It goes as far as its copy in any case: what is behind that they catch up with together.
+    """Up to which position a table that begins again with `copy` is rebuilt: the cut, but not beyond the others of its
+    group or their own new copies; otherwise tables of a group that were all copied again would wait for each other. It
+    is rebuilt at least up to its copy; the group catches up with the rest together.
     """
     places = []
     for other, listed, _, position in _other_tables(project, stream, cut, copy.relation):
@@ -99,8 +98,8 @@ def renewed_to(
 def _renewal(
     table_courses: Mapping[str, TableTimeline], target: Target, listed: TableState | None, position: int
 ) -> CopiedTable | None:
-    """The copy that a table will begin again with, where silver is at a position; None where that is none, or the
-    table is new there.
+    """The copy that a table will begin again with, if silver is at a position; None without one, or if the table is new
+    there.
     """
     course = table_courses.get(str(target.source), TableTimeline())
     return None if listed is None else course.renewal(position, listed.copied)
@@ -109,7 +108,7 @@ def _renewal(
 def _other_tables(
     project: Project, stream: str, cut: Cut | None, name: TableName
 ) -> Iterator[tuple[Target, TableState | None, Marker, int]]:
-    """The other tables of a group that bronze has something of up to the cut, and where they are."""
+    """The other tables of a group that bronze has changes of up to the cut, and their positions."""
     group = project.group(name)
     for other in () if group is None else group.tables:
         listed = None if cut is None else cut.tables.get(str(other))
@@ -122,14 +121,15 @@ def _other_tables(
 def passed_by(
     project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: Cut | None, target: Target, plan: RebuildPlan
 ) -> list[AheadTable]:
-    """What the other tables of a group held of what one of them is built from again, and has to be judged: rows of a
-    copy are what the source had, whatever was held then. Raises GroupWaits; HeldLost where that is recorded no more.
-    Neither of a table that a copy is in force of and has not begun again with it: before the copy nothing of it counts
-    any more but what is known. Nor of one that has begun again, for a table all of which that is judged lies before a
-    copy of its own: that ends what was held, and the other may wait for it.
+    """What the other tables of a group held of the changes that a rebuild of one of them evaluates; rows of a copy are
+    the source's, regardless of holds. Raises GroupWaits; HeldLost if the records no longer exist.
+
+    A table with a new copy with which it has not begun yet counts only with what is recorded. One that has begun again
+    does not count if everything evaluated precedes the rebuilt table's own copy, which ends holds: the other may wait
+    for it.
     """
     result = []
-    judged = max((part.span.upto for part in plan.parts if part.copy is None), default=-1)  # -1: nothing is
+    judged = max((part.span.upto for part in plan.parts if part.copy is None), default=-1)  # -1: nothing to evaluate
     table_courses = courses(control_tables(project).snapshots(), state.stream)
     for other, listed, marker, position in _other_tables(project, state.stream, cut, target.source):
         copy = _renewal(table_courses, other, listed, plan.upto if cut is None else max(plan.upto, cut.position))
@@ -153,7 +153,7 @@ def passed_by(
 
 
 def _check_recorded(project: Project, lost: HeldLost | None, target: Target) -> None:
-    """Raise what is missing of what another table of the group of `target` held: it could not hold the same."""
+    """Raise the loss of another table's records in the group of `target`: it could not hold the same transactions."""
     if lost is not None:
         group = project.group(target.source)
         tables = " ".join(() if group is None else map(str, group.tables))
@@ -169,7 +169,7 @@ def hold_whole(
     reader: BronzeReader,
     prepare: Callable[[TableTask], MergePlan | None],
 ) -> list[MergePlan]:
-    """The tables of a group, prepared so that each transaction that is held is held whole; `others`: those ahead.
+    """The tables of a group, prepared so that held transactions are held as a whole; `others`: tables ahead.
 
     Raises NoKey, TruncateHeld, GroupDisagrees, TooManyFollowed.
     """
@@ -195,7 +195,7 @@ def hold_whole(
 
 
 def _reasons(plan: MergePlan) -> frozenset[Unit]:
-    """What is held for a change of this table."""
+    """The transactions held because of a change of this table."""
     held = plan.folded.held
     if held is None:
         return frozenset()
@@ -204,7 +204,7 @@ def _reasons(plan: MergePlan) -> frozenset[Unit]:
 
 
 def units_of(rows: Iterable[tuple[int, int, str]], truncates: Iterable[tuple[int, int]]) -> frozenset[Unit]:
-    """What held changes are held with, but for those that their transaction truncated later."""
+    """The transactions of held changes, except those that truncated the table later."""
     last: Mapping[int, int] = dict(sorted(truncates))
     units = (unit_of(*row) for row in rows if row[1] < CEILING or row[1] > last.get(row[0], -1))
     return frozenset(unit for unit in units if unit is not None)
@@ -235,7 +235,7 @@ def _check_truncates(prepared: Sequence[MergePlan], units: frozenset[Unit]) -> N
 
 
 def _check_agreed(job: TableTask, units: frozenset[Unit], others: Sequence[AheadTable], reader: BronzeReader) -> None:
-    """Raise GroupDisagrees where a table has passed one of `units` without holding it."""
+    """Raise GroupDisagrees if a table has passed one of `units` without holding it."""
     late = [position for position, _ in units if any(other.after < position <= other.position for other in others)]
     if not late:
         return
@@ -254,7 +254,7 @@ def _check_agreed(job: TableTask, units: frozenset[Unit], others: Sequence[Ahead
 class GroupSteps:
     """Holds whole transactions of groups, and lets the tables of a group wait for one that cannot continue.
 
-    `set_aside` makes the state of a table that waits, from its target, position, error and state in the last cut.
+    `set_aside` returns the state of a table that waits, from its target, position, error and state in the last cut.
     """
 
     def __init__(
@@ -276,8 +276,8 @@ class GroupSteps:
     def hold_whole_transactions(
         self, prepared: Sequence[MergePlan], tables: Mapping[str, TableState]
     ) -> tuple[list[MergePlan], dict[str, TableState]]:
-        """What was prepared, with whole transactions held in groups and without the groups that wait; and all tables
-        as they are then.
+        """The prepared tables, with whole transactions held in groups and without groups that wait; and the state of
+        all tables then.
         """
         result, states = {str(plan.task.target.source): plan for plan in prepared}, dict(tables)
         for group in self._project.groups:
@@ -302,7 +302,7 @@ class GroupSteps:
         return self._set_aside(task.target, task.span.after, error, tables.get(str(task.target.source)))
 
     def bind(self, tables: Mapping[str, TableState]) -> dict[str, TableState]:
-        """The tables; of a group in which one cannot continue all wait where they are."""
+        """The tables; if one of a group cannot continue, all of them wait at their position."""
         result = dict(tables)
         for group in self._project.groups:
             cause = self._cause(group)
@@ -314,13 +314,13 @@ class GroupSteps:
         return result
 
     def waits(self, target: Target) -> bool:
-        """Whether a table of the group of `target` cannot go on."""
+        """Whether a table of the group of `target` cannot continue."""
         group = self._project.group(target.source)
         return group is not None and self._cause(group) is not None
 
     def align_jobs(self, jobs: Sequence[TableTask]) -> list[TableTask]:
-        """Jobs of tables that catch up: those of a group end at one position, and a first content comes before the
-        changes of the others.
+        """Align the tasks of tables that catch up: those of a group end at one position, and a first content precedes
+        the changes of the others.
         """
         result = list(jobs)
         for group in self._project.groups:
@@ -340,7 +340,7 @@ class GroupSteps:
     def _hold_group(
         self, group: Group, members: Sequence[MergePlan], tables: Mapping[str, TableState]
     ) -> list[MergePlan] | CdcLakeError:
-        """The tables of a group with whole transactions held; the error if that cannot be."""
+        """The tables of a group with whole transactions held, or the error if that is impossible."""
         streamed = [member for member in members if not member.task.snapshot]
         if not streamed:
             return list(members)
@@ -356,7 +356,7 @@ class GroupSteps:
         return [member for member in members if member.task.snapshot] + outcome
 
     def _ahead(self, group: Group, members: Sequence[MergePlan], tables: Mapping[str, TableState]) -> list[AheadTable]:
-        """The tables of a group that have passed a part of what is judged now."""
+        """The tables of a group that have passed a part of what is evaluated now."""
         after, epoch = min(member.task.span.after for member in members), members[0].task.span.epoch
         states = {str(name): tables[str(name)] for name in group.tables if str(name) in tables}
         passed = {name: table for name, table in states.items() if table.position > since_copy(table, after)}
@@ -372,7 +372,7 @@ class GroupSteps:
         return not isinstance(self._totals.broken.get(target.label), GroupWaits | None)
 
     def _cause(self, group: Group) -> Target | None:
-        """The first table of a group that cannot go on by itself."""
+        """The first table of a group that cannot continue by itself."""
         targets = [self._project.target(name) for name in group.tables]
         return next((target for target in targets if self._has_failed(target)), None)
 

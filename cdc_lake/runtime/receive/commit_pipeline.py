@@ -1,16 +1,16 @@
-"""Lands batches: one bronze commit at a time, while the source is read and answered, and the next batch decoded.
+"""Commits batches to bronze, one commit at a time, while the source is read and the next batch is decoded.
 
-Two threads of their own: changes become columns, a few mebibytes at a time and long before their batch is closed; then
-a batch is written and committed. Both work mostly outside of Python's interpreter lock. What waits for decoding is
-bytes, what waits for writing is columns: the first are given back early.
+Two threads work besides the caller's: one converts changes to columns, a few mebibytes at a time and long before their
+batch is closed; the other writes a batch and commits it. Both run mostly without Python's interpreter lock. Bytes that
+wait for decoding are freed early, because only columns wait for writing.
 
-If a transaction of a batch cannot be decoded, what stands before it is committed; then there is a `fault`. A large
-transaction is decoded by its writer, a part at a time. If decoding one transaction takes what those before it taught,
-what stands behind it in its batch is decoded so too; the next batch waits until it is landed.
+If a transaction of a batch cannot be decoded, everything before it is committed, and `fault` is set. The writer decodes
+a large transaction itself, one part at a time. If decoding a transaction depends on what earlier rows revealed, the
+writer also decodes what follows the large one in its batch; the next batch waits for the commit.
 
-While the lake is away or full, a failed commit that waiting can heal is made again, with longer and longer pauses. The
-connection stays, the server's keepalives are answered and nothing is confirmed, so the server keeps everything. What a
-failed commit left is read from the table before the next attempt, so none is made twice.
+If the lake is unavailable or full, a failed commit that waiting can resolve is retried with increasing pauses. The
+connection stays open, keepalives are answered and nothing is acknowledged, so the server retains everything. The next
+attempt first reads from the table what the failed commit left, so nothing is committed twice.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 
 PART_BYTES: Final = 2 << 20
-"""Bytes of whole transactions that are worth decoding before their batch is closed."""
+"""Bytes of whole transactions that are decoded before their batch is closed."""
 
 _MOST_BEHIND: Final = 4 * PART_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """Columns of so many transactions, and why there are no more."""
+    """Columns of a number of transactions, and the error that ended them."""
 
     columns: ChangeColumns | None
     transactions: int
@@ -68,29 +68,31 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Later:
-    """Transactions that are decoded by their writer, as they stand behind a large one."""
+    """Transactions that their writer decodes, because they follow a large one."""
 
     transactions: Sequence[ReceivedTransaction]
 
 
 class _Ready:
-    """What a batch's writer asks for columns: decoded before, except parts of large ones and what follows them."""
+    """Provides columns to a batch's writer: decoded before, except parts of large transactions and what follows
+    them.
+    """
 
     def __init__(self, batch: TransactionBatch, tabulate: Tabulate) -> None:
         self.batch = batch
         self.failed: int | None = None
-        """Of the batch's transactions, the first one that could not be decoded by the writer."""
+        """The first of the batch's transactions that the writer could not decode."""
         self._tabulate = tabulate
         self._runs: dict[int, list[tuple[ChangeColumns, int]]] = {}  # by the position of the last transaction
         self._later: dict[int, ReceivedTransaction] = {}  # by position
 
     def add(self, run: list[tuple[ChangeColumns, int]], end: int) -> None:
-        """The columns of transactions that stand together, up to number `end` of the batch, exclusive."""
+        """Add the columns of consecutive transactions, up to number `end` of the batch, exclusive."""
         if run:
             self._runs[self.batch.transactions[end - 1].bounds.position] = run
 
     def defer_decode(self, transactions: Sequence[ReceivedTransaction]) -> None:
-        """These are decoded when they are asked for."""
+        """Decode these when they are requested."""
         self._later.update((transaction.bounds.position, transaction) for transaction in transactions)
 
     def __call__(self, fresh: Sequence[Any]) -> ChangeColumns:
@@ -107,29 +109,28 @@ class _Ready:
 
 
 class BronzeCommitPipeline:
-    """Hands commits to the writer. At most one is under way; what it made durable is taken by `poll` or `drain`.
+    """Passes commits to the writer, at most one at a time; `poll` or `drain` take what a commit made durable.
 
-    What was given to `decode` since the last `append` is what the next batch holds; `tabulate` makes columns of it.
+    The next batch consists of what `decode` received since the last `append`; `tabulate` converts it to columns.
 
-    As a context manager it waits for the commit under way at the end and drops its result: bronze itself is asked
-    at the next start.
+    The exit of its context waits for the current commit and drops its result: the next start reads bronze itself.
     """
 
     def __init__(
         self, bronze: BronzeWriter, tabulate: Tabulate, worker: Callable[[str], Executor] = one_thread
     ) -> None:
-        """`worker` makes what does one thing after the other, beside the caller."""
+        """`worker` creates an executor of sequential tasks in a thread."""
         self._bronze = bronze
         self._tabulate = tabulate
         self._decoding = worker("decode")
         self._writing = worker("bronze")
         self._parts: list[_Part | InParts | _Later] = []  # of the next batch
-        self._undecoded_parts: list[_Part] = []  # of any batch, not decoded yet when last looked at
+        self._undecoded_parts: list[_Part] = []  # of any batch, not decoded at the last check
         self._commit: Future[BronzeCommit] | None = None
-        self._before: Future[BronzeCommit] | None = None  # what is decoded from now on waits for this commit
+        self._before: Future[BronzeCommit] | None = None  # further decoding waits for this commit
         self.fault: DecodeError | None = None
-        """Of the transaction behind the commit taken last, where that ends early: nothing behind it is to be landed."""
-        self._ended_by: DecodeError | None = None  # the same of the commit under way
+        """The error of the transaction after the last commit taken; nothing after it may be landed."""
+        self._ended_by: DecodeError | None = None  # the same for the current commit
 
     def __enter__(self) -> Self:
         return self
@@ -150,7 +151,7 @@ class BronzeCommitPipeline:
         return sum(part.size for part in self._undecoded_parts) >= _MOST_BEHIND
 
     def decode(self, transactions: Sequence[ReceivedTransaction]) -> None:
-        """Start to make columns of the transactions that the next batch has, behind those given before."""
+        """Start to decode further transactions of the next batch."""
         for large, group in groupby(transactions, key=lambda item: isinstance(item, InParts)):
             if large:
                 self._parts += [item for item in group if isinstance(item, InParts)]
@@ -165,7 +166,7 @@ class BronzeCommitPipeline:
             self._undecoded_parts.append(part)
 
     def append(self, batch: TransactionBatch) -> None:
-        """Start the commit of a batch all of whose transactions were given to `decode`; only when not busy."""
+        """Start the commit of a batch whose transactions were all passed to `decode`; only when not busy."""
         assert self._commit is None
         parts, self._parts = self._parts, []
         self._commit = self._writing.submit(self._append, batch, parts)
@@ -177,18 +178,18 @@ class BronzeCommitPipeline:
         self._commit = self._writing.submit(self._bronze.advance, position, confirm, empty)
 
     def wait(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds, until the commit under way is made or something is decoded."""
+        """Wait up to `timeout` seconds, until the current commit is done or something is decoded."""
         if self._commit is not None and self._commit.done():
             return
         under_way: list[Future[Any]] = [part.columns for part in self._undecoded_parts if not part.columns.done()]
         wait(under_way + ([self._commit] if self._commit is not None else []), timeout, FIRST_COMPLETED)
 
     def poll(self) -> BronzeCommit | None:
-        """What the commit under way made durable, once it is done; raises what it raised."""
+        """What the current commit made durable, once it is done; raises its error."""
         return self.drain() if self._commit is not None and self._commit.done() else None
 
     def drain(self) -> BronzeCommit | None:
-        """Wait for the commit under way, however long; None where there is none."""
+        """Wait for the current commit without a limit; None if there is none."""
         if self._commit is None:
             return None
         commit, self._commit = self._commit, None
@@ -197,7 +198,7 @@ class BronzeCommitPipeline:
         return landed
 
     def join_decoders(self) -> None:
-        """Wait until nothing is being decoded: `tabulate` may be called by somebody else then."""
+        """Wait until nothing is being decoded: then another thread may call `tabulate`."""
         wait([part.columns for part in self._undecoded_parts])
 
     def _decode(self, transactions: Sequence[ReceivedTransaction], before: Future[BronzeCommit] | None) -> _Decoded:
@@ -241,7 +242,7 @@ class BronzeCommitPipeline:
         return landed
 
     def _good(self, batch: TransactionBatch, count: int, fault: DecodeError) -> TransactionBatch:
-        """What of a batch stands before the transaction that cannot be decoded; raises its error where that is none."""
+        """The part of a batch before the undecodable transaction; raises its error if that is empty."""
         if not count:
             raise fault
         self._ended_by = fault
@@ -249,7 +250,7 @@ class BronzeCommitPipeline:
 
 
 def _in_order(parts: Sequence[_Part | InParts | _Later]) -> bool:
-    """Whether what comes behind these is to be decoded behind them."""
+    """Whether the transactions after these must be decoded after them."""
     return any(isinstance(part, InParts) and part.in_order for part in parts)
 
 
@@ -260,9 +261,9 @@ T = TypeVar("T")
 
 
 class RetryingBronzeWriter:
-    """A bronze writer that waits for its lake (`bronze.contract.BronzeWriter`); used by one thread at a time.
+    """A bronze writer that waits for its lake (`bronze.contract.BronzeWriter`); for one thread at a time.
 
-    `stop` ends the waiting: Stopped is raised then. Entered for a connection, whose end ends it too.
+    `stop` or its exit ends the wait with Stopped. It is entered for one connection.
     """
 
     def __init__(
@@ -288,11 +289,11 @@ class RetryingBronzeWriter:
         self._left.set()
 
     def state(self) -> StreamCheckpoint | None:
-        """What bronze holds of the newest stream; asked once: the loop tries again with the whole connection."""
+        """What bronze has of the newest stream; not retried, because the loop retries with the whole connection."""
         return self._bronze.state()
 
     def begin_stream(self, stream: str, start: int, confirm: int | None = None, *, after: int = 0) -> StreamCheckpoint:
-        """Start a stream; tried once, because its slot was just looked at."""
+        """Start a stream; not retried, because its slot was just checked."""
         return self._bronze.begin_stream(stream, start, confirm, after=after)
 
     def append(
@@ -302,11 +303,13 @@ class RetryingBronzeWriter:
         return self._outlast(lambda: self._bronze.append(batch, tabulate))
 
     def advance(self, position: int, confirm: int, empty: int = 0) -> BronzeCommit:
-        """Record by an empty commit that nothing is missing up to `position`, and that `confirm` may be confirmed."""
+        """Record by an empty commit that nothing is missing up to `position`, and that `confirm` may be
+        acknowledged.
+        """
         return self._outlast(lambda: self._bronze.advance(position, confirm, empty))
 
     def turn_back(self, position: int) -> StreamCheckpoint:
-        """Record that bronze is complete up to `position` only; tried once, as `begin_stream`."""
+        """Record that bronze is complete up to `position` only; not retried, as `begin_stream`."""
         return self._bronze.turn_back(position)
 
     def append_snapshot(
@@ -318,7 +321,7 @@ class RetryingBronzeWriter:
         )
 
     def as_landed(self, relation: Relation) -> Relation:
-        """The layout that snapshot rows of one have in bronze: another one where columns are redacted on the way."""
+        """The layout of snapshot rows in bronze, which differs if columns are redacted."""
         return self._bronze.as_landed(relation)
 
     def _outlast(self, commit: Callable[[], T]) -> T:
@@ -344,13 +347,13 @@ class RetryingBronzeWriter:
                 return result
 
     def _pause(self, seconds: float) -> None:
-        """A pause, shorter where the waiting ends."""
+        """Pause, at most until the wait is ended."""
         for _ in range(round(seconds / 0.1)):
             if self._left.is_set() or self._stop.wait(0.1):
                 return
 
 
 def retrying(error: LakeError, pause: float) -> ProgressEvent:
-    """What is told of a failure that is waited out."""
+    """The event for a failure that is retried."""
     location = f" at {error.where}" if error.where else ""
     return ProgressEvent("retry", f"{error.message}{location}; next attempt in {pause:g} s", facts={"code": error.code})

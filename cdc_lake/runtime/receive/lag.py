@@ -1,7 +1,6 @@
-"""How far behind a pipeline is: the values a status is made of, the three lags, and prepared transactions.
+"""How far a pipeline is behind: the values of a status, the three lags, and prepared transactions.
 
-Frozen values, from which text, JSON, metrics and reports are made. Lags are computed from what the source and the lake
-said.
+Text, JSON, metrics and reports are made of these frozen values. Lags are computed from what source and lake report.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from cdc_lake.tables.control_schema import CutRow
 
 @dataclass(frozen=True, slots=True)
 class PreparedTransaction:
-    """A prepared transaction that is kept: `prepared_at` its PREPARE, which lies at `position`; how many changes it
-    has, and their bytes; the tables that they are of.
+    """A stored prepared transaction: time and position of its PREPARE; number and bytes of its changes; their
+    tables.
     """
 
     gid: str
@@ -48,8 +47,8 @@ class PreparedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class ParkedList:
-    """Those of the newest stream, the oldest first. `place`: where they are kept, None where the pipeline does not ask
-    for them before their end.
+    """Those of the newest stream, oldest first. `place`: where they are stored, None if the pipeline does not use
+    two-phase decoding.
     """
 
     place: str | None
@@ -57,7 +56,7 @@ class ParkedList:
 
 
 def inspect_parked(project: Project) -> ParkedList:
-    """What is parked, whether a receiver runs or not. Raises LakeError."""
+    """The stored prepared transactions, whether a receiver runs or not. Raises LakeError."""
     if not _parks(project):
         return ParkedList(None, ())
     state = bronze_reader(project).state()
@@ -65,7 +64,7 @@ def inspect_parked(project: Project) -> ParkedList:
 
 
 def prepared_transactions(project: Project, state: StreamCheckpoint | None) -> tuple[PreparedTransaction, ...]:
-    """Those of bronze's stream that are kept and whose end was not read, the oldest first. Raises LakeError."""
+    """Those of bronze's stream that are stored and have not ended, oldest first. Raises LakeError."""
     if state is None or not _parks(project):
         return ()
     place, transactions = parked_place(project), []
@@ -94,11 +93,11 @@ def _parks(project: Project) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far one stage is behind the source's newest position; None where it cannot be known.
+    """How far one stage is behind the source's newest position; None if unknown.
 
-    `bytes` of WAL, not known in the csn domain; `seconds` since the oldest transaction that waits was committed, 0
-    where none does, for what is not in bronze at most since the last one that is; `transactions` that wait: to be
-    applied as far as they are in bronze, to be received or landed as far as CSNs count them.
+    `bytes` of WAL, unknown in the csn domain; `seconds` since the commit of the oldest waiting transaction, 0 without
+    one, and for what is not in bronze at most since the last one that is; `transactions` that wait: to be applied if
+    they are in bronze, to be received or landed if CSNs count them.
     """
 
     bytes: int | None = None
@@ -108,10 +107,10 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """The slot: `active`, `idle`, `missing`, `lost` or `unknown`; bytes of WAL the server keeps for it.
+    """The slot: `active`, `idle`, `missing`, `lost` or `unknown`; bytes of WAL that the server retains for it.
 
-    `safe_bytes`: what may still be written before it is in danger of being lost, None where nothing bounds what is
-    kept; `counters`: what decoding it took the server, None where the server does not tell.
+    `safe_bytes`: how much may still be written before the slot may be lost, None without a limit; `counters`: the
+    server's statistics of decoding, None if it has none.
     """
 
     name: str
@@ -125,11 +124,11 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """One table: `pending → snapshot → catching-up → live`, or `paused`, `held`, `broken`, `left`; why; how far.
+    """One table: `pending → snapshot → catching-up → live`, or `paused`, `held`, `broken`, `left`; the reason; its lag.
 
-    `verified_through`: how far it was last proven equal to the source, and when (`verified_at`); `different_at`: when
-    it was last found to differ, if nothing proved it equal since. `code`: of what a broken table could not go on
-    for, if that was recorded; `remedy`: the next command of a broken or held table.
+    `verified_through`: position up to which it was last proven equal to the source, and when (`verified_at`);
+    `different_at`: when it was last found to differ, if nothing proved it equal since. `code`: error of a broken table,
+    if recorded; `remedy`: the next command for a broken or held table.
     """
 
     source: str
@@ -149,7 +148,7 @@ class TableStatus:
 
 @dataclass(frozen=True, slots=True)
 class HeldRows:
-    """Rows of a table kept back by a rule; `rule` is `waiting` for those behind a held change of their key."""
+    """Rows of a table that a rule holds; `rule` is `waiting` for those queued behind a held change of their key."""
 
     table: str
     rule: str
@@ -158,11 +157,10 @@ class HeldRows:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where a pipeline stands at `at`. Positions are as people paste them. `undecodable`: what silver stops before.
+    """The state of a pipeline at `at`. Positions are as commands print them. `undecodable`: where silver stops.
 
-    `receiver_waits`: what the receiver said it waits for, where it does; `withheld`: the newest promise of a cut, where
-    rules kept it back and none was made since; `wal_budget`: how a receiver that runs saw it last, where there is one;
-    `prepared`: transactions that are kept until their COMMIT PREPARED.
+    `receiver_waits`: what the receiver waits for; `withheld`: the newest promise that rules withheld, if none was made
+    since; `wal_budget`: as a running receiver saw it last; `prepared`: transactions stored until their COMMIT PREPARED.
     """
 
     pipeline: str
@@ -190,7 +188,7 @@ class Status:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What somebody has to look at, in words; empty if nothing. Lag, pauses and held rows are none."""
+        """What needs attention, in words; empty if nothing. Lag, pauses and held rows do not."""
         texts = [] if self.reachable else [f"the source is not reachable: {self.unreachable_because}"]
         if self.slot.state == "lost" or (self.slot.state == "missing" and self.stream is not None):
             texts.append(f"slot `{self.slot.name}` is {self.slot.state}: {self.slot.reason}")
@@ -204,7 +202,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class SourceSide:
-    """What the source said: positions, its slot, and the tables it would send."""
+    """What the source reported: positions, its slot, and the tables that it would send."""
 
     error: CdcLakeError | None = None
     end: int | None = None
@@ -215,8 +213,8 @@ class SourceSide:
 
 @dataclass(frozen=True, slots=True)
 class LakeSide:
-    """What the lake says. `waiting`: transactions above the last cut; `paused`: since when which source tables are;
-    `passed`: transactions from where the first of those stayed; `courses`: how tables are followed.
+    """What the lake reported. `waiting`: transactions after the last cut; `paused`: paused source tables, and since
+    when; `passed`: transactions since the first of those pauses; `courses`: timelines of tables.
     """
 
     state: StreamCheckpoint | None
@@ -243,9 +241,9 @@ class LakeSide:
 
 
 def lags_of(source: SourceSide, lake: LakeSide, now: datetime) -> dict[str, Lag]:
-    """Received, landed, applied: each counted from the source's newest position, as far as it is known.
+    """Received, landed, applied: each counted from the source's newest position, if known.
 
-    What was received is at least what has landed; more is known only where the server tells it.
+    What has landed was received; that more was received is known only if the server reports it.
     """
     landed_at = lake.state.upto if lake.state else None
     received_at = (
@@ -275,7 +273,7 @@ def lags_of(source: SourceSide, lake: LakeSide, now: datetime) -> dict[str, Lag]
 
 
 def _landed_seconds(distance: int | None, lake: LakeSide, now: datetime) -> float | None:
-    """Zero where nothing is missing; otherwise at most the time since the last commit that landed."""
+    """Zero if nothing is missing; otherwise at most the time since the last commit that landed."""
     if distance == 0:
         return 0.0
     if distance is None or lake.last_commit is None:

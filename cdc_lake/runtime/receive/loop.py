@@ -1,11 +1,11 @@
 """The receive loop: read a stream, put its transactions in order, commit them to bronze in batches, acknowledge.
 
 One commit is in flight at a time, while the next batch is read, and decoded as it arrives. If the lake is unreachable
-or full, the commit waits (`runtime.receive.commit_pipeline`), and the loop with it. A transaction whose COMMIT has not
-arrived is the assembler's.
+or full, the commit waits (`runtime.receive.commit_pipeline`), and so does the loop. Transactions without their COMMIT
+are kept by the assembler.
 
-Batches put latency first when idle and size first under load: what arrives after a pause is due at once; while batches
-follow one another, each waits until `max_delay` after the one before it, or until it is full.
+Batches minimize latency when idle and maximize size under load: a transaction that arrives after a pause is due at
+once; while batches follow one another, each waits until `max_delay` after the previous one, or until it is full.
 """
 
 from __future__ import annotations
@@ -50,13 +50,12 @@ from cdc_lake.tables.control_tables import ControlTables
 class OpenBatch:
     """Whole transactions waiting for a commit; closed by bytes, changes, transactions or age, whichever is first.
 
-    `upto`, `confirm` and `empty` are what bronze's state will be once everything taken so far is in it: they move on
-    with transactions without changes too, which need no commit of their own. `to_decode`: bytes of what was not handed
-    over for decoding.
+    `upto`, `confirm` and `empty` are bronze's state after everything taken so far is in it; transactions without
+    changes, which need no commit of their own, advance them too. `to_decode`: bytes not passed to decoding yet.
     """
 
     def __init__(self, limits: Batch, clock: Callable[[], float], upto: int, confirm: int) -> None:
-        """`clock` counts seconds; `upto` and `confirm` are bronze's now."""
+        """`clock` counts seconds; `upto` and `confirm` are those of bronze now."""
         self._limits = limits
         self._clock = clock
         self.upto, self.confirm, self.empty = upto, confirm, 0
@@ -64,13 +63,13 @@ class OpenBatch:
         self._steps: list[tuple[int, int, int]] = []
         self._bytes = self._rows = 0
         self._handed, self.to_decode = 0, 0
-        self._since = self._closed = -math.inf  # when its oldest transaction came, when the batch before it was closed
+        self._since = self._closed = -math.inf  # arrival of its oldest transaction, end of the previous batch
 
     def __len__(self) -> int:
         return len(self._transactions)
 
     def restrict(self, limits: Batch) -> None:
-        """Close by these limits from now on."""
+        """Use these limits from now on."""
         self._limits = limits
 
     def add(self, closed: OrderedTransaction) -> None:
@@ -91,7 +90,7 @@ class OpenBatch:
 
     @property
     def is_full(self) -> bool:
-        """True where a limit of size is reached."""
+        """True if a size limit is reached."""
         limits = self._limits
         return (
             self._bytes >= limits.max_bytes
@@ -101,11 +100,11 @@ class OpenBatch:
 
     @property
     def due_in(self) -> float:
-        """Seconds until it is to be closed, at most `max_delay` after its oldest transaction; not above zero: now."""
+        """Seconds until it is to be closed, at most `max_delay` after its oldest transaction; zero or less: now."""
         return max(self._since, self._closed + self._limits.max_delay / 1000) - self._clock()
 
     def hand_over(self) -> Sequence[ReceivedTransaction]:
-        """The transactions not handed over for decoding yet. Their bytes are let go, except large ones on disk."""
+        """The transactions not passed to decoding yet. Their bytes are released, except large ones on disk."""
         handed = self._transactions[self._handed :]
         self._transactions[self._handed :] = [
             raw if isinstance(raw, InParts) else DecodedMarker(raw.bounds, raw.size, raw.count) for raw in handed
@@ -114,7 +113,7 @@ class OpenBatch:
         return handed
 
     def take(self) -> TransactionBatch:
-        """Close it: its transactions and markers, and it holds no transaction any more."""
+        """Close the batch: return its transactions and markers, and empty it."""
         transactions, self._transactions = self._transactions, []
         steps, self._steps = self._steps, []
         self._bytes = self._rows = self._handed = self.to_decode = 0
@@ -126,7 +125,7 @@ Feed: TypeAlias = Callable[[bytes, int], Sequence[ReceivedTransaction]]
 
 
 def feeding(assembler: TransactionAssembler) -> Feed:
-    """The assembler's `feed`; where a failpoint inside transactions is armed, it is passed behind each message."""
+    """The assembler's `feed`, with a failpoint after each message if one inside transactions is armed."""
     feed = assembler.feed
     if not is_armed(BEGUN, CHANGE_TAKEN):
         return feed
@@ -141,16 +140,16 @@ def feeding(assembler: TransactionAssembler) -> Feed:
 
 
 BACKPRESSURE_SECONDS = 0.05
-"""Seconds between two looks at a commit while nothing more is read."""
+"""Seconds between two checks of a commit while nothing is read."""
 ADVANCE_EVERY = 10.0
-"""Seconds between empty commits that only move the position on (hard on the log of the table, so not often)."""
+"""Seconds between empty commits that only advance the position; each adds to the table's log."""
 ADVANCE_ASKED = 1.0
-"""The same when the server asks for a reply: one that shuts down waits for us to confirm the end of its log."""
+"""The same if the server requests a reply: a server that shuts down waits until the end of its WAL is acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveSummary:
-    """What a run of the loop did. `upto` and `confirm` are bronze's at its end, None where no stream was begun."""
+    """Result of a run of the loop. `upto` and `confirm` are bronze's at its end, None if no stream was begun."""
 
     stream: str | None = None
     transactions: int = 0
@@ -202,7 +201,7 @@ class ReceiveLoop:
         self._worker = worker
         self._goal: int | None = None
         self._begins = 0
-        self._last = 0  # position of the last transaction that was handed to bronze
+        self._last = 0  # position of the last transaction passed to bronze
         self._started = clock()
         self._summary = ReceiveSummary()
 
@@ -248,7 +247,7 @@ class ReceiveLoop:
             self.count(repeats=stream.ordering.repeats)
 
     def enforce_wal_budget(self) -> None:
-        """Do what the WAL budget asks for. Raises SlotGivenUp."""
+        """Apply the measures of the WAL budget. Raises SlotGivenUp."""
         if self._watch is not None:
             self._watch.enforce_wal_budget()
             if self.has_connected:
@@ -259,7 +258,7 @@ class ReceiveLoop:
             position = format_position(self._upto, self._domain)
             self.report(ProgressEvent("receive", f"stopping: bronze is complete up to {position}"))
             return True
-        # on a busy server one more commit is always in flight: it is waited for behind the loop
+        # on a busy server one more commit is always in flight; it is awaited after the loop
         return self._reaches_goal(self._upto)
 
     def _reaches_goal(self, position: int) -> bool:
@@ -277,7 +276,7 @@ class ReceiveLoop:
             except DecodeError:
                 self._commit_everything(stream, commits)  # nothing valid may be lost
                 raise
-            if transactions:  # most frames complete nothing, and a loop over nothing has its cost
+            if transactions:  # most frames complete nothing, and even an empty loop costs time
                 for transaction in transactions:
                     self._enqueue(stream, transaction, commits)
         open_csn = stream.assembler.open_csn
@@ -346,8 +345,8 @@ class ReceiveLoop:
     def _advance_position(self, stream: OpenStream, commits: BronzeCommitPipeline) -> None:
         """Record by an empty commit how far the stream is beyond the last row, so that it can be acknowledged.
 
-        Transactions without changes move it and, in the LSN domain, what a keepalive announced while no transaction was
-        open. In the CSN domain a keepalive counts nothing.
+        Transactions without changes advance it, and in the LSN domain what a keepalive announced while no transaction
+        was open. In the CSN domain keepalives do not count.
         """
         inside = stream.assembler.in_transaction
         upto, confirm = self._batch.upto, self._batch.confirm
@@ -356,7 +355,7 @@ class ReceiveLoop:
             upto, confirm = max(upto, end), max(confirm, end)
         now = self._clock()
         asked, further = stream.frames.reply_requested, upto > self._upto or confirm > self._confirmed
-        waited_for = asked and further  # nothing more may come before it is acknowledged
+        waited_for = asked and further  # the server may send nothing more before this is acknowledged
         if self.once and self._goal is not None and upto < self._goal and not waited_for:
             if not inside and now - self._advanced_at > 0.1:
                 self._advanced_at = now
@@ -368,7 +367,7 @@ class ReceiveLoop:
             commits.advance(upto, confirm, self._batch.empty)
 
     def _acknowledge(self, stream: OpenStream, commits: BronzeCommitPipeline, commit: BronzeCommit | None) -> None:
-        """Let the server discard the WAL that `commit` made durable. Raises the error that the commit ended at."""
+        """Let the server discard the WAL that `commit` made durable. Raises the error that ended the commit."""
         if commit is not None:
             if commit.transactions:
                 failpoint(BRONZE_COMMITTED)
@@ -412,9 +411,9 @@ class ReceiveLoop:
         self._summary = replace(self._summary, upto=upto, confirm=confirm)
 
     def count(self, **more: int) -> None:
-        """Add to the summary's numbers."""
+        """Add to the counters of the summary."""
         self._summary = replace(self._summary, **{name: getattr(self._summary, name) + n for name, n in more.items()})
 
     def summary(self) -> ReceiveSummary:
-        """What was done until now."""
+        """The result so far."""
         return replace(self._summary, seconds=self._clock() - self._started)

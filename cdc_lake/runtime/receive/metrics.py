@@ -1,8 +1,8 @@
-"""What the receiver shows to monitoring: counters, its health, and what the source keeps for the slot.
+"""Metrics and health of the receiver: counters, state, and what the source retains for the slot.
 
-`/healthz` says whether it lands and confirms, with the reason; `/metrics` adds numbers. The source is looked at now
-and then on a thread and by a connection of its own, so a source that hangs keeps neither the receiver nor an answer
-waiting. Nothing of it exists unless it is asked for.
+`/healthz` says whether the receiver lands and acknowledges, with the reason; `/metrics` adds numbers. A separate thread
+queries the source now and then by its own connection, so a source that hangs delays neither the receiver nor an answer.
+Nothing runs unless it is configured.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ from cdc_lake.runtime.receive.lag import Lag, LakeSide, SourceSide, lags_of
 from cdc_lake.source.base import domain_of, format_stream_position
 
 LOOK_EVERY: Final = 10.0
-"""Seconds between two looks."""
-_FRESH: Final = 3 * LOOK_EVERY  # older ones are of a source that does not answer
-_REMEMBERED: Final = 360  # an hour of looks: how exactly an older lag is known matters to nobody
+"""Seconds between two queries."""
+_FRESH: Final = 3 * LOOK_EVERY  # after this time without an answer the source counts as unreachable
+_REMEMBERED: Final = 360  # an hour of samples, enough precision for an older lag
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSample:
-    """What the source said; lags as `status` has them, empty where no stream is begun."""
+    """What the source reported; lags as in `status`, empty without a stream."""
 
     looked_at: float
     slot: SlotSeen | None
@@ -72,7 +72,7 @@ class SourceSample:
 
 
 class SourceProbe:
-    """Looks while it is entered. `pulse` says how far bronze is."""
+    """Queries the source while it is entered. `pulse` says how far bronze is."""
 
     def __init__(self, project: Project, pulse: ReceiverHealth) -> None:
         self._pulse = pulse
@@ -80,7 +80,7 @@ class SourceProbe:
             "cdc-lake-look", lambda: LOOK_EVERY, lambda: source_view(project), self.probe_source, self._mark_unreachable
         )
         self.answered: float | None = None
-        """When the source was last asked and answered."""
+        """When the source last answered."""
         self._last: SourceSample | None = None
         self._stream: str | None = None
         self._ends: tuple[tuple[float, int], ...] = ()
@@ -95,15 +95,15 @@ class SourceProbe:
         self._rounds.__exit__(kind, error, trace)
 
     def last(self) -> SourceSample | None:
-        """The newest look, None where the source does not answer."""
+        """The newest sample, None if the source does not answer."""
         last = self._last
         return last if last is not None and time.monotonic() - last.looked_at <= _FRESH else None
 
     def landed_seconds(self) -> float | None:
-        """How long ago the oldest transaction that is not in bronze was committed, at most.
+        """Upper bound of the seconds since the commit of the oldest transaction that is not in bronze.
 
-        Whatever is missing was committed after the newest that landed, and after a look at which the source's log ended
-        where bronze is now: a source that rests lets the first grow old, but not the second.
+        What is missing was committed after the newest landed transaction, and after a sample in which the source's WAL
+        ended where bronze is now: at an idle source the first grows old, the second does not.
         """
         state, ends = self._pulse.state, self._ends
         if state is None or not ends or self.last() is None or self._stream != state.stream:
@@ -116,7 +116,7 @@ class SourceProbe:
         return min(bounds, default=None)
 
     def probe_source(self, view: SourceIntrospection) -> None:
-        """Ask the source once. Raises SourceError."""
+        """Query the source once. Raises SourceError."""
         state, slot, now = self._pulse.state, view.slot(), time.monotonic()
         self.answered = now
         if state is None:
@@ -129,25 +129,25 @@ class SourceProbe:
         self._last = SourceSample(now, slot, lags["received"], lags["landed"])
 
     def _mark_unreachable(self, error: CdcLakeError) -> None:
-        """`source_reachable` says so; why, the receiver tells, who needs the source too."""
+        """Set `source_reachable` to 0; the receiver, which needs the source too, reports the reason."""
         del error
         self._last = None
 
 
 def _lake(state: StreamCheckpoint) -> LakeSide:
-    """As far as a receiver knows it without asking."""
+    """The state of the lake as far as a receiver knows it without reading."""
     return LakeSide(state, copied=False, cut=None, tables={}, waiting=(), last_commit=None, captured=())
 
 
 STALLED_AFTER: Final = 120.0
-"""Seconds without any progress while something waits to be landed, or without a sign of the source while nothing does,
-from which on a receiver is not healthy."""
+"""Seconds without progress while something waits to be landed, or without an answer of the source while nothing does,
+after which a receiver is unhealthy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`state`: `starting`, `copying`, `streaming`, `waiting`, `stalled` or `silent`; why, and `code` of what is waited
-    for, None: nothing; `idle_for`: seconds since the last progress, None where there was none yet.
+    """`state`: `starting`, `copying`, `streaming`, `waiting`, `stalled` or `silent`; the reason, and `code` of the
+    error that it waits for, None without one; `idle_for`: seconds since the last progress, None if there was none yet.
     """
 
     healthy: bool
@@ -167,9 +167,9 @@ def health_of(  # noqa: PLR0911 - one return a state
 ) -> Health:
     """The health at `now`, in seconds of the pulse's clock.
 
-    `copied`: when rows of the initial copy last came; `answered`: when the source last answered a question, which a
-    connection that broke without a word does not; `trouble`: what failed last and is tried again, and when. What made
-    progress since has left its trouble behind.
+    `copied`: when rows of the initial copy last came; `answered`: when the source last answered a query, which a
+    silently broken connection does not; `trouble`: the last failure that is being retried, and when; later progress
+    cancels it.
     """
     progressed = max(pulse.progressed, -math.inf if copied is None else copied)
     idle_for = None if progressed == -math.inf else max(0.0, now - progressed)
@@ -194,7 +194,7 @@ HEALTH_SCHEMA: Final = "cdc-lake/healthz/1"
 
 
 class ReceiverMetrics:
-    """Serves while it is entered; `on_progress` passes on what the receiver tells, `pulse` is to be given to it."""
+    """Serves metrics while it is entered; `on_progress` passes on the receiver's events; the receiver gets `pulse`."""
 
     def __init__(self, project: Project, address: str, report: ProgressReporter) -> None:
         self._name = project.name
@@ -224,7 +224,7 @@ class ReceiverMetrics:
         self._looks.__exit__(kind, error, trace)
 
     def on_progress(self, progress: ProgressEvent) -> None:
-        """Pass on what is told, and count it."""
+        """Pass an event on, and count it."""
         self._report(progress)
         self._errors.on_progress(progress)
         match progress.stage:
@@ -232,7 +232,7 @@ class ReceiverMetrics:
                 self._count_commit(progress.facts)
             case "snapshot":
                 self._copied = time.monotonic()
-                if "epoch" in progress.facts and progress.total is not None:  # all of it, after its steps
+                if "epoch" in progress.facts and progress.total is not None:  # the total, after the single steps
                     self._tally.add(CHANGES_TOTAL, "S", by=progress.total)
             case "retry" if "code" in progress.facts:
                 self._trouble = time.monotonic(), progress
@@ -250,13 +250,13 @@ class ReceiverMetrics:
             self._tally.add(CHANGES_TOTAL, op, by=number)
 
     def health(self) -> Health:
-        """How the receiver is doing now."""
+        """The health now."""
         return health_of(
             time.monotonic(), self.pulse, copied=self._copied, answered=self._looks.answered, trouble=self._trouble
         )
 
     def samples(self) -> list[Sample]:
-        """Everything that has a value now."""
+        """All metrics that have a value now."""
         health, last_look, pulse = self.health(), self._looks.last(), self.pulse
         result = self._tally.samples()
 

@@ -1,15 +1,13 @@
-"""The receiver, from the slot into bronze: owns the replication slot and needs neither Spark nor a JVM.
+"""The receiver: reads the replication slot and writes bronze, without Spark or a JVM.
 
-    frames → whole transactions → in order → one commit, durable → only then is the server told it may forget
+    frames → whole transactions → in order → one commit, durable → only then acknowledged to the server
 
-It outlives losses of its connection and of the lake; what it does with one connection's stream is
-`runtime.receive.loop`. Beside the stream run a watch over the WAL and the heartbeat of a PostgreSQL, if the pipeline
-asks for them.
+It survives the loss of its connection and of the lake; `runtime.receive.loop` processes one connection's stream. A WAL
+budget monitor and the heartbeat of a PostgreSQL run in parallel, if configured.
 
-A lost source is tried at one pace: within a second and a quarter after it is back, and no more than once a second. The
-pause is random, so that receivers that lost one server come back to it one by one. A server that takes a connection
-and drops it before anything landed is tried with longer and longer pauses. So is a lake, as every attempt there costs
-requests.
+A lost source is retried at a constant rate: within a second and a quarter after it is back, and at most once a second.
+The pause is random, so that the receivers of one server do not all reconnect at once. If a server accepts connections
+and drops them before anything landed, pauses increase. So do those for a lake, where every attempt costs requests.
 """
 
 from __future__ import annotations
@@ -40,10 +38,10 @@ from cdc_lake.tables.control_tables import control_tables
 SOURCE_PAUSES: Final = (1.0, 1.25)
 """Seconds: the shortest and the longest pause before the source is tried."""
 STEADY: Final = 10.0
-"""Seconds that a stream stands of which nothing landed, and still counts as one that was there."""
-_LONGER_AT_MOST: Final = 20  # times
+"""Seconds after which a stream counts as successful even if nothing of it landed."""
+_LONGER_AT_MOST: Final = 20  # maximum factor of the pause
 _LAKE_PAUSES: Final = (0.5, 10.0)  # seconds: the first and the longest
-_TOLD_EVERY: Final = 10.0  # seconds; a failure of another kind is told at once
+_TOLD_EVERY: Final = 10.0  # seconds; a failure of another kind is reported at once
 
 
 class ReconnectBackoff:
@@ -61,15 +59,15 @@ class ReconnectBackoff:
         self._lake = _LAKE_PAUSES[0]
         self._last_reported: tuple[str, float] | None = None
         self._opened: tuple[float, object] | None = None
-        self._dropped = 0  # streams one after the other of which nothing came
+        self._dropped = 0  # consecutive streams without a result
         self._longer = 1
 
     def record_open(self, held: object) -> None:
-        """A stream is open; `held`: what bronze holds, as `over` compares it."""
+        """A stream is open; `held`: what bronze contains, to be compared at its end."""
         self._opened = self._clock(), held
 
     def record_end(self, held: object) -> bool:
-        """An attempt is over: whether it succeeded, which is that something landed, or that its stream stood long."""
+        """An attempt has ended; returns whether it succeeded: something landed, or the stream was open for long."""
         opened, self._opened, self._longer = self._opened, None, 1
         if opened is None:
             return False
@@ -81,7 +79,7 @@ class ReconnectBackoff:
         return True
 
     def after_source(self, error: SourceError) -> float:
-        """The pause behind a failure of the source, which is told."""
+        """Report a failure of the source; returns the pause after it."""
         pause = self._longer * random.uniform(*self._pauses)  # noqa: S311 - no secret
         now = self._clock()
         if (
@@ -95,7 +93,7 @@ class ReconnectBackoff:
         return pause
 
     def after_lake(self, error: LakeError) -> float:
-        """The same behind one of the lake."""
+        """The same for the lake."""
         pause, self._lake = self._lake, min(2 * self._lake, _LAKE_PAUSES[1])
         self._report(retrying(error, pause))
         return pause
@@ -103,11 +101,11 @@ class ReconnectBackoff:
 
 @contextmanager
 def beside_the_stream(project: Project, report: ProgressReporter, *, once: bool) -> Iterator[WalBudgetMonitor | None]:
-    """Both while a receiver runs, the heartbeat for one without end; where the slot is given up, it is dropped then."""
+    """Run the budget monitor and, without `once`, the heartbeat while a receiver runs; drop a slot that is given up."""
     source = project.pipeline.source
     with ExitStack() as entered:
         if isinstance(source, PostgresSource) and source.heartbeat is not None and not once:
-            # imported here: each kind of source needs its own driver only
+            # imported here: each type of source needs only its own driver
             from cdc_lake.connectors.postgres.adapter import Heartbeat  # noqa: PLC0415
 
             entered.enter_context(Heartbeat(project, source.heartbeat, report))
@@ -123,7 +121,7 @@ def beside_the_stream(project: Project, report: ProgressReporter, *, once: bool)
 
 
 ONCE_PATIENCE = 60.0
-"""Seconds a run with a goal goes on trying, while nothing lands and no stream stands."""
+"""Seconds for which a run with a goal keeps trying while nothing lands and no stream stays open."""
 
 
 def receive(
@@ -139,11 +137,10 @@ def receive(
 ) -> ReceiveSummary:
     """Receive until `stop` is set or, with `once`, until bronze holds everything committed before the start.
 
-    Reconnects by itself once it was connected: without end, or with `once` for at most `ONCE_PATIENCE` seconds in which
-    no attempt succeeds (`runtime.receive.receiver`). A lake that is away or full is waited for without end; with
-    `once` the run ends. `health`: where the loop says how it does; `pauses`: in seconds, the shortest and the longest
-    before the source is tried again.
-    Raises SourceError, DecodeError, LakeError, StateError; bronze is then whole up to its last commit.
+    Reconnects if it was connected once: without a limit, or with `once` for at most `ONCE_PATIENCE` seconds without a
+    successful attempt. It waits without a limit for a lake that is unavailable or full; with `once` the run ends.
+    `health`: updated by the loop; `pauses`: seconds, the shortest and the longest before the source is tried again.
+    Raises SourceError, DecodeError, LakeError, StateError; bronze is then complete up to its last commit.
     """
     control = control_tables(project, project.pipeline.bronze.durability)
     with ReceiverNote(project.lake, project.name, report) as note:
@@ -174,9 +171,9 @@ def receive(
 
 
 def _checking_budget(watch: WalBudgetMonitor, report: ProgressReporter) -> ProgressReporter:
-    """Tells, and where the slot is given up ends the initial copy, which tells of every chunk, as the stream would end.
+    """A reporter that ends the initial copy, which reports every chunk, if the slot is given up.
 
-    Tables that are copied beside the stream are ended by it, those that are copied before it as `open_stream` heeds.
+    Copies in parallel with the stream are ended by it, those before it by `enforce_wal_budget` in `open_stream`.
     """
     receiver = threading.current_thread()
 
@@ -194,7 +191,7 @@ def _connections(
     note: ReceiverNote,
     attempts: ReconnectBackoff,
 ) -> None:
-    """One connection after the other, until the run is done or nothing can be waited for."""
+    """Yield one connection after another, until the run is done or waiting is pointless."""
     give_up: float | None = None
     while not loop.stop.is_set():
         loop.enforce_wal_budget()
@@ -224,6 +221,6 @@ def _connections(
 
 
 def _landed_positions(loop: ReceiveLoop) -> tuple[int | None, int | None]:
-    """What bronze holds by now, and lets the server forget."""
+    """The position that bronze has reached, and the one that it lets the server discard."""
     summary = loop.summary()
     return summary.upto, summary.confirm

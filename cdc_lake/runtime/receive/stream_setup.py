@@ -1,22 +1,22 @@
-"""From a pipeline to an open stream, with everything that its rows pass on their way to bronze.
+"""Opens the stream of a pipeline, with everything that rows pass on their way to bronze.
 
-A transaction that the server sends again is dropped by its position if bronze holds it with the same xid and content:
-another one at a landed position means that server and bronze tell two histories. What was landed under another
-configuration may differ in content; so may what is read by other layouts, if the stream's bytes do not say it all (the
-GaussDB family, whose catalog speaks of now). That is noted. A transaction that bronze does not hold (it is in the
-initial copy, or left by retention) is compared with nothing. Only the newest files of bronze are looked at, and the
-content of a limited number, so a restart stays quick.
+A transaction that the server sends again is dropped by its position if bronze has it with the same xid and content: a
+different one at a landed position means that server and bronze have different histories. Content may differ if it was
+landed under another configuration, or if layouts changed and the stream's bytes are not self-contained (the GaussDB
+family, whose rows are decoded with the current catalog); this is reported. A transaction that bronze does not have (it
+is in the initial copy, or retention removed it) is not compared. Only bronze's newest files are read, and the content
+of a limited number of transactions, so a restart stays fast.
 
-The configuration of a pipeline (which tables it takes, what becomes of their values, how text is read) decides what
-bronze holds of a transaction, so each COMMIT row has its number. A changed one gets the next number in the control
-table `configurations` before anything is landed under it. The key of hashes is part of it by a fingerprint only.
+The configuration of a pipeline (captured tables, redaction, text encoding) determines what bronze contains of a
+transaction, so each COMMIT row has its number. A changed configuration gets the next number in the control table
+`configurations` before anything is landed under it. It contains only a fingerprint of the hash key.
 
-Tables are copied again beside the stream, each as of a known place among the transactions:
+Tables are copied again in parallel with the stream, each at a known position:
 
-    copied into bronze, chunk by chunk → `snapshots` says which tables, and where they stand
+    copied into bronze, chunk by chunk → `snapshots` records the tables and their position
 
-Stream and silver go on meanwhile; the copy is in force once silver reaches its position (`runtime.apply.resync_swap`).
-A process that dies before the last step leaves rows that nobody reads.
+Silver adopts a copy when it reaches that position (`runtime.apply.resync_swap`). A process that dies before the last
+step leaves rows that nobody reads.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ from cdc_lake.tables.control_schema import ConfigurationRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables, copy_lease
 
 _FILES: Final = 8  # of bronze, the newest ones
-_CONTENTS: Final = 1000  # repeats of a connection whose content is computed again
-_LARGEST: Final = 1 << 20  # bytes of a transaction whose content is
+_CONTENTS: Final = 1000  # repeated transactions of a connection whose content is compared
+_LARGEST: Final = 1 << 20  # maximum bytes of such a transaction
 
 
 class DuplicateVerifier:
-    """An order that looks at what comes again, besides another one (implements
+    """Compares repeated transactions with bronze, and wraps another ordering (implements
     `connectors.open_stream.TransactionOrdering`).
 
-    `reader` is asked for at the first repeat; `configuration` is the number of the pipeline's. `by_catalog`: content
-    says something only as long as the layouts are the same.
+    `reader` is created at the first repeated transaction; `configuration`: the pipeline's number; `by_catalog`: content
+    can be compared only if the layouts are the same.
     """
 
     def __init__(
@@ -98,23 +98,23 @@ class DuplicateVerifier:
 
     @property
     def repeats(self) -> int:
-        """Transactions dropped because they were closed before."""
+        """Number of transactions dropped because they were closed before."""
         return self._order.repeats
 
     @property
     def waiting(self) -> int:
-        """Transactions that arrived and are not closed yet."""
+        """Number of transactions that arrived and are not closed yet."""
         return self._order.waiting
 
     def add(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
-        """Take a committed transaction, and compare a repeat with bronze. Raises RepeatDiffers."""
-        closed = self._order.add(transaction)  # what it says of a server that lost something says more
+        """Take a committed transaction, and compare a repeated one with bronze. Raises RepeatDiffers."""
+        closed = self._order.add(transaction)  # its error about a server that lost something is more specific
         if transaction.bounds.position <= self._state.upto and transaction.count:
             self._check(transaction)
         return closed
 
     def expire_gaps(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
-        """Look at the clock, after each reading of the stream; what is closed by passing over a gap."""
+        """Check the clock, after each read of the stream; returns what is closed by passing over a gap."""
         return self._order.expire_gaps(opened)
 
     def _check(self, transaction: ReceivedTransaction) -> None:
@@ -154,7 +154,7 @@ class DuplicateVerifier:
         raise self._differs(transaction, "with other content")
 
     def _layouts(self, position: int) -> set[int]:
-        """The layouts by which the changes of a transaction in bronze are read."""
+        """The layouts with which the changes of a transaction in bronze are decoded."""
         span = Span(self._state.epoch, position - 1, position)
         files = self._reader().files()
         paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto)
@@ -166,7 +166,7 @@ class DuplicateVerifier:
         return self._left >= 0 and transaction.size <= _LARGEST and not isinstance(transaction, InParts)
 
     def _read(self, first: int) -> dict[int, dict[str, Any]]:
-        """COMMIT rows from a position on, by their own."""
+        """COMMIT rows from a position on, by their position."""
         span = Span(self._state.epoch, first - 1, self._state.upto)
         files = self._reader().files()
         paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=COMMIT)[-_FILES:]
@@ -187,7 +187,7 @@ _LABEL = b"cdc_lake key of redaction"
 
 
 def settings_of(project: Project) -> str:
-    """What decides, as canonical JSON; nothing in it is secret."""
+    """The settings that determine bronze's content, as canonical JSON without secrets."""
     bronze, source = project.pipeline.bronze, project.pipeline.source
     key = bronze.redact_key
     used = key is not None and any(rule.strategy == "sha256" for rule in bronze.redact)
@@ -201,7 +201,7 @@ def settings_of(project: Project) -> str:
 
 
 def redacted_columns(project: Project) -> int:
-    """How many columns of the captured tables are redacted, as they are now. Raises RedactionUnfit, SourceError."""
+    """How many columns of the captured tables are redacted now. Raises RedactionUnfit, SourceError."""
     with source_view(project) as source:
         layouts = [layout for table in source.tables() if (layout := source.layout(table)) is not None]
     return check_columns(project, layouts)
@@ -210,9 +210,9 @@ def redacted_columns(project: Project) -> int:
 def number_configuration(
     project: Project, state: StreamCheckpoint | None, control: ControlTables, report: ProgressReporter
 ) -> int:
-    """The number of the pipeline's configuration, recorded where it is a new one.
+    """The number of the pipeline's configuration; a new configuration is recorded.
 
-    A new one is held against the source's tables first. Raises ConfigError where it does not fit them, SourceError,
+    A new one is first compared with the source's tables. Raises ConfigError if it does not fit them, SourceError,
     ControlNotWritten.
     """
     settings = settings_of(project)
@@ -224,7 +224,7 @@ def number_configuration(
     if redacts:
         columns = redacted_columns(project)
         report(ProgressEvent("connect", f"columns that are redacted: {columns}", facts={"columns": columns}))
-    # what was landed before configurations were recorded has the number 1, and nothing of it was redacted
+    # what was landed before configurations were recorded has the number 1, and was not redacted
     number = 1 + (last.number if last is not None else int(state is not None and redacts))
     before = json.loads(last.settings) if last is not None else NOTHING
     changed = changed_columns(before, json.loads(settings), lambda: _landed_layouts(project, state))
@@ -238,7 +238,7 @@ def number_configuration(
 
 
 def _landed_layouts(project: Project, state: StreamCheckpoint | None) -> Iterable[Relation]:
-    """All layouts that bronze holds."""
+    """All layouts in bronze."""
     return () if state is None else bronze_reader(project).layouts().values()
 
 
@@ -251,7 +251,7 @@ def recopy(
     report: ProgressReporter,
     opened: Opened = ignore_open,
 ) -> tuple[CopiedTable, ...]:
-    """Copy tables of a stream, all in one snapshot, and put the copies in force. `opened`: told of connections.
+    """Copy tables of a stream in one snapshot, and activate the copies. `opened`: called with connections.
 
     Raises AnotherCopy, TableNotKnown, CopyUnplaced, ConfigError, SourceError, LakeError, StateError, Stopped.
     """
@@ -284,8 +284,8 @@ def open_stream(
     first: bool = False,
     enforce_wal_budget: Callable[[], object] = do_nothing,
 ) -> Iterator[OpenStream]:
-    """Connect, start or check the stream, start replication; what it gives and copies is redacted. `first`: tables that
-    came to the pipeline are copied before anything is read; `enforce_wal_budget` is called meanwhile, now and then.
+    """Connect, start or check the stream, start replication with redaction. `first`: copy added tables before anything
+    is read, while `enforce_wal_budget` is called regularly.
 
     Raises ConfigError, SourceError, LakeError, StateError, Stopped.
     """
@@ -309,7 +309,7 @@ def open_stream(
             stream.state,
             configuration=number,
             tabulate=with_redaction(stream.again, redaction),
-            # what rows that name their columns mean depends on the catalog too, which speaks of now
+            # rows that contain their column names are decoded with the current catalog
             by_catalog=project.pipeline.source.slot.plugin != "pgoutput",
             report=report,
         )

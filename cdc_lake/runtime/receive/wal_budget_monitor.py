@@ -1,12 +1,12 @@
-"""Watches the WAL budget while a receiver runs, and keeps the number of bronze's files bounded.
+"""Monitors the WAL budget while a receiver runs, and compacts bronze.
 
     smaller batches   the receiver's, at once
-    bronze only       apply waits, told by a file (`connectors.wal_budget`), as it may run elsewhere
-    exceeded          a warning with its code, again every ten minutes
-    drop              the receiver stops, and the slot is dropped: only if the pipeline says so
+    bronze only       apply pauses; it reads a file (`connectors.wal_budget`), because it may be another process
+    exceeded          a warning with its code, repeated every ten minutes
+    drop              the receiver stops and drops the slot: only if the pipeline file says so
 
-After a number of commits a thread of its own merges small files and removes what nobody needs any more. What fails
-there is told and tried again later: it never stops the receiver.
+After a number of commits, a separate thread merges small files and removes obsolete ones. Failures are reported and
+retried later: they never stop the receiver.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 
 LOOK_EVERY: Final = 10.0
-"""Seconds between two looks."""
+"""Seconds between two queries."""
 AGAIN_AFTER: Final = 600.0
-"""Seconds after which a budget that stays exceeded is told again."""
+"""Seconds after which a budget that stays exceeded is reported again."""
 SMALLER: Final = 4
-"""What the bounds of a batch are divided by, so that log is confirmed more often."""
-_PATIENCE: Final = 30.0  # seconds for our own reader to be gone before its slot is dropped
+"""Divisor of a batch's limits, so that WAL is acknowledged more often."""
+_PATIENCE: Final = 30.0  # seconds to wait for our own reader to end before its slot is dropped
 
 
 class WalBudgetMonitor:
-    """Watches while it is entered."""
+    """Monitors while it is entered."""
 
     def __init__(self, project: Project, budget: WalBudget, report: ProgressReporter) -> None:
         self._project = project
@@ -82,28 +82,28 @@ class WalBudgetMonitor:
         self._note.write(time.time(), None, self._marks)
 
     def limits(self, batch: Batch) -> Batch:
-        """The bounds of a batch as they are to be now."""
+        """The limits of a batch at the current level."""
         if self._budget.on_exceeded == "alert" or self._rung is BudgetLevel.CALM:
             return batch
         names = ("max_bytes", "max_rows", "max_transactions", "max_delay")
         return batch.model_copy(update={name: max(1, getattr(batch, name) // SMALLER) for name in names})
 
     def enforce_wal_budget(self) -> None:
-        """Raise SlotGivenUp where the slot is to be dropped."""
+        """Raise SlotGivenUp if the slot is to be dropped."""
         if self._given_up is not None:
             raise self._given_up
 
     def give_up(self) -> None:
-        """Drop the slot, once its reader has gone. Raises SourceError."""
+        """Drop the slot, once its reader has ended. Raises SourceError."""
         self._kept_wal.drop(_PATIENCE)
 
     def _ask(self, ask: Callable[[], WalSample | None]) -> None:
-        """Look once."""
-        if (sample := ask()) is not None:  # a slot that is not made yet, or lost, the receiver tells
+        """Take a sample."""
+        if (sample := ask()) is not None:  # the receiver reports a slot that does not exist yet, or is lost
             self.evaluate_sample(sample)
 
     def evaluate_sample(self, now: WalSample) -> None:
-        """Judge what was seen, and let everybody know."""
+        """Evaluate a sample, and publish the result."""
         self._looks = prune_samples([*self._looks, now])
         verdict = judge(self._budget, self._looks, self._marks, self._rung)
         self._marks = add_mark(self._budget, self._marks, now)
@@ -155,22 +155,22 @@ def budget_exceeded_error(name: str, budget: WalBudget, verdict: BudgetVerdict) 
 
 
 def _ignore_error(error: CdcLakeError) -> None:
-    """The receiver needs the source too, and says why it cannot be asked."""
+    """Ignore the error: the receiver needs the source too, and reports why it does not answer."""
     del error
 
 
 FILES_EVERY = 600.0
-"""Seconds between two looks for data files that nobody needs: they lie in one folder, which takes time to list."""
+"""Seconds between two searches for obsolete data files: they are in one folder, which takes time to list."""
 
 
 class BronzeMaintenance:
-    """Keeps up the bronze table of a pipeline while it is received; leaving waits for what is under way."""
+    """Maintains the bronze table while it is received; its exit waits for the current run."""
 
     def __init__(self, project: Project, report: ProgressReporter) -> None:
         self._project = project
         self._report = report
         self._after = project.pipeline.bronze.maintenance.compact_after_files
-        self._commits = self._after  # the first commit of a run looks: runs may be short and many
+        self._commits = self._after  # the first commit of a run triggers it: runs may be short and many
         self._listed = -FILES_EVERY
         self._thread: ThreadPoolExecutor | None = None
         self._work: Future[None] | None = None
@@ -183,7 +183,7 @@ class BronzeMaintenance:
             self._thread.shutdown(wait=True)
 
     def on_progress(self, progress: ProgressEvent) -> None:
-        """Pass on what the receiver tells, and count its commits."""
+        """Pass an event on, and count commits."""
         self._report(progress)
         if progress.stage == "landed":
             self._count_commit()
@@ -204,7 +204,7 @@ class BronzeMaintenance:
             self._report_failure(error.message, error.code)
         except Exception as error:  # noqa: BLE001 - see above: told, and tried again after as many commits
             self._report_failure(f"maintenance of bronze failed ({type(error).__name__})", None)
-        # what files and many commits left in pieces between others: 20 MiB in 200 s (measured), and more would come
+        # memory fragmented by files and many commits: 20 MiB in 200 s (measured), and growing
         pa.default_memory_pool().release_unused()
 
     def _keep_up(self) -> None:
