@@ -1,8 +1,8 @@
 """Cuts, positions at which all silver tables can be read together; and pinned cuts, which stay readable.
 
 A row of the control table `cuts` says of each table which version holds it, how many keys of it wait, and whether it
-is `in`, `broken`, `paused` or `renewing`: a table that cannot or shall not go on, or is being made anew, stays at its
-own position and does not stop the cuts of the others.
+is `active`, `failed`, `paused` or `resyncing`: a table in one of the last three stays at its own position and does not
+stop the cuts of the others.
 
 A row of the control table `promises` pins a cut, by a name or by the schedule of `silver.cuts`, with the versions it
 needs. Maintenance asks `kept_versions` before it removes anything; `runtime.cut_retention` tells the table formats'
@@ -25,13 +25,16 @@ from cdc_lake.control.quarantine import QuarantineLog, open_holds
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.source.base import format_stream_position
-from cdc_lake.tables.control_schema import CutRow, PromiseRow
+from cdc_lake.tables.control_schema import CONTROL_VERSION, RENAMED_STATES, CutRow, PromiseRow
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_table import FIRST, Marker
 
-IN, BROKEN, PAUSED, RENEWING = "in", "broken", "paused", "renewing"
-STAYS: Final = frozenset({BROKEN, PAUSED, RENEWING})
+ACTIVE, FAILED, PAUSED, RESYNCING = "active", "failed", "paused", "resyncing"
+NOT_ADVANCING: Final = frozenset({FAILED, PAUSED, RESYNCING})
 """States of tables that no span takes further."""
+
+_FORMER: Final = {"in": ACTIVE, "broken": FAILED, "renewing": RESYNCING}
+"""States in control tables of version 0 and 1. They remain readable; what is appended has the words of the table."""
 
 FILES = 500
 """Files of the table `cuts` that are put together when there are more: each cut is one."""
@@ -43,7 +46,7 @@ class TableState:
     `generation`: of its content, as the version has it. Cuts that do not say it were written when there was only the
     first. `layout`: the layout that its rows follow, None where nobody noted it. `copied`: the position of the copy
     that its content began with, None for the initial one. `merged`: the position of the last merge of it, which
-    `version` or one before it is, None where nobody noted it. `error`: code, message and remedy of what a broken table
+    `version` or one before it is, None where nobody noted it. `error`: code, message and remedy of what a failed table
     could not go on for.
     """
 
@@ -92,7 +95,7 @@ def state_from_marker(
     to write the next one. `held`: what is recorded.
     """
     keys = open_holds(held, str(target.source), state.epoch, marker.generation, position).keys
-    table = TableState(target.label, target.format, marker.version, position, IN, len(keys), marker.generation)
+    table = TableState(target.label, target.format, marker.version, position, ACTIVE, len(keys), marker.generation)
     return replace(table, merged=marker.position)
 
 
@@ -131,17 +134,20 @@ def table_states(tables: str) -> dict[str, TableState]:
 
 def _table_state(facts: dict[str, Any]) -> TableState:
     error = facts.pop("error", None)
+    facts["state"] = _FORMER.get(facts["state"], facts["state"])
     return TableState(**facts, error=None if error is None else tuple(error))
 
 
-def table_facts(tables: Mapping[str, TableState]) -> str:
-    """The tables of a cut as JSON."""
-    return json.dumps({relation: _facts(table) for relation, table in sorted(tables.items())})
+def table_facts(tables: Mapping[str, TableState], version: int = CONTROL_VERSION) -> str:
+    """The tables of a cut as JSON, in the words of a version of the control tables."""
+    former = {state: word for word, state in _FORMER.items()} if version < RENAMED_STATES else {}
+    facts = {relation: _facts(table) for relation, table in sorted(tables.items())}
+    return json.dumps({name: {**of, "state": former.get(of["state"], of["state"])} for name, of in facts.items()})
 
 
-def _facts(table: TableState) -> dict[str, object]:
+def _facts(table: TableState) -> dict[str, Any]:
     later = {"copied", "merged", "error"}  # where there is nothing to say, as versions wrote it that did not know them
-    table = table if table.state == BROKEN else replace(table, error=None)
+    table = table if table.state == FAILED else replace(table, error=None)
     return {name: fact for name, fact in asdict(table).items() if fact is not None or name not in later}
 
 
@@ -154,7 +160,9 @@ def write_cut(
         commit_ts = max(last.commit_ts, commit_ts or last.commit_ts)
     now = datetime.now(UTC)
     recorded_at = control.record_in_turn(
-        CutRow(state.epoch, state.stream, cut.position, commit_ts, table_facts(cut.tables), now)
+        CutRow(
+            state.epoch, state.stream, cut.position, commit_ts, table_facts(cut.tables, control.version("cuts")), now
+        )
     )
     age = None if commit_ts is None else now - commit_ts
     facts = {"position": format_stream_position(state.stream, cut.position), "upto": cut.position}
@@ -165,7 +173,7 @@ def write_cut(
 
 def _text(tables: Mapping[str, TableState], age: timedelta | None) -> str:
     ago = "" if age is None else f"; its last transaction was committed {max(0.0, age.total_seconds()):.1f} s ago"
-    waiting = sum(1 for table in tables.values() if table.state != IN)
+    waiting = sum(1 for table in tables.values() if table.state != ACTIVE)
     return f"{len(tables) - waiting} of {pluralize(len(tables), 'table')} at one position{ago}"
 
 
@@ -236,7 +244,7 @@ def record(control: ControlTables, promise: Promise, recorded_at: datetime) -> N
             stream=cut.stream,
             position=cut.position,
             commit_ts=cut.commit_ts,
-            tables=table_facts(cut.tables),
+            tables=table_facts(cut.tables, control.version("promises")),
             cut_at=cut.written_at,
             until=promise.until,
             recorded_at=recorded_at,

@@ -129,7 +129,7 @@ EVENTS: Final = (
         repeats=True,
     ),
     Event("cut", Level.INFO, "The silver tables are at one position.", ("position", "upto"), repeats=True),
-    Event("broken", Level.ERROR, "A silver table cannot continue and waits.", ("table", "code")),
+    Event("failed", Level.ERROR, "A silver table cannot continue and waits.", ("table", "code")),
     Event(
         "warning",
         Level.WARNING,

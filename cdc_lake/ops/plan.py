@@ -19,7 +19,7 @@ from cdc_lake.config.source import PostgresSource
 from cdc_lake.connectors.base import Action, ActionKind, SourceIntrospection
 from cdc_lake.connectors.factory import source_view
 from cdc_lake.connectors.redaction import redaction_of
-from cdc_lake.control.cuts import BROKEN, TableState, last_cut
+from cdc_lake.control.cuts import FAILED, TableState, last_cut
 from cdc_lake.control.ownership import check_owned
 from cdc_lake.control.snapshots import TableTimeline, courses
 from cdc_lake.control.table_pauses import stopped_tables
@@ -293,7 +293,7 @@ def _silver(
                 again = unconvertible(change)
                 waits.append(_copy_again(target, change, state) if again else _action(target, change))
         yield from waits
-        if listed is not None and listed.state == BROKEN:
+        if listed is not None and listed.state == FAILED:
             yield from _waits(target, listed, waits)
         if state is not None:
             yield from _renewal_actions(target, state, followed.get(str(name)), listed)

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.config.rules import Expectation, Expression, ForeignKey, RowRule, TableRule, rule_name
-from cdc_lake.control.cuts import IN, Promise, TableState, WrittenCut, promises, relocate_target
+from cdc_lake.control.cuts import ACTIVE, Promise, TableState, WrittenCut, promises, relocate_target
 from cdc_lake.errors import CdcLakeError, NoKey
 from cdc_lake.model.quarantine import Key
 from cdc_lake.model.relation import TableName
@@ -177,7 +177,7 @@ class SilverJudge:
     def _referenced_rows(self, rule: ForeignKey) -> Referenced:
         """The rows that a foreign key refers to, as of the cut that the table itself is read at."""
         other = self.project.target(TableName.parse(rule.references))
-        if self.cut is not None and ((state := self._state(other)) is None or state.state != IN):
+        if self.cut is not None and ((state := self._state(other)) is None or state.state != ACTIVE):
             return Referenced(None, f"{other.label} is not in the latest cut")
         try:
             return Referenced(self._holding(other, set(rule.referenced)))

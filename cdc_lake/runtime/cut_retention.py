@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cut_lookup import find_cut
 from cdc_lake.control.cuts import (
-    IN,
+    ACTIVE,
     Promise,
     TableState,
     WrittenCut,
@@ -306,7 +306,7 @@ def show_cut(project: Project, asked: AsOf, epoch: int | None) -> CutView:
 
 
 def _line(cut: WrittenCut, stand: Iterable[Promise], kept_back: Iterable[Withheld]) -> CutLine:
-    lagging = tuple(table.table for table in cut.tables.values() if table.state != IN)
+    lagging = tuple(table.table for table in cut.tables.values() if table.state != ACTIVE)
     held = sum(table.held for table in cut.tables.values())
     of, back = _promise_lines(cut, stand), _kept_back(cut, kept_back)
     return CutLine(

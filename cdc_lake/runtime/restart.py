@@ -15,7 +15,7 @@ from typing import Final
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.factory import slot_care, source_view
-from cdc_lake.control.cuts import BROKEN, TableState, last_cut
+from cdc_lake.control.cuts import FAILED, TableState, last_cut
 from cdc_lake.control.ownership import check_own_bronze
 from cdc_lake.control.streams import last_epoch, start_over
 from cdc_lake.errors import NoStream, OtherWriter, SilverPutBack, SlotActive, SlotForeign
@@ -133,7 +133,7 @@ def check_pasts(project: Project, stream: str, targets: Iterable[Target], tables
 
 def _find_damage(project: Project, target: Target, stream: str, listed: TableState) -> tuple[str, str] | None:
     """What others did to a table and what is done about it, as the last cut says, or as nobody noticed yet."""
-    if listed.error is not None and listed.state == BROKEN:
+    if listed.error is not None and listed.state == FAILED:
         code, message, remedy = listed.error
     else:
         error = find_violation(project, target, stream, listed, read_marker(project, target, stream))

@@ -95,8 +95,9 @@ TABLES: dict[str, Columns] = {
             _TEXT,
             (
                 "JSON: relation → {table, format, version, position, state, held, generation, layout, copied, "
-                "merged}; state: in, broken, paused or renewing; copied: position of the copy with which it "
-                "started, if not the first; merged: position of its last merge"
+                "merged}; state: active, failed, paused or resyncing (in, broken and renewing until version 1); "
+                "copied: position of the copy with which it started, if not the first; merged: position of its "
+                "last merge"
             ),
         ),
         _RECORDED,
@@ -510,7 +511,9 @@ def new_run() -> str:
     return uuid.uuid4().hex[:12]
 
 
-CONTROL_VERSION: Final = 1
+CONTROL_VERSION: Final = 2
+RENAMED_STATES: Final = 2
+"""The first version whose cuts have the states `active`, `failed` and `resyncing`: older readers do not know them."""
 CONTROL_PROPERTY: Final = "cdc_lake.control"
 
 

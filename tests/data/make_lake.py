@@ -62,7 +62,7 @@ def make(one: Project, spark: Any) -> None:
         bronze.append([raw_transaction(Transaction(boundaries(position), tuple(changes)))])
         with SpanLoop(one, spark, silent) as advance:
             advance.run(None, threading.Event())
-            assert advance.totals.broken == {}
+            assert advance.totals.failed == {}
             advance.record(1.0, "done")
 
     run(200, [Insert(t, (str(i), str(i), "é")) for t in TABLES.values() for i in (1, 2, 3)])

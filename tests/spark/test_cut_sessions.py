@@ -70,7 +70,7 @@ class Shop:
         """Everything, and a cut; what the source held then is kept."""
         with SpanLoop(self.project, self.spark, silent) as advance:
             advance.run(None, threading.Event())
-            assert not advance.totals.broken
+            assert not advance.totals.failed
         self.states[self._position] = dict(self.rows)
 
 

@@ -87,7 +87,7 @@ class Lake:
         words = Anything() if everything else frozenset(allowed)
         with SpanLoop(self.project, self.spark, self.told.append, allowed=words) as advance:
             advance.run(None, threading.Event())
-            return {label.split(".")[1]: error for label, error in advance.totals.broken.items()}
+            return {label.split(".")[1]: error for label, error in advance.totals.failed.items()}
 
     def target(self, name: str) -> Any:
         return self.project.target(self.tables[name].table)

@@ -93,7 +93,7 @@ class Lake:
     def _advance(self) -> None:
         with SpanLoop(self.project, self.spark, silent) as advance:
             advance.run(None, threading.Event())
-            for error in advance.totals.broken.values():
+            for error in advance.totals.failed.values():
                 raise error
 
     def decide(self) -> int:
@@ -195,7 +195,7 @@ def test_changes_of_a_table_that_keeps_each_are_decided_one_by_one_and_equal_row
         bronze.append([raw_transaction(transaction_at(position, changes))])
         with SpanLoop(project, spark, silent) as advance:
             advance.run(None, threading.Event())
-            for error in advance.totals.broken.values():
+            for error in advance.totals.failed.values():
                 raise error
 
     def rows(relation: Relation) -> list[tuple[str | None, str | None]]:

@@ -18,7 +18,7 @@ import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import BROKEN, IN, last_cut
+from cdc_lake.control.cuts import ACTIVE, FAILED, last_cut
 from cdc_lake.control.table_pauses import pause, resume
 from cdc_lake.errors import GroupDisagrees, GroupWaits, HoldStays, MergeRefused, NoKey, TruncateHeld
 from cdc_lake.model.change import UNCHANGED, Change, Insert, Transaction, Truncate, Update
@@ -74,7 +74,7 @@ def project_of(
 def advance(project: Project, spark: Any) -> None:
     with SpanLoop(project, spark, silent) as walk:
         walk.run(None, threading.Event())
-        for error in sorted(walk.totals.broken.values(), key=lambda error: isinstance(error, GroupWaits)):
+        for error in sorted(walk.totals.failed.values(), key=lambda error: isinstance(error, GroupWaits)):
             raise error
 
 
@@ -219,7 +219,7 @@ def test_a_group_goes_on_as_one_or_says_why_it_does_not(spark: Any, lake_root: P
     cut = last_cut(ControlTables(project.control), "test")
     assert cut is not None
     assert {relation.partition(".")[2]: one.state for relation, one in cut.tables.items()} == {
-        "orders": BROKEN, "lines": BROKEN, "alone": IN
+        "orders": FAILED, "lines": FAILED, "alone": ACTIVE
     }  # fmt: skip
     advance(made(rule=RULE | {"on_fail": "warn"}), spark)
     assert (keys(ORDERS), keys(LINES)) == ([], ["1", "3"])

@@ -194,7 +194,7 @@ def test_the_rows_of_an_initial_copy_are_where_each_kind_begins(
     bronze.append([raw_transaction(Transaction(boundaries(110), (delete("1"),)))])
     with SpanLoop(project, spark, silent) as advance:
         advance.run(None, threading.Event())
-        assert not advance.totals.broken
+        assert not advance.totals.failed
     rows = read_silver(project, project.target(T.table)).to_pylist()
     own = {"history": ("valid_from", "valid_to"), "append": ("_op", "_position"), "soft": ("_is_deleted",)}
     found = sorted(tuple(row[n] for n in ("id", *own[next(iter(defaults.values()))])) for row in rows)

@@ -31,7 +31,7 @@ def facts(lake: Lake) -> dict[str, Any]:
     heard: list[ProgressEvent] = []
     with SpanLoop(lake.project, lake.spark, heard.append) as advance:
         advance.run(None, threading.Event())
-        for error in advance.totals.broken.values():
+        for error in advance.totals.failed.values():
             raise error
     (merged,) = [one for one in heard if one.stage == "merge"]
     return dict(merged.facts)

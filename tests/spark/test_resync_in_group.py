@@ -14,7 +14,7 @@ import pytest
 
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.writer import BesideBronze, DeltaBronze
-from cdc_lake.control.cuts import BROKEN, IN, last_cut
+from cdc_lake.control.cuts import ACTIVE, FAILED, last_cut
 from cdc_lake.control.snapshots import CopiedTable, copy_name, record_recopied
 from cdc_lake.errors import GroupWaits, HeldLost, MergeRefused
 from cdc_lake.model.change import UNCHANGED, Change, Insert, Update
@@ -87,13 +87,13 @@ class World:
     def advance(self) -> None:
         with nullcontext(self.lasting) if self.lasting else SpanLoop(self.project, self._spark, silent) as walk:
             walk.run(None, threading.Event())
-            for error in sorted(walk.totals.broken.values(), key=lambda error: isinstance(error, GroupWaits)):
+            for error in sorted(walk.totals.failed.values(), key=lambda error: isinstance(error, GroupWaits)):
                 raise error
 
     def refused(self) -> None:
         with pytest.raises(MergeRefused):
             self.advance()
-        assert self.states() == {"orders": BROKEN, "lines": BROKEN, "alone": IN}
+        assert self.states() == {"orders": FAILED, "lines": FAILED, "alone": ACTIVE}
 
     def states(self) -> dict[str, str]:
         cut = last_cut(self.control, "test")
@@ -106,7 +106,7 @@ class World:
 
     def assert_whole(self, orders: list[int], lines: list[int]) -> None:
         assert (self.keys(ORDERS), self.keys(LINES)) == (orders, lines)
-        assert set(self.states().values()) == {IN}
+        assert set(self.states().values()) == {ACTIVE}
         assert_cuts_are_true(self.project)
 
 
@@ -187,7 +187,7 @@ def test_a_copy_waits_for_a_table_of_its_group_that_can_go_on(
     world.land(130, row(ORDERS, 4), row(LINES, 4), row(ALONE, 4))
     with pytest.raises(MergeRefused):
         world.advance()
-    assert world.states()["lines"] == BROKEN
+    assert world.states()["lines"] == FAILED
     world.copy(135, lines=[1, 3, 4, 9])
     world.land(140, row(ORDERS, 5), row(LINES, 5))
     world.advance()

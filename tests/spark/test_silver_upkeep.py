@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.control.cuts import IN, Promise, TableState, kept_versions, last_cut, parse_cut, record
+from cdc_lake.control.cuts import ACTIVE, Promise, TableState, kept_versions, last_cut, parse_cut, record
 from cdc_lake.errors import SilverBusy, SilverMissing
 from cdc_lake.model.change import UNCHANGED, Update
 from cdc_lake.model.position import Span
@@ -130,7 +130,7 @@ def test_a_merge_that_was_planned_before_upkeep_is_planned_again_and_done_once(
         prepared = planner.prepare(planner.plan_span(state, tables, ["public.t"], span, Load(2, 100)))
         assert "compaction" in [step.part for step in upkeep(lake)]
         tables = planner.merge(prepared)
-    assert tables["public.t"].state == IN
+    assert tables["public.t"].state == ACTIVE
     assert lake.marker().position == upto
     assert [r["amount"] for r in _rows(lake) if r["id"] in (0, 9)] == [30, 9]
 

@@ -260,7 +260,7 @@ class Lake:
         watcher = watching(self.project, silent)
         with watcher, SpanLoop(self.project, self.spark, watcher.on_progress, allowed=self.words) as advance:
             advance.run(None, threading.Event())
-        self.broken, self.fresh = advance.totals.broken, True
+        self.broken, self.fresh = advance.totals.failed, True
 
     def mend(self, label: str) -> None:
         """Do what a table prints that others did something to."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.control.cuts import IN, TableState
+from cdc_lake.control.cuts import ACTIVE, TableState
 from cdc_lake.errors import SilverLost, SilverPutBack
 from cdc_lake.runtime.apply.table_integrity import (
     CommitLost,
@@ -23,7 +23,7 @@ from cdc_lake.runtime.apply.table_integrity import (
 from cdc_lake.tables.silver_table import Marker, app_id
 from tests.silver_commits import STREAM, make, write
 
-LISTED = TableState("silver.orders", "delta", 7, 40, IN, held=0, merged=40)
+LISTED = TableState("silver.orders", "delta", 7, 40, ACTIVE, held=0, merged=40)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     changes = (Insert(ORDERS, ("7", "x")), Insert(ORDERS, ("9", "b")))
     bronze.append([raw_transaction(Transaction(boundaries(position), changes)) for position in (200, 240)])
     control = control_tables(made)
-    state = {"table": "silver.orders", "format": "delta", "version": 1, "position": 250, "state": "in", "held": 5}
+    state = {"table": "silver.orders", "format": "delta", "version": 1, "position": 250, "state": "active", "held": 5}
     layout = {"layout": ORDERS.layout}
     control.record(CutRow(1, "s", 250, None, json.dumps({"public.orders": {**state, **layout}}), utc_now()))
     rows: list[tuple[int, int, str, list[str], str, str | None]] = [

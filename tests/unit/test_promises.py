@@ -34,7 +34,7 @@ def control(tmp_path: Path) -> ControlTables:
 
 def cut(control: ControlTables, position: int, epoch: int = 1, **versions: int | None) -> WrittenCut:
     tables = {
-        f"public.{name}": TableState(f"s.{name}", "delta", version, position, "in", 0)
+        f"public.{name}": TableState(f"s.{name}", "delta", version, position, "active", 0)
         for name, version in versions.items()
     }
     row = CutRow(epoch, f"stream {epoch}", position, None, table_facts(tables), T0 + timedelta(minutes=position))

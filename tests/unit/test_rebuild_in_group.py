@@ -16,7 +16,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import BROKEN, IN, Cut, TableState, write_cut
+from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, write_cut
 from cdc_lake.control.quarantine import hold_log
 from cdc_lake.control.snapshots import CopiedTable, courses, record_left, record_recopied
 from cdc_lake.errors import GroupWaits, HeldLost
@@ -56,7 +56,9 @@ def state(project: Project) -> StreamCheckpoint:
 
 def cut(**positions: int) -> Cut:
     at = max(positions.values())
-    states = {n: TableState(f"silver.{n}", "delta", 1, p, IN if p == at else BROKEN, 0) for n, p in positions.items()}
+    states = {
+        n: TableState(f"silver.{n}", "delta", 1, p, ACTIVE if p == at else FAILED, 0) for n, p in positions.items()
+    }
     return Cut(at, {f"public.{name}": one for name, one in states.items()})
 
 

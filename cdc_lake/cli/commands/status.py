@@ -27,7 +27,7 @@ _COLOURS = {
     "live": GREEN,
     "held": YELLOW,
     "paused": YELLOW,
-    "broken": RED,
+    "failed": RED,
     "active": GREEN,
     "lost": RED,
     "missing": RED,

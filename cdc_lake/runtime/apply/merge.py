@@ -199,7 +199,7 @@ class TableApplied:
 class ApplyTotals:
     """What was done so far, by which `run`; `top`: where the last walk was to go to, `upto`: where it got; `ways`: how
     often a table was written in which way (`runtime.apply.merge`); `written`: files and bytes (`tables.commit_audit`);
-    `held_by`: changes that were held, by silver table and rule; `broken`: silver table → why it waits; `tables`: those
+    `held_by`: changes that were held, by silver table and rule; `failed`: silver table → why it waits; `tables`: those
     that were written; `paused`: silver tables that somebody paused.
     """
 
@@ -216,7 +216,7 @@ class ApplyTotals:
     ways: dict[str, int] = field(default_factory=dict)
     written: dict[str, int] = field(default_factory=dict)
     rules: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
-    broken: dict[str, CdcLakeError] = field(default_factory=dict)
+    failed: dict[str, CdcLakeError] = field(default_factory=dict)
     tables: dict[str, TableApplied] = field(default_factory=dict)
     paused: frozenset[str] = frozenset()
 
@@ -225,7 +225,7 @@ class ApplyTotals:
 
         What a table waits for comes before the tables of its group that wait for it.
         """
-        waiting = sorted(self.broken.items(), key=lambda item: isinstance(item[1], GroupWaits))
+        waiting = sorted(self.failed.items(), key=lambda item: isinstance(item[1], GroupWaits))
         if not waiting:
             return None
         (_, first), *others = waiting
@@ -287,6 +287,6 @@ class ApplyTotals:
             "held": self.held,
             "upto": self.upto,
             "seconds": round(seconds, 3),
-            "broken": {label: error.code for label, error in self.broken.items()},
+            "failed": {label: error.code for label, error in self.failed.items()},
         }
         return RunRow(self.run, "apply", began, ended, outcome, json.dumps(facts))

@@ -15,7 +15,7 @@ from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
-from cdc_lake.control.cuts import IN, PAUSED, Cut, TableState, last_cut
+from cdc_lake.control.cuts import ACTIVE, PAUSED, Cut, TableState, last_cut
 from cdc_lake.control.quarantine import hold_log
 from cdc_lake.control.snapshots import courses, refetched_tables
 from cdc_lake.control.table_pauses import apply_pause_state, stopped_tables
@@ -144,7 +144,7 @@ def _is_settled(
     """Whether a table stands where the last cut has it, and nobody else changed it since."""
     if table.state == PAUSED:
         return True
-    if table.state != IN:
+    if table.state != ACTIVE:
         return False
     if table.version is None:
         return True

@@ -28,7 +28,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.span_index import DataFileCache
 from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.snapshot_copy import Stopped
-from cdc_lake.control.cuts import BROKEN, IN, Cut, TableState, last_cut, write_cut
+from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, last_cut, write_cut
 from cdc_lake.control.ownership import Ownership
 from cdc_lake.control.quarantine import forget, hold_log, open_holds, record
 from cdc_lake.control.snapshots import courses, refetched_rows
@@ -373,7 +373,7 @@ class Rebuilding:
         """The table with its new content, as a cut lists it: where its group is behind the cut it is too."""
         label, form, plan = self._target.label, self._target.format, self._plan
         keys, is_behind = len(held.waiting.keys), self._cut is not None and plan.upto < self._cut.position
-        state = BROKEN if is_behind else IN
+        state = FAILED if is_behind else ACTIVE
         upto, layout = plan.upto, plan.form.layout
         return TableState(label, form, version, upto, state, keys, self._generation, layout, plan.copied, upto)
 

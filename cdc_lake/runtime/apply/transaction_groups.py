@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Group, Project, Target
-from cdc_lake.control.cuts import BROKEN, PAUSED, Cut, TableState
+from cdc_lake.control.cuts import FAILED, PAUSED, Cut, TableState
 from cdc_lake.control.quarantine import CLOSED, QuarantineLog, hold_log
 from cdc_lake.control.snapshots import CopiedTable, TableTimeline, courses
 from cdc_lake.errors import CdcLakeError, GroupDisagrees, GroupWaits, HeldLost, NoKey, TruncateHeld
@@ -309,8 +309,8 @@ class GroupSteps:
             for name in group.tables if cause is not None else ():
                 listed, target = tables.get(str(name)), self._project.target(name)
                 if cause is not None and listed is not None and target != cause and listed.state != PAUSED:
-                    result[str(name)] = replace(listed, state=BROKEN)
-                    self._totals.broken.setdefault(target.label, _waits(target, cause))
+                    result[str(name)] = replace(listed, state=FAILED)
+                    self._totals.failed.setdefault(target.label, _waits(target, cause))
         return result
 
     def waits(self, target: Target) -> bool:
@@ -369,7 +369,7 @@ class GroupSteps:
         ]
 
     def _has_failed(self, target: Target) -> bool:
-        return not isinstance(self._totals.broken.get(target.label), GroupWaits | None)
+        return not isinstance(self._totals.failed.get(target.label), GroupWaits | None)
 
     def _cause(self, group: Group) -> Target | None:
         """The first table of a group that cannot go on by itself."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
@@ -19,6 +18,7 @@ from cdc_lake.config.source import PostgresSource
 from cdc_lake.connectors.base import SlotSeen
 from cdc_lake.connectors.prepared_transactions import parked_place, read_file, waiting_files
 from cdc_lake.connectors.wal_budget import BudgetStatus
+from cdc_lake.control.cuts import TableState
 from cdc_lake.control.snapshots import TableTimeline
 from cdc_lake.control.status_files import ReceiverWait
 from cdc_lake.control.streams import UndecodedTransaction
@@ -125,11 +125,11 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """One table: `pending → snapshot → catching-up → live`, or `paused`, `held`, `broken`, `left`; why; how far.
+    """One table: `pending → snapshot → catching-up → live`, or `paused`, `held`, `failed`, `left`; why; how far.
 
     `verified_through`: how far it was last proven equal to the source, and when (`verified_at`); `different_at`: when
-    it was last found to differ, if nothing proved it equal since. `code`: of what a broken table could not go on
-    for, if that was recorded; `remedy`: the next command of a broken or held table.
+    it was last found to differ, if nothing proved it equal since. `code`: of what a failed table could not go on
+    for, if that was recorded; `remedy`: the next command of a failed or held table.
     """
 
     source: str
@@ -198,7 +198,7 @@ class Status:
             texts.append(f"the receiver waits: {self.receiver_waits.message}")
         if self.undecodable:
             texts.append(f"silver stops before {self.undecodable[0].position}, which could not be decoded")
-        texts += [f"{table.table} is broken: {table.reason}" for table in self.tables if table.state == "broken"]
+        texts += [f"{table.table} failed: {table.reason}" for table in self.tables if table.state == "failed"]
         return tuple(texts)
 
 
@@ -222,7 +222,7 @@ class LakeSide:
     state: StreamCheckpoint | None
     copied: bool
     cut: CutRow | None
-    tables: Mapping[str, Mapping[str, Any]]
+    tables: Mapping[str, TableState]
     waiting: Sequence[CommitRow]
     last_commit: datetime | None
     captured: tuple[TableName, ...]
