@@ -1,4 +1,4 @@
-"""A small lake that says the same every time: two tables, a held change, a paused table, cuts, a promise, runs.
+"""A small lake that says the same every time: two tables, a held change, a paused table, cuts, a pin, runs.
 
 Made without a server and without Spark from real tables; its source cannot be reached.
 """

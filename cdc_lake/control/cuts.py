@@ -25,7 +25,7 @@ from cdc_lake.control.quarantine import QuarantineLog, open_holds
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.source.base import format_stream_position
-from cdc_lake.tables.control_schema import CONTROL_VERSION, RENAMED_STATES, CutRow, PromiseRow
+from cdc_lake.tables.control_schema import CONTROL_VERSION, RENAMED_STATES, CutRow, PinRow
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_table import FIRST, Marker
 
@@ -181,8 +181,8 @@ _SCHEDULED = "at_%Y%m%dT%H%M%SZ"
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
-    """A cut that stays readable `until` a time, None: until the promise is ended."""
+class PinnedCut:
+    """A cut that stays readable `until` a time, None: until it is unpinned."""
 
     name: str
     scheduled: bool
@@ -194,12 +194,12 @@ class Promise:
         return self.until is None or self.until > now
 
 
-def promises(control: ControlTables) -> tuple[Promise, ...]:
-    """Every promise ever made, as it stands now, in the order of the cuts."""
-    rows = [PromiseRow(**row) for row in control.read("promises").sort_by("recorded_at").to_pylist()]
+def pinned_cuts(control: ControlTables) -> tuple[PinnedCut, ...]:
+    """Every pin ever made, as it stands now, in the order of the cuts."""
+    rows = [PinRow(**row) for row in control.read("promises").sort_by("recorded_at").to_pylist()]
     newest = {row.name: row for row in rows}.values()
     result = [
-        Promise(
+        PinnedCut(
             row.name,
             row.scheduled,
             WrittenCut(row.epoch, row.stream, row.position, row.commit_ts, row.cut_at, table_states(row.tables)),
@@ -207,21 +207,17 @@ def promises(control: ControlTables) -> tuple[Promise, ...]:
         )
         for row in newest
     ]
-    return tuple(
-        sorted(
-            result, key=lambda promise: (promise.cut.epoch, promise.cut.position, promise.cut.written_at, promise.name)
-        )
-    )
+    return tuple(sorted(result, key=lambda pin: (pin.cut.epoch, pin.cut.position, pin.cut.written_at, pin.name)))
 
 
-def standing(candidates: Iterable[Promise], now: datetime) -> tuple[Promise, ...]:
+def standing(candidates: Iterable[PinnedCut], now: datetime) -> tuple[PinnedCut, ...]:
     """Those that hold at a time."""
-    return tuple(promise for promise in candidates if promise.stands(now))
+    return tuple(pin for pin in candidates if pin.stands(now))
 
 
 def kept_versions(control: ControlTables, now: datetime) -> Mapping[str, frozenset[int]]:
     """The versions of each silver table that nothing may remove: of pinned cuts and each stream's newest cut."""
-    cuts = [promise.cut for promise in standing(promises(control), now)]
+    cuts = [pin.cut for pin in standing(pinned_cuts(control), now)]
     places = control.cut_places()
     newest = {stream: index for index, stream in enumerate(places["stream"].to_pylist())}  # places are in order
     cuts += [parse_cut(row) for row in control.cuts(places.take(pa.array(sorted(newest.values()), pa.int64())))]
@@ -233,35 +229,35 @@ def kept_versions(control: ControlTables, now: datetime) -> Mapping[str, frozens
     return {relation: frozenset(versions) for relation, versions in result.items()}
 
 
-def record(control: ControlTables, promise: Promise, recorded_at: datetime) -> None:
-    """Write a promise, or how it stands from now on."""
-    cut = promise.cut
+def record(control: ControlTables, pin: PinnedCut, recorded_at: datetime) -> None:
+    """Write a pin, or how it stands from now on."""
+    cut = pin.cut
     control.record(
-        PromiseRow(
-            name=promise.name,
-            scheduled=promise.scheduled,
+        PinRow(
+            name=pin.name,
+            scheduled=pin.scheduled,
             epoch=cut.epoch,
             stream=cut.stream,
             position=cut.position,
             commit_ts=cut.commit_ts,
             tables=table_facts(cut.tables, control.version("promises")),
             cut_at=cut.written_at,
-            until=promise.until,
+            until=pin.until,
             recorded_at=recorded_at,
         )
     )
 
 
 def due(
-    earlier: Iterable[Promise], cut: WrittenCut, every: timedelta, keep: timedelta, tried: datetime | None = None
-) -> Promise | None:
-    """The promise that the schedule makes of a new cut; None where the last one is younger than `every`.
+    earlier: Iterable[PinnedCut], cut: WrittenCut, every: timedelta, keep: timedelta, tried: datetime | None = None
+) -> PinnedCut | None:
+    """The pin that the schedule makes of a new cut; None where the last one is younger than `every`.
 
-    `tried`: when the last cut was written whose promise was withheld, which is due again as late as one that was made.
+    `tried`: when the last cut was written whose pin was withheld, which is due again as late as one that was made.
     """
-    times = [promise.cut.written_at for promise in earlier if promise.scheduled]
+    times = [pin.cut.written_at for pin in earlier if pin.scheduled]
     last = max(times if tried is None else [*times, tried], default=None)
     if last is not None and cut.written_at - last < every:
         return None
     name = cut.written_at.astimezone(UTC).strftime(_SCHEDULED)
-    return Promise(name, scheduled=True, cut=cut, until=cut.written_at + keep)
+    return PinnedCut(name, scheduled=True, cut=cut, until=cut.written_at + keep)

@@ -212,7 +212,7 @@ CUT_WITHHELD: Final = Metric(
     "cdc_lake_cut_withheld",
     Kind.GAUGE,
     _APPLY,
-    "1 if rules prevented the latest promise of a cut and none was made since, 0 otherwise; with `pin_below`.",
+    "1 if rules prevented the latest pin of a cut and none was made since, 0 otherwise; with `pin_below`.",
 )
 QUARANTINED_ROWS_TOTAL: Final = Metric(
     "cdc_lake_quarantined_rows_total",

@@ -179,7 +179,7 @@ def _of_tables(status: Status) -> Iterator[Headline]:
         yield Headline("attention", f"{html.plural(held, 'change')} held by rules", f"In {names}.")
     if (withheld := status.withheld) is not None:
         yield Headline(
-            "attention", "A cut is not promised", f"{withheld.position} as {withheld.name}: {withheld.reason}."
+            "attention", "A cut is not pinned", f"{withheld.position} as {withheld.name}: {withheld.reason}."
         )
 
 

@@ -23,7 +23,7 @@ from cdc_lake.control.cuts import FAILED, TableState, last_cut
 from cdc_lake.control.ownership import check_owned
 from cdc_lake.control.snapshots import TableTimeline, courses
 from cdc_lake.control.table_pauses import stopped_tables
-from cdc_lake.errors import CdcLakeError, DivisionChanged, KindChanged, ShapeForeign, TransformChanged, TypeRefused
+from cdc_lake.errors import CdcLakeError, DivisionChanged, KindChanged, TransformChanged, TypeRefused, UnexpectedColumn
 from cdc_lake.errors.base import without_table_copies
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import Span
@@ -336,7 +336,7 @@ def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relati
     try:
         check_kind(have, wanted, target.label, target.source)
         check_columns(target, have, now, reader.layouts([target.source]).values())
-    except (KindChanged, ShapeForeign) as unfit:
+    except (KindChanged, UnexpectedColumn) as unfit:
         yield Action(ActionKind.REMAKE, target.label, f"{unfit.message}: it waits; {unfit.remedy}", destructive=True)
 
 

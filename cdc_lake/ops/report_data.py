@@ -69,7 +69,7 @@ class Evidence:
                 f"The source could not be queried ({self.status.unreachable_because}); lags are the last known ones."
             )
         if (withheld := self.status.withheld) is not None:
-            self.notes.append(f"The cut at {withheld.position} is not promised as {withheld.name}: {withheld.reason}.")
+            self.notes.append(f"The cut at {withheld.position} is not pinned as {withheld.name}: {withheld.reason}.")
         cut = self.control.last_cut(self.status.stream)
         runs = self._runs()
         status_by_table = {table.table: table for table in self.status.tables}

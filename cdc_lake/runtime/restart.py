@@ -2,7 +2,7 @@
 
 The slot that the stream was read from is dropped where it is still there, and the control tables say that the next
 start begins a new stream: slot, publication and copies as of a first run, in the next epoch of the same bronze. Silver
-tables, cuts, promises and decisions stay; each silver table begins again with its copy, and one that keeps a past keeps
+tables, cuts, pins and decisions stay; each silver table begins again with its copy, and one that keeps a past keeps
 it. Other pipelines of the lake are not touched, and neither are slots that this pipeline did not make.
 """
 
@@ -18,7 +18,7 @@ from cdc_lake.connectors.factory import slot_care, source_view
 from cdc_lake.control.cuts import FAILED, TableState, last_cut
 from cdc_lake.control.ownership import check_own_bronze
 from cdc_lake.control.streams import last_epoch, start_over
-from cdc_lake.errors import NoStream, OtherWriter, SilverPutBack, SlotActive, SlotForeign
+from cdc_lake.errors import NoStream, OtherWriter, SilverRestored, SlotActive, SlotForeign
 from cdc_lake.model.position import Span
 from cdc_lake.runtime.apply.table_integrity import find_violation, is_tolerated
 from cdc_lake.source.base import StreamIdentity, format_stream_position
@@ -29,7 +29,7 @@ WAITED: Final = 60
 """Seconds that a hint says to wait for who reads a slot: as long as a server keeps one that broke off, by default."""
 
 
-_DAMAGE: Final = (OtherWriter.code, SilverPutBack.code)
+_DAMAGE: Final = (OtherWriter.code, SilverRestored.code)
 _NOT_OURS: Final = (
     "correct `source`, or set `source.slot.name` to a name that does not exist yet: the owner of this slot may need "
     "it; `cdc-lake slot inspect` shows its reader and what it retains. If the slot was carried over by an upgrade "

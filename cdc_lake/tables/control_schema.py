@@ -103,7 +103,7 @@ TABLES: dict[str, Columns] = {
         _RECORDED,
     ),
     "promises": (
-        ("name", _TEXT, "name of the promise; its newest row counts"),
+        ("name", _TEXT, "name of the pin; its newest row counts"),
         ("scheduled", pa.bool_(), "whether `silver.cuts.pin_every` made it"),
         _EPOCH,
         _STREAM,
@@ -111,11 +111,11 @@ TABLES: dict[str, Columns] = {
         ("commit_ts", _TIME, "as in the cut"),
         ("tables", _TEXT, "as in the cut: the versions that stay readable"),
         ("cut_at", _TIME, "when the cut was written"),
-        ("until", _TIME, "until when it stays readable, NULL: until the promise is ended"),
+        ("until", _TIME, "until when it stays readable, NULL: until it is unpinned"),
         _RECORDED,
     ),
     "withheld": (
-        ("name", _TEXT, "name of the promise that was not made"),
+        ("name", _TEXT, "name of the pin that was not made"),
         ("scheduled", pa.bool_(), "whether `silver.cuts.pin_every` would have made it"),
         _EPOCH,
         _STREAM,
@@ -325,7 +325,7 @@ class CutRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PromiseRow:
+class PinRow:
     """A cut that stays readable `until` a time; None: until a later row of the name says when it ended."""
 
     name: str
@@ -342,7 +342,7 @@ class PromiseRow:
 
 @dataclass(frozen=True, slots=True)
 class WithheldRow:
-    """A cut that was not promised for what rules found of silver at it; `objections` is JSON."""
+    """A cut that was not pinned for what rules found of silver at it; `objections` is JSON."""
 
     name: str
     scheduled: bool
@@ -471,7 +471,7 @@ ControlRow: TypeAlias = (
     StreamRow
     | SnapshotRow
     | CutRow
-    | PromiseRow
+    | PinRow
     | WithheldRow
     | PauseRow
     | GapRow
@@ -487,7 +487,7 @@ NAMES: dict[type, ControlName] = {
     StreamRow: "streams",
     SnapshotRow: "snapshots",
     CutRow: "cuts",
-    PromiseRow: "promises",
+    PinRow: "promises",
     WithheldRow: "withheld",
     PauseRow: "pauses",
     GapRow: "gaps",

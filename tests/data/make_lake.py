@@ -23,7 +23,7 @@ from cdc_lake.model.change import Change, Delete, Insert, OldKind, Transaction, 
 from cdc_lake.model.position import Latest
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.runtime.cut_retention import promise_cut
+from cdc_lake.runtime.cut_retention import pin_cut
 from cdc_lake.tables.control_schema import StreamRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.spark_session import start
@@ -66,7 +66,7 @@ def make(one: Project, spark: Any) -> None:
             advance.record(1.0, "done")
 
     run(200, [Insert(t, (str(i), str(i), "é")) for t in TABLES.values() for i in (1, 2, 3)])
-    promise_cut(one, "first", Latest(), None, None)
+    pin_cut(one, "first", Latest(), None, None)
     pause(one, "off")
     changes: list[Change] = [Truncate(TABLES["log"])]
     for t in (TABLES["now"], TABLES["then"], TABLES["off"]):

@@ -376,7 +376,7 @@ CASES: dict[str, Case] = {
     "bronze was put back": Case(restored, "LAK425", anew=False, mend=restore_as_said),
     "a recording is there": Case(nothing, "STA630", anew=False, verb=("record", FILE, FILE, "--seconds", "1")),
     "a transaction that is not in bronze": Case(nothing, "STA623", anew=False, verb=("inspect", "tx", "0/1")),
-    "a promise that nobody made": Case(nothing, "STA679", anew=False, verb=("cuts", "show", "nonsense")),
+    "a cut that nobody pinned": Case(nothing, "STA679", anew=False, verb=("cuts", "show", "nonsense")),
     "a cut before the first": Case(nothing, "STA675", anew=False, verb=("cuts", "show", "latest")),
     "a table without its copy was to be rebuilt": Case(nothing, "STA673", anew=False, verb=("rebuild", "nowhere")),
     "a file is no recording": Case(nothing, "DEC320", anew=False, mend=nothing, verb=("replay", FILE)),

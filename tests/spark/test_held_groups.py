@@ -20,7 +20,7 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.control.cuts import ACTIVE, FAILED, last_cut
 from cdc_lake.control.table_pauses import pause, resume
-from cdc_lake.errors import GroupDisagrees, GroupWaits, HoldStays, MergeRefused, NoKey, TruncateHeld
+from cdc_lake.errors import BaseRowMissing, GroupDisagrees, GroupWaits, NoKey, QuarantineRemains, TruncateQuarantined
 from cdc_lake.model.change import UNCHANGED, Change, Insert, Transaction, Truncate, Update
 from cdc_lake.model.position import parse_position
 from cdc_lake.model.quarantine import FIRST_ORDINAL, Verb
@@ -126,7 +126,7 @@ class Lake:
             verb: Verb = self.dice.choice(["release", "discard"])
             try:
                 done = decide(self.project, verb, one.source, Choice(one.key), "looked at", yes=True)
-            except HoldStays:
+            except QuarantineRemains:
                 verb = "discard"
                 done = decide(self.project, verb, one.source, Choice(one.key), "looked at", yes=True)
             position = parse_position(done.position)
@@ -213,7 +213,7 @@ def test_a_group_goes_on_as_one_or_says_why_it_does_not(spark: Any, lake_root: P
 
     land(120, Truncate(ORDERS), row(LINES, 3, LIMIT + 1), row(ALONE, 3))
     for _ in range(2):
-        with pytest.raises(TruncateHeld, match=r"truncates public\.orders"):
+        with pytest.raises(TruncateQuarantined, match=r"truncates public\.orders"):
             advance(project, spark)
         assert (keys(ORDERS), keys(LINES), keys(ALONE)) == (["1"], ["1"], ["2", "3"])
     cut = last_cut(ControlTables(project.control), "test")
@@ -238,7 +238,7 @@ def test_a_group_goes_on_as_one_or_says_why_it_does_not(spark: Any, lake_root: P
 
     land(140, Update(LINES, ("9", "5", UNCHANGED), None), row(ORDERS, 5))
     for id_ in (6, 7):
-        with pytest.raises(MergeRefused):
+        with pytest.raises(BaseRowMissing):
             advance(project, spark)
         land(140 + id_, row(ORDERS, id_))
     assert keys(ORDERS) == ["4", "5"], "it was merged before the other failed, and waits"

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from cdc_lake.errors import SilverPutBack
+from cdc_lake.errors import SilverRestored
 from cdc_lake.observability.events import ProgressEvent, silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.tables.delta_silver import DeltaSilver
@@ -124,5 +124,5 @@ def test_a_first_commit_that_is_taken_is_an_error_in_words(new: World) -> None:
     overwrite(log_of(new))
     new.change_plain(4)
     (error,) = new.tried().values()
-    assert isinstance(error, SilverPutBack)
+    assert isinstance(error, SilverRestored)
     assert "empty again" in error.message

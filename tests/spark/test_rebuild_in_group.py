@@ -11,7 +11,7 @@ import pytest
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.control.cuts import ACTIVE, FAILED, last_cut
-from cdc_lake.errors import GroupWaits, HeldLost, OtherWriter
+from cdc_lake.errors import GroupWaits, OtherWriter, QuarantineLost
 from cdc_lake.model.change import Change, Insert
 from cdc_lake.model.relation import Relation
 from cdc_lake.runtime.apply.rebuild import rebuild
@@ -95,10 +95,10 @@ def test_nothing_is_built_again_beside_a_table_of_which_is_not_known_what_it_hel
     control = control_tables(world.project)
     kept = control.read("held")
     control.delete("held", pc.scalar(True))
-    with pytest.raises(HeldLost):
+    with pytest.raises(QuarantineLost):
         advance(world.project, spark)
     for relation in (ORDERS, LINES):
-        with pytest.raises(HeldLost, match=f"{relation.table.name} holds whole transactions of its group"):
+        with pytest.raises(QuarantineLost, match=f"{relation.table.name} holds whole transactions of its group"):
             world.rebuild(relation)
     assert (world.keys(ORDERS), world.keys(LINES)) == (["1"], ["1"])
     control.append("held", kept)

@@ -16,7 +16,7 @@ from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.writer import BesideBronze, DeltaBronze
 from cdc_lake.control.cuts import ACTIVE, FAILED, last_cut
 from cdc_lake.control.snapshots import CopiedTable, copy_name, record_recopied
-from cdc_lake.errors import GroupWaits, HeldLost, MergeRefused
+from cdc_lake.errors import BaseRowMissing, GroupWaits, QuarantineLost
 from cdc_lake.model.change import UNCHANGED, Change, Insert, Update
 from cdc_lake.model.relation import Relation
 from cdc_lake.observability.events import silent
@@ -91,7 +91,7 @@ class World:
                 raise error
 
     def refused(self) -> None:
-        with pytest.raises(MergeRefused):
+        with pytest.raises(BaseRowMissing):
             self.advance()
         assert self.states() == {"orders": FAILED, "lines": FAILED, "alone": ACTIVE}
 
@@ -185,7 +185,7 @@ def test_a_copy_waits_for_a_table_of_its_group_that_can_go_on(
     world.land(120, row(ORDERS, 3), row(LINES, 3), row(ALONE, 3))
     world.copy(125, orders=[1, 2, 3])
     world.land(130, row(ORDERS, 4), row(LINES, 4), row(ALONE, 4))
-    with pytest.raises(MergeRefused):
+    with pytest.raises(BaseRowMissing):
         world.advance()
     assert world.states()["lines"] == FAILED
     world.copy(135, lines=[1, 3, 4, 9])
@@ -197,7 +197,7 @@ def test_a_copy_waits_for_a_table_of_its_group_that_can_go_on(
 def test_histories_of_a_group_whose_holds_are_lost_go_on_from_copies_of_all_of_it(spark: Any, lake_root: Path) -> None:
     world = Lost(lake_root, spark, "lost", kind="history")
     world.land(120, row(ORDERS, 3), row(LINES, 3), row(ALONE, 3))
-    with pytest.raises(HeldLost):
+    with pytest.raises(QuarantineLost):
         world.advance()
     world.copy(125, orders=[1, 2, 3], lines=[1, 3])
     world.land(130, row(ORDERS, 4), row(LINES, 4))

@@ -35,7 +35,7 @@ from cdc_lake.tables.silver_table import Marker
 from cdc_lake.tables.table_stats import all_below
 from cdc_lake.tables.types import SilverColumn, quote_identifier
 
-Way: TypeAlias = Literal["overwrite", "append", "merge"]
+WriteMode: TypeAlias = Literal["overwrite", "append", "merge"]
 """A first content replaces what is there; new rows alone are put behind it; anything else is merged by key."""
 
 _HEAP_SHARE: Final = 8
@@ -53,14 +53,14 @@ class WriteStrategy:
     conditions by which files of the table are passed over.
     """
 
-    way: Way
+    mode: WriteMode
     sent: bool
     within: tuple[str, ...] = ()
 
     @property
     def facts(self) -> dict[str, object]:
         """As progress has it."""
-        return {"way": self.way, "broadcast": self.sent, "bounded": bool(self.within)}
+        return {"mode": self.mode, "broadcast": self.sent, "bounded": bool(self.within)}
 
 
 def choose(
@@ -132,7 +132,7 @@ def merge(plan: MergePlan) -> MergeResult:
     """Write a prepared span in one commit that carries its position; its session does nothing else meanwhile.
 
     Raises:
-        TableChangedMeanwhile: Another commit came first.
+        ConcurrentModification: Another commit came first.
         OtherWriter: Another writer changed rows of the table at the same time.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - the receiver shares this package and has no Spark
@@ -163,7 +163,7 @@ def strategy_of(plan: MergePlan) -> WriteStrategy:
 
 def statement_of(plan: MergePlan, strategy: WriteStrategy, table: str) -> str:
     """The SQL that writes a prepared span to a table or a branch of it."""
-    match strategy.way:
+    match strategy.mode:
         case "overwrite":
             return f"INSERT OVERWRITE {table} BY NAME {plan.kind.first(_VIEW, plan.shape)}"
         case "append":
@@ -197,10 +197,10 @@ class TableApplied:
 
 @dataclass
 class ApplyTotals:
-    """What was done so far, by which `run`; `top`: where the last walk was to go to, `upto`: where it got; `ways`: how
-    often a table was written in which way (`runtime.apply.merge`); `written`: files and bytes (`tables.commit_audit`);
-    `held_by`: changes that were held, by silver table and rule; `failed`: silver table → why it waits; `tables`: those
-    that were written; `paused`: silver tables that somebody paused.
+    """What was done so far, by which `run`; `top`: where the last walk was to go to, `upto`: where it got;
+    `write_modes`: how often each was used; `written`: files and bytes (`tables.commit_audit`); `held_by`: changes that
+    were held, by silver table and rule; `failed`: silver table → why it waits; `tables`: those that were written;
+    `paused`: silver tables that somebody paused.
     """
 
     run: str = ""
@@ -213,7 +213,7 @@ class ApplyTotals:
     merges: int = 0
     held: int = 0
     held_by: Counter[tuple[str, str]] = field(default_factory=Counter)
-    ways: dict[str, int] = field(default_factory=dict)
+    write_modes: dict[str, int] = field(default_factory=dict)
     written: dict[str, int] = field(default_factory=dict)
     rules: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
     failed: dict[str, CdcLakeError] = field(default_factory=dict)
@@ -263,7 +263,7 @@ class ApplyTotals:
             merged.written.size + (before.size if before else 0),
         )
         self.merges += 1
-        self.ways[merged.strategy.way] = self.ways.get(merged.strategy.way, 0) + 1
+        self.write_modes[merged.strategy.mode] = self.write_modes.get(merged.strategy.mode, 0) + 1
         for name, value in merged.written.facts.items():
             self.written[name] = self.written.get(name, 0) + value
 
@@ -281,7 +281,7 @@ class ApplyTotals:
             "transactions": self.transactions,
             "changes": self.changes,
             "merges": self.merges,
-            "ways": self.ways,
+            "write_modes": self.write_modes,
             **self.written,
             "spans": self.spans,
             "held": self.held,

@@ -65,14 +65,14 @@ class RuleSamples:
 
     def samples(self) -> list[Sample]:
         """The newest judgement of each rule of the file. Raises LakeError."""
-        promising = self._project.pipeline.quality.pin_below is not None
+        is_gated = self._project.pipeline.quality.pin_below is not None
         if not self._rules:
             return []
-        names: list[ControlName] = ["quality", "withheld", "promises"] if promising else ["quality"]
+        names: list[ControlName] = ["quality", "withheld", "promises"] if is_gated else ["quality"]
         files = [path for name in names for path in sorted(self._control.files(name)["path"].to_pylist())]
         if files != self._files:
             self._samples = self._read_samples()
-            if promising:
+            if is_gated:
                 kept_back = still_withheld(self._project, self._control) is not None
                 self._samples.append(Sample(CUT_WITHHELD, kept_back))
             self._files = files

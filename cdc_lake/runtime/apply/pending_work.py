@@ -73,7 +73,7 @@ def settle_without_spark(project: Project, goal: int | None, report: ProgressRep
         if standing.stream is None:
             return ApplyTotals()
         control = control_tables(project)
-        if not _promises_kept(project, control, report):
+        if not _pins_enforced(project, control, report):
             return None
         JudgingClock(project, control, report).tick(standing.stream)
         paused = {table.table: table for table in standing.tables.values() if table.state == PAUSED}
@@ -164,8 +164,8 @@ def _is_paused(table: TableState | None) -> bool:
     return table is not None and table.state == PAUSED
 
 
-def _promises_kept(project: Project, control: ControlTables, report: ProgressReporter) -> bool:
-    """Make tags of Iceberg tables what promises need; False if the retention of a Delta table has to change too."""
+def _pins_enforced(project: Project, control: ControlTables, report: ProgressReporter) -> bool:
+    """Make tags of Iceberg tables what pins need; False if the retention of a Delta table has to change too."""
     statements: list[str] = []
     Keeper(project, control, lambda _, statement: statements.append(statement), report).keep()
     return not statements

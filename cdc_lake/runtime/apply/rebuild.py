@@ -104,9 +104,9 @@ def rebuild(
     `dry_run`: say what would change, and change nothing. `keys`: how many keys of rows that differ are told. `adopt`:
     also where the table belongs to another pipeline or was not written by cdc_lake.
     In a group it holds the transactions that the other tables of it hold, and goes no further than these are.
-    Raises TableNotKnown, RebuildNeedsPlace, RebuildPlaceTaken, PastTrimmed, PositionNotHeld, NothingToRebuild,
+    Raises TableNotKnown, RebuildNeedsPlace, RebuildPlaceTaken, PastTrimmed, PositionUnavailable, NothingToRebuild,
     DivisionChanged, RuleStopped, AnotherApply, SilverNotOwned, SparkDied, LakeError; GroupDisagrees where it would hold
-    others than the group, HeldLost where nobody knows what that holds, GroupWaits where a table of it is behind this.
+    others than the group, QuarantineLost where nobody knows what that holds, GroupWaits where a table of it is behind.
     """
     began = time.monotonic()
     if to is not None and into is None:

@@ -24,10 +24,10 @@ from cdc_lake.control.quarantine import QuarantineLog, hold_log, open_holds, rec
 from cdc_lake.control.snapshots import initial_copies, refetched_rows, refetched_tables
 from cdc_lake.errors import (
     CdcLakeError,
+    ConcurrentModification,
     SilverNameShared,
     SilverNotOwned,
     SpanTrimmed,
-    TableChangedMeanwhile,
 )
 from cdc_lake.errors.base import without_table_copies
 from cdc_lake.model.position import Span
@@ -584,7 +584,7 @@ class TablePlanner:
                 while True:
                     try:
                         return merge(merge_plan)
-                    except TableChangedMeanwhile:
+                    except ConcurrentModification:
                         base, now = merge_plan.base, merge_plan.silver.marker(task.stream)
                         if not remaining or now.version == base.version or replace(now, version=base.version) != base:
                             raise

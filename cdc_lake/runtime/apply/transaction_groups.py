@@ -24,7 +24,7 @@ from cdc_lake.config.project import Group, Project, Target
 from cdc_lake.control.cuts import FAILED, PAUSED, Cut, TableState
 from cdc_lake.control.quarantine import CLOSED, QuarantineLog, hold_log
 from cdc_lake.control.snapshots import CopiedTable, TableTimeline, courses
-from cdc_lake.errors import CdcLakeError, GroupDisagrees, GroupWaits, HeldLost, NoKey, TruncateHeld
+from cdc_lake.errors import CdcLakeError, GroupDisagrees, GroupWaits, NoKey, QuarantineLost, TruncateQuarantined
 from cdc_lake.model.position import Span
 from cdc_lake.model.quarantine import CEILING, RELEASE
 from cdc_lake.model.relation import TableName
@@ -123,7 +123,7 @@ def passed_by(
     project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: Cut | None, target: Target, plan: RebuildPlan
 ) -> list[AheadTable]:
     """What the other tables of a group held of what one of them is built from again, and has to be judged: rows of a
-    copy are what the source had, whatever was held then. Raises GroupWaits; HeldLost where that is recorded no more.
+    copy are what the source had, whatever was held then. Raises GroupWaits; QuarantineLost if nothing records that.
     Neither of a table that a copy is in force of and has not begun again with it: before the copy nothing of it counts
     any more but what is known. Nor of one that has begun again, for a table all of which that is judged lies before a
     copy of its own: that ends what was held, and the other may wait for it.
@@ -152,13 +152,13 @@ def passed_by(
     return result
 
 
-def _check_recorded(project: Project, lost: HeldLost | None, target: Target) -> None:
+def _check_recorded(project: Project, lost: QuarantineLost | None, target: Target) -> None:
     """Raise what is missing of what another table of the group of `target` held: it could not hold the same."""
     if lost is not None:
         group = project.group(target.source)
         tables = " ".join(() if group is None else map(str, group.tables))
         hint = f"restore the control table `held`, or copy the whole group again: cdc-lake resync {tables}"
-        raise HeldLost(
+        raise QuarantineLost(
             f"{target.label} holds whole transactions of its group, and {lost.message}", where=lost.where, hint=hint
         )
 
@@ -171,7 +171,7 @@ def hold_whole(
 ) -> list[MergePlan]:
     """The tables of a group, prepared so that each transaction that is held is held whole; `others`: those ahead.
 
-    Raises NoKey, TruncateHeld, GroupDisagrees, TooManyFollowed.
+    Raises NoKey, TruncateQuarantined, GroupDisagrees, TooManyFollowed.
     """
     for plan in prepared:
         if plan.kind.identity is not RowIdentity.KEY:
@@ -231,7 +231,9 @@ def _check_truncates(prepared: Sequence[MergePlan], units: frozenset[Unit]) -> N
                     format_stream_position(plan.task.stream, position),
                     plan.task.target.source,
                 )
-                raise TruncateHeld(f"the transaction at {position_text} truncates {table}, and is held in its group")
+                raise TruncateQuarantined(
+                    f"the transaction at {position_text} truncates {table}, and is held in its group"
+                )
 
 
 def _check_agreed(job: TableTask, units: frozenset[Unit], others: Sequence[AheadTable], reader: BronzeReader) -> None:

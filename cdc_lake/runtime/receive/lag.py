@@ -160,7 +160,7 @@ class HeldRows:
 class Status:
     """Where a pipeline stands at `at`. Positions are as people paste them. `undecodable`: what silver stops before.
 
-    `receiver_waits`: what the receiver said it waits for, where it does; `withheld`: the newest promise of a cut, where
+    `receiver_waits`: what the receiver said it waits for, where it does; `withheld`: the newest pin of a cut, where
     rules kept it back and none was made since; `wal_budget`: how a receiver that runs saw it last, where there is one;
     `prepared`: transactions that are kept until their COMMIT PREPARED.
     """
