@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,10 +23,11 @@ from cdc_lake.config.project import Project
 from cdc_lake.control.cuts import FAILED, RESYNCING, Cut, TableState, parse_cut, write_cut
 from cdc_lake.control.table_pauses import paused_tables
 from cdc_lake.errors import AnotherApply, BronzeUnknown, ControlNewer
-from cdc_lake.model.position import Span
+from cdc_lake.model.position import Latest, Span
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import silent
 from cdc_lake.observability.failpoints import COMMIT_WRITTEN, CONTROL_STEP
+from cdc_lake.runtime.cut_retention import show_cut
 from cdc_lake.runtime.maintain import upgrade
 from cdc_lake.runtime.quarantine import held_list
 from cdc_lake.tables.control_schema import (
@@ -43,7 +42,6 @@ from cdc_lake.tables.control_schema import (
 from cdc_lake.tables.control_tables import ControlTables, lease
 from cdc_lake_testing.broken_off import broken_off
 from tests.data import make_lake
-from tests.data.make_lake import ARCHIVE, ROOT
 from tests.tarballs import unpack
 
 DATA = Path(__file__).parents[1] / "data" / "lake_0_2_0.tar.xz"
@@ -145,14 +143,8 @@ def test_new_tables_are_of_this_version(tmp_path: Path) -> None:
 
 @pytest.fixture
 def kept() -> Iterator[Path]:
-    """The lake of `make_lake` where it was made; one test at a time on this machine, for Iceberg knows its place."""
-    with Path(f"{ROOT}.lock").open("w") as taken:
-        fcntl.flock(taken, fcntl.LOCK_EX)
-        shutil.rmtree(ROOT, ignore_errors=True)
-        with tarfile.open(ARCHIVE) as archive:
-            unpack(archive, ROOT)
-        yield ROOT
-        shutil.rmtree(ROOT)
+    with make_lake.unpacked() as root:
+        yield root
 
 
 def record_cut(control: ControlTables, row: CutRow, table: TableState) -> None:
@@ -187,9 +179,10 @@ def test_a_lake_of_bronze_contract_1_and_control_version_1_is_read(kept: Path, f
     assert ControlTables(project.control).read("runs").num_rows == 2
     control, states = (
         ControlTables(project.control),
-        {"now": "active", "then": "active", "log": "active", "off": "paused"},
+        dict.fromkeys(["now", "then", "log"], "active") | {"off": "paused"},
     )
-    assert {name.removeprefix("public."): table.state for name, table in now.cut.tables.items()} == states
+    shown = {table.source.removeprefix("public."): table.state for table in show_cut(project, Latest(), None).tables}
+    assert shown == states
     row = control.last_cut()
     assert row is not None
     assert {table["state"] for table in json.loads(row.tables).values()} == {"in", "paused"}
