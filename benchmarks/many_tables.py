@@ -80,7 +80,7 @@ class Fleet:
         self._bronze.append(batch)
         with costing(self._spark, self._project.lake) as cost:
             self._advance.run(None, threading.Event())
-        for error in self._advance.totals.broken.values():
+        for error in self._advance.totals.failed.values():
             raise error
         return cost
 

@@ -46,7 +46,7 @@ class Anew:
         self.changes = self._land(rows)
         with SpanLoop(self._project, spark, silent) as advance:
             advance.run(None, threading.Event())
-            for error in advance.totals.broken.values():
+            for error in advance.totals.failed.values():
                 raise error
         ours: Target = self._project.target(self._source.layout.table)
         twin = replace(ours, name=f"{ours.name}_plain")

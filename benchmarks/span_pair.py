@@ -168,7 +168,7 @@ class Pair:
         """Apply what was landed."""
         with phases.measured() if phases else ExitStack():
             self._advance.run(None, threading.Event())
-        for error in self._advance.totals.broken.values():
+        for error in self._advance.totals.failed.values():
             raise error
 
     def _plain(self) -> None:

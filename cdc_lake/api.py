@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from cdc_lake.ops.plan import Plan
     from cdc_lake.ops.status import Status
     from cdc_lake.runtime.apply.rebuild import Rebuilt
-    from cdc_lake.runtime.cut_retention import CutList, Promised
+    from cdc_lake.runtime.cut_retention import CutList, PinResult
     from cdc_lake.runtime.maintain import Maintenance, Upgrade
     from cdc_lake.runtime.quarantine import HeldDecision, HeldList
     from cdc_lake.runtime.receive.lag import ParkedList
@@ -393,7 +393,7 @@ class Pipeline:
         """The newest cuts, or with `pinned` those that stay readable."""
         from cdc_lake.runtime.cut_retention import list_cuts
 
-        return list_cuts(self.project, limit, promised=pinned)
+        return list_cuts(self.project, limit, pinned=pinned)
 
     def pin_cut(
         self,
@@ -403,7 +403,7 @@ class Pipeline:
         epoch: int | None = None,
         keep: timedelta | None = None,
         report_progress: ProgressReporter = silent,
-    ) -> Promised:
+    ) -> PinResult:
         """Keep a cut readable under a name.
 
         Args:
@@ -414,19 +414,19 @@ class Pipeline:
             report_progress: Called with each event.
 
         Raises:
-            NotPromised: The name is taken or none.
+            NotPinned: The name is taken or none.
             VersionGone: A version that the cut needs was deleted.
             CutWithheld: A rule keeps the cut back.
         """
-        from cdc_lake.runtime.cut_retention import promise_cut
+        from cdc_lake.runtime.cut_retention import pin_cut
 
-        return promise_cut(self.project, name, parse_as_of(as_of), epoch, keep, report_progress)
+        return pin_cut(self.project, name, parse_as_of(as_of), epoch, keep, report_progress)
 
-    def unpin_cut(self, name: str, *, report_progress: ProgressReporter = silent) -> Promised:
-        """Let go of a pinned cut. Raises NotPromised if no cut is pinned under the name."""
-        from cdc_lake.runtime.cut_retention import end_promise
+    def unpin_cut(self, name: str, *, report_progress: ProgressReporter = silent) -> PinResult:
+        """Let go of a pinned cut. Raises NotPinned if no cut is pinned under the name."""
+        from cdc_lake.runtime.cut_retention import unpin_cut
 
-        return end_promise(self.project, name, report_progress)
+        return unpin_cut(self.project, name, report_progress)
 
     def history(
         self,

@@ -13,7 +13,7 @@ from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.row_history import replay_rows
 from cdc_lake.config.project import Project, Target
-from cdc_lake.control.cuts import IN, last_cut
+from cdc_lake.control.cuts import ACTIVE, last_cut
 from cdc_lake.decode.hashing import content_of
 from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.errors import BronzeDamaged
@@ -104,10 +104,10 @@ class Committed:
             target = project.target(name)
             marker = read_marker(project, target, state.stream)
             listed = None if cut is None else cut.tables.get(str(name))
-            at = max(marker.position or -1, listed.position if listed is not None and listed.state == IN else -1)
+            at = max(marker.position or -1, listed.position if listed is not None and listed.state == ACTIVE else -1)
             found = [] if marker.version is None else read_silver(project, target).to_pylist()
             yield from _differing(f"{target.label} at {at}", found, self._expected(target, at))
-            if listed is not None and listed.state == IN and listed.version not in {None, marker.version}:
+            if listed is not None and listed.state == ACTIVE and listed.version not in {None, marker.version}:
                 assert cut is not None, "it lists the table"
                 found = read_silver(project, target, listed.version).to_pylist()
                 where = f"{target.label} in the cut {cut.position}"
@@ -132,7 +132,7 @@ class Committed:
             )
             return
         for relation, table in cut.tables.items():
-            if table.state != IN:
+            if table.state != ACTIVE:
                 yield (
                     f"the run ended well, and {relation} stayed behind at "
                     f"{format_stream_position(state.stream, table.position)}"

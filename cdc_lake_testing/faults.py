@@ -23,12 +23,12 @@ import pyarrow.compute as pc
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import kept_versions
+from cdc_lake.control.cuts import ACTIVE, kept_versions, table_states
 from cdc_lake.errors import SilverMissing
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.silver_table import FIRST, read_marker
+from cdc_lake.tables.silver_table import read_marker
 
 KILLED = -signal.SIGKILL
 
@@ -182,18 +182,18 @@ def assert_cuts_are_true(project: Project, *, upkept: bool = False) -> None:
     taken_back = _taken_back(cuts)
     for at_row, cut in enumerate(cuts):
         commits = bronze_reader(project).commits(Span(cut["epoch"], -1, cut["position"]))
-        for relation, table in json.loads(cut["tables"]).items():
-            if table["state"] != "in" or table["version"] is None or (at_row, relation) in taken_back:
+        for relation, table in table_states(cut["tables"]).items():
+            if table.state != ACTIVE or table.version is None or (at_row, relation) in taken_back:
                 continue
             target = project.target(TableName.parse(relation))
             try:
-                marker = read_marker(project, target, cut["stream"], table["version"])
+                marker = read_marker(project, target, cut["stream"], table.version)
             except SilverMissing:
-                if upkept and table["version"] not in kept.get(relation, ()):
+                if upkept and table.version not in kept.get(relation, ()):
                     continue
                 raise
             at = marker.position
-            assert marker.generation == table.get("generation", FIRST), f"{relation} in the cut {cut['position']}"
+            assert marker.generation == table.generation, f"{relation} in the cut {cut['position']}"
             last = max((c.position for c in commits if relation in c.counts), default=-1)
             if at is None:  # its copy was empty: the table was made, and nothing is in it
                 assert last == -1, f"{relation} has no marker in the cut {cut['position']}, and bronze has {last}"

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import IN, TableState, table_facts
+from cdc_lake.control.cuts import ACTIVE, TableState, table_facts
 from cdc_lake.model.change import Boundaries, Insert, Transaction
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.control_schema import CutRow
@@ -86,7 +86,7 @@ class CutLake:
     def state(self, name: str, version: int | None, position: int, **more: Any) -> TableState:
         """A table in a cut."""
         target = self.project.target(TableName("public", name))
-        facts = {"state": IN, "held": 0, **more}
+        facts = {"state": ACTIVE, "held": 0, **more}
         return TableState(target.label, target.format, version, position, **facts)
 
 

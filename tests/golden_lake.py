@@ -1,4 +1,4 @@
-"""A small lake that says the same every time: two tables, a held change, a paused table, cuts, a promise, runs.
+"""A small lake that says the same every time: two tables, a held change, a paused table, cuts, a pin, runs.
 
 Made without a server and without Spark from real tables; its source cannot be reached.
 """
@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import IN, PAUSED, TableState, table_facts
+from cdc_lake.control.cuts import ACTIVE, PAUSED, TableState, table_facts
 from cdc_lake.control.quarantine import record
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Transaction, Update
 from cdc_lake.model.position import Span
@@ -101,8 +101,8 @@ def _silver(project: Project, control: ControlTables) -> None:
             change = pa.Table.from_pylist([held])
             record(control, orders, STREAM, Span(1, 2000, 4000), 1, change, ())
         states = {
-            "public.orders": TableState(orders.label, "delta", version, position, IN, number),
-            "public.items": TableState(items.label, "delta", 0, 2000, PAUSED if number else IN, 0),
+            "public.orders": TableState(orders.label, "delta", version, position, ACTIVE, number),
+            "public.items": TableState(items.label, "delta", 0, 2000, PAUSED if number else ACTIVE, 0),
         }
         time = T0 + timedelta(hours=number)
         control.record(CutRow(1, STREAM, position, time, table_facts(states), time + timedelta(minutes=1)))

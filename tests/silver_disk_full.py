@@ -54,7 +54,7 @@ def advance(project: Project, spark: Any) -> dict[str, str]:
         watcher = watching(project, silent)
         with watcher, SpanLoop(project, spark, watcher.on_progress) as beat:
             beat.run(None, threading.Event())
-            return {str(name): error.code for name, error in beat.totals.broken.items()}
+            return {str(name): error.code for name, error in beat.totals.failed.items()}
     except CdcLakeError as error:
         return {"all": error.code}
 

@@ -155,7 +155,7 @@ def _under_former_name(command: Callable[..., None], former: str, name: str) -> 
 
 
 def warn_of_name(former: str, name: str) -> None:
-    """Say that a command was called by its name of 0.3."""
+    """Say that a command or an option was given by its name of 0.3."""
     CommandOutput(current_options(), name).note(
         f"warning: `{former}` is now called `{name}`; 0.5 will not know `{former}`"
     )

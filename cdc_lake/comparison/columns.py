@@ -26,7 +26,7 @@ from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.base import ComparisonSource
-from cdc_lake.control.cuts import BROKEN, IN, Cut, TableState, WrittenCut, last_cut
+from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, WrittenCut, last_cut
 from cdc_lake.control.table_pauses import stopped_tables
 from cdc_lake.errors import NoKey, TransformUnfit
 from cdc_lake.model.position import Span
@@ -293,7 +293,7 @@ def _pin_table(
     marker = read_marker(project, target, state.stream)  # after the cut, so it is at least as new
     listed = None if cut is None else cut.tables.get(str(published.table))
     reached = [-1] if marker.position is None else [marker.position]
-    if listed is not None and listed.state == IN and listed.generation == marker.generation:
+    if listed is not None and listed.state == ACTIVE and listed.generation == marker.generation:
         reached.append(listed.position)
     return ComparedTable(published, target, marker, max(reached), waits=_waits(listed, target, paused_at))
 
@@ -303,7 +303,7 @@ def _waits(listed: TableState | None, target: Target, paused_at: datetime | None
     if paused_at is not None:
         since = paused_at.isoformat(timespec="seconds")
         return f"the table is paused since {since}", f"`cdc-lake resume {target.source}`"
-    if listed is None or listed.state != BROKEN or listed.error is None:
+    if listed is None or listed.state != FAILED or listed.error is None:
         return None
     code, why, remedy = listed.error
     return f"the table waits: {why} [{code}]", remedy

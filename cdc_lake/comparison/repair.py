@@ -26,7 +26,7 @@ from cdc_lake.comparison.row_sets import canonical_texts
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.base import ComparisonSource
 from cdc_lake.connectors.redaction import rules_of
-from cdc_lake.control.cuts import IN, TableState, last_cut
+from cdc_lake.control.cuts import ACTIVE, TableState, last_cut
 from cdc_lake.control.snapshots import REFETCHED, refetched_rows
 from cdc_lake.control.verdicts import Comparison, Repair
 from cdc_lake.errors import AnotherReceiver
@@ -186,7 +186,7 @@ def _standing(job: CompareTask) -> _Here | str:
     target, marker, stream = job.pinned.target, job.pinned.marker, job.state.stream
     cut = last_cut(job.control, stream)
     table = None if cut is None else cut.tables.get(str(target.source))
-    if table is None or table.state != IN or table.layout is None or marker.generation != table.generation:
+    if table is None or table.state != ACTIVE or table.layout is None or marker.generation != table.generation:
         return "no cut records its position: `cdc-lake run --once`"
     if marker.position is not None and marker.position > table.position:
         return "the last run was interrupted: `cdc-lake run --once`"

@@ -23,7 +23,7 @@ class Quality(Section):
     every: Annotated[Milliseconds, Field(ge=60_000)] | None = None
     """How often apply checks silver as of its last cut, for example `1 d`; by default only a report does."""
     pin_below: Literal["warn", "error", "critical"] | None = None
-    """Promise a cut only if silver was checked as of that cut and every rule stayed below this level."""
+    """Pin a cut only if silver was checked as of that cut and every rule stayed below this level."""
     max_rows: Count = 500_000
     """Largest table that is checked, in rows; the table is read into memory."""
     sample_keys: Annotated[int, Field(ge=0, le=100)] = 0

@@ -24,7 +24,7 @@ from cdc_lake.bronze.contract import COMMIT
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader, span_filter
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import WrittenCut, parse_cut, promises, standing
+from cdc_lake.control.cuts import WrittenCut, parse_cut, pinned_cuts, standing
 from cdc_lake.errors import BeforeFirstCut, CutNotReached, CutUnknown
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import (
@@ -87,7 +87,7 @@ class _Cuts:
             case Latest():
                 return self._latest()
             case Named(name):
-                return self._find_promised(name)
+                return self._find_pinned(name)
             case Moment(time):
                 return self._find_by_time(time)
             case Position(epoch, value):
@@ -107,12 +107,12 @@ class _Cuts:
     def _read_cut(self, row: int) -> WrittenCut:
         return parse_cut(self.control.cuts(self.places.slice(row, 1))[0])
 
-    def _find_promised(self, name: str) -> WrittenCut:
-        by_name = {promise.name: promise for promise in promises(self.control)}
+    def _find_pinned(self, name: str) -> WrittenCut:
+        by_name = {pin.name: pin for pin in pinned_cuts(self.control)}
         if name in by_name and standing([by_name[name]], datetime.now(UTC)):
             return by_name[name].cut
         ended = by_name[name].until if name in by_name else None
-        what = f"the promise `{name}` ended at {ended.isoformat()}" if ended else f"no promise is named `{name}`"
+        what = f"the pin `{name}` ended at {ended.isoformat()}" if ended else f"no cut is pinned as `{name}`"
         raise CutUnknown(what)
 
     def _find_by_time(self, time: datetime) -> WrittenCut:

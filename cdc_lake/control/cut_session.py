@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cut_lookup import find_cut
-from cdc_lake.control.cuts import IN, TableState, WrittenCut, parse_cut, relocate_target
+from cdc_lake.control.cuts import ACTIVE, TableState, WrittenCut, parse_cut, relocate_target
 from cdc_lake.errors import LakeError, NotInCut, SilverMissing, TableBehind, VersionGone
 from cdc_lake.model.position import AsOf, Position
 from cdc_lake.model.relation import TableName
@@ -115,7 +115,7 @@ class CutSession:
         """
         own = derive(spark)
         for relation, state in self.tables.items():
-            if state.version is None and state.state != IN:
+            if state.version is None and state.state != ACTIVE:
                 continue  # it never had content, and `allow_behind` was set
             self.frame(own, relation, versions=versions).createOrReplaceTempView(state.table.partition(".")[2])
         return own
@@ -131,7 +131,7 @@ class CutSession:
     def _place(self, table: str) -> _Place:
         relation = self._relation(table)
         state = self.tables[relation]
-        is_behind = state.state != IN
+        is_behind = state.state != ACTIVE
         if is_behind and not self.allow_behind:
             position_text = format_stream_position(self.cut.stream, state.position)
             raise TableBehind(

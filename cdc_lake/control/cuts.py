@@ -1,8 +1,8 @@
 """Cuts, positions at which all silver tables can be read together; and pinned cuts, which stay readable.
 
-A row of the control table `cuts` states for each table its version, its number of held keys, and whether it is `in`,
-`broken`, `paused` or `renewing`: a table in one of the last three states stays at its own position and does not stop
-the cuts of the others.
+A row of the control table `cuts` states for each table its version, its number of held keys, and whether it is
+`active`, `failed`, `paused` or `resyncing`: a table in one of the last three states stays at its own position and does
+not stop the cuts of the others.
 
 A row of the control table `promises` pins a cut, by a name or by the schedule of `silver.cuts`, with the versions it
 needs. Maintenance calls `kept_versions` before it removes anything; `runtime.cut_retention` configures the retention of
@@ -25,13 +25,16 @@ from cdc_lake.control.quarantine import QuarantineLog, open_holds
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.source.base import format_stream_position
-from cdc_lake.tables.control_schema import CutRow, PromiseRow
+from cdc_lake.tables.control_schema import CONTROL_VERSION, RENAMED_STATES, CutRow, PinRow
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_table import FIRST, Marker
 
-IN, BROKEN, PAUSED, RENEWING = "in", "broken", "paused", "renewing"
-STAYS: Final = frozenset({BROKEN, PAUSED, RENEWING})
+ACTIVE, FAILED, PAUSED, RESYNCING = "active", "failed", "paused", "resyncing"
+NOT_ADVANCING: Final = frozenset({FAILED, PAUSED, RESYNCING})
 """States of tables that no span advances."""
+
+_FORMER: Final = {"in": ACTIVE, "broken": FAILED, "renewing": RESYNCING}
+"""States in control tables of version 0 and 1. They remain readable; what is appended has the words of the table."""
 
 FILES = 500
 """Number of files from which on the table `cuts` is compacted: each cut is one file."""
@@ -43,7 +46,7 @@ class TableState:
     `generation`: of its content, as in the version; cuts without it precede the first rebuild. `layout`: the layout of
     its rows, None if not recorded. `copied`: the position of the copy with which its content began, None for the
     initial one. `merged`: the position of its last merge, at `version` or before it, None if not recorded. `error`:
-    code, message and remedy of a broken table.
+    code, message and remedy of a failed table.
     """
 
     table: str
@@ -91,7 +94,7 @@ def state_from_marker(
     died before it wrote one. `held`: the recorded number.
     """
     keys = open_holds(held, str(target.source), state.epoch, marker.generation, position).keys
-    table = TableState(target.label, target.format, marker.version, position, IN, len(keys), marker.generation)
+    table = TableState(target.label, target.format, marker.version, position, ACTIVE, len(keys), marker.generation)
     return replace(table, merged=marker.position)
 
 
@@ -130,17 +133,20 @@ def table_states(tables: str) -> dict[str, TableState]:
 
 def _table_state(facts: dict[str, Any]) -> TableState:
     error = facts.pop("error", None)
+    facts["state"] = _FORMER.get(facts["state"], facts["state"])
     return TableState(**facts, error=None if error is None else tuple(error))
 
 
-def table_facts(tables: Mapping[str, TableState]) -> str:
-    """The tables of a cut as JSON."""
-    return json.dumps({relation: _facts(table) for relation, table in sorted(tables.items())})
+def table_facts(tables: Mapping[str, TableState], version: int = CONTROL_VERSION) -> str:
+    """The tables of a cut as JSON, in the words of a version of the control tables."""
+    former = {state: word for word, state in _FORMER.items()} if version < RENAMED_STATES else {}
+    facts = {relation: _facts(table) for relation, table in sorted(tables.items())}
+    return json.dumps({name: {**of, "state": former.get(of["state"], of["state"])} for name, of in facts.items()})
 
 
-def _facts(table: TableState) -> dict[str, object]:
+def _facts(table: TableState) -> dict[str, Any]:
     later = {"copied", "merged", "error"}  # omitted without a value, as by versions that did not have them
-    table = table if table.state == BROKEN else replace(table, error=None)
+    table = table if table.state == FAILED else replace(table, error=None)
     return {name: fact for name, fact in asdict(table).items() if fact is not None or name not in later}
 
 
@@ -153,7 +159,9 @@ def write_cut(
         commit_ts = max(last.commit_ts, commit_ts or last.commit_ts)
     now = datetime.now(UTC)
     recorded_at = control.record_in_turn(
-        CutRow(state.epoch, state.stream, cut.position, commit_ts, table_facts(cut.tables), now)
+        CutRow(
+            state.epoch, state.stream, cut.position, commit_ts, table_facts(cut.tables, control.version("cuts")), now
+        )
     )
     age = None if commit_ts is None else now - commit_ts
     facts = {"position": format_stream_position(state.stream, cut.position), "upto": cut.position}
@@ -164,7 +172,7 @@ def write_cut(
 
 def _text(tables: Mapping[str, TableState], age: timedelta | None) -> str:
     ago = "" if age is None else f"; its last transaction was committed {max(0.0, age.total_seconds()):.1f} s ago"
-    waiting = sum(1 for table in tables.values() if table.state != IN)
+    waiting = sum(1 for table in tables.values() if table.state != ACTIVE)
     return f"{len(tables) - waiting} of {pluralize(len(tables), 'table')} at one position{ago}"
 
 
@@ -172,8 +180,8 @@ _SCHEDULED = "at_%Y%m%dT%H%M%SZ"
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
-    """A cut that stays readable `until` a time, None: until the promise is ended."""
+class PinnedCut:
+    """A cut that stays readable `until` a time, None: until it is unpinned."""
 
     name: str
     scheduled: bool
@@ -185,12 +193,12 @@ class Promise:
         return self.until is None or self.until > now
 
 
-def promises(control: ControlTables) -> tuple[Promise, ...]:
-    """Every promise ever made, in its latest state, in the order of the cuts."""
-    rows = [PromiseRow(**row) for row in control.read("promises").sort_by("recorded_at").to_pylist()]
+def pinned_cuts(control: ControlTables) -> tuple[PinnedCut, ...]:
+    """Every pin ever made, in its latest state, in the order of the cuts."""
+    rows = [PinRow(**row) for row in control.read("promises").sort_by("recorded_at").to_pylist()]
     newest = {row.name: row for row in rows}.values()
     result = [
-        Promise(
+        PinnedCut(
             row.name,
             row.scheduled,
             WrittenCut(row.epoch, row.stream, row.position, row.commit_ts, row.cut_at, table_states(row.tables)),
@@ -198,21 +206,17 @@ def promises(control: ControlTables) -> tuple[Promise, ...]:
         )
         for row in newest
     ]
-    return tuple(
-        sorted(
-            result, key=lambda promise: (promise.cut.epoch, promise.cut.position, promise.cut.written_at, promise.name)
-        )
-    )
+    return tuple(sorted(result, key=lambda pin: (pin.cut.epoch, pin.cut.position, pin.cut.written_at, pin.name)))
 
 
-def standing(candidates: Iterable[Promise], now: datetime) -> tuple[Promise, ...]:
+def standing(candidates: Iterable[PinnedCut], now: datetime) -> tuple[PinnedCut, ...]:
     """Those that are valid at a time."""
-    return tuple(promise for promise in candidates if promise.stands(now))
+    return tuple(pin for pin in candidates if pin.stands(now))
 
 
 def kept_versions(control: ControlTables, now: datetime) -> Mapping[str, frozenset[int]]:
     """The versions of each silver table that must not be removed: those of pinned cuts and of each newest cut."""
-    cuts = [promise.cut for promise in standing(promises(control), now)]
+    cuts = [pin.cut for pin in standing(pinned_cuts(control), now)]
     places = control.cut_places()
     newest = {stream: index for index, stream in enumerate(places["stream"].to_pylist())}  # ordered, so the last wins
     cuts += [parse_cut(row) for row in control.cuts(places.take(pa.array(sorted(newest.values()), pa.int64())))]
@@ -224,35 +228,35 @@ def kept_versions(control: ControlTables, now: datetime) -> Mapping[str, frozens
     return {relation: frozenset(versions) for relation, versions in result.items()}
 
 
-def record(control: ControlTables, promise: Promise, recorded_at: datetime) -> None:
-    """Record a promise, or its new state."""
-    cut = promise.cut
+def record(control: ControlTables, pin: PinnedCut, recorded_at: datetime) -> None:
+    """Record a pin, or its new state."""
+    cut = pin.cut
     control.record(
-        PromiseRow(
-            name=promise.name,
-            scheduled=promise.scheduled,
+        PinRow(
+            name=pin.name,
+            scheduled=pin.scheduled,
             epoch=cut.epoch,
             stream=cut.stream,
             position=cut.position,
             commit_ts=cut.commit_ts,
-            tables=table_facts(cut.tables),
+            tables=table_facts(cut.tables, control.version("promises")),
             cut_at=cut.written_at,
-            until=promise.until,
+            until=pin.until,
             recorded_at=recorded_at,
         )
     )
 
 
 def due(
-    earlier: Iterable[Promise], cut: WrittenCut, every: timedelta, keep: timedelta, tried: datetime | None = None
-) -> Promise | None:
+    earlier: Iterable[PinnedCut], cut: WrittenCut, every: timedelta, keep: timedelta, tried: datetime | None = None
+) -> PinnedCut | None:
     """The scheduled promise of a new cut; None if the last one is younger than `every`.
 
-    `tried`: time of the last cut whose promise was withheld, which is retried after the same interval.
+    `tried`: time of the last cut whose pin was withheld, which is retried after the same interval.
     """
-    times = [promise.cut.written_at for promise in earlier if promise.scheduled]
+    times = [pin.cut.written_at for pin in earlier if pin.scheduled]
     last = max(times if tried is None else [*times, tried], default=None)
     if last is not None and cut.written_at - last < every:
         return None
     name = cut.written_at.astimezone(UTC).strftime(_SCHEDULED)
-    return Promise(name, scheduled=True, cut=cut, until=cut.written_at + keep)
+    return PinnedCut(name, scheduled=True, cut=cut, until=cut.written_at + keep)

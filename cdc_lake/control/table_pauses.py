@@ -21,7 +21,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
-from cdc_lake.control.cuts import BROKEN, PAUSED, TableState, last_cut
+from cdc_lake.control.cuts import FAILED, PAUSED, TableState, last_cut
 from cdc_lake.errors import NoStream, OtherSource, TableNotKnown
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
@@ -82,7 +82,7 @@ def apply_pause_state(
         if relation in paused:
             result[relation] = replace(table, state=PAUSED)
         elif table.state == PAUSED:
-            result[relation] = replace(table, state=BROKEN)
+            result[relation] = replace(table, state=FAILED)
     for relation in paused - tables.keys():
         target = project.target(TableName.parse(relation))
         result[relation] = TableState(target.label, target.format, None, position, PAUSED, 0)

@@ -39,7 +39,7 @@ class IcebergMissing(LakeError):
         super().__init__(words, hint=install("iceberg"))
 
 
-class RepeatDiffers(LakeError):
+class DuplicateMismatch(LakeError):
     """The server sends a transaction again at a position that bronze contains, but its content is different."""
 
     code = "LAK440"
@@ -101,7 +101,7 @@ class Unconvertible(LakeError):
     )
 
 
-class ShapeForeign(LakeError):
+class UnexpectedColumn(LakeError):
     """A silver table has a column that the source table never had and that the pipeline does not add."""
 
     code = "LAK457"
@@ -145,7 +145,7 @@ class ColumnNotTracked(LakeError):
     hint = "name columns of the source table in `track` of the pipeline file"
 
 
-class MergeRefused(LakeError):
+class BaseRowMissing(LakeError):
     """Silver does not contain the row that a change refers to."""
 
     code = "LAK411"
@@ -170,7 +170,7 @@ class ClockBehind(LakeError):
     hint = "silver is unchanged: correct this machine's clock, or wait until it is past the table's latest snapshot"
 
 
-class TableChangedMeanwhile(LakeError):
+class ConcurrentModification(LakeError):
     """Another writer committed to the silver table while a span was being merged."""
 
     code = "LAK412"
@@ -192,7 +192,7 @@ class TooManyFollowed(LakeError):
     hint = f"{identity_hint}; otherwise `cdc-lake resync TABLE` copies the table again"
 
 
-class SilverPutBack(LakeError):
+class SilverRestored(LakeError):
     """A silver table has older content again, and its later commits are gone."""
 
     code = "LAK466"
@@ -341,7 +341,7 @@ class StoreRefused(LakeError):
     hint = "check the bucket's name and `lake.storage`: region, keys, and their permissions on the bucket"
 
 
-class StoreBehind(LakeError):
+class StaleObjectListing(LakeError):
     """The object store has a version of a table, but its listing omits it."""
 
     code = "LAK437"
@@ -368,17 +368,17 @@ class VersionGone(LakeError):
     """The version of a silver table that a cut names was removed."""
 
     code = "LAK462"
-    hint = "use a cut that `cdc-lake cuts list` marks as readable; promise the next cut before its versions are removed"
+    hint = "use a cut that `cdc-lake cuts list` marks as readable; pin the next cut before its versions are removed"
 
     def __init__(self, table: str, version: int, cut: str) -> None:
         super().__init__(f"version {version} of {table}, which the cut at {cut} names, no longer exists", where=table)
 
 
-class NotPromised(LakeError):
-    """A cut could not be promised, or no promise has that name."""
+class NotPinned(LakeError):
+    """A cut could not be pinned, or no cut is pinned under that name."""
 
     code = "LAK463"
-    hint = "`cdc-lake cuts list` shows the cuts and the current promises"
+    hint = "`cdc-lake cuts list` shows the cuts and the current pins"
 
 
 class TransformUnfit(LakeError):

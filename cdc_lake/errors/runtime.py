@@ -23,7 +23,7 @@ class SilverLost(StateError):
     hint = "restore the table, or run `cdc-lake rebuild TABLE` to recreate it from bronze"
 
 
-class HeldLost(StateError):
+class QuarantineLost(StateError):
     """The latest cut counts more held keys of a table than are recorded."""
 
     code = "STA613"
@@ -237,12 +237,11 @@ class NotInCut(StateError):
 
 
 class CutUnknown(StateError):
-    """The argument is not a position of a stream, a time with a time zone, or the name of a promise."""
+    """The argument is not a position of a stream, a time with a time zone, or the name of a pinned cut."""
 
     code = "STA679"
     hint = (
-        "give `latest`, a position from `cdc-lake cuts list`, a time such as 2026-01-31T12:00:00Z, or the name of a "
-        "promise"
+        "give `latest`, a position from `cdc-lake cuts list`, a time such as 2026-01-31T12:00:00Z, or the name of a pin"
     )
 
 
@@ -256,7 +255,7 @@ class PastTrimmed(StateError):
     )
 
 
-class PositionNotHeld(StateError):
+class PositionUnavailable(StateError):
     """The requested position of a rebuild is before the table's first copy or after the end of bronze."""
 
     code = "STA671"
@@ -320,14 +319,14 @@ class QualityEngineMissing(QualityError):
         super().__init__(message, hint=install("quality"))
 
 
-class NotHeld(QualityError):
+class NotQuarantined(QualityError):
     """No change of this key is held, so there is nothing to decide."""
 
     code = "QUA510"
     hint = "`cdc-lake quarantine list` shows the held changes and their keys"
 
 
-class HoldStays(QualityError):
+class QuarantineRemains(QualityError):
     """Held changes that can be neither released nor discarded as they are."""
 
     code = "QUA511"
@@ -344,7 +343,7 @@ class DecidedOtherwise(QualityError):
     hint = "run `cdc-lake run` to carry out the recorded decision; `cdc-lake quarantine list` shows it"
 
 
-class TruncateHeld(QualityError):
+class TruncateQuarantined(QualityError):
     """A transaction truncates a table of a group and is held: it cannot be applied in part."""
 
     code = "QUA513"
@@ -379,13 +378,13 @@ class ReportNotWritten(QualityError):
 
 
 class CutWithheld(QualityError):
-    """A cut was not promised: a rule evaluated at it has reached the level of `quality.pin_below`."""
+    """A cut was not pinned: a rule evaluated at it has reached the level of `quality.pin_below`."""
 
     code = "QUA507"
     exit_code = 5
     hint = (
         "see the results of the rules with `cdc-lake report`; correct the rows at the source, or the rule, and "
-        "promise again"
+        "pin again"
     )
 
 

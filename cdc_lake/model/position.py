@@ -143,7 +143,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The cut that a promise of this name keeps."""
+    """The cut that a pin of this name keeps."""
 
     name: str
 
@@ -154,7 +154,7 @@ AsOf: TypeAlias = Latest | Stored | Number | Position | Lsn | Csn | Moment | Nam
 Given: TypeAlias = AsOf | str | int | datetime
 """The same as people give it."""
 
-PROMISE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
+PIN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 _TIME = re.compile(r"[0-9]{4}-?[0-9]{2}.*")
 
 
@@ -178,7 +178,7 @@ def _text(text: str) -> AsOf:
         return Lsn.parse(text)
     if _DIGITS.fullmatch(text):
         return Number(Csn.parse(text).value)
-    if PROMISE_NAME.fullmatch(text):
+    if PIN_NAME.fullmatch(text):
         return Named(text)
     try:
         return _moment(datetime.fromisoformat(text))

@@ -52,7 +52,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "bytes": "bytes written, or of files that were compacted or removed",
     "version": "version of the bronze table that contains it",
     "server_end": "end of the server's WAL as last reported, an integer",
-    "way": "how the table was written: overwrite, append or merge ([which when](../concepts/applying.md))",
+    "mode": "how the table was written: overwrite, append or merge ([which when](../concepts/applying.md))",
     "broadcast": "whether the changes were sent to every executor",
     "bounded": "whether only a part of the table was read",
     "seconds": "how long it took",
@@ -123,13 +123,13 @@ EVENTS: Final = (
         Level.INFO,
         "A silver table was written. `done` counts the changes that were applied.",
         (
-            "table", "way", "broadcast", "bounded", "seconds", "files_written", "bytes_written", "files_replaced",
+            "table", "mode", "broadcast", "bounded", "seconds", "files_written", "bytes_written", "files_replaced",
             "bytes_replaced", "files_marked", *_COUNTED,
         ),
         repeats=True,
     ),
     Event("cut", Level.INFO, "The silver tables are at one position.", ("position", "upto"), repeats=True),
-    Event("broken", Level.ERROR, "A silver table cannot continue and waits.", ("table", "code")),
+    Event("failed", Level.ERROR, "A silver table cannot continue and waits.", ("table", "code")),
     Event(
         "warning",
         Level.WARNING,
@@ -137,7 +137,7 @@ EVENTS: Final = (
         ("code", "operation", "table", "upto"),
     ),
     Event("judge", Level.INFO, "The rules of the tables were evaluated on silver."),
-    Event("promise", Level.INFO, "A cut is kept readable, or no longer.", ("code", "table")),
+    Event("pin", Level.INFO, "A cut is kept readable, or no longer.", ("code", "table")),
     Event(
         "maintain",
         Level.INFO,

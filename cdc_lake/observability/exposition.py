@@ -18,7 +18,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from itertools import accumulate
@@ -31,7 +31,7 @@ from prometheus_client.metrics_core import Metric as Family
 from cdc_lake.config.source import host_and_port
 from cdc_lake.errors import CdcLakeError, MetricsNotServed, Retry, kinds
 from cdc_lake.observability.events import ProgressEvent
-from cdc_lake.observability.metrics import ERRORS_TOTAL, METRICS, Kind, Loop, Metric
+from cdc_lake.observability.metrics import ERRORS_TOTAL, FORMER_NAMES, FORMER_VALUES, METRICS, Kind, Loop, Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,17 @@ class Exposition:
         """The families that have a value now, in the order of their page."""
         samples_by_metric: dict[Metric, list[Sample]] = {}
         for sample in self._samples():
-            samples_by_metric.setdefault(sample.metric, []).append(sample)
+            samples = samples_by_metric.setdefault(sample.metric, [])
+            samples.append(sample)
+            if former_value := FORMER_VALUES.get(sample.metric, {}).get(sample.labels[-1] if sample.labels else ""):
+                samples.append(replace(sample, labels=(*sample.labels[:-1], former_value)))
         for metric in METRICS:
-            if metric in samples_by_metric:
-                yield self._family(metric, sorted(samples_by_metric[metric], key=lambda item: item.labels))
+            samples = sorted(samples_by_metric.get(metric, []), key=lambda item: item.labels)
+            if samples:
+                yield self._family(metric, samples)
+            if samples and (former_name := FORMER_NAMES.get(metric)) is not None:
+                text = f"Deprecated: 0.5 will have only the new name, {metric.name}."
+                yield self._family(replace(metric, name=former_name, help=text), samples)
 
     def _family(self, metric: Metric, samples: list[Sample]) -> Family:
         names = ("pipeline", *metric.labels)

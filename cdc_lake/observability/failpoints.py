@@ -99,7 +99,7 @@ FAILPOINTS = {
     TABLE_MERGED: "one table of a span is merged",
     ALL_MERGED: "all tables of a span are merged, no cut records it",
     CUT_WRITTEN: "the cut of a span is written",
-    CUT_JUDGED: "the rules were evaluated on silver at a cut, nothing records it and no promise is made",
+    CUT_JUDGED: "the rules were evaluated on silver at a cut, nothing records it and no pin is made",
     REREAD_LANDED: "rows that were read again are in bronze, no row records it",
     REBUILT: "a table's new content is staged next to it, the table is unchanged",
     REPLACED: "a table has its new content, no cut records it",

@@ -212,27 +212,28 @@ CUT_WITHHELD: Final = Metric(
     "cdc_lake_cut_withheld",
     Kind.GAUGE,
     _APPLY,
-    "1 if rules prevented the latest promise of a cut and none was made since, 0 otherwise; with `pin_below`.",
+    "1 if rules prevented the latest pin of a cut and none was made since, 0 otherwise; with `pin_below`.",
 )
-HELD_ROWS_TOTAL: Final = Metric(
-    "cdc_lake_held_rows_total",
+QUARANTINED_ROWS_TOTAL: Final = Metric(
+    "cdc_lake_quarantined_rows_total",
     Kind.COUNTER,
     _APPLY,
-    "Changes that were held, by the rule that they violate; `waiting`: queued behind a held change of their key.",
+    "Changes put in quarantine, by the rule that they violate; `waiting`: queued behind such a change of their key.",
     ("table", "rule"),
 )
-HELD_KEYS: Final = Metric(
-    "cdc_lake_held_keys", Kind.GAUGE, _APPLY, "Keys with held changes as of the latest cut.", ("table",)
+QUARANTINED_KEYS: Final = Metric(
+    "cdc_lake_quarantined_keys", Kind.GAUGE, _APPLY, "Keys with changes in quarantine as of the latest cut.", ("table",)
 )
 TABLE_STATE: Final = Metric(
     "cdc_lake_table_state",
     Kind.GAUGE,
     _APPLY,
-    "1 for the state that a silver table had at the latest cut: live, held, broken, paused, left, or catching-up.",
+    "1 for the state that a silver table had at the latest cut: live, held, failed, paused, left, or catching-up; "
+    "`broken` is the former name of `failed`.",
     ("table", "state"),
 )
-TABLE_BROKEN: Final = Metric(
-    "cdc_lake_table_broken",
+TABLE_FAILED: Final = Metric(
+    "cdc_lake_table_failed",
     Kind.GAUGE,
     _APPLY,
     "1 if a silver table cannot continue and waits; otherwise 0.",
@@ -306,10 +307,10 @@ METRICS: Final = (
     RULE_FAILURES_TOTAL,
     RULE_FAILED_ROWS,
     CUT_WITHHELD,
-    HELD_ROWS_TOTAL,
-    HELD_KEYS,
+    QUARANTINED_ROWS_TOTAL,
+    QUARANTINED_KEYS,
     TABLE_STATE,
-    TABLE_BROKEN,
+    TABLE_FAILED,
     VERIFIED_TIMESTAMP_SECONDS,
     TABLE_DIFFERENT,
     SCHEMA_CHANGES_TOTAL,
@@ -317,3 +318,11 @@ METRICS: Final = (
     LAST_SUCCESS_TIMESTAMP_SECONDS,
 )
 """Every metric, in the order of its page."""
+
+FORMER_NAMES: Final = {
+    QUARANTINED_ROWS_TOTAL: "cdc_lake_held_rows_total",
+    QUARANTINED_KEYS: "cdc_lake_held_keys",
+    TABLE_FAILED: "cdc_lake_table_broken",
+}
+FORMER_VALUES: Final = {TABLE_STATE: {"failed": "broken"}}
+"""Names and values of the last label that 0.3 exposed. This version exposes them too; 0.5 will not."""

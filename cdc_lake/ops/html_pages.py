@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import IN, parse_cut
+from cdc_lake.control.cuts import ACTIVE, parse_cut
 from cdc_lake.observability import html
 from cdc_lake.observability.html import Headline, environment, write_page
 from cdc_lake.ops.report_data import Evidence
@@ -103,7 +103,7 @@ def remember(project: Project, status: Status) -> StatusPage:
                 cut.written_at,
                 _age(cut.commit_ts, cut.written_at),
                 len(cut.tables),
-                sum(table.state == IN for table in cut.tables.values()),
+                sum(table.state == ACTIVE for table in cut.tables.values()),
                 sum(table.held for table in cut.tables.values()),
             )
             for cut in reversed(cuts)
@@ -160,9 +160,9 @@ def _of_budget(status: Status) -> Iterator[Headline]:
 
 
 def _of_tables(status: Status) -> Iterator[Headline]:
-    if broken := [table for table in status.tables if table.state == "broken"]:
-        text = f"{html.plural(len(broken), 'table')} cannot continue"
-        yield Headline("bad", text, f"{_names(broken)}: {broken[0].reason}.")
+    if failed := [table for table in status.tables if table.state == "failed"]:
+        text = f"{html.plural(len(failed), 'table')} cannot continue"
+        yield Headline("bad", text, f"{_names(failed)}: {failed[0].reason}.")
     if different := [table for table in status.tables if table.different_at is not None]:
         yield Headline(
             "bad", "Silver differs from the source", f"According to the latest comparison: {_names(different)}."
@@ -179,7 +179,7 @@ def _of_tables(status: Status) -> Iterator[Headline]:
         yield Headline("attention", f"{html.plural(held, 'change')} held by rules", f"In {names}.")
     if (withheld := status.withheld) is not None:
         yield Headline(
-            "attention", "A cut is not promised", f"{withheld.position} as {withheld.name}: {withheld.reason}."
+            "attention", "A cut is not pinned", f"{withheld.position} as {withheld.name}: {withheld.reason}."
         )
 
 
@@ -209,7 +209,8 @@ def _runs(control: ControlTables) -> list[PastRun]:
 def _run(row: RunRow) -> PastRun:
     facts: dict[str, Any] = json.loads(row.facts or "{}")
     received = facts.get("receive") or {}
-    codes = {str(code) for code in (facts.get("error"), *(facts.get("broken") or {}).values()) if code}
+    failed: dict[str, str] = facts.get("failed") or facts.get("broken") or {}  # `broken`: as 0.3 wrote it
+    codes = {str(code) for code in (facts.get("error"), *failed.values()) if code}
     return PastRun(
         row.run,
         row.verb,

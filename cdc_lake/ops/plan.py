@@ -19,11 +19,11 @@ from cdc_lake.config.source import PostgresSource
 from cdc_lake.connectors.base import Action, ActionKind, SourceIntrospection
 from cdc_lake.connectors.factory import source_view
 from cdc_lake.connectors.redaction import redaction_of
-from cdc_lake.control.cuts import BROKEN, TableState, last_cut
+from cdc_lake.control.cuts import FAILED, TableState, last_cut
 from cdc_lake.control.ownership import check_owned
 from cdc_lake.control.snapshots import TableTimeline, courses
 from cdc_lake.control.table_pauses import stopped_tables
-from cdc_lake.errors import CdcLakeError, DivisionChanged, KindChanged, ShapeForeign, TransformChanged, TypeRefused
+from cdc_lake.errors import CdcLakeError, DivisionChanged, KindChanged, TransformChanged, TypeRefused, UnexpectedColumn
 from cdc_lake.errors.base import without_table_copies
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import Span
@@ -292,7 +292,7 @@ def _silver(
                 again = unconvertible(change)
                 waits.append(_copy_again(target, change, state) if again else _action(target, change))
         yield from waits
-        if listed is not None and listed.state == BROKEN:
+        if listed is not None and listed.state == FAILED:
             yield from _waits(target, listed, waits)
         if state is not None:
             yield from _renewal_actions(target, state, followed.get(str(name)), listed)
@@ -335,7 +335,7 @@ def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relati
     try:
         check_kind(have, wanted, target.label, target.source)
         check_columns(target, have, now, reader.layouts([target.source]).values())
-    except (KindChanged, ShapeForeign) as unfit:
+    except (KindChanged, UnexpectedColumn) as unfit:
         yield Action(ActionKind.REMAKE, target.label, f"{unfit.message}: it waits; {unfit.remedy}", destructive=True)
 
 

@@ -23,7 +23,7 @@ from cdc_lake.config.rules import (
     named_columns,
     rule_name,
 )
-from cdc_lake.control.cuts import parse_cut
+from cdc_lake.control.cuts import parse_cut, table_states
 from cdc_lake.control.quarantine import FAILED, hold_log, open_holds
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.position import OrderDomain, format_position, parse_position
@@ -69,7 +69,7 @@ class Evidence:
                 f"The source could not be queried ({self.status.unreachable_because}); lags are the last known ones."
             )
         if (withheld := self.status.withheld) is not None:
-            self.notes.append(f"The cut at {withheld.position} is not promised as {withheld.name}: {withheld.reason}.")
+            self.notes.append(f"The cut at {withheld.position} is not pinned as {withheld.name}: {withheld.reason}.")
         cut = self.control.last_cut(self.status.stream)
         runs = self._runs()
         status_by_table = {table.table: table for table in self.status.tables}
@@ -109,7 +109,7 @@ class Evidence:
 
     def _targets(self, cut: CutRow | None) -> list[Target]:
         """Tables that are captured, in the last cut, or named in the file; by silver name."""
-        relations = {table.source for table in self.status.tables} | set(json.loads(cut.tables) if cut else ())
+        relations = {table.source for table in self.status.tables} | set(table_states(cut.tables) if cut else ())
         relations |= {str(TableName.parse(table.from_)) for table in self.project.pipeline.silver.tables}
         return sorted((self.project.target(TableName.parse(r)) for r in relations), key=lambda t: t.label)
 
@@ -250,8 +250,8 @@ def _silver_position(target: Target, cut: CutRow | None, table_status: TableStat
     """How far silver is: by its own marker where status saw it, otherwise by the last cut."""
     if table_status is not None and table_status.position is not None:
         return parse_position(table_status.position)
-    entry: Mapping[str, Any] = json.loads(cut.tables).get(str(target.source), {}) if cut else {}
-    return int(entry["position"]) if entry else None
+    entry = table_states(cut.tables).get(str(target.source)) if cut else None
+    return None if entry is None else entry.position
 
 
 def _facts(run: RunRow) -> dict[str, Any]:

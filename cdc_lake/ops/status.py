@@ -6,7 +6,6 @@ without the source and without Spark, and then says what it could not see.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from cdc_lake.bronze.reader import BronzeReader, CommitRow
 from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.factory import source_view
 from cdc_lake.connectors.wal_budget import WalNote
-from cdc_lake.control.cuts import BROKEN, PAUSED, RENEWING
+from cdc_lake.control.cuts import FAILED, PAUSED, RESYNCING, TableState, table_states
 from cdc_lake.control.quarantine import hold_log, open_holds
 from cdc_lake.control.snapshots import courses
 from cdc_lake.control.status_files import ReceiverNote
@@ -134,12 +133,12 @@ def _ask_lake(project: Project) -> LakeSide:
     if cut is None and copied:
         waiting = reader.commits(Span(state.epoch, 0, state.upto))
     captured = sorted({layout.table for layout in reader.layouts().values()})
-    tables = json.loads(cut.tables) if cut is not None else {}
+    tables = table_states(cut.tables) if cut is not None else {}
     last = _last_commit(reader, state, waiting, cut)
     ahead = Span(state.epoch, cut.position if cut else -1, max(state.upto, cut.position if cut else -1))
     odd = waiting_undecoded(reader, ahead, state.stream)
     paused = stopped_tables(project, control)
-    stayed = [int(tables[relation]["position"]) for relation in paused if relation in tables]
+    stayed = [tables[relation].position for relation in paused if relation in tables]
     since = min(stayed, default=0)  # the position of a copy may lie beyond everything that was received
     passed = reader.commits(Span(state.epoch, since, max(since, state.upto))) if stayed else waiting
     followed = courses(control.snapshots(), state.stream)
@@ -186,16 +185,15 @@ def _table(
     lake: LakeSide, target: Target, marker: Marker, held: Any, compared: Any, nameless: LakeError | None
 ) -> TableStatus:
     name = target.source
-    in_cut = lake.tables.get(str(name), {})
-    cut_position = int(in_cut["position"]) if in_cut else None
-    reached = [p for p in (marker.position, cut_position) if p is not None]
+    in_cut = lake.tables.get(str(name))
+    reached = [p for p in (marker.position, None if in_cut is None else in_cut.position) if p is not None]
     position = max(reached) if reached else None
     waiting = _open_rows(lake, name, held, marker, position)
     state, reason = _state(lake, name, position, in_cut, waiting, exists=marker.version is not None)
-    code, _, remedy = in_cut.get("error") or ("", "", "")
+    code, _, remedy = (None if in_cut is None else in_cut.error) or ("", "", "")
     if nameless is not None and state != "paused":
         code, remedy = nameless.code, nameless.remedy
-        state, reason = "broken", f"{nameless.message} [{code}]"
+        state, reason = "failed", f"{nameless.message} [{code}]"
     proven = verified_state(compared, str(name), lake.state.stream if lake.state else "", marker.generation)
     return TableStatus(
         source=str(name),
@@ -209,13 +207,13 @@ def _table(
         verified_through=_position_text(proven.through, lake.domain),
         verified_at=proven.verified_at,
         different_at=proven.different_at,
-        code=code if state == "broken" else "",
-        remedy={"broken": remedy, "held": "`cdc-lake quarantine list`"}.get(state, ""),
+        code=code if state == "failed" else "",
+        remedy={"failed": remedy, "held": "`cdc-lake quarantine list`"}.get(state, ""),
     )
 
 
 def _state(  # noqa: PLR0911  # one return a state
-    lake: LakeSide, name: TableName, position: int | None, in_cut: Mapping[str, Any], held: int, *, exists: bool
+    lake: LakeSide, name: TableName, position: int | None, in_cut: TableState | None, held: int, *, exists: bool
 ) -> tuple[str, str]:
     if lake.state is None:
         return "pending", "nothing has been received yet"
@@ -228,17 +226,18 @@ def _state(  # noqa: PLR0911  # one return a state
         return "snapshot", "the initial copy is in progress or was interrupted"
     if (copy_state := _copied_again(lake, str(name), in_cut)) is not None:
         return copy_state
-    if in_cut.get("state") == RENEWING:
+    in_cut_state = None if in_cut is None else in_cut.state
+    if in_cut_state == RESYNCING:
         return "catching-up", "its content was recreated, and it is catching up with the other tables"
-    if in_cut.get("state") == PAUSED:
+    if in_cut_state == PAUSED:
         return "catching-up", "it was paused, and continues with the next run"
-    if in_cut.get("state") == BROKEN:
-        code, why, _ = in_cut.get("error") or (
+    if in_cut is not None and in_cut_state == FAILED:
+        code, why, _ = in_cut.error or (
             "",
             "it could not continue at its last span; the next run reports why",
             "",
         )
-        return "broken", f"{why} [{code}]" if code else why
+        return "failed", f"{why} [{code}]" if code else why
     unapplied = [c for c in lake.waiting if str(name) in c.counts and (position is None or c.position > position)]
     if position is None:
         return "catching-up", "received, not applied yet"
@@ -253,7 +252,7 @@ def _state(  # noqa: PLR0911  # one return a state
     return "live", "everything received is applied"
 
 
-def _copied_again(lake: LakeSide, name: str, in_cut: Mapping[str, Any]) -> tuple[str, str] | None:
+def _copied_again(lake: LakeSide, name: str, in_cut: TableState | None) -> tuple[str, str] | None:
     """What is to be said of a table that was left, or copied again; None for any other."""
     course, state = lake.courses.get(name), lake.state
     if course is None or state is None:
@@ -262,7 +261,7 @@ def _copied_again(lake: LakeSide, name: str, in_cut: Mapping[str, Any]) -> tuple
         position_text = _position_text(course.stretches[-1].left, lake.domain)
         why = "`source.tables` excludes the table, or the source no longer has a table of that name"
         return "left", f"not captured after {position_text}: {why}; the receiver copies it when it is there again"
-    copied, newest = in_cut.get("copied"), course.stretches[-1]
+    copied, newest = None if in_cut is None else in_cut.copied, course.stretches[-1]
     if newest.later and (copied is None or copied < newest.begins):
         return (
             "catching-up",

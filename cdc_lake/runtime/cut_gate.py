@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.config.rules import Expectation, Expression, ForeignKey, RowRule, TableRule, rule_name
-from cdc_lake.control.cuts import IN, Promise, TableState, WrittenCut, promises, relocate_target
+from cdc_lake.control.cuts import ACTIVE, PinnedCut, TableState, WrittenCut, pinned_cuts, relocate_target
 from cdc_lake.errors import CdcLakeError, NoKey
 from cdc_lake.model.quarantine import Key
 from cdc_lake.model.relation import TableName
@@ -177,7 +177,7 @@ class SilverJudge:
     def _referenced_rows(self, rule: ForeignKey) -> Referenced:
         """The rows that a foreign key refers to, as of the cut that the table itself is read at."""
         other = self.project.target(TableName.parse(rule.references))
-        if self.cut is not None and ((state := self._state(other)) is None or state.state != IN):
+        if self.cut is not None and ((state := self._state(other)) is None or state.state != ACTIVE):
             return Referenced(None, f"{other.label} is not in the latest cut")
         try:
             return Referenced(self._holding(other, set(rule.referenced)))
@@ -238,7 +238,7 @@ def _row(now: dt.datetime, target: Target, rule: RowRule | TableRule, result: Ru
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """A rule that keeps a cut from being promised. `why`: it could not be judged, empty where it was."""
+    """A rule that keeps a cut from being pinned. `why`: it could not be judged, empty where it was."""
 
     table: str
     rule: str
@@ -254,7 +254,7 @@ class Objection:
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """A promise of a cut that was not made, and the rules that kept it back."""
+    """A pin of a cut that was not made, and the rules that kept it back."""
 
     name: str
     scheduled: bool
@@ -271,7 +271,7 @@ class Withheld:
 
 
 def judge_cut(project: Project, control: ControlTables, cut: WrittenCut, now: datetime) -> tuple[Objection, ...]:
-    """Judge silver at a cut and keep what was found in `quality`; the rules that object to its promise.
+    """Judge silver at a cut and keep what was found in `quality`; the rules that object to its pin.
 
     `now`: the time that it is judged for, to which ages are reckoned. Raises ControlNotWritten.
     """
@@ -284,36 +284,34 @@ def judge_cut(project: Project, control: ControlTables, cut: WrittenCut, now: da
 
 
 def objections(project: Project, control: ControlTables, cut: WrittenCut) -> tuple[Objection, ...]:
-    """The rules that object to the promise of a cut; nothing is judged where none may. Raises ControlNotWritten."""
+    """The rules that object to the pin of a cut; nothing is judged where none may. Raises ControlNotWritten."""
     if project.pipeline.quality.pin_below is None:
         return ()
     return judge_cut(project, control, cut, cut.written_at)
 
 
-def withhold(control: ControlTables, promise: Promise, reasons: Iterable[Objection], now: datetime) -> Withheld:
-    """Write that a promise was not made."""
-    cut = promise.cut
+def withhold(control: ControlTables, pin: PinnedCut, reasons: Iterable[Objection], now: datetime) -> Withheld:
+    """Write that a pin was not made."""
+    cut = pin.cut
     document = json.dumps([asdict(objection) for objection in reasons])
-    row = WithheldRow(
-        promise.name, promise.scheduled, cut.epoch, cut.stream, cut.position, cut.written_at, document, now
-    )
+    row = WithheldRow(pin.name, pin.scheduled, cut.epoch, cut.stream, cut.position, cut.written_at, document, now)
     control.record(row)
     control.compact("withheld")
     return _withheld(row)
 
 
 def withheld(control: ControlTables) -> tuple[Withheld, ...]:
-    """Every promise that was not made, oldest first."""
+    """Every pin that was not made, oldest first."""
     rows = control.read("withheld").sort_by("recorded_at").to_pylist()
     return tuple(_withheld(WithheldRow(**row)) for row in rows)
 
 
 def still_withheld(project: Project, control: ControlTables) -> Withheld | None:
-    """The newest promise that was not made, where none has been made of that cut or a later one since."""
+    """The newest pin that was not made, where none has been made of that cut or a later one since."""
     if project.pipeline.quality.pin_below is None:
         return None
-    newest = max(withheld(control), key=lambda promise: promise.at, default=None)
-    if newest is None or any(promise.cut.written_at >= newest.cut_at for promise in promises(control)):
+    newest = max(withheld(control), key=lambda pin: pin.at, default=None)
+    if newest is None or any(pin.cut.written_at >= newest.cut_at for pin in pinned_cuts(control)):
         return None
     return newest
 

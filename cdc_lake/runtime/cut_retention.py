@@ -22,20 +22,20 @@ import pyarrow.compute as pc
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cut_lookup import find_cut
 from cdc_lake.control.cuts import (
-    IN,
-    Promise,
+    ACTIVE,
+    PinnedCut,
     TableState,
     WrittenCut,
     due,
     parse_cut,
-    promises,
+    pinned_cuts,
     record,
     relocate_target,
     standing,
 )
 from cdc_lake.control.verdicts import RULE
-from cdc_lake.errors import CdcLakeError, CutWithheld, NotPromised, VersionGone
-from cdc_lake.model.position import PROMISE_NAME, AsOf
+from cdc_lake.errors import CdcLakeError, CutWithheld, NotPinned, VersionGone
+from cdc_lake.model.position import PIN_NAME, AsOf
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
 from cdc_lake.runtime.cut_gate import Withheld, judge_cut, objections, withheld, withhold
@@ -48,7 +48,7 @@ Sql = Callable[[Target, str], None]
 
 
 class Keeper:
-    """Keeps the promises of a pipeline, and makes those of its schedule.
+    """Keeps the pins of a pipeline, and makes those of its schedule.
 
     `sql`: None where there is no Spark; retention on Delta is then left to who applies.
     """
@@ -59,43 +59,43 @@ class Keeper:
         self._sql = sql
         self._report = report
         self._files: list[str] | None = None
-        self._promises: tuple[Promise, ...] = ()
-        self._enforced_promises: tuple[Promise, ...] | None = None
+        self._pins: tuple[PinnedCut, ...] = ()
+        self._enforced_pins: tuple[PinnedCut, ...] | None = None
         self._withheld: Withheld | None = None
         self._tried = False
 
     def cut(self, cut: WrittenCut) -> None:
-        """A cut was written: it may be one that the schedule promises."""
+        """A cut was written: it may be one that the schedule pins."""
         settings = self._project.pipeline.silver.cuts
         if settings.pin_every is not None:
             every, keep = timedelta(milliseconds=settings.pin_every), timedelta(milliseconds=settings.keep)
-            if (promise := due(self._refresh_promises(), cut, every, keep, self._last_withheld())) is not None:
-                self._promise(promise)
+            if (pin := due(self._refresh_pins(), cut, every, keep, self._last_withheld())) is not None:
+                self._pin(pin)
         self.keep()
 
-    def _promise(self, promise: Promise) -> None:
-        """Make a promise of the schedule, unless a rule objects."""
-        if objecting := objections(self._project, self._control, promise.cut):
-            self._withheld = withhold(self._control, promise, objecting, datetime.now(UTC))
-            text = f"the cut is not promised as `{promise.name}`: {self._withheld.reason}"
-            self._report(ProgressEvent("promise", text, facts={"code": CutWithheld.code}))
+    def _pin(self, pin: PinnedCut) -> None:
+        """Make a pin of the schedule, unless a rule objects."""
+        if objecting := objections(self._project, self._control, pin.cut):
+            self._withheld = withhold(self._control, pin, objecting, datetime.now(UTC))
+            text = f"the cut is not pinned as `{pin.name}`: {self._withheld.reason}"
+            self._report(ProgressEvent("pin", text, facts={"code": CutWithheld.code}))
             return
-        record(self._control, promise, promise.cut.written_at)
+        record(self._control, pin, pin.cut.written_at)
         self._control.compact("promises")
-        self._report(ProgressEvent("promise", f"the cut is kept readable as `{promise.name}`"))
+        self._report(ProgressEvent("pin", f"the cut is kept readable as `{pin.name}`"))
 
     def _last_withheld(self) -> datetime | None:
-        """When the last cut was written that the schedule did not promise; read once, as nobody else makes any."""
+        """When the last cut was written that the schedule did not pin; read once, as nobody else makes any."""
         if not self._tried:
             scheduled = [entry for entry in withheld(self._control) if entry.scheduled]
             self._withheld, self._tried = (scheduled[-1] if scheduled else None), True
         return None if self._withheld is None else self._withheld.cut_at
 
     def keep(self) -> None:
-        """Make tags and retention what the standing promises need; next to nothing where that did not change."""
+        """Make tags and retention what the standing pins need; next to nothing where that did not change."""
         now = datetime.now(UTC)
-        stand = standing(self._refresh_promises(), now)
-        if stand == self._enforced_promises:
+        stand = standing(self._refresh_pins(), now)
+        if stand == self._enforced_pins:
             return
         failed = False
         for (relation, label, format_), needs in sorted(self._needs(stand).items()):
@@ -104,60 +104,58 @@ class Keeper:
                 self._keep(target, needs)
             except CdcLakeError as error:
                 failed = True
-                what = f"{target.label} does not list the promised versions yet: {error.message}"
-                self._report(ProgressEvent("promise", what, facts={"code": error.code, "table": target.label}))
-        self._enforced_promises = None if failed else stand
+                what = f"{target.label} does not list the pinned versions yet: {error.message}"
+                self._report(ProgressEvent("pin", what, facts={"code": error.code, "table": target.label}))
+        self._enforced_pins = None if failed else stand
 
-    def _keep(self, target: Target, needs: Sequence[tuple[Promise, int]]) -> None:
+    def _keep(self, target: Target, needs: Sequence[tuple[PinnedCut, int]]) -> None:
         if target.format == "iceberg":
             self._tag(target, needs)
         elif self._sql is not None:
             for statement in retention_changes(self._project, target, _longest(needs)):
                 self._sql(target, statement)
 
-    def _needs(self, stand: Sequence[Promise]) -> dict[tuple[str, str, str], list[tuple[Promise, int]]]:
-        """Table → the promises that need a version of it, and which; also of tables whose promises have all ended."""
-        needs: dict[tuple[str, str, str], list[tuple[Promise, int]]] = {}
-        for promise in self._promises:
-            for relation, table in promise.cut.tables.items():
+    def _needs(self, stand: Sequence[PinnedCut]) -> dict[tuple[str, str, str], list[tuple[PinnedCut, int]]]:
+        """Table → the pins that need a version of it, and which; also of tables whose pins have all ended."""
+        needs: dict[tuple[str, str, str], list[tuple[PinnedCut, int]]] = {}
+        for pin in self._pins:
+            for relation, table in pin.cut.tables.items():
                 versions = needs.setdefault(_place(relation, table), [])
-                if table.version is not None and promise in stand:
-                    versions.append((promise, table.version))
+                if table.version is not None and pin in stand:
+                    versions.append((pin, table.version))
         return needs
 
-    def _tag(self, target: Target, needs: Sequence[tuple[Promise, int]]) -> None:
-        wanted = {f"{TAG_PREFIX}{promise.name}": version for promise, version in needs}
+    def _tag(self, target: Target, needs: Sequence[tuple[PinnedCut, int]]) -> None:
+        wanted = {f"{TAG_PREFIX}{pin.name}": version for pin, version in needs}
         for tag in set_tags(self._project, target, wanted):
-            what = f"the version of {target.label} that `{tag.removeprefix(TAG_PREFIX)}` promises no longer exists"
-            self._report(ProgressEvent("promise", what, facts={"code": "LAK462", "table": target.label}))
+            what = f"the version of {target.label} that `{tag.removeprefix(TAG_PREFIX)}` pins no longer exists"
+            self._report(ProgressEvent("pin", what, facts={"code": "LAK462", "table": target.label}))
 
-    def _refresh_promises(self) -> tuple[Promise, ...]:
-        """The promises as they are; read again only where the table has changed."""
+    def _refresh_pins(self) -> tuple[PinnedCut, ...]:
+        """The pins as they are; read again only where the table has changed."""
         files = sorted(self._control.files("promises")["path"].to_pylist())
         if files != self._files:
-            self._promises, self._files = promises(self._control), files
-        return self._promises
+            self._pins, self._files = pinned_cuts(self._control), files
+        return self._pins
 
 
 def _place(relation: str, table: TableState) -> tuple[str, str, str]:
     return relation, table.table, table.format
 
 
-def _longest(needs: Sequence[tuple[Promise, int]]) -> timedelta | None:
-    """The longest time from a cut until its promise ends."""
+def _longest(needs: Sequence[tuple[PinnedCut, int]]) -> timedelta | None:
+    """The longest time from a cut until its pin ends."""
     if not needs:
         return None
-    return max(
-        timedelta.max if promise.until is None else promise.until - promise.cut.written_at for promise, _ in needs
-    )
+    return max(timedelta.max if pin.until is None else pin.until - pin.cut.written_at for pin, _ in needs)
 
 
 _RESERVED = re.compile(r"latest|at_[0-9].*")
 
 
 @dataclass(frozen=True, slots=True)
-class Promised:
-    """What stands now of a promise; `until` in the past or now: it is ended."""
+class PinResult:
+    """What stands now of a pin; `until` in the past or now: it is ended."""
 
     name: str
     epoch: int
@@ -167,53 +165,53 @@ class Promised:
     ended: bool = False
 
 
-def promise_cut(
+def pin_cut(
     project: Project,
     name: str,
     asked: AsOf,
     epoch: int | None,
     keep: timedelta | None,
     report: ProgressReporter = silent,
-) -> Promised:
-    """Promise the cut that is asked for, for a time from now on, or until the promise is ended.
+) -> PinResult:
+    """Pin the cut that is asked for, for a time from now on, or until it is unpinned.
 
     It stands from now on; Iceberg tables are tagged at once, retention on Delta is set by the next apply. Raises
-    NotPromised, VersionGone, BeforeFirstCut, CutNotReached, CutUnknown; CutWithheld where a rule objects.
+    NotPinned, VersionGone, BeforeFirstCut, CutNotReached, CutUnknown; CutWithheld where a rule objects.
     """
-    if not PROMISE_NAME.fullmatch(name) or _RESERVED.fullmatch(name):
-        raise NotPromised(f"`{name}` is not a valid name for a promise")
+    if not PIN_NAME.fullmatch(name) or _RESERVED.fullmatch(name):
+        raise NotPinned(f"`{name}` is not a valid name for a pinned cut")
     control, now = control_tables(project), datetime.now(UTC)
-    if any(existing.name == name and existing.stands(now) for existing in promises(control)):
-        raise NotPromised(f"a promise `{name}` exists already")
+    if any(existing.name == name and existing.stands(now) for existing in pinned_cuts(control)):
+        raise NotPinned(f"a cut is already pinned as `{name}`")
     cut = find_cut(project, asked, epoch)
     for relation, state in cut.tables.items():
         target = relocate_target(project.target(TableName.parse(relation)), state.table, state.format)
         if state.version is not None and not is_readable(project, target, state.version):
             raise VersionGone(target.label, state.version, cut.position_text)
-    promise = Promise(name, scheduled=False, cut=cut, until=None if keep is None else now + keep)
+    pin = PinnedCut(name, scheduled=False, cut=cut, until=None if keep is None else now + keep)
     if objecting := objections(project, control, cut):
-        why = withhold(control, promise, objecting, now).reason
-        raise CutWithheld(f"the cut at {cut.position_text} is not promised as `{name}`: {why}")
-    record(control, promise, now)
+        why = withhold(control, pin, objecting, now).reason
+        raise CutWithheld(f"the cut at {cut.position_text} is not pinned as `{name}`: {why}")
+    record(control, pin, now)
     Keeper(project, control, None, report).keep()
-    return Promised(name, cut.epoch, cut.position_text, cut.commit_ts, promise.until)
+    return PinResult(name, cut.epoch, cut.position_text, cut.commit_ts, pin.until)
 
 
-def end_promise(project: Project, name: str, report: ProgressReporter = silent) -> Promised:
-    """End a promise now, also one of the schedule. Raises NotPromised where it does not stand."""
+def unpin_cut(project: Project, name: str, report: ProgressReporter = silent) -> PinResult:
+    """End a pin now, also one of the schedule. Raises NotPinned where it does not stand."""
     control, now = control_tables(project), datetime.now(UTC)
-    stands = [existing for existing in promises(control) if existing.name == name and existing.stands(now)]
+    stands = [existing for existing in pinned_cuts(control) if existing.name == name and existing.stands(now)]
     if not stands:
-        raise NotPromised(f"there is no promise `{name}`")
+        raise NotPinned(f"no cut is pinned as `{name}`")
     ended = replace(stands[0], until=now)
     record(control, ended, now)
     Keeper(project, control, None, report).keep()
-    return Promised(name, ended.cut.epoch, ended.cut.position_text, ended.cut.commit_ts, now, ended=True)
+    return PinResult(name, ended.cut.epoch, ended.cut.position_text, ended.cut.commit_ts, now, ended=True)
 
 
 @dataclass(frozen=True, slots=True)
-class PromiseLine:
-    """A promise of a cut. `until`: None where it has no end."""
+class PinLine:
+    """A pin of a cut. `until`: None where it has no end."""
 
     name: str
     scheduled: bool
@@ -231,7 +229,7 @@ class CutLine:
     tables: int
     behind: tuple[str, ...]
     held: int
-    promises: tuple[PromiseLine, ...]
+    pins: tuple[PinLine, ...]
     withheld: tuple[Withheld, ...] = ()
 
 
@@ -267,21 +265,21 @@ class CutView:
     position: str
     commit_ts: datetime | None
     written_at: datetime
-    promises: tuple[PromiseLine, ...]
+    pins: tuple[PinLine, ...]
     tables: tuple[CutTable, ...]
     withheld: tuple[Withheld, ...] = ()
 
 
-def list_cuts(project: Project, limit: int, *, promised: bool = False) -> CutList:
-    """The newest cuts, or the newest of those that are `promised`."""
+def list_cuts(project: Project, limit: int, *, pinned: bool = False) -> CutList:
+    """The newest cuts, or the newest of those that are `pinned`."""
     control = control_tables(project)
-    places, stand = control.cut_places(), standing(promises(control), datetime.now(UTC))
-    if promised:
-        cuts = list({_key(promise.cut): promise.cut for promise in stand}.values())[::-1]
+    places, stand = control.cut_places(), standing(pinned_cuts(control), datetime.now(UTC))
+    if pinned:
+        cuts = list({_key(pin.cut): pin.cut for pin in stand}.values())[::-1]
     else:
         newest = places.slice(max(0, places.num_rows - limit))
         cuts = [parse_cut(row) for row in control.cuts(newest)][::-1] if newest.num_rows else []
-    total = len(cuts) if promised else int(places.num_rows)
+    total = len(cuts) if pinned else int(places.num_rows)
     kept_back = withheld(control)
     return CutList(total, tuple(_line(cut, stand, kept_back) for cut in cuts[:limit]))
 
@@ -290,7 +288,7 @@ def show_cut(project: Project, asked: AsOf, epoch: int | None) -> CutView:
     """The cut that is asked for. Raises BeforeFirstCut, CutNotReached, CutUnknown."""
     cut = find_cut(project, asked, epoch)
     control = control_tables(project)
-    stand = standing(promises(control), datetime.now(UTC))
+    stand = standing(pinned_cuts(control), datetime.now(UTC))
     tables = tuple(_table(project, cut, relation) for relation in sorted(cut.tables))
     back = _kept_back(cut, withheld(control))
     return CutView(
@@ -299,23 +297,23 @@ def show_cut(project: Project, asked: AsOf, epoch: int | None) -> CutView:
         cut.position_text,
         cut.commit_ts,
         cut.written_at,
-        _promise_lines(cut, stand),
+        _pin_lines(cut, stand),
         tables,
         back,
     )
 
 
-def _line(cut: WrittenCut, stand: Iterable[Promise], kept_back: Iterable[Withheld]) -> CutLine:
-    lagging = tuple(table.table for table in cut.tables.values() if table.state != IN)
+def _line(cut: WrittenCut, stand: Iterable[PinnedCut], kept_back: Iterable[Withheld]) -> CutLine:
+    lagging = tuple(table.table for table in cut.tables.values() if table.state != ACTIVE)
     held = sum(table.held for table in cut.tables.values())
-    of, back = _promise_lines(cut, stand), _kept_back(cut, kept_back)
+    of, back = _pin_lines(cut, stand), _kept_back(cut, kept_back)
     return CutLine(
         cut.epoch, cut.position_text, cut.commit_ts, cut.written_at, len(cut.tables), lagging, held, of, back
     )
 
 
 def _kept_back(cut: WrittenCut, every: Iterable[Withheld]) -> tuple[Withheld, ...]:
-    """The promises of a cut that were not made."""
+    """The pins of a cut that were not made."""
     return tuple(
         entry
         for entry in every
@@ -323,9 +321,9 @@ def _kept_back(cut: WrittenCut, every: Iterable[Withheld]) -> tuple[Withheld, ..
     )
 
 
-def _promise_lines(cut: WrittenCut, stand: Iterable[Promise]) -> tuple[PromiseLine, ...]:
-    own_promises = (promise for promise in stand if _key(promise.cut) == _key(cut))
-    return tuple(PromiseLine(promise.name, promise.scheduled, promise.until) for promise in own_promises)
+def _pin_lines(cut: WrittenCut, stand: Iterable[PinnedCut]) -> tuple[PinLine, ...]:
+    own_pins = (pin for pin in stand if _key(pin.cut) == _key(cut))
+    return tuple(PinLine(pin.name, pin.scheduled, pin.until) for pin in own_pins)
 
 
 def _key(cut: WrittenCut) -> tuple[int, int, datetime]:

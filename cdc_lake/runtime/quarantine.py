@@ -26,7 +26,7 @@ from cdc_lake.control.cuts import Cut, last_cut
 from cdc_lake.control.quarantine import FAILED, QuarantineLog, hold_log, open_holds
 from cdc_lake.control.streams import UndecodedTransaction, source_table, waiting
 from cdc_lake.control.table_pauses import stopped_tables
-from cdc_lake.errors import DecidedOtherwise, HoldStays, NotHeld
+from cdc_lake.errors import DecidedOtherwise, NotQuarantined, QuarantineRemains
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import END, Span
 from cdc_lake.model.quarantine import DISCARD, FIRST_ORDINAL, ON, Place, Verb, place_of
@@ -261,14 +261,15 @@ def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str
 
     In a group that holds whole transactions those are decided whole, in all its tables.
 
-    Raises TableNotKnown, AnotherApply, ControlNotWritten; NotHeld, HoldStays, DecidedOtherwise for a key that is named.
+    Raises TableNotKnown, AnotherApply, ControlNotWritten; NotQuarantined, QuarantineRemains, DecidedOtherwise for a key
+    that is named.
     """
     name = source_table(table)
     with lease(project.lease) if yes else nullcontext():
         reader, control = bronze_reader(project), control_tables(project)
         state = reader.state()
         if state is None:
-            raise NotHeld(f"nothing of {name} is held: bronze contains no stream", where=reader.place)
+            raise NotQuarantined(f"nothing of {name} is held: bronze contains no stream", where=reader.place)
         log = hold_log(control)
         tables = _tables(project, log, state, last_cut(control, state.stream), name)
         holds = tables[str(name)]
@@ -304,13 +305,13 @@ def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str
 def _tables(
     project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: Cut | None, name: TableName
 ) -> dict[str, HeldOf]:
-    """What is held of a table and of the others of its group. Raises HoldStays."""
+    """What is held of a table and of the others of its group. Raises QuarantineRemains."""
     group = project.group(name)
     names = (name,) if group is None else group.tables
     tables = {str(table): held_of(project, log, state, cut, project.target(table)) for table in names}
     if len({table.watermark for table in tables.values() if table.watermark >= 0}) > 1:
         hint = "`cdc-lake run` brings them to one position, or reports why one of them cannot continue"
-        raise HoldStays(f"the tables of the group of {name} are not at one position", hint=hint)
+        raise QuarantineRemains(f"the tables of the group of {name} are not at one position", hint=hint)
     return tables
 
 
@@ -337,7 +338,7 @@ def _chosen(tables: Mapping[str, HeldOf], holds: HeldOf, reader: BronzeReader, v
     if not holds.rows or holds.layout is None:
         if choice.key is None:
             return _Chosen((), 0, ())
-        raise NotHeld(f"nothing of {name} is held")
+        raise NotQuarantined(f"nothing of {name} is held")
     kinds = {
         relation: kind_of(table.target, reader.layouts([table.target.source])[table.layout])
         for relation, table in tables.items()
@@ -353,7 +354,7 @@ def _chosen(tables: Mapping[str, HeldOf], holds: HeldOf, reader: BronzeReader, v
         if (own := group.for_table(name)).rows and (choice.key is None or choice.key in own.keys)
     ]
     if not waiting:
-        raise NotHeld(f"no held change of {name} has that key")
+        raise NotQuarantined(f"no held change of {name} has that key")
     for group, own in waiting:
         if choice.rule is not None and choice.rule not in group.broken:
             continue
@@ -371,7 +372,7 @@ def _chosen(tables: Mapping[str, HeldOf], holds: HeldOf, reader: BronzeReader, v
         if why is None:
             fresh.append(group)
         elif choice.key is not None:
-            raise HoldStays(f"held changes of {name} cannot be {_PAST[verb]}: {why}")
+            raise QuarantineRemains(f"held changes of {name} cannot be {_PAST[verb]}: {why}")
         else:
             left.append(Left(own.keys, why))
     return _Chosen(tuple(fresh), before, tuple(left))

@@ -2,7 +2,7 @@
 
 The slot that the stream was read from is dropped where it is still there, and the control tables say that the next
 start begins a new stream: slot, publication and copies as of a first run, in the next epoch of the same bronze. Silver
-tables, cuts, promises and decisions stay; each silver table begins again with its copy, and one that keeps a past keeps
+tables, cuts, pins and decisions stay; each silver table begins again with its copy, and one that keeps a past keeps
 it. Other pipelines of the lake are not touched, and neither are slots that this pipeline did not make.
 """
 
@@ -15,10 +15,10 @@ from typing import Final
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.factory import slot_care, source_view
-from cdc_lake.control.cuts import BROKEN, TableState, last_cut
+from cdc_lake.control.cuts import FAILED, TableState, last_cut
 from cdc_lake.control.ownership import check_own_bronze
 from cdc_lake.control.streams import last_epoch, start_over
-from cdc_lake.errors import NoStream, OtherWriter, SilverPutBack, SlotActive, SlotForeign
+from cdc_lake.errors import NoStream, OtherWriter, SilverRestored, SlotActive, SlotForeign
 from cdc_lake.model.position import Span
 from cdc_lake.runtime.apply.table_integrity import find_violation, is_tolerated
 from cdc_lake.source.base import StreamIdentity, format_stream_position
@@ -29,7 +29,7 @@ WAITED: Final = 60
 """Seconds that a hint says to wait for who reads a slot: as long as a server keeps one that broke off, by default."""
 
 
-_DAMAGE: Final = (OtherWriter.code, SilverPutBack.code)
+_DAMAGE: Final = (OtherWriter.code, SilverRestored.code)
 _NOT_OURS: Final = (
     "correct `source`, or set `source.slot.name` to a name that does not exist yet: the owner of this slot may need "
     "it; `cdc-lake slot inspect` shows its reader and what it retains. If the slot was carried over by an upgrade "
@@ -133,7 +133,7 @@ def check_pasts(project: Project, stream: str, targets: Iterable[Target], tables
 
 def _find_damage(project: Project, target: Target, stream: str, listed: TableState) -> tuple[str, str] | None:
     """What others did to a table and what is done about it, as the last cut says, or as nobody noticed yet."""
-    if listed.error is not None and listed.state == BROKEN:
+    if listed.error is not None and listed.state == FAILED:
         code, message, remedy = listed.error
     else:
         error = find_violation(project, target, stream, listed, read_marker(project, target, stream))

@@ -95,14 +95,15 @@ TABLES: dict[str, Columns] = {
             _TEXT,
             (
                 "JSON: relation → {table, format, version, position, state, held, generation, layout, copied, "
-                "merged}; state: in, broken, paused or renewing; copied: position of the copy with which it "
-                "started, if not the first; merged: position of its last merge"
+                "merged}; state: active, failed, paused or resyncing (in, broken and renewing until version 1); "
+                "copied: position of the copy with which it started, if not the first; merged: position of its "
+                "last merge"
             ),
         ),
         _RECORDED,
     ),
     "promises": (
-        ("name", _TEXT, "name of the promise; its newest row counts"),
+        ("name", _TEXT, "name of the pin; its newest row counts"),
         ("scheduled", pa.bool_(), "whether `silver.cuts.pin_every` made it"),
         _EPOCH,
         _STREAM,
@@ -110,11 +111,11 @@ TABLES: dict[str, Columns] = {
         ("commit_ts", _TIME, "as in the cut"),
         ("tables", _TEXT, "as in the cut: the versions that stay readable"),
         ("cut_at", _TIME, "when the cut was written"),
-        ("until", _TIME, "until when it stays readable, NULL: until the promise is ended"),
+        ("until", _TIME, "until when it stays readable, NULL: until it is unpinned"),
         _RECORDED,
     ),
     "withheld": (
-        ("name", _TEXT, "name of the promise that was not made"),
+        ("name", _TEXT, "name of the pin that was not made"),
         ("scheduled", pa.bool_(), "whether `silver.cuts.pin_every` would have made it"),
         _EPOCH,
         _STREAM,
@@ -324,7 +325,7 @@ class CutRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PromiseRow:
+class PinRow:
     """A cut that stays readable `until` a time; None: until a later row of the name says when it ended."""
 
     name: str
@@ -341,7 +342,7 @@ class PromiseRow:
 
 @dataclass(frozen=True, slots=True)
 class WithheldRow:
-    """A cut that was not promised for what rules found of silver at it; `objections` is JSON."""
+    """A cut that was not pinned for what rules found of silver at it; `objections` is JSON."""
 
     name: str
     scheduled: bool
@@ -470,7 +471,7 @@ ControlRow: TypeAlias = (
     StreamRow
     | SnapshotRow
     | CutRow
-    | PromiseRow
+    | PinRow
     | WithheldRow
     | PauseRow
     | GapRow
@@ -486,7 +487,7 @@ NAMES: dict[type, ControlName] = {
     StreamRow: "streams",
     SnapshotRow: "snapshots",
     CutRow: "cuts",
-    PromiseRow: "promises",
+    PinRow: "promises",
     WithheldRow: "withheld",
     PauseRow: "pauses",
     GapRow: "gaps",
@@ -510,7 +511,9 @@ def new_run() -> str:
     return uuid.uuid4().hex[:12]
 
 
-CONTROL_VERSION: Final = 1
+CONTROL_VERSION: Final = 2
+RENAMED_STATES: Final = 2
+"""The first version whose cuts have the states `active`, `failed` and `resyncing`: older readers do not know them."""
 CONTROL_PROPERTY: Final = "cdc_lake.control"
 
 

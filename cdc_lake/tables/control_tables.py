@@ -180,6 +180,11 @@ class ControlTables:
         """Where a table is."""
         return self._place_of(name)
 
+    def version(self, name: ControlName) -> int:
+        """The version of a table's form; that of a new one, if there is none yet."""
+        table = self._open.get(name) or self._table(name)
+        return CONTROL_VERSION if table is None else version_of(table)
+
     def record(self, row: ControlRow) -> None:
         """Append one row to the table of its kind."""
         self.append(NAMES[type(row)], [asdict(row)])

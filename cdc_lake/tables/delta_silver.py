@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from deltalake import DeltaTable
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import OtherWriter, TableChangedMeanwhile
+from cdc_lake.errors import ConcurrentModification, OtherWriter
 from cdc_lake.tables.commit_audit import find_concurrent_commit
 from cdc_lake.tables.schema_evolution import AddColumn, SchemaChange, columns_after, only_adds, restate_columns
 from cdc_lake.tables.silver_table import (
@@ -165,7 +165,7 @@ class DeltaSilver:
         that is under way fails on it, and it on one that has ended meanwhile.
         """
         if self.marker(stream) != base:
-            raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
+            raise ConcurrentModification(f"another writer committed to {self._target.label}")
         chosen = ", ".join(
             f"CAST({quote_identifier(c.name)} AS {c.type}) AS {quote_identifier(c.name)}" for c in columns
         )
@@ -209,17 +209,17 @@ class DeltaSilver:
             conf.unset(_PLANNED)
 
     def _committed_version(self, stream: str, generation: int, position: int) -> int:
-        """The version that was just committed. Raises TableChangedMeanwhile if Delta skipped the statement."""
+        """The version that was just committed. Raises ConcurrentModification if Delta skipped the statement."""
         marker = self.marker(stream)
         is_committed = (marker.position, marker.generation) == (position, generation)
         if marker.version is None or not is_committed:  # Delta skipped the statement: its position is older
-            raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
+            raise ConcurrentModification(f"another writer committed to {self._target.label}")
         return marker.version
 
     def _check_base(self, stream: str, base: Marker) -> None:
         now = self.marker(stream)
         if (now.position, now.generation) != (base.position, base.generation):
-            raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
+            raise ConcurrentModification(f"another writer committed to {self._target.label}")
 
     @contextmanager
     def _rivals_refused(self) -> Iterator[None]:
@@ -227,7 +227,7 @@ class DeltaSilver:
             yield
         except Exception as cause:
             if "Concurrent" in type(cause).__name__ or "DELTA_CONCURRENT" in str(cause):
-                raise TableChangedMeanwhile(f"another writer committed to {self._target.label}") from cause
+                raise ConcurrentModification(f"another writer committed to {self._target.label}") from cause
             raise
 
 

@@ -241,7 +241,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
     """A folder of a bucket (`tables.delta_storage.DeltaStorage`)."""
 
     def open(self) -> DeltaTable | None:
-        """The newest version, also where the listing leaves it out for a while. Raises StoreBehind."""
+        """The newest version, also where the listing leaves it out for a while. Raises StaleObjectListing."""
 
         def newest() -> DeltaTable | None:
             try:
@@ -277,7 +277,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
             return table
 
     def refresh(self, table: DeltaTable) -> None:
-        """One look for the next log entry and the last checkpoint where there is nothing new. Raises StoreBehind."""
+        """Look for the next log entry, and for the last checkpoint if there is none. Raises StaleObjectListing."""
         self._persist(lambda: self._advance(table))
 
     def ask(self, question: Callable[[], _T]) -> _T:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import SilverMissing, TableChangedMeanwhile
+from cdc_lake.errors import ConcurrentModification, SilverMissing
 from cdc_lake.observability.failpoints import BRANCH_WRITTEN, LAYOUT_BEGUN, LAYOUT_FILLED, failpoint
 from cdc_lake.tables.catalog import catalog_address, check_catalog, open_catalog, reaching
 from cdc_lake.tables.schema_evolution import (
@@ -89,7 +89,7 @@ class StagedTable:
         return self._target.namespace, self.name
 
     def publish(self, base: int | None) -> None:
-        """Make the draft's newest version the table's, where that is still `base`. Raises TableChangedMeanwhile."""
+        """Make the draft's newest version the table's, where that is still `base`. Raises ConcurrentModification."""
         from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - an extra
         from pyiceberg.table import update as u  # noqa: PLC0415 - an extra
 
@@ -104,7 +104,7 @@ class StagedTable:
             try:
                 self._catalog.commit_table(self._base, requirements, _updates(live, draft))
             except (CommitFailedException, ValueError) as cause:
-                raise TableChangedMeanwhile(f"another writer committed to {self._target.label}") from cause
+                raise ConcurrentModification(f"another writer committed to {self._target.label}") from cause
 
     def _live(self) -> Table:
         from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - an extra
@@ -263,7 +263,7 @@ class IcebergSilver:
                 self._spark.sql(statement(f"{self.name}.branch_{branch}"))
         except Exception as cause:
             if f"(does not exist): {branch}" in str(cause):  # another session took ours for left behind
-                raise TableChangedMeanwhile(f"another writer is working on {self._target.label}") from cause
+                raise ConcurrentModification(f"another writer is working on {self._target.label}") from cause
             raise
         failpoint(BRANCH_WRITTEN)
         self._publish(branch)
@@ -276,7 +276,7 @@ class IcebergSilver:
         ddl = ", ".join(c.ddl for c in columns)
         self.create(columns, stream)
         if self.marker(stream) != base:
-            raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
+            raise ConcurrentModification(f"another writer committed to {self._target.label}")
         with StagedTable(self._project, self._target) as draft:
             name = f"{self._catalog}.{quote_identifier(self._target.namespace)}.{quote_identifier(draft.name)}"
             self._spark.sql(f"REPLACE TABLE {name} ({ddl}) {self._clauses(stream)}")
@@ -330,7 +330,7 @@ class IcebergSilver:
         """The version that was just published."""
         marker = self.marker(stream)
         if (marker.position, marker.generation) != (position, generation) or marker.version is None:
-            raise TableChangedMeanwhile(f"{self._target.label} does not show the version that was just published")
+            raise ConcurrentModification(f"{self._target.label} does not show the version that was just published")
         return marker.version
 
     def _branch(self, base: Marker) -> str:
@@ -345,7 +345,7 @@ class IcebergSilver:
         version_clause = f"AS OF VERSION {base.version}" if base.version is not None else ""
         self._spark.sql(f"ALTER TABLE {self.name} CREATE OR REPLACE BRANCH {branch} {version_clause}")
         if base.version is None and (table := iceberg_table(self._project, self._target)) and table.current_snapshot():
-            raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
+            raise ConcurrentModification(f"another writer committed to {self._target.label}")
         return branch
 
     def _publish(self, branch: str) -> None:
@@ -354,5 +354,5 @@ class IcebergSilver:
             self._spark.sql(f"CALL {self._catalog}.system.fast_forward({table}, 'main', '{branch}')")
         except Exception as cause:
             if "not an ancestor" in str(cause) or f"does not exist: {branch}" in str(cause):
-                raise TableChangedMeanwhile(f"another writer committed to {self._target.label}") from cause
+                raise ConcurrentModification(f"another writer committed to {self._target.label}") from cause
             raise

@@ -297,7 +297,7 @@ def _time(moment: datetime) -> str:
 _SETTINGS: Final = {
     "spark.databricks.delta.optimize.maxFileSize": str(FULL_FILE),
     "spark.databricks.delta.optimize.minFileSize": str(SMALL_FILE),
-    # How long files stay is decided here, by what is promised.
+    # How long files stay is decided here, by what is pinned.
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
     # It would commit twice for its own history: apply's next statement would meet that.
     "spark.databricks.delta.vacuum.logging.enabled": "false",

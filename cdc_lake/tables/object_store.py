@@ -27,7 +27,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc_lake.config.model import ObjectAddress, Storage
 from cdc_lake.config.project import Project
-from cdc_lake.errors import StoreBehind, StoreRefused, StoreUnavailable, StoreUnfenced
+from cdc_lake.errors import StaleObjectListing, StoreRefused, StoreUnavailable, StoreUnfenced
 
 _SECONDS = 30.0
 
@@ -171,7 +171,7 @@ class ObjectStore:
 
         What is not there is not a failure: FileNotFoundError and TableNotFoundError pass. `also`: further exceptions
         that are worth another attempt; at the end of patience they are raised as they are. Raises StoreUnavailable,
-        StoreBehind, StoreRefused.
+        StaleObjectListing, StoreRefused.
         """
         end = time.monotonic() + self._storage.patience / 1000
         pause, longest = _PAUSES
@@ -231,7 +231,7 @@ def raise_failure(failure: Exception, where: str, also: tuple[type[Exception], .
     if isinstance(failure, also):
         raise failure
     if isinstance(failure, StaleListing):
-        raise StoreBehind("the store's listing omits an object that was written", where=where) from failure
+        raise StaleObjectListing("the store's listing omits an object that was written", where=where) from failure
     if _is_refused(failure):
         raise StoreRefused("the object store refused a request", where=where) from failure
     raise StoreUnavailable("a request to the object store failed", where=where) from failure

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from cdc_lake.config.silver_tables import UNDECLARED, TypePolicy
-from cdc_lake.errors import LakeError, TableChangedMeanwhile
+from cdc_lake.errors import ConcurrentModification, LakeError
 from cdc_lake.model.relation import Relation, has_common_numbering, made_again, predecessors
 from cdc_lake.tables.casts import TypeRewrite, cast_sql, conversion, fits_sql, require_conversion, rewriting, widens
 from cdc_lake.tables.types import SilverColumn, TypedColumn, fold_case, literal, quote_identifier, typed_columns
@@ -427,7 +427,7 @@ def assignments(changes: Sequence[SchemaChange], live: str) -> dict[str, str]:
 
 
 def begin(table: Table, version: int | None, changes: Sequence[SchemaChange], reached: Progress) -> None:
-    """Commit what a schema says, on the table's version `version`. Raises TableChangedMeanwhile.
+    """Commit what a schema says, on the table's version `version`. Raises ConcurrentModification.
 
     Columns come in a step of their own: pyiceberg adds none under a name that another one has until that step ends.
     """
@@ -458,7 +458,7 @@ def begin(table: Table, version: int | None, changes: Sequence[SchemaChange], re
 
 
 def finish(table: Table, version: int | None, changes: Sequence[SchemaChange], reached: Progress) -> None:
-    """Commit that columns of another type take the place of the old ones. Raises TableChangedMeanwhile."""
+    """Commit that columns of another type take the place of the old ones. Raises ConcurrentModification."""
     swapped = [change.name for change in changes if isinstance(change, ChangeType) and not is_promotion(change)]
 
     def update(schema: UpdateSchema) -> None:
@@ -473,7 +473,7 @@ def _commit(table: Table, version: int | None, reached: Progress, *updates: Call
     from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - an extra
     from pyiceberg.table.update import AssertRefSnapshotId  # noqa: PLC0415 - an extra
 
-    meanwhile = TableChangedMeanwhile(f"another writer committed to {'.'.join(table.name())}")
+    meanwhile = ConcurrentModification(f"another writer committed to {'.'.join(table.name())}")
     head = table.current_snapshot()
     if (None if head is None else head.snapshot_id) != version:
         raise meanwhile

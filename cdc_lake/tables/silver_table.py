@@ -175,7 +175,7 @@ class SilverStore(Protocol):
         """Do what a new layout that begins at `position` asks of the table, once, however often it is called.
 
         `base`: the marker the changes were worked out from; `live`: SQL of the condition under which a row is one that
-        the source's table has. Raises TableChangedMeanwhile, Unconvertible.
+        the source's table has. Raises ConcurrentModification, Unconvertible.
         """
 
     def take_over(self, columns: Sequence[SilverColumn], stream: str) -> None:
@@ -189,7 +189,7 @@ class SilverStore(Protocol):
     def commit(self, stream: str, base: Marker, position: int, statement: Statement) -> int:
         """Run a statement whose commit carries `position`, in the generation of `base`; the version it made.
 
-        Raises TableChangedMeanwhile.
+        Raises ConcurrentModification.
         """
 
     def replace(
@@ -197,7 +197,7 @@ class SilverStore(Protocol):
     ) -> int:
         """Make the rows of `query` the whole content, with these columns, in one commit that begins `generation` at
         `position`; the version it made. Versions before it stay readable, with the columns they had. A table that is
-        not there is made. Raises TableChangedMeanwhile where it is not at `base` any more.
+        not there is made. Raises ConcurrentModification where it is not at `base` any more.
         """
 
 

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import TableChangedMeanwhile
+from cdc_lake.errors import ConcurrentModification
 from cdc_lake.tables.silver_table import iceberg_table
 from cdc_lake.tables.types import literal, quote_identifier
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 TAG_PREFIX = "cut_"
-"""Tags of ours are `cut_<name of the promise>`."""
+"""Tags of ours are `cut_<name of the pin>`."""
 
 _TRIES = 5  # of a commit that another one overtakes in the catalog
 
@@ -54,7 +54,7 @@ def is_readable(project: Project, target: Target, version: int) -> bool:
 def set_tags(project: Project, target: Target, wanted: Mapping[str, int]) -> tuple[str, ...]:
     """Make an Iceberg table's tags of cuts exactly these, tag → version; those whose version is not there any more.
 
-    Raises TableChangedMeanwhile where others commit to the table all the time.
+    Raises ConcurrentModification where others commit to the table all the time.
     """
     from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - an extra
 
@@ -67,7 +67,7 @@ def set_tags(project: Project, target: Target, wanted: Mapping[str, int]) -> tup
             return _set_refs(table, wanted)
         except CommitFailedException as cause:
             overtaken = cause
-    raise TableChangedMeanwhile(f"another writer is committing to {target.label}") from overtaken
+    raise ConcurrentModification(f"another writer is committing to {target.label}") from overtaken
 
 
 def _set_refs(table: Table, wanted: Mapping[str, int]) -> tuple[str, ...]:
@@ -106,9 +106,9 @@ _UNITS = {
 
 
 def retention_changes(project: Project, target: Target, needed: timedelta | None) -> tuple[str, ...]:
-    """The SQL that makes a table keep its old versions as long as promises need; nothing where it does already.
+    """The SQL that makes a table keep its old versions as long as pins need; nothing where it does already.
 
-    `needed`: time from a cut until its promise ends; `timedelta.max` where one has no end, None where there are none.
+    `needed`: time from a cut until its pin ends; `timedelta.max` where one has no end, None where there are none.
     """
     path = project.silver_path(target)
     if not DeltaTable.is_deltatable(str(path)):

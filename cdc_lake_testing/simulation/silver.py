@@ -19,7 +19,7 @@ from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.bronze.span_index import RelationVersionRun, SpanSummary
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import ApplyFailed, ControlNotWritten, TableChangedMeanwhile
+from cdc_lake.errors import ApplyFailed, ConcurrentModification, ControlNotWritten
 from cdc_lake.model.change import Transaction
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
@@ -244,7 +244,7 @@ class Silver:
         task, name = prepared.task, prepared.task.target.source
         table = self.table(name)
         if table.marker.version != prepared.base.version:
-            raise TableChangedMeanwhile(f"{name} has another version")
+            raise ConcurrentModification(f"{name} has another version")
         if self.world.chance("merge failed", 0.3):
             raise ApplyFailed("the merge was refused")
         going = table.marker.position is not None and self.world.chance("commit taken by another", 0.9)
@@ -259,7 +259,7 @@ class Silver:
         table.add(task.span.upto, name)
         if going and self.world.dice.random() < 0.5:
             table.take(0)
-            raise TableChangedMeanwhile(f"another writer committed to {name}")
+            raise ConcurrentModification(f"another writer committed to {name}")
         if self.world.chance("merge landed and failed", 0.3):
             raise ApplyFailed("no answer")
         version = table.marker.version

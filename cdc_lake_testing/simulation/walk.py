@@ -15,7 +15,7 @@ from unittest import mock
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import IN, table_states
+from cdc_lake.control.cuts import ACTIVE, table_states
 from cdc_lake.errors import LakeError, RuleStopped
 from cdc_lake.model.change import Message, Transaction, Undecoded
 from cdc_lake.model.relation import Relation
@@ -137,7 +137,7 @@ def _process(
         return False
     finally:
         failpoints.arm("")
-    return calm and silver.world.stormy == 0.0 and reached == last and not walking.totals.broken and not taken
+    return calm and silver.world.stormy == 0.0 and reached == last and not walking.totals.failed and not taken
 
 
 def _bounded(project: Project, dice: random.Random) -> Project:
@@ -216,7 +216,7 @@ def _check_cut(silver: Silver, nth: int, cut: CutRow, model: Oracle) -> None:
         listed, rows = there.get(str(name)), model.tables.get(name, {})
         if listed is None:
             assert not rows, f"the cut {cut.position} does not list {name}"
-        elif listed.state == IN:
+        elif listed.state == ACTIVE:
             found = {} if listed.version is None else table.versions[listed.version][1]
             taken = nth < table.taken.get(listed.version, 0)
             assert found == rows or taken, f"{name} is not what was committed, in the cut {cut.position}"

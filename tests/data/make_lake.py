@@ -9,10 +9,12 @@ versions must read is what was written then. Iceberg's metadata holds absolute p
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import tarfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,13 @@ from cdc_lake.model.change import Change, Delete, Insert, OldKind, Transaction, 
 from cdc_lake.model.position import Latest
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.runtime.cut_retention import promise_cut
+from cdc_lake.runtime.cut_retention import pin_cut
 from cdc_lake.tables.control_schema import StreamRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.spark_session import start
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.spark.conftest import make_project
+from tests.tarballs import unpack
 
 ROOT = Path("/tmp/cdc_lake_contract1_control1")  # its path is in the metadata of its Iceberg tables
 ARCHIVE = Path(__file__).with_name("lake_contract1_control1.tar.xz")
@@ -39,7 +42,7 @@ TABLES = {
 RULE = {"rule": "between", "column": "amount", "max": 10, "on_fail": "quarantine"}
 
 
-def project(fmt: str) -> Project:
+def project(fmt: str, **sections: Any) -> Project:
     """The pipeline whose bronze has a format; its silver has the other one too."""
     other = {"delta": "iceberg", "iceberg": "delta"}[fmt]
     tables: list[dict[str, Any]] = [
@@ -49,7 +52,9 @@ def project(fmt: str) -> Project:
         {"from": "public.off", "format": other, "deletes": "soft"},
     ]
     silver = {"defaults": {"format": fmt, "namespace": f"silver_{fmt}"}, "tables": tables}
-    return make_project(ROOT, f"shop_{fmt}", silver=silver, snapshot={"mode": "none"}, bronze={"format": fmt})
+    return make_project(
+        ROOT, f"shop_{fmt}", silver=silver, snapshot={"mode": "none"}, bronze={"format": fmt}, **sections
+    )
 
 
 def make(one: Project, spark: Any) -> None:
@@ -62,16 +67,28 @@ def make(one: Project, spark: Any) -> None:
         bronze.append([raw_transaction(Transaction(boundaries(position), tuple(changes)))])
         with SpanLoop(one, spark, silent) as advance:
             advance.run(None, threading.Event())
-            assert advance.totals.broken == {}
+            assert advance.totals.failed == {}
             advance.record(1.0, "done")
 
     run(200, [Insert(t, (str(i), str(i), "é")) for t in TABLES.values() for i in (1, 2, 3)])
-    promise_cut(one, "first", Latest(), None, None)
+    pin_cut(one, "first", Latest(), None, None)
     pause(one, "off")
     changes: list[Change] = [Truncate(TABLES["log"])]
     for t in (TABLES["now"], TABLES["then"], TABLES["off"]):
         changes += [Update(t, ("1", "7", "new")), Delete(t, ("2", None, None), OldKind.KEY)]
     run(300, [*changes, Insert(TABLES["now"], ("4", "99", "held"))])
+
+
+@contextmanager
+def unpacked() -> Iterator[Path]:
+    """The lake where it was made; one test at a time on this machine, because Iceberg's metadata names the place."""
+    with Path(f"{ROOT}.lock").open("w") as taken:
+        fcntl.flock(taken, fcntl.LOCK_EX)
+        shutil.rmtree(ROOT, ignore_errors=True)
+        with tarfile.open(ARCHIVE) as archive:
+            unpack(archive, ROOT)
+        yield ROOT
+        shutil.rmtree(ROOT)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from cdc_lake.comparison.columns import Sample
 from cdc_lake.comparison.compare import compare
 from cdc_lake.config.model import Pipeline, Silver
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import BROKEN, IN, Cut, TableState, write_cut
+from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, write_cut
 from cdc_lake.control.verdicts import Verdict
 from cdc_lake.errors import NoTableMatches, SlotMissing
 from cdc_lake.model.position import Lsn, as_of
@@ -528,7 +528,7 @@ def test_a_column_that_waits_says_what_it_waits_for(lake):
     lake.receive()
     assert lake.compare("orders")["orders"].hint.startswith("its change is not applied yet: `cdc-lake run --once`")
     error = ("LAK410", "public.orders was altered", "to apply the change run `cdc-lake run --allow …`")
-    table = TableState("silver.orders", "delta", 0, lake.state.upto, BROKEN, 0, error=error)
+    table = TableState("silver.orders", "delta", 0, lake.state.upto, FAILED, 0, error=error)
     write_cut(
         ControlTables(lake.project.control, "os"),
         lake.state,
@@ -571,7 +571,7 @@ def test_an_older_cut_is_proven_by_rolling_it_forward(lake):
 
     def cut(version: int) -> int:
         state = lake.state
-        there = TableState(target.label, "delta", version, state.upto, IN, 0, FIRST)
+        there = TableState(target.label, "delta", version, state.upto, ACTIVE, 0, FIRST)
         write_cut(ControlTables(lake.project.control), state, Cut(state.upto, {"public.orders": there}), None, silent)
         return int(state.upto)
 

@@ -17,7 +17,7 @@ from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.base import ActionKind
 from cdc_lake.connectors.factory import source_view
-from cdc_lake.control.cuts import IN, Cut, TableState, write_cut
+from cdc_lake.control.cuts import ACTIVE, Cut, TableState, write_cut
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Missing, TableName
 from cdc_lake.ops.plan import plan
@@ -169,5 +169,5 @@ def cut_here(project: Project, layout: int) -> None:
     """As if all that bronze holds were applied."""
     state = bronze_reader(project).state()
     assert state is not None
-    table = TableState("silver.t", "delta", 0, state.upto, IN, 0, layout=layout)
+    table = TableState("silver.t", "delta", 0, state.upto, ACTIVE, 0, layout=layout)
     write_cut(ControlTables(project.control), state, Cut(state.upto, {str(T): table}), None, lambda _: None)

@@ -18,7 +18,7 @@ from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.config.project import Project
 from cdc_lake.control.status_files import ReceiverNote
-from cdc_lake.errors import CdcLakeError, Retry, StoreBehind, StoreUnavailable
+from cdc_lake.errors import CdcLakeError, Retry, StaleObjectListing, StoreUnavailable
 from cdc_lake.model.position import Lsn
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.ops.status import status
@@ -138,7 +138,7 @@ def test_a_listing_that_is_behind_is_not_believed_and_the_next_run_goes_on(
             once(project)
         workload.run(5)
         proxy.choose = lambda request: Fault.STALE if request.lists else None
-        with pytest.raises(StoreBehind) as refused:
+        with pytest.raises(StaleObjectListing) as refused:
             once(project)
         assert refused.value.remedy.startswith("run again")
         proxy.choose = honest

@@ -376,7 +376,7 @@ CASES: dict[str, Case] = {
     "bronze was put back": Case(restored, "LAK425", anew=False, mend=restore_as_said),
     "a recording is there": Case(nothing, "STA630", anew=False, verb=("record", FILE, FILE, "--seconds", "1")),
     "a transaction that is not in bronze": Case(nothing, "STA623", anew=False, verb=("inspect", "tx", "0/1")),
-    "a promise that nobody made": Case(nothing, "STA679", anew=False, verb=("cuts", "show", "nonsense")),
+    "a cut that nobody pinned": Case(nothing, "STA679", anew=False, verb=("cuts", "show", "nonsense")),
     "a cut before the first": Case(nothing, "STA675", anew=False, verb=("cuts", "show", "latest")),
     "a table without its copy was to be rebuilt": Case(nothing, "STA673", anew=False, verb=("rebuild", "nowhere")),
     "a file is no recording": Case(nothing, "DEC320", anew=False, mend=nothing, verb=("replay", FILE)),
@@ -726,13 +726,13 @@ def test_a_lake_that_a_newer_version_upgraded_goes_on_with_a_newer_version(
 ) -> None:
     with monkeypatch.context() as newer:
         for module in (control, control_schema, maintain):
-            newer.setattr(module, "CONTROL_VERSION", 2)
+            newer.setattr(module, "CONTROL_VERSION", 3)
         library.shell.fine("upgrade", "--yes")
     library.change("INSERT INTO loans VALUES (41, 41, 'behind')")
     said = library.shell(*RECEIVE)
     assert "error[LAK490]" in said.err, said.err
     for module in (control, control_schema, maintain):
-        monkeypatch.setattr(module, "CONTROL_VERSION", 2)
+        monkeypatch.setattr(module, "CONTROL_VERSION", 3)
     library.receive()
     assert "behind" in library.shell.fine("inspect", "row", "loans", "41")
     assert "the chain holds" in library.shell.fine("inspect", "chain", "--against", "source")
@@ -847,7 +847,7 @@ def test_what_needs_a_stream_says_so_and_works_behind_the_first_run(database: Da
 def test_tables_of_one_silver_name_are_in_the_status_before_they_are_in_a_cut(library: Library) -> None:
     def waiting() -> dict[str, tuple[str, str]]:
         tables = library.shell.status()["tables"]
-        return {table["source"]: (table["code"], table["remedy"]) for table in tables if table["state"] == "broken"}
+        return {table["source"]: (table["code"], table["remedy"]) for table in tables if table["state"] == "failed"}
 
     library.change('CREATE TABLE "Loans" (id int PRIMARY KEY)', 'ALTER TABLE "Loans" OWNER TO cdc')
     library.receive()
@@ -875,7 +875,7 @@ TROUBLES: dict[str, tuple[Step, Step, str]] = {
     "two tables have one silver name": (
         both(changes('CREATE TABLE "Loans" (id int PRIMARY KEY)', 'ALTER TABLE "Loans" OWNER TO cdc'), Library.receive),
         both(changes('DROP TABLE "Loans"'), Library.receive),
-        "broken",
+        "failed",
     ),
     "the slot was dropped": (changes("SELECT pg_drop_replication_slot('library')"), nothing, "missing"),
 }

@@ -20,7 +20,7 @@ from cdc_lake.comparison.repair import REPAIR, DifferingKeys
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.factory import compare_source
-from cdc_lake.control.cuts import BROKEN, IN, Cut, TableState, write_cut
+from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, write_cut
 from cdc_lake.control.verdicts import DifferingKey, Repair, TableComparison, Verdict
 from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.errors import AnotherApply
@@ -59,13 +59,13 @@ class Compared(Shop):
                 conn.execute("INSERT INTO t VALUES (%s, %s, %s, %s)", row)
         self.receive()
 
-    def silver(self, *rows: tuple[Any, ...], kept: str = IN) -> int:
+    def silver(self, *rows: tuple[Any, ...], kept: str = ACTIVE) -> int:
         """Write these rows, and the cut that says so; the position."""
         upto = self.merged(*rows)
         self.cut(upto, kept)
         return upto
 
-    def cut(self, upto: int, kept: str = IN) -> None:
+    def cut(self, upto: int, kept: str = ACTIVE) -> None:
         there = TableState(self.project.target(T).label, "delta", None, upto, kept, 0, FIRST, self.layout)
         write_cut(self.control, self.state, Cut(upto, {str(T): there}), None, silent)
 
@@ -256,7 +256,7 @@ def refused(shop: Compared) -> str:
 
 
 def test_a_table_is_refused_that_stands_where_no_cut_says(shop: Compared) -> None:
-    shop.silver(*WRONG, kept=BROKEN)
+    shop.silver(*WRONG, kept=FAILED)
     assert "no cut records" in refused(shop)
 
 

@@ -43,7 +43,7 @@ STATUS = Status(
         TableStatus("public.orders", "silver.orders", "delta", "held", "4 changes wait in quarantine", AT, 1377, 4, AT, before(14)),
         TableStatus("public.order_lines_of_a_long_name", "silver.order_lines_of_a_long_name", "iceberg", "catching-up", "1204 transactions to apply", "0/5F1B220", 88, 0),
         TableStatus("public.payments", "silver.payments", "iceberg", "live", "everything received is applied", AT, 902, 0),
-        TableStatus("public.prices", "silver.prices", "delta", "broken", "it could not continue at its last span; the next run reports why and tries again", "0/5E00000", 17, 0),
+        TableStatus("public.prices", "silver.prices", "delta", "failed", "it could not continue at its last span; the next run reports why and tries again", "0/5E00000", 17, 0),
     ),
     held=(HeldRows("silver.orders", "amount_within_reason", 3), HeldRows("silver.orders", "waiting", 1)),
 )  # fmt: skip

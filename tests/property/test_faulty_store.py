@@ -17,7 +17,7 @@ from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.decode.transaction import BufferedTransaction
-from cdc_lake.errors import AnotherReceiver, CdcLakeError, CommitUncertain, Retry, StoreBehind
+from cdc_lake.errors import AnotherReceiver, CdcLakeError, CommitUncertain, Retry, StaleObjectListing
 from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.model.position import Span
 from cdc_lake.tables.delta_storage import ObjectStoreDeltaStorage
@@ -236,7 +236,7 @@ def test_a_writer_that_trusts_a_stale_listing_is_found_out(
         writer.begin_stream("s1", 100)
         upto = [writer.append([transaction(at)]).upto for at in range(101, 105)][-1]
         proxy.choose = lambda request: Fault.STALE if request.lists else None
-        with pytest.raises(StoreBehind):
+        with pytest.raises(StaleObjectListing):
             place.writer(proxy.endpoint).state()
         monkeypatch.setattr(ObjectStoreDeltaStorage, "_advance", lambda *_: None)
         trusting = place.writer(proxy.endpoint)

@@ -34,7 +34,7 @@ from cdc_lake.control.snapshots import (
     record_recopied,
 )
 from cdc_lake.control.streams import record_copy
-from cdc_lake.errors import PositionNotHeld
+from cdc_lake.errors import PositionUnavailable
 from cdc_lake.model.change import Transaction
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
@@ -230,7 +230,7 @@ class Silver:
                 assert self._rows(self.content, name) == self._there(name), f"{name} at {self.position}"
         for name, course in courses_of.items():
             if not course.follows(self.position) and course.stretch_at(self.position).left != self.position:
-                with pytest.raises(PositionNotHeld):
+                with pytest.raises(PositionUnavailable):
                     self._plan(name)
 
     def _built(self, name: TableName) -> dict[Any, Any]:

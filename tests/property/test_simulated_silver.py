@@ -19,7 +19,7 @@ import pytest
 from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.model import Apply
 from cdc_lake.config.project import Target
-from cdc_lake.control.cuts import IN, TableState
+from cdc_lake.control.cuts import ACTIVE, TableState
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.runtime.apply import span_loop, table_planner
 from cdc_lake.runtime.apply.span_planning import next_span
@@ -79,7 +79,7 @@ def never_merged(*_: object) -> Marker:
 
 def all_is_well(_: Any, target: Target, position: int, __: CdcLakeError, recorded: TableState | None) -> TableState:
     """A table that could not be merged is in the cut all the same."""
-    return recorded or TableState(target.label, target.format, None, position, IN, 0)
+    return recorded or TableState(target.label, target.format, None, position, ACTIVE, 0)
 
 
 def one_too_few(ahead: Iterable[CommitRow], bounds: Apply) -> tuple[list[CommitRow], CommitRow | None]:

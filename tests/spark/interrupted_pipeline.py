@@ -85,7 +85,7 @@ class World:
         """Advance; the errors of the tables that wait."""
         with SpanLoop(self.project, self.spark, silent, allowed=Anything()) as advance:
             advance.run(None, threading.Event())
-            return dict(advance.totals.broken)
+            return dict(advance.totals.failed)
 
     def advance(self) -> None:
         waits = self.tried()

@@ -79,7 +79,7 @@ class Lake:
             watcher.follow(advance.totals)
             advance.run(None, threading.Event())
             watcher.on_pass_end()
-            for error in advance.totals.broken.values():
+            for error in advance.totals.failed.values():
                 raise error
 
     def shown(self) -> dict[str, float]:
@@ -193,9 +193,9 @@ def test_what_follows_a_held_change_of_its_key_waits_and_other_keys_flow(spark: 
     assert lake.rows() == [row(1, 1), row(2, 7)]
     assert [reason for reason, _ in lake.held()] == ["failed", "waiting", "waiting"]
     said, label = lake.shown(), f"holds_{fmt}"
-    assert said[f"cdc_lake_held_rows_total {label} {label}.t waiting"] == 2
-    assert said[f"cdc_lake_held_keys {label} {label}.t"] == 1
-    assert said[f"cdc_lake_table_broken {label} {label}.t"] == 0
+    assert said[f"cdc_lake_quarantined_rows_total {label} {label}.t waiting"] == 2
+    assert said[f"cdc_lake_quarantined_keys {label} {label}.t"] == 1
+    assert said[f"cdc_lake_table_failed {label} {label}.t"] == 0
     assert said[f"cdc_lake_merge_duration_seconds_count {label} {label}.t"] == 1
     assert said[f"cdc_lake_applied_changes_total {label}"] == 3
     assert said[f"cdc_lake_applied_lag_seconds {label}"] == 0
@@ -315,7 +315,7 @@ def test_a_table_that_could_not_take_its_copy_takes_it_once_it_can(spark: Any, l
     assert found == [row(1, 10, None), row(2, None, "x"), row(3, 3)]
     last = control.last_cut("test")
     assert last is not None
-    assert json.loads(last.tables)["public.t"]["state"] == "in"
+    assert json.loads(last.tables)["public.t"]["state"] == "active"
 
 
 @either("iceberg")
@@ -347,7 +347,7 @@ def test_a_value_that_does_not_fit_stops_the_run_before_its_transaction_until_th
     lake.project = make_project(lake_root, lake.project.name, silver=silver, snapshot={"mode": "none"}, observe=observe)
     lake.apply()
     said = lake.shown()
-    assert said[f"cdc_lake_held_rows_total {label} {label}.t type_price"] == 1
+    assert said[f"cdc_lake_quarantined_rows_total {label} {label}.t type_price"] == 1
     assert said[f"cdc_lake_rule_failures_total {label} {label}.t type_price"] == 1
     assert f"cdc_lake_last_success_timestamp_seconds apply {label}" in said
     assert [(r["id"], str(r["price"])) for r in lake.rows()] == [(1, "1.50"), (2, "2.00"), (3, "3.00"), (4, "4.00")]

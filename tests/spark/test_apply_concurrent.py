@@ -17,7 +17,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.errors import AnotherApply, OtherWriter, SilverPutBack, TableChangedMeanwhile
+from cdc_lake.errors import AnotherApply, ConcurrentModification, OtherWriter, SilverRestored
 from cdc_lake.model.change import UNCHANGED, OldKind, Update
 from cdc_lake.model.position import Span
 from cdc_lake.observability.events import silent
@@ -87,7 +87,7 @@ def test_a_plan_made_before_anothers_commit_is_refused_wherever_it_ends(spark: A
     merge(longer)
     before = lake.marker()
     for stale in (early, shorter, longer, further):
-        with pytest.raises(TableChangedMeanwhile):
+        with pytest.raises(ConcurrentModification):
             merge(stale)
         assert lake.marker() == before
     lake.advance()
@@ -108,7 +108,7 @@ def test_a_span_chosen_before_anothers_commit_is_refused_when_it_is_prepared(
     late = chosen(lake, first, second)
     lake.advance()
     for stale in (early, late):
-        with pytest.raises(TableChangedMeanwhile):
+        with pytest.raises(ConcurrentModification):
             prepare(derive(spark), stale)
 
 
@@ -132,7 +132,7 @@ def test_of_two_commits_that_overlap_one_is_refused_and_leaves_nothing(spark: An
         def rival(known: Marker = base, upto: int = upto) -> None:
             rivals.commit("test", known, upto, put(upto))
 
-        with pytest.raises(TableChangedMeanwhile):
+        with pytest.raises(ConcurrentModification):
             ours.commit("test", base, upto - 100, put(40, rival))
         assert lake.rows() == [row(1, upto)]
         assert lake.marker().position == upto
@@ -267,17 +267,17 @@ def test_a_table_that_was_put_back_waits_until_it_is_put_forward_or_rebuilt(
     newest = lake.marker().version
     put_back(lake, older)
     for _ in range(2):  # also where nothing came meanwhile, and again
-        with pytest.raises(SilverPutBack):
+        with pytest.raises(SilverRestored):
             lake.advance()
     lake.land(insert("3", "3"))
-    with pytest.raises(SilverPutBack):
+    with pytest.raises(SilverRestored):
         lake.advance()
     assert lake.rows() == [row(1, 1)]
     put_back(lake, newest)
     lake.advance()
     assert lake.rows() == [row(n, n) for n in range(1, 4)]
     put_back(lake, older)
-    with pytest.raises(SilverPutBack):
+    with pytest.raises(SilverRestored):
         lake.advance()
     rebuild(lake.project, "public.t", spark=spark)
     lake.land(insert("4", "4"))
@@ -309,7 +309,7 @@ def test_rows_of_another_writer_make_a_table_wait_or_are_told_as_the_pipeline_sa
         lake.land(insert(str(number), str(number)))
         with SpanLoop(lake.project, spark, lambda progress: told.append(progress.stage)) as advance:
             advance.run(None, threading.Event())
-            assert not advance.totals.broken
+            assert not advance.totals.failed
     assert told.count("warning") == 1, "once, not at every span"
     assert lake.rows() == [row(1, 1), row(2, 2), row(3, 3), row(4, 4), row(9, 9)]
 
@@ -330,7 +330,7 @@ def test_a_plan_made_before_a_rebuild_is_refused_behind_it_and_a_rebuild_behind_
     rebuild(lake.project, "public.t", spark=spark)
     swapped = lake.marker()
     assert (swapped.position, swapped.generation) == (before.position, 2)
-    with pytest.raises(TableChangedMeanwhile):
+    with pytest.raises(ConcurrentModification):
         merge(stale)
     assert lake.marker() == swapped
     lake.advance()
@@ -341,6 +341,6 @@ def test_a_plan_made_before_a_rebuild_is_refused_behind_it_and_a_rebuild_behind_
     columns = silver.columns()
     assert columns is not None
     newest = lake.marker()
-    with pytest.raises(TableChangedMeanwhile):
+    with pytest.raises(ConcurrentModification):
         silver.replace("test", swapped, 3, first, columns, f"SELECT * FROM {silver.name}")
     assert lake.marker() == newest

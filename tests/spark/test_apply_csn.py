@@ -76,7 +76,7 @@ def advance(project: Any, spark: Any) -> dict[str, Any]:
     """What `apply` does between two beats of its clock; the tables that could not go on, with their errors."""
     with SpanLoop(project, spark, silent) as one:
         one.run(None, threading.Event())
-        return dict(one.totals.broken)
+        return dict(one.totals.failed)
 
 
 def test_silver_is_each_snapshot_of_the_server_at_its_csn(spark: Any, lake_root: Path) -> None:

@@ -150,7 +150,7 @@ class Lake:
     def advance(self) -> None:
         with SpanLoop(self.project, self.spark, silent) as advance:
             advance.run(None, threading.Event())
-            for error in advance.totals.broken.values():
+            for error in advance.totals.failed.values():
                 raise error
 
     def clock(self) -> None:

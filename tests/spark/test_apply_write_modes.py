@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdc_lake.bronze.span_index import SpanPartitioner
-from cdc_lake.errors import MergeRefused
+from cdc_lake.errors import BaseRowMissing
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Update
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.runtime.apply import table_planner
@@ -31,7 +31,7 @@ def facts(lake: Lake) -> dict[str, Any]:
     heard: list[ProgressEvent] = []
     with SpanLoop(lake.project, lake.spark, heard.append) as advance:
         advance.run(None, threading.Event())
-        for error in advance.totals.broken.values():
+        for error in advance.totals.failed.values():
             raise error
     (merged,) = [one for one in heard if one.stage == "merge"]
     return dict(merged.facts)
@@ -60,7 +60,7 @@ def test_a_large_table_gets_marks_and_all_readers_see_the_same_rows(
     before, target = silver_version(lake.project, lake.target()), lake.target()
     lake.land(update("5", "2", UNCHANGED), delete("6"), insert("30", "1"))
     large = facts(lake)
-    assert large["way"] == "merge"
+    assert large["mode"] == "merge"
     assert large["broadcast"]
     assert (large["files_marked"] > 0, large["files_replaced"]) == (True, 0)
     lake.land(update("7", "9", "z"))
@@ -91,19 +91,19 @@ def test_marks_are_not_made_where_readers_do_not_know_them(
 def test_new_keys_are_appended_and_others_are_not(spark: Any, lake_root: Path, fmt: str) -> None:
     lake = Lake(lake_root, spark, "ways", fmt)
     lake.land(insert("1", "1"), insert("2", "2"))
-    assert facts(lake)["way"] == "append", "the table is empty"
+    assert facts(lake)["mode"] == "append", "the table is empty"
     lake.land(insert("5", "5"), insert("4", "4"), update("5", "6", "new"), insert("7", "7"), delete("7"))
     later = facts(lake)
-    assert (later["way"], later["files_replaced"]) == ("append", 0)
+    assert (later["mode"], later["files_replaced"]) == ("append", 0)
     lake.land(insert("3", "3"))
-    assert facts(lake)["way"] == "merge", "the table may have had the key"
+    assert facts(lake)["mode"] == "merge", "the table may have had the key"
     lake.land(insert("9", "9"), update("1", "8", "old"))
-    assert facts(lake)["way"] == "merge"
+    assert facts(lake)["mode"] == "merge"
     lake.land(insert("20", "1"), Update(T, ("21", "5", None), ("5", None, None), OldKind.KEY))
-    assert facts(lake)["way"] == "merge", "a key moved"
+    assert facts(lake)["mode"] == "merge", "a key moved"
     assert lake.rows() == [row(1, 8, "old"), row(2, 2), row(3, 3), row(4, 4), row(9, 9), row(20, 1), row(21, 5, None)]
     lake.land(insert("31", "1"), update("32", "1", UNCHANGED))
-    with pytest.raises(MergeRefused):
+    with pytest.raises(BaseRowMissing):
         facts(lake)
 
 

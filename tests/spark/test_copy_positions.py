@@ -11,7 +11,7 @@ import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import IN, last_cut
+from cdc_lake.control.cuts import ACTIVE, last_cut
 from cdc_lake.control.snapshots import COMPLETE, CopiedTable
 from cdc_lake.control.streams import record_copy
 from cdc_lake.model.change import Transaction
@@ -52,7 +52,7 @@ def assert_silver(project: Project, transactions: list[Transaction], *relations:
 def advance(project: Project, spark: Any) -> None:
     with SpanLoop(project, spark, silent) as walk:
         walk.run(None, threading.Event())
-        assert not walk.totals.broken
+        assert not walk.totals.failed
 
 
 def test_each_table_begins_at_its_own_position(spark: Any, lake_root: Path) -> None:
@@ -88,4 +88,4 @@ def test_each_table_begins_at_its_own_position(spark: Any, lake_root: Path) -> N
     assert_silver(project, transactions, *TABLES)
     cut = last_cut(control, "test")
     assert cut is not None
-    assert {(t.state, t.position) for t in cut.tables.values()} == {(IN, transactions[-1].bounds.position)}
+    assert {(t.state, t.position) for t in cut.tables.values()} == {(ACTIVE, transactions[-1].bounds.position)}

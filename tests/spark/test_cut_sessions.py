@@ -1,4 +1,4 @@
-"""Sessions at cuts by Spark: the same rows as without it, for every kind and format; promises are told to the formats."""
+"""Sessions at cuts by Spark: the same rows as without it, for every kind and format; pins are told to the formats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cdc_lake.model.change import Delete, Insert, OldKind, Transaction, Update
 from cdc_lake.model.position import as_of
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.runtime.cut_retention import end_promise, promise_cut
+from cdc_lake.runtime.cut_retention import pin_cut, unpin_cut
 from cdc_lake.tables.silver_table import iceberg_table
 from cdc_lake.tables.spark_session import derive
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
@@ -70,7 +70,7 @@ class Shop:
         """Everything, and a cut; what the source held then is kept."""
         with SpanLoop(self.project, self.spark, silent) as advance:
             advance.run(None, threading.Event())
-            assert not advance.totals.broken
+            assert not advance.totals.failed
         self.states[self._position] = dict(self.rows)
 
 
@@ -99,7 +99,7 @@ def test_every_kind_answers_as_of_every_cut_with_spark_and_without(spark: Any, l
             shop.change(chance)
         shop.apply()
     first = min(shop.states)
-    promise_cut(shop.project, "first", as_of(first), None, None)
+    pin_cut(shop.project, "first", as_of(first), None, None)
     logs: dict[str, list[tuple[Any, ...]]] = {}
 
     def proven(position: int, asked: Any, names: tuple[str, ...]) -> None:
@@ -122,7 +122,7 @@ def test_every_kind_answers_as_of_every_cut_with_spark_and_without(spark: Any, l
 
     for position in shop.states:
         proven(position, position + 9 if position < max(shop.states) else "latest", tuple(NAMES))
-    # the formats were told of the promise: the delta table's own vacuum would keep its version, an expiry too
+    # the formats were told of the pin: the delta table's own vacuum would keep its version, an expiry too
     shop.apply()
     deltas = [shop.project.target(TABLES[name].table) for name in ("rows_d", "past_d")]
     paths = [str(shop.project.silver_path(target)) for target in deltas]
@@ -130,7 +130,7 @@ def test_every_kind_answers_as_of_every_cut_with_spark_and_without(spark: Any, l
         assert DeltaTable(path).metadata().configuration["delta.logRetentionDuration"] == "interval 876000 hours"
     tagged = spark.sql("SELECT id, amount FROM lake.cut_sessions.rows_i VERSION AS OF 'cut_first'").collect()
     assert by_id([row.asDict() for row in tagged]) == shop.states[first]
-    end_promise(shop.project, "first")
+    unpin_cut(shop.project, "first")
     shop.apply()
     for path in paths:
         assert "cdc_lake.promised" not in DeltaTable(path).metadata().configuration

@@ -14,7 +14,7 @@ import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
-from cdc_lake.errors import DestructiveChange, ShapeForeign, TableChangedMeanwhile
+from cdc_lake.errors import ConcurrentModification, DestructiveChange, UnexpectedColumn
 from cdc_lake.model.change import Transaction
 from cdc_lake.observability import failpoints as at
 from cdc_lake.observability.events import ProgressEvent
@@ -87,7 +87,7 @@ class Lake:
         words = Anything() if everything else frozenset(allowed)
         with SpanLoop(self.project, self.spark, self.told.append, allowed=words) as advance:
             advance.run(None, threading.Event())
-            return {label.split(".")[1]: error for label, error in advance.totals.broken.items()}
+            return {label.split(".")[1]: error for label, error in advance.totals.failed.items()}
 
     def target(self, name: str) -> Any:
         return self.project.target(self.tables[name].table)
@@ -269,10 +269,10 @@ def test_an_applier_that_comes_late_changes_no_layout_again(spark: Any, lake_roo
     second = lake.land()
     assert lake.advance() == {}
     changes = [AddColumn(SilverColumn("note", "string"), "'old'"), ChangeType("id", "int", "bigint")]
-    with pytest.raises(TableChangedMeanwhile):
+    with pytest.raises(ConcurrentModification):
         late.reshape("test", base, second, changes, "true")
     assert lake.rows("t", whole=True) == lake["t"].expected()
     spark.sql(f"ALTER TABLE {late.name} ADD COLUMNS (mine int)")
     lake["t"].insert()
     lake.land()
-    assert isinstance(lake.advance()["t"], ShapeForeign)
+    assert isinstance(lake.advance()["t"], UnexpectedColumn)

@@ -36,7 +36,7 @@ SOME = [Kind(Style.BINARY, batch=True), Kind(Style.TEXT, by_csn=True), Kind(Styl
 def advance(project: Project, spark: Any) -> None:
     with SpanLoop(project, spark, silent) as one:
         one.run(None, threading.Event())
-        assert one.totals.broken == {}
+        assert one.totals.failed == {}
 
 
 @pytest.mark.parametrize("kind", SOME if BUDGET == 1 else KINDS, ids=lambda kind: kind.slot)

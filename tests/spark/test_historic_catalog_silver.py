@@ -136,7 +136,7 @@ def applied(project: Project, spark: Any, allowed: list[str], told: list[str] | 
     """`told`: takes the codes of what tables wait for."""
 
     def tell(progress: ProgressEvent) -> None:
-        if told is not None and progress.stage == "broken":
+        if told is not None and progress.stage == "failed":
             told.append(f"{progress.facts['table']} {progress.facts['code']}".partition(".")[2])
 
     given = frozenset(allowed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.errors import OtherCatalog, TableChangedMeanwhile
+from cdc_lake.errors import ConcurrentModification, OtherCatalog
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.catalog import catalog_settings
 from cdc_lake.tables.iceberg_silver import IcebergSilver
@@ -56,7 +56,7 @@ def test_spark_and_pyiceberg_share_a_rest_catalog(spark: Any, tmp_path: Path) ->
         stale = silver.marker("s")
         assert stale == Marker(10, version)
         silver.commit("s", stale, 20, lambda to: f"INSERT INTO {to} VALUES (2, 'b')")
-        with pytest.raises(TableChangedMeanwhile):
+        with pytest.raises(ConcurrentModification):
             silver.commit("s", stale, 30, lambda to: f"INSERT INTO {to} VALUES (3, 'c')")
         assert silver.marker("s").position == 20
         assert sorted(read_silver(project, target)["id"].to_pylist()) == [1, 2]

@@ -71,7 +71,7 @@ class Appliers:
         try:
             with SpanLoop(self.project, self.spark, silent) as advance:
                 advance.run(None, threading.Event())
-                for error in advance.totals.broken.values():
+                for error in advance.totals.failed.values():
                     raise error
         except Died:
             self.deaths.append(death.partition(":")[0])

@@ -172,7 +172,7 @@ def test_04_proves_silver_and_shows_what_is_held() -> None:
     assert (rules["failed at the gate"] > 0).any()
     assert len(waits) == 4
     assert {"between_amount", "equal_to_source"} <= set(past["rule"])
-    assert "0 cuts were not promised" in shown.text
+    assert "0 cuts were not pinned" in shown.text
     assert (Path.cwd().parent / "lake" / "reports" / "shop" / "status.html").is_file()
     by_rule, trend = shown.charts
     assert "silver.orders" in by_rule

@@ -6,7 +6,9 @@ row, a truncate, a table that got a column, a stream begun in the control tables
 
 from __future__ import annotations
 
+import json
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,16 @@ import pytest
 
 from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
-from cdc_lake.model.change import Transaction, Update
+from cdc_lake.control.cuts import table_states
+from cdc_lake.model.change import Insert, Transaction, Update
+from cdc_lake.model.relation import TableName
+from cdc_lake.observability.events import silent
+from cdc_lake.runtime.apply.applier import watching
+from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from tests.data import make_lake
 from tests.tarballs import unpack
 
 from .conftest import make_project
@@ -65,3 +74,25 @@ def test_a_lake_of_0_2_0_is_verified_continued_and_applied(spark: Any, tmp_path:
         {"id": 8, "amount": 8, "body": "b", "note": "é"},
     ]
     assert lake.held() == [("failed", ["between_amount"]), ("waiting", []), ("closed", None)]
+
+
+@pytest.mark.spark
+def test_a_lake_of_control_version_1_goes_on_and_older_versions_and_queries_still_understand_it(spark: Any) -> None:
+    with make_lake.unpacked() as root:
+        project = make_lake.project("delta", observe={"textfile": "shop.prom"})
+        changes = tuple(Insert(make_lake.TABLES[name], ("9", "9", "later")) for name in ("now", "log"))
+        bronze_writer(project).append([raw_transaction(Transaction(boundaries(400), changes))])
+        watcher = watching(project, silent)
+        with watcher, SpanLoop(project, spark, watcher.on_progress) as advance:
+            watcher.follow(advance.totals)
+            advance.run(None, threading.Event())
+            assert advance.totals.failed == {}
+        row = ControlTables(project.control).last_cut()
+        assert row is not None
+        states = {name.removeprefix("public."): table.state for name, table in table_states(row.tables).items()}
+        assert (row.position, states) == (405, {"now": "active", "then": "active", "log": "active", "off": "paused"})
+        assert {table["state"] for table in json.loads(row.tables).values()} == {"in", "paused"}
+        assert read_silver(project, project.target(TableName("public", "now")))["id"].to_pylist().count(9) == 1
+        metrics = (root / "shop.prom").read_text()
+        for former in ("cdc_lake_table_broken", "cdc_lake_held_keys"):
+            assert f'{former}{{pipeline="shop_delta",table="silver_delta.now"}} ' in metrics

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from cdc_lake.errors import SilverPutBack
+from cdc_lake.errors import SilverRestored
 from cdc_lake.observability.events import ProgressEvent, silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.tables.delta_silver import DeltaSilver
@@ -96,7 +96,7 @@ def test_a_commit_that_is_taken_after_it_was_counted_is_made_again(there: World,
             there.change_plain(4)
         if when != "restarted":
             walk.run(None, threading.Event())
-            assert not walk.totals.broken
+            assert not walk.totals.failed
     if when == "restarted":
         with SpanLoop(there.project, there.spark, told.append) as walk:
             walk.run(None, threading.Event())
@@ -113,7 +113,7 @@ def test_a_commit_that_is_taken_when_nobody_looks_any_more_is_made_again_before_
         overwrite(log_of(there))
         there.change_plain(4)
         walk.run(None, threading.Event())
-        assert not walk.totals.broken
+        assert not walk.totals.failed
     there.watch.look()
     known = Known(committed=Committed(there.made, breaks), watch=there.watch, applied=True)
     found = invariants(there.project, known).found
@@ -124,5 +124,5 @@ def test_a_first_commit_that_is_taken_is_an_error_in_words(new: World) -> None:
     overwrite(log_of(new))
     new.change_plain(4)
     (error,) = new.tried().values()
-    assert isinstance(error, SilverPutBack)
+    assert isinstance(error, SilverRestored)
     assert "empty again" in error.message

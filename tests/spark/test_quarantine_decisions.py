@@ -15,7 +15,7 @@ import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
-from cdc_lake.errors import HoldStays
+from cdc_lake.errors import QuarantineRemains
 from cdc_lake.model.change import Change, Delete, Insert, OldKind, Transaction, Truncate
 from cdc_lake.model.position import parse_position
 from cdc_lake.model.quarantine import FIRST_ORDINAL
@@ -93,7 +93,7 @@ class Lake:
     def _advance(self) -> None:
         with SpanLoop(self.project, self.spark, silent) as advance:
             advance.run(None, threading.Event())
-            for error in advance.totals.broken.values():
+            for error in advance.totals.failed.values():
                 raise error
 
     def decide(self) -> int:
@@ -107,7 +107,7 @@ class Lake:
                 verb = self.dice.choice(["release", "discard"])
                 try:
                     done = self._decide(verb, relation, key)
-                except HoldStays:
+                except QuarantineRemains:
                     verb, done = "discard", self._decide("discard", relation, key)
                 made += 1
                 oracle, places = self.versions[relation.table], [places_of(one) for one in done.changes]
@@ -195,7 +195,7 @@ def test_changes_of_a_table_that_keeps_each_are_decided_one_by_one_and_equal_row
         bronze.append([raw_transaction(transaction_at(position, changes))])
         with SpanLoop(project, spark, silent) as advance:
             advance.run(None, threading.Event())
-            for error in advance.totals.broken.values():
+            for error in advance.totals.failed.values():
                 raise error
 
     def rows(relation: Relation) -> list[tuple[str | None, str | None]]:
@@ -207,7 +207,7 @@ def test_changes_of_a_table_that_keeps_each_are_decided_one_by_one_and_equal_row
     assert (rows(log), rows(bag)) == ([("4", "4")], [("1", "1")])
     first = held_list(project).changes
     assert [(one.source, one.key) for one in first] == [("public.bag", ("1", bad))] * 3 + [("public.log", ())] * 3
-    with pytest.raises(HoldStays, match="no key"):
+    with pytest.raises(QuarantineRemains, match="no key"):
         decide(project, "discard", "bag", Choice(("1", bad)), "why", yes=True)
     assert len(decide(project, "release", "bag", Choice(("1", bad)), "fine", yes=True).changes) == 3
     assert len(decide(project, "release", "log", Choice(), "fine", yes=True).changes) == 3

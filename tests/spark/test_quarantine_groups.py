@@ -18,9 +18,9 @@ import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import BROKEN, IN, last_cut
+from cdc_lake.control.cuts import ACTIVE, FAILED, last_cut
 from cdc_lake.control.table_pauses import pause, resume
-from cdc_lake.errors import GroupDisagrees, GroupWaits, HoldStays, MergeRefused, NoKey, TruncateHeld
+from cdc_lake.errors import BaseRowMissing, GroupDisagrees, GroupWaits, NoKey, QuarantineRemains, TruncateQuarantined
 from cdc_lake.model.change import UNCHANGED, Change, Insert, Transaction, Truncate, Update
 from cdc_lake.model.position import parse_position
 from cdc_lake.model.quarantine import FIRST_ORDINAL, Verb
@@ -74,7 +74,7 @@ def project_of(
 def advance(project: Project, spark: Any) -> None:
     with SpanLoop(project, spark, silent) as walk:
         walk.run(None, threading.Event())
-        for error in sorted(walk.totals.broken.values(), key=lambda error: isinstance(error, GroupWaits)):
+        for error in sorted(walk.totals.failed.values(), key=lambda error: isinstance(error, GroupWaits)):
             raise error
 
 
@@ -126,7 +126,7 @@ class Lake:
             verb: Verb = self.dice.choice(["release", "discard"])
             try:
                 done = decide(self.project, verb, one.source, Choice(one.key), "looked at", yes=True)
-            except HoldStays:
+            except QuarantineRemains:
                 verb = "discard"
                 done = decide(self.project, verb, one.source, Choice(one.key), "looked at", yes=True)
             position = parse_position(done.position)
@@ -213,13 +213,13 @@ def test_a_group_goes_on_as_one_or_says_why_it_does_not(spark: Any, lake_root: P
 
     land(120, Truncate(ORDERS), row(LINES, 3, LIMIT + 1), row(ALONE, 3))
     for _ in range(2):
-        with pytest.raises(TruncateHeld, match=r"truncates public\.orders"):
+        with pytest.raises(TruncateQuarantined, match=r"truncates public\.orders"):
             advance(project, spark)
         assert (keys(ORDERS), keys(LINES), keys(ALONE)) == (["1"], ["1"], ["2", "3"])
     cut = last_cut(ControlTables(project.control), "test")
     assert cut is not None
     assert {relation.partition(".")[2]: one.state for relation, one in cut.tables.items()} == {
-        "orders": BROKEN, "lines": BROKEN, "alone": IN
+        "orders": FAILED, "lines": FAILED, "alone": ACTIVE
     }  # fmt: skip
     advance(made(rule=RULE | {"on_fail": "warn"}), spark)
     assert (keys(ORDERS), keys(LINES)) == ([], ["1", "3"])
@@ -238,7 +238,7 @@ def test_a_group_goes_on_as_one_or_says_why_it_does_not(spark: Any, lake_root: P
 
     land(140, Update(LINES, ("9", "5", UNCHANGED), None), row(ORDERS, 5))
     for id_ in (6, 7):
-        with pytest.raises(MergeRefused):
+        with pytest.raises(BaseRowMissing):
             advance(project, spark)
         land(140 + id_, row(ORDERS, id_))
     assert keys(ORDERS) == ["4", "5"], "it was merged before the other failed, and waits"

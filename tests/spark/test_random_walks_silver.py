@@ -29,11 +29,11 @@ from cdc_lake.errors import (
     CdcLakeError,
     OtherWriter,
     PastTrimmed,
-    ShapeForeign,
     SilverLost,
     SilverNotOwned,
-    SilverPutBack,
+    SilverRestored,
     SlotForeign,
+    UnexpectedColumn,
 )
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import silent
@@ -75,7 +75,7 @@ UNSURE = r"rows before it unknown$|^take column|^match updates"
 """Operations of a rebuild that bronze does not have all of: `compare` shows it, and a copy has it."""
 PLUGINS = ("pgoutput", "test_decoding", "family")
 TABLES = 10 if BUDGET > 1 else 2
-NAMED = (OtherWriter, ShapeForeign, SilverLost, SilverNotOwned, SilverPutBack)
+NAMED = (OtherWriter, UnexpectedColumn, SilverLost, SilverNotOwned, SilverRestored)
 """What a table waits for that something else was done to."""
 RETYPED_PAST = "another silver table in the pipeline file (`to`)"
 """What is said of a past that has texts which are no values of the new type."""
@@ -260,7 +260,7 @@ class Lake:
         watcher = watching(self.project, silent)
         with watcher, SpanLoop(self.project, self.spark, watcher.on_progress, allowed=self.words) as advance:
             advance.run(None, threading.Event())
-        self.broken, self.fresh = advance.totals.broken, True
+        self.broken, self.fresh = advance.totals.failed, True
 
     def mend(self, label: str) -> None:
         """Do what a table prints that others did something to."""

@@ -21,7 +21,7 @@ from cdc_lake.control.cuts import last_cut
 from cdc_lake.errors import (
     DestructiveChange,
     KindChanged,
-    PositionNotHeld,
+    PositionUnavailable,
     RebuildNeedsPlace,
     RebuildPlaceTaken,
     SilverLost,
@@ -227,7 +227,7 @@ def test_the_past_is_put_into_a_table_of_its_own(spark: Any, lake_root: Path, fm
     lake.advance()
     with pytest.raises(RebuildNeedsPlace):
         again(lake, to=first)
-    with pytest.raises(PositionNotHeld):
+    with pytest.raises(PositionUnavailable):
         again(lake, to=lake.position + 1000, into="t_then")
     with pytest.raises(RebuildPlaceTaken):
         again(lake, to=first, into="t")

@@ -10,8 +10,8 @@ import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import BROKEN, IN, last_cut
-from cdc_lake.errors import GroupWaits, HeldLost, OtherWriter
+from cdc_lake.control.cuts import ACTIVE, FAILED, last_cut
+from cdc_lake.errors import GroupWaits, OtherWriter, QuarantineLost
 from cdc_lake.model.change import Change, Insert
 from cdc_lake.model.relation import Relation
 from cdc_lake.runtime.apply.rebuild import rebuild
@@ -75,13 +75,13 @@ def test_a_table_that_its_group_waits_for_is_built_again_and_the_group_goes_on(s
     world.land(130, row(ORDERS, 4), row(LINES, 4))
     with pytest.raises(OtherWriter):
         advance(world.project, spark)
-    assert world.states() == {"orders": (BROKEN, 110), "lines": (BROKEN, 110), "alone": (IN, 130)}
+    assert world.states() == {"orders": (FAILED, 110), "lines": (FAILED, 110), "alone": (ACTIVE, 130)}
     world.rebuild(ORDERS)
-    assert world.states() == {"orders": (BROKEN, 110), "lines": (BROKEN, 110), "alone": (IN, 130)}
+    assert world.states() == {"orders": (FAILED, 110), "lines": (FAILED, 110), "alone": (ACTIVE, 130)}
     assert world.keys(ORDERS) == ["1"], "no further than its group"
     assert_cuts_are_true(world.project)
     advance(world.project, spark)
-    assert set(world.states().values()) == {(IN, 130)}
+    assert set(world.states().values()) == {(ACTIVE, 130)}
     assert (world.keys(ORDERS), world.keys(LINES), world.keys(ALONE)) == (["1", "4"], ["1", "4"], ["1", "3"])
     assert world.held() == [(f"public.{name}", key) for name in ("lines", "orders") for key in ("2", "3")]
     assert_nothing_is_held_twice(world.project)
@@ -95,10 +95,10 @@ def test_nothing_is_built_again_beside_a_table_of_which_is_not_known_what_it_hel
     control = control_tables(world.project)
     kept = control.read("held")
     control.delete("held", pc.scalar(True))
-    with pytest.raises(HeldLost):
+    with pytest.raises(QuarantineLost):
         advance(world.project, spark)
     for relation in (ORDERS, LINES):
-        with pytest.raises(HeldLost, match=f"{relation.table.name} holds whole transactions of its group"):
+        with pytest.raises(QuarantineLost, match=f"{relation.table.name} holds whole transactions of its group"):
             world.rebuild(relation)
     assert (world.keys(ORDERS), world.keys(LINES)) == (["1"], ["1"])
     control.append("held", kept)
@@ -115,10 +115,10 @@ def test_of_two_that_are_behind_each_other_the_one_behind_is_built_first(spark: 
     with pytest.raises(OtherWriter):
         advance(world.project, spark)
     world.rebuild(LINES)
-    assert world.states()["lines"] == (BROKEN, 110), "it has nowhere to go before the other one"
+    assert world.states()["lines"] == (FAILED, 110), "it has nowhere to go before the other one"
     with pytest.raises((OtherWriter, GroupWaits)):
         advance(world.project, spark)
     world.rebuild(ORDERS)
     advance(world.project, spark)
     assert (world.keys(ORDERS), world.keys(LINES)) == (["1", "3"], ["1", "3"])
-    assert set(world.states().values()) == {(IN, 120)}
+    assert set(world.states().values()) == {(ACTIVE, 120)}

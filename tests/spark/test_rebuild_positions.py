@@ -51,7 +51,7 @@ def test_random_positions_give_the_oracles_state(spark: Any, lake_root: Path) ->
     bronze.append([raw_transaction(one) for one in transactions])
     with SpanLoop(project, spark, silent) as advance:
         advance.run(None, threading.Event())
-        assert not advance.totals.broken
+        assert not advance.totals.failed
     for number in range(POSITIONS):
         upto = dice.randint(transactions[0].bounds.position - 5, transactions[-1].bounds.position)
         relation = (PLAIN, WHOLE)[number % 2]

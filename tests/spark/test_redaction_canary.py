@@ -50,7 +50,7 @@ def test_no_file_and_no_output_holds_a_canary(
         once(project, told.append)
         with SpanLoop(project, spark, told.append) as one:
             one.run(None, threading.Event())
-            return set(one.totals.broken)
+            return set(one.totals.failed)
 
     with database.connect() as conn:
         begin(conn)

@@ -243,7 +243,7 @@ class Shop:
     def waiting(self) -> dict[str, tuple[str, str]]:
         """Code and remedy of each table that waits, as printed."""
         tables = json.loads(self.shell.fine("status", "--json"))["tables"]
-        return {t["source"].removeprefix("public."): (t["code"], t["remedy"]) for t in tables if t["state"] == "broken"}
+        return {t["source"].removeprefix("public."): (t["code"], t["remedy"]) for t in tables if t["state"] == "failed"}
 
     def obey(self, first: bool) -> None:
         """Do what is said of each table that waits, and run."""

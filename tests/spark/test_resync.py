@@ -17,7 +17,7 @@ import pytest
 
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.writer import BesideBronze, DeltaBronze
-from cdc_lake.control.cuts import IN, RENEWING, Cut, last_cut
+from cdc_lake.control.cuts import ACTIVE, RESYNCING, Cut, last_cut
 from cdc_lake.control.snapshots import COMPLETE, CopiedTable, copy_name, record_left, record_recopied
 from cdc_lake.control.streams import record_copy
 from cdc_lake.model.change import Insert, Transaction, Truncate
@@ -127,7 +127,7 @@ class World:
     def apply(self, death: str = "") -> None:
         with broken_off(death) as reached, SpanLoop(self.project, self.spark, silent) as walk:
             walk.run(None, threading.Event())
-            for error in walk.totals.broken.values():
+            for error in walk.totals.failed.values():
                 raise error
         if death and reached:
             print("died at", death)
@@ -148,7 +148,7 @@ class World:
             columns = {column for row in expected.rows for column in row}
             mine = [{name: row[name] for name in columns & row.keys()} for row in found]
             assert sorted(map(_text, mine)) == sorted(map(_text, expected.rows)), f"{table} ({self.ways[table]})"
-        assert self.states() == {str(table): IN for table in self.relations}
+        assert self.states() == {str(table): ACTIVE for table in self.relations}
         assert_cuts_are_true(self.project)
 
     @property
@@ -163,7 +163,7 @@ class World:
     def walked(self, walk: SpanLoop, stop: threading.Event) -> bool:
         """Walk to the top of bronze; whether every table is there."""
         walk.run(None, stop)
-        return set(self.states().values()) == {IN}
+        return set(self.states().values()) == {ACTIVE}
 
     def _expected(self, table: TableName) -> Expected:
         if self.ways[table] == "history":
@@ -246,7 +246,7 @@ def test_the_others_flow_while_one_is_made_anew(spark: Any, lake_root: Path, see
             world.land(3)
             assert not world.walked(walk, stop)
             assert world.cut.position == world._state.upto
-            assert world.states() == {str(PLAIN.table): RENEWING, str(WHOLE.table): IN}
+            assert world.states() == {str(PLAIN.table): RESYNCING, str(WHOLE.table): ACTIVE}
             goes_on.set()
             until(lambda: world.walked(walk, stop))
     finally:
@@ -285,7 +285,7 @@ def test_everything_waits_for_tables_of_a_group_but_not_beyond_a_stop(
         with monkeypatch.context() as patched:  # as where cuts were lost, so that none can begin
             patched.setattr(resync_swap, "last_cut", lambda *_: None)
             world.apply()
-        assert set(world.states().values()) == {IN}
+        assert set(world.states().values()) == {ACTIVE}
         world.apply()
         world.copy(ALONE.table)
         world.record()
@@ -297,7 +297,7 @@ def test_everything_waits_for_tables_of_a_group_but_not_beyond_a_stop(
             copied_anew()
             goes_on.set()
             until(lambda: world.walked(walk, stop))
-            assert walk.totals.broken == {}
+            assert walk.totals.failed == {}
     finally:
         goes_on.set()
         at.arm("")

@@ -14,9 +14,9 @@ import pytest
 
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.writer import BesideBronze, DeltaBronze
-from cdc_lake.control.cuts import BROKEN, IN, last_cut
+from cdc_lake.control.cuts import ACTIVE, FAILED, last_cut
 from cdc_lake.control.snapshots import CopiedTable, copy_name, record_recopied
-from cdc_lake.errors import GroupWaits, HeldLost, MergeRefused
+from cdc_lake.errors import BaseRowMissing, GroupWaits, QuarantineLost
 from cdc_lake.model.change import UNCHANGED, Change, Insert, Update
 from cdc_lake.model.relation import Relation
 from cdc_lake.observability.events import silent
@@ -87,13 +87,13 @@ class World:
     def advance(self) -> None:
         with nullcontext(self.lasting) if self.lasting else SpanLoop(self.project, self._spark, silent) as walk:
             walk.run(None, threading.Event())
-            for error in sorted(walk.totals.broken.values(), key=lambda error: isinstance(error, GroupWaits)):
+            for error in sorted(walk.totals.failed.values(), key=lambda error: isinstance(error, GroupWaits)):
                 raise error
 
     def refused(self) -> None:
-        with pytest.raises(MergeRefused):
+        with pytest.raises(BaseRowMissing):
             self.advance()
-        assert self.states() == {"orders": BROKEN, "lines": BROKEN, "alone": IN}
+        assert self.states() == {"orders": FAILED, "lines": FAILED, "alone": ACTIVE}
 
     def states(self) -> dict[str, str]:
         cut = last_cut(self.control, "test")
@@ -106,7 +106,7 @@ class World:
 
     def assert_whole(self, orders: list[int], lines: list[int]) -> None:
         assert (self.keys(ORDERS), self.keys(LINES)) == (orders, lines)
-        assert set(self.states().values()) == {IN}
+        assert set(self.states().values()) == {ACTIVE}
         assert_cuts_are_true(self.project)
 
 
@@ -185,9 +185,9 @@ def test_a_copy_waits_for_a_table_of_its_group_that_can_go_on(
     world.land(120, row(ORDERS, 3), row(LINES, 3), row(ALONE, 3))
     world.copy(125, orders=[1, 2, 3])
     world.land(130, row(ORDERS, 4), row(LINES, 4), row(ALONE, 4))
-    with pytest.raises(MergeRefused):
+    with pytest.raises(BaseRowMissing):
         world.advance()
-    assert world.states()["lines"] == BROKEN
+    assert world.states()["lines"] == FAILED
     world.copy(135, lines=[1, 3, 4, 9])
     world.land(140, row(ORDERS, 5), row(LINES, 5))
     world.advance()
@@ -197,7 +197,7 @@ def test_a_copy_waits_for_a_table_of_its_group_that_can_go_on(
 def test_histories_of_a_group_whose_holds_are_lost_go_on_from_copies_of_all_of_it(spark: Any, lake_root: Path) -> None:
     world = Lost(lake_root, spark, "lost", kind="history")
     world.land(120, row(ORDERS, 3), row(LINES, 3), row(ALONE, 3))
-    with pytest.raises(HeldLost):
+    with pytest.raises(QuarantineLost):
         world.advance()
     world.copy(125, orders=[1, 2, 3], lines=[1, 3])
     world.land(130, row(ORDERS, 4), row(LINES, 4))

@@ -1,4 +1,4 @@
-"""Upkeep of silver on both formats: rows, promised versions and the marker stay, apply goes on, whoever comes first."""
+"""Upkeep of silver on both formats: rows, pinned versions and the marker stay, apply goes on, whoever comes first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.control.cuts import IN, Promise, TableState, kept_versions, last_cut, parse_cut, record
+from cdc_lake.control.cuts import ACTIVE, PinnedCut, TableState, kept_versions, last_cut, parse_cut, record
 from cdc_lake.errors import SilverBusy, SilverMissing
 from cdc_lake.model.change import UNCHANGED, Update
 from cdc_lake.model.position import Span
@@ -63,19 +63,19 @@ def filled(root: Path, spark: Any, name: str, fmt: str, spans: int = 2) -> tuple
 
 
 @FORMATS
-def test_after_upkeep_everything_reads_the_same_and_only_promised_versions_are_left(
+def test_after_upkeep_everything_reads_the_same_and_only_pinned_versions_are_left(
     spark: Any, lake_root: Path, fmt: str
 ) -> None:
     lake, versions = filled(lake_root, spark, "upkept", fmt, spans=4)
     then, now, marker = _rows(lake, versions[1]), _rows(lake), lake.marker()
     control = ControlTables(lake.project.control)
-    promised = parse_cut(next(r for r in _cuts(control) if f'"version": {versions[1]},' in r.tables))
-    record(control, Promise("month_end", scheduled=False, cut=promised, until=None), datetime.now(UTC))
+    pinned = parse_cut(next(r for r in _cuts(control) if f'"version": {versions[1]},' in r.tables))
+    record(control, PinnedCut("month_end", scheduled=False, cut=pinned, until=None), datetime.now(UTC))
     kept = kept_versions(control, datetime.now(UTC))["public.t"]
     assert {versions[1], versions[-1]} <= kept
 
     steps = [step.part for step in upkeep(lake, *kept)]
-    # Delta keeps all versions from the oldest promised one on, and what is younger than an hour.
+    # Delta keeps all versions from the oldest pinned one on, and what is younger than an hour.
     assert steps == (["compaction"] if fmt == "delta" else ["compaction", "expiry"])
     assert _rows(lake) == now
     assert _rows(lake, versions[1]) == then
@@ -130,7 +130,7 @@ def test_a_merge_that_was_planned_before_upkeep_is_planned_again_and_done_once(
         prepared = planner.prepare(planner.plan_span(state, tables, ["public.t"], span, Load(2, 100)))
         assert "compaction" in [step.part for step in upkeep(lake)]
         tables = planner.merge(prepared)
-    assert tables["public.t"].state == IN
+    assert tables["public.t"].state == ACTIVE
     assert lake.marker().position == upto
     assert [r["amount"] for r in _rows(lake) if r["id"] in (0, 9)] == [30, 9]
 
@@ -179,7 +179,7 @@ def test_the_way_to_the_marker_is_never_cut(spark: Any, lake_root: Path) -> None
         return [one for one in spent_versions(table, Keep(frozenset(kept), late)) if one in versions]
 
     assert spent() == versions[:2]
-    assert spent(versions[0]) == []  # all are on the way to a promised one
+    assert spent(versions[0]) == []  # all are on the way to a pinned one
     assert spent(versions[1]) == versions[:1]
 
 

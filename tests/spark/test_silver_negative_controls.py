@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import pytest
 from deltalake import DeltaTable
 
-from cdc_lake.errors import ApplyFailed, DestructiveChange, TableChangedMeanwhile
+from cdc_lake.errors import ApplyFailed, ConcurrentModification, DestructiveChange
 from cdc_lake.model.change import Insert
 from cdc_lake.observability import failpoints as at
 from cdc_lake.runtime.apply.merge import merge
@@ -88,7 +88,7 @@ def a_plan_that_another_applier_overtook(lake: Told, plant: Plant) -> None:
     with plant():
         try:
             merge(stale)
-        except TableChangedMeanwhile:
+        except ConcurrentModification:
             print("refused")
 
 

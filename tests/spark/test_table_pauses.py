@@ -63,7 +63,7 @@ def test_a_paused_table_stays_while_others_flow_and_catches_up_when_it_is_resume
     def advance() -> frozenset[str]:
         with SpanLoop(project, spark, heard) as one:
             one.run(None, threading.Event())
-            assert one.totals.broken == {}
+            assert one.totals.failed == {}
             return one.totals.paused
 
     land(100, Insert(STAYS, ("1",)), Insert(FLOWS, ("1",)))
@@ -76,18 +76,18 @@ def test_a_paused_table_stays_while_others_flow_and_catches_up_when_it_is_resume
     assert "pauses.stays is paused: it stays at 0/64" in told
     assert (rows(STAYS), rows(FLOWS)) == ([1], [1, 2, 3])
     assert states()["stays"] == ("paused", 100)
-    assert states()["flows"] == ("in", 400)
+    assert states()["flows"] == ("active", 400)
     assert states()["later"] == ("paused", 300), "the run saw it at its next span"
 
     resume(project, "stays")
     told.clear()
     assert advance() == {"pauses.later"}
     assert (rows(STAYS), rows(FLOWS)) == ([2, 3], [1, 2, 3])
-    assert states()["stays"] == ("in", 400)
+    assert states()["stays"] == ("active", 400)
     resume(project, "later")
     advance()
     assert rows(LATER) == [4]
-    assert states() == dict.fromkeys(["stays", "flows", "later"], ("in", 400))
+    assert states() == dict.fromkeys(["stays", "flows", "later"], ("active", 400))
 
 
 @pytest.mark.spark
@@ -112,7 +112,7 @@ def test_what_was_copied_and_decided_while_a_table_is_paused_comes_with_the_firs
     def advance() -> None:
         with SpanLoop(project, spark, lambda _: None) as one:
             one.run(None, threading.Event())
-            assert one.totals.broken == {}
+            assert one.totals.failed == {}
 
     def rows(relation: Relation) -> list[int]:
         return sorted(read_silver(project, project.target(relation.table))["id"].to_pylist())
@@ -144,4 +144,4 @@ def test_what_was_copied_and_decided_while_a_table_is_paused_comes_with_the_firs
     assert held_list(project).changes == ()
     cut = last_cut(control, "test")
     assert cut is not None
-    assert {one.state for one in cut.tables.values()} == {"in"}
+    assert {one.state for one in cut.tables.values()} == {"active"}

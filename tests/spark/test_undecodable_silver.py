@@ -50,7 +50,7 @@ def refusing(positions: set[int]) -> Any:
 def advance(project: Project, spark: Any) -> None:
     with SpanLoop(project, spark, silent) as walking:
         walking.run(None, threading.Event())
-        for error in walking.totals.broken.values():
+        for error in walking.totals.failed.values():
             raise error
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import cdc_lake
-from cdc_lake import METHODS
+from cdc_lake import METHODS, errors
 from cdc_lake.api import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
@@ -84,3 +84,11 @@ def test_the_functions_of_0_3_take_what_they_took(project: Project, tmp_path: Pa
     assert isinstance(cdc_lake.load_pipeline(file), Project)
     with pytest.warns(DeprecationWarning, match="history"):
         assert cdc_lake.history(str(file), "runs").num_rows == 0
+
+
+def test_an_error_is_found_under_its_name_of_0_3_with_a_warning_that_says_the_new_one() -> None:
+    for former, name in errors._FORMER.items():
+        with pytest.warns(DeprecationWarning, match=f"`cdc_lake.errors.{former}` is now `{name}`"):
+            assert getattr(errors, former) is getattr(errors, name)
+    with pytest.raises(AttributeError, match="Nonsense"):
+        errors.Nonsense  # type: ignore[attr-defined]  # noqa: B018

@@ -111,7 +111,7 @@ def test_new_keys_are_appended_and_others_merged(tmp_path: Path, fmt: str) -> No
     base = Marker(10, version(of, target))
 
     def way(found: SpanProfile, outline: SpanSummary, part: TablePart = PART) -> str:
-        return choose(of, target, base, part, outline, found, 100).way
+        return choose(of, target, base, part, outline, found, 100).mode
 
     assert way(survey(10), seen()) == "append"
     assert way(survey(9), seen()) == "merge", "the key may be there"
@@ -123,7 +123,7 @@ def test_new_keys_are_appended_and_others_merged(tmp_path: Path, fmt: str) -> No
 
 def test_a_table_that_holds_nothing_takes_an_append(tmp_path: Path) -> None:
     of = project(tmp_path, "delta")
-    assert choose(of, of.target(T.table), Marker(None, None), PART, seen(), survey(-5), 100).way == "append"
+    assert choose(of, of.target(T.table), Marker(None, None), PART, seen(), survey(-5), 100).mode == "append"
 
 
 def test_what_is_sent_to_every_task_fits_the_heap_many_times() -> None:

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cdc_lake.config.model import Observe
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import BROKEN
+from cdc_lake.control.cuts import FAILED
 from cdc_lake.errors import DestructiveChange, GroupWaits, RuleStopped, StoreUnavailable, Unconvertible
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.observability.metrics import ERRORS_TOTAL
@@ -51,11 +51,23 @@ def test_nobody_watches_unless_the_pipeline_names_a_file(tmp_path: Path) -> None
     assert isinstance(watching(watched(lake), told.append), ApplyMetrics)
 
 
+FORMER = {
+    "cdc_lake_held_rows_total rule=between_a table=silver.t": 2,
+    "cdc_lake_held_rows_total rule=waiting table=silver.t": 1,
+    "cdc_lake_held_keys table=silver.t": 3,
+    "cdc_lake_held_keys table=silver.u": 0,
+    "cdc_lake_table_state state=broken table=silver.u": 1,
+    "cdc_lake_table_broken table=silver.t": 0,
+    "cdc_lake_table_broken table=silver.u": 1,
+}
+"""What 0.3 exposed under these names, which this version exposes beside the new ones."""
+
+
 def test_the_file_says_what_the_run_and_the_last_cut_say(tmp_path: Path) -> None:
     lake, told, done = CutLake(tmp_path), list[ProgressEvent](), ApplyTotals(stream=PG)
     lake.land(200)
     lake.land(300, minutes=5)
-    lake.cut(200, 0, t=lake.state("t", 1, 200, held=3), u=lake.state("u", None, 100, state=BROKEN))
+    lake.cut(200, 0, t=lake.state("t", 1, 200, held=3), u=lake.state("u", None, 100, state=FAILED))
     for name, verdict in (("t", "equal"), ("u", "different")):
         lake.control.record(VerifiedRow(PG, 1, 1, f"public.{name}", f"silver.{name}", 100, verdict, 0, at(4)))
     merge = ProgressEvent("merge", "silver.t", 7, unit="changes", facts={"seconds": 1.5})
@@ -63,13 +75,14 @@ def test_the_file_says_what_the_run_and_the_last_cut_say(tmp_path: Path) -> None
         metrics.follow(done)
         metrics.on_progress(merge)
         metrics.on_progress(ProgressEvent("layout", "add column …", facts={"kind": "add_column"}))
-        metrics.on_progress(ProgressEvent("broken", "silver.u waits", facts={"code": "LAK410"}))
+        metrics.on_progress(ProgressEvent("failed", "silver.u waits", facts={"code": "LAK410"}))
         done.top, done.upto, done.transactions, done.changes = 300, 200, 1, 7
         done.rules["silver.t", "between_a", "quarantine"] = [7, 2]
         done.held_by.update({("silver.t", "between_a"): 2, ("silver.t", "waiting"): 1})
         metrics.on_pass_end()
     file = tmp_path / "shop.prom"
     seen = shown(file)
+    assert {key: seen.pop(key) for key in FORMER} == FORMER
     lag = seen.pop("cdc_lake_applied_lag_seconds")
     assert abs(lag - (datetime.now(UTC) - at(5)).total_seconds()) < 60
     buckets = {key: value for key, value in seen.items() if "_bucket" in key}
@@ -81,14 +94,14 @@ def test_the_file_says_what_the_run_and_the_last_cut_say(tmp_path: Path) -> None
         "cdc_lake_merge_duration_seconds_sum table=silver.t": 1.5,
         "cdc_lake_merge_duration_seconds_count table=silver.t": 1,
         "cdc_lake_rule_failures_total rule=between_a table=silver.t": 2,
-        "cdc_lake_held_rows_total rule=between_a table=silver.t": 2,
-        "cdc_lake_held_rows_total rule=waiting table=silver.t": 1,
-        "cdc_lake_held_keys table=silver.t": 3,
-        "cdc_lake_held_keys table=silver.u": 0,
+        "cdc_lake_quarantined_rows_total rule=between_a table=silver.t": 2,
+        "cdc_lake_quarantined_rows_total rule=waiting table=silver.t": 1,
+        "cdc_lake_quarantined_keys table=silver.t": 3,
+        "cdc_lake_quarantined_keys table=silver.u": 0,
         "cdc_lake_table_state state=held table=silver.t": 1,
-        "cdc_lake_table_state state=broken table=silver.u": 1,
-        "cdc_lake_table_broken table=silver.t": 0,
-        "cdc_lake_table_broken table=silver.u": 1,
+        "cdc_lake_table_state state=failed table=silver.u": 1,
+        "cdc_lake_table_failed table=silver.t": 0,
+        "cdc_lake_table_failed table=silver.u": 1,
         "cdc_lake_table_different table=silver.t": 0,
         "cdc_lake_table_different table=silver.u": 1,
         "cdc_lake_verified_timestamp_seconds table=silver.t": at(4).timestamp(),
@@ -141,8 +154,8 @@ def test_the_error_that_ends_a_run_is_in_the_file_and_one_that_was_told_counts_o
     waits = StoreUnavailable("the store is away")
     metrics = metrics_of(lake, [])
     metrics.follow(done)
-    metrics.on_progress(ProgressEvent("broken", "silver.t waits", facts={"code": waits.code}))
-    done.broken["silver.t"] = waits
+    metrics.on_progress(ProgressEvent("failed", "silver.t waits", facts={"code": waits.code}))
+    done.failed["silver.t"] = waits
     with pytest.raises(StoreUnavailable), metrics:
         raise waits
     assert shown(tmp_path / "shop.prom")["cdc_lake_errors_total code=LAK435 loop=apply"] == 1
@@ -193,12 +206,12 @@ def test_cuts_that_follow_one_another_write_the_file_now_and_then(
 
 def test_the_error_of_a_run_names_every_table_that_waits() -> None:
     waits = GroupWaits("silver.a is in a group with silver.b")
-    done = ApplyTotals(broken={"silver.a": waits, "silver.b": DestructiveChange("b"), "silver.c": Unconvertible("c")})
+    done = ApplyTotals(failed={"silver.a": waits, "silver.b": DestructiveChange("b"), "silver.c": Unconvertible("c")})
     error = done.error()
     assert isinstance(error, DestructiveChange)
     assert error.remedy.startswith(DestructiveChange.hint)
     assert "; silver.c (LAK456), silver.a (QUA515) also wait: `cdc-lake status`" in error.remedy
-    many = ApplyTotals(broken={f"silver.t{n}": DestructiveChange("t") for n in range(25)}).error()
+    many = ApplyTotals(failed={f"silver.t{n}": DestructiveChange("t") for n in range(25)}).error()
     assert many is not None
     assert "silver.t20 (LAK410) and 4 more also wait" in many.remedy
     assert ApplyTotals().error() is None

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.control.cuts import IN, TableState
-from cdc_lake.errors import SilverLost, SilverPutBack
+from cdc_lake.control.cuts import ACTIVE, TableState
+from cdc_lake.errors import SilverLost, SilverRestored
 from cdc_lake.runtime.apply.table_integrity import (
     CommitLost,
     CommitUnrecorded,
@@ -23,7 +23,7 @@ from cdc_lake.runtime.apply.table_integrity import (
 from cdc_lake.tables.silver_table import Marker, app_id
 from tests.silver_commits import STREAM, make, write
 
-LISTED = TableState("silver.orders", "delta", 7, 40, IN, held=0, merged=40)
+LISTED = TableState("silver.orders", "delta", 7, 40, ACTIVE, held=0, merged=40)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_a_table_says_against_what_the_last_cut_says_is_one_of_five_cases(
 def test_a_new_content_in_whose_place_another_commit_is_was_put_back(tmp_path: Path) -> None:
     project, target = make(tmp_path, "delta")
     error = find_violation(project, target, STREAM, replace(LISTED, generation=2), Marker(30, 7))
-    assert isinstance(error, SilverPutBack)
+    assert isinstance(error, SilverRestored)
     assert "generation 1" in error.message
 
 

@@ -84,7 +84,12 @@ def test_importing_the_package_imports_nothing():
 
 @pytest.mark.parametrize(
     ("former", "name"),
-    [("held list", "quarantine list"), ("cuts promise x", "cuts pin x"), ("inspect parked", "inspect prepared")],
+    [
+        ("held list", "quarantine list"),
+        ("cuts promise x", "cuts pin x"),
+        ("inspect parked", "inspect prepared"),
+        ("cuts list --promised", "cuts list --pinned"),
+    ],
 )
 def test_commands_of_0_3_work_under_their_names_and_say_the_new_one(project: Path, former: str, name: str) -> None:
     now, before = (cdc_lake(project, *words.split()) for words in (name, former))

@@ -1,4 +1,4 @@
-"""The verbs of `cuts`, and what Iceberg and Delta are told of promises."""
+"""The verbs of `cuts`, and what Iceberg and Delta are told of pins."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from deltalake import DeltaTable
 import cdc_lake
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
-from cdc_lake.control.cuts import parse_cut, promises
-from cdc_lake.errors import NotPromised, VersionGone
+from cdc_lake.control.cuts import parse_cut, pinned_cuts
+from cdc_lake.errors import NotPinned, VersionGone
 from cdc_lake.model.position import Latest, as_of
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import silent
-from cdc_lake.runtime.cut_retention import Keeper, end_promise, promise_cut
+from cdc_lake.runtime.cut_retention import Keeper, pin_cut, unpin_cut
 from cdc_lake.tables.silver_table import iceberg_table
 from cdc_lake.tables.version_retention import retention_changes
 from tests.cut_lake import CutLake, forget, ids, listed
@@ -59,16 +59,16 @@ def tags(lake: CutLake, name: str) -> dict[str, int]:
 
 
 def test_list_shows_the_newest_first_and_what_stays_readable(lake: CutLake, capsys: Any) -> None:
-    promise_cut(lake.project, "audit", as_of(200), None, None)
+    pin_cut(lake.project, "audit", as_of(200), None, None)
     lines = said(capsys, "list").splitlines()
     assert lines[0].split() == ["epoch", "position", "committed", "tables", "stays", "readable"]
     assert lines[1].split() == ["1", "0/12C", "2026-01-01T00:03:00+00:00", "2,", "2", "keys", "held"]
     assert lines[2].split() == ["1", "0/C8", "2026-01-01T00:02:00+00:00", "2", "audit", "(no", "end)"]
     assert said(capsys, "list", "--limit", "1").splitlines()[-1] == "… and 1 older cut"
-    document = json.loads(said(capsys, "list", "--promised", "--json"))
+    document = json.loads(said(capsys, "list", "--pinned", "--json"))
     assert document["schema"] == "cdc-lake/cuts-list/1"
     assert [cut["position"] for cut in document["cuts"]] == ["0/C8"]
-    assert document["cuts"][0]["promises"] == [{"name": "audit", "scheduled": False, "until": None}]
+    assert document["cuts"][0]["pins"] == [{"name": "audit", "scheduled": False, "until": None}]
 
 
 def test_a_pipeline_file_is_enough_to_read(lake: CutLake) -> None:
@@ -88,7 +88,7 @@ def test_show_says_of_each_table_which_version_it_is_and_whether_it_is_there(lak
     text = said(capsys, "show", "2026-01-01T00:02:30Z")
     assert text.startswith("0/C8 of epoch 1, committed 2026-01-01T00:02:00+00:00")
     assert "its version is gone" in text
-    assert "in, 2 keys held" in said(capsys, "show")
+    assert "active, 2 keys held" in said(capsys, "show")
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_a_position_that_is_not_reached_leaves_the_latest(lake: CutLake, capsys:
 
 
 @pytest.mark.obeys("LAK463")
-def test_promise_keeps_a_cut_under_a_name_until_it_is_ended(lake: CutLake, capsys: Any) -> None:
+def test_pin_keeps_a_cut_under_a_name_until_it_is_ended(lake: CutLake, capsys: Any) -> None:
     text = said(capsys, "pin", "month_end", "--at", "0/C8")
-    assert text == "the cut at 0/C8 stays readable as `month_end` until the promise is ended\n"
+    assert text == "the cut at 0/C8 stays readable as `month_end` until it is unpinned\n"
     early = cdc_lake.Pipeline(lake.project).cut(as_of="month_end")
     assert early.position == "0/C8"
     for name in ("a", "b"):
@@ -121,7 +121,7 @@ def test_promise_keeps_a_cut_under_a_name_until_it_is_ended(lake: CutLake, capsy
     assert "error[LAK463]" in said(capsys, "pin", "month_end", code=1)
     said(capsys, "pin", "quarter", "--for", "90d")
     assert set(tags(lake, "a")) == {"cut_month_end", "cut_quarter"}
-    until = {one.name: one.until for one in promises(lake.control)}
+    until = {one.name: one.until for one in pinned_cuts(lake.control)}
     assert until["month_end"] is None
     assert until["quarter"] is not None
     said(capsys, "pin", "month_end", "--end")
@@ -130,7 +130,7 @@ def test_promise_keeps_a_cut_under_a_name_until_it_is_ended(lake: CutLake, capsy
 
 
 def test_a_tag_keeps_its_version_from_being_expired(lake: CutLake) -> None:
-    promise_cut(lake.project, "audit", as_of(200), None, None)
+    pin_cut(lake.project, "audit", as_of(200), None, None)
     version = tags(lake, "a")["cut_audit"]
     with pytest.raises(ValueError, match="protected"):
         forget(lake, "a", version)
@@ -138,23 +138,23 @@ def test_a_tag_keeps_its_version_from_being_expired(lake: CutLake) -> None:
 
 
 @pytest.mark.obeys("LAK462")
-def test_a_cut_whose_versions_are_gone_cannot_be_promised_and_the_next_one_is(lake: CutLake) -> None:
+def test_a_cut_whose_versions_are_gone_cannot_be_pinned_and_the_next_one_is(lake: CutLake) -> None:
     version = cdc_lake.Pipeline(lake.project).cut(as_of=200).tables["public.b"].version
     assert version is not None
     forget(lake, "b", version)
     with pytest.raises(VersionGone):
-        promise_cut(lake.project, "late", as_of(200), None, None)
-    assert promises(lake.control) == ()
-    promise_cut(lake.project, "late", Latest(), None, None)
+        pin_cut(lake.project, "late", as_of(200), None, None)
+    assert pinned_cuts(lake.control) == ()
+    pin_cut(lake.project, "late", Latest(), None, None)
     assert listed(cdc_lake.Pipeline(lake.project).read("b", as_of="late")) == listed(
         cdc_lake.Pipeline(lake.project).read("b")
     )
 
 
-def test_a_promise_that_ran_out_loses_its_tag_and_one_of_a_version_that_is_gone_is_told(lake: CutLake) -> None:
-    promise_cut(lake.project, "short", Latest(), None, timedelta(hours=-1))
+def test_a_pin_that_ran_out_loses_its_tag_and_one_of_a_version_that_is_gone_is_told(lake: CutLake) -> None:
+    pin_cut(lake.project, "short", Latest(), None, timedelta(hours=-1))
     assert tags(lake, "a") == {}
-    promise_cut(lake.project, "audit", as_of(200), None, None)
+    pin_cut(lake.project, "audit", as_of(200), None, None)
     table = iceberg_table(lake.project, lake.project.target(TableName("public", "a")))
     assert table is not None
     version = tags(lake, "a")["cut_audit"]
@@ -164,34 +164,34 @@ def test_a_promise_that_ran_out_loses_its_tag_and_one_of_a_version_that_is_gone_
     keeper = Keeper(lake.project, lake.control, None, heard.append)
     keeper.keep()
     keeper.keep()
-    assert [one.text for one in heard] == ["the version of silver.a that `audit` promises no longer exists"]
+    assert [one.text for one in heard] == ["the version of silver.a that `audit` pins no longer exists"]
     assert set(tags(lake, "b")) == {"cut_audit"}
 
 
-def test_the_schedule_promises_cuts_and_tags_them(lake: CutLake) -> None:
+def test_the_schedule_pins_cuts_and_tags_them(lake: CutLake) -> None:
     cuts = lake.project.pipeline.silver.cuts.model_copy(update={"pin_every": 60_000})
     silver = lake.project.pipeline.silver.model_copy(update={"cuts": cuts})
     object.__setattr__(lake.project, "pipeline", lake.project.pipeline.model_copy(update={"silver": silver}))
     keeper = Keeper(lake.project, lake.control, None, silent)
     for row in lake.control.cuts(lake.control.cut_places()):
         keeper.cut(parse_cut(row))
-    made = promises(lake.control)
+    made = pinned_cuts(lake.control)
     assert [one.name for one in made] == ["at_20260101T010200Z", "at_20260101T010300Z"]
     assert all(one.scheduled for one in made)
     assert made[0].until == made[0].cut.written_at + timedelta(days=7)
     assert tags(lake, "a") == {}  # both have run out: the cuts of this lake were written in the past
 
 
-def test_promises_are_ended_by_their_name_once(lake: CutLake) -> None:
-    promise_cut(lake.project, "once", Latest(), None, None)
-    assert end_promise(lake.project, "once").ended
-    with pytest.raises(NotPromised, match="there is no promise `once`"):
-        end_promise(lake.project, "once")
-    promise_cut(lake.project, "once", as_of(200), None, None)  # the name is free again
+def test_pins_are_ended_by_their_name_once(lake: CutLake) -> None:
+    pin_cut(lake.project, "once", Latest(), None, None)
+    assert unpin_cut(lake.project, "once").ended
+    with pytest.raises(NotPinned, match="no cut is pinned as `once`"):
+        unpin_cut(lake.project, "once")
+    pin_cut(lake.project, "once", as_of(200), None, None)  # the name is free again
     assert cdc_lake.Pipeline(lake.project).cut(as_of="once").position == "0/C8"
 
 
-def test_retention_on_delta_is_set_for_promises_and_put_back_behind_them(tmp_path: Path) -> None:
+def test_retention_on_delta_is_set_for_pins_and_put_back_behind_them(tmp_path: Path) -> None:
     lake = CutLake(tmp_path)
     lake.write("a", ids(1))
     target = lake.project.target(TableName("public", "a"))

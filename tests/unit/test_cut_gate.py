@@ -1,4 +1,4 @@
-"""A cut is promised only where silver at it was judged and no rule objects; who dies in between asks again."""
+"""A cut is pinned only where silver at it was judged and no rule objects; who dies in between asks again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from cdc_lake.cli.commands.cuts import cut_text, list_text
 from cdc_lake.cli.commands.status import status_text
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import WrittenCut, parse_cut, promises
+from cdc_lake.control.cuts import WrittenCut, parse_cut, pinned_cuts
 from cdc_lake.errors import CutWithheld
 from cdc_lake.model.position import as_of
 from cdc_lake.observability import failpoints
@@ -26,7 +26,7 @@ from cdc_lake.ops.report_data import Evidence
 from cdc_lake.ops.status import status
 from cdc_lake.runtime.apply.metrics import RuleSamples
 from cdc_lake.runtime.cut_gate import still_withheld, withheld
-from cdc_lake.runtime.cut_retention import JudgingClock, Keeper, list_cuts, promise_cut, show_cut
+from cdc_lake.runtime.cut_retention import JudgingClock, Keeper, list_cuts, pin_cut, show_cut
 from cdc_lake.tables.control_tables import ControlTables
 from tests.cut_lake import PG, CutLake, at
 
@@ -56,17 +56,17 @@ def keeper(lake: CutLake, told: list[ProgressEvent]) -> Keeper:
 BAD, FAIR, GOOD = ["a", "a", "b"], ["a", "a", "b", "c", "d"], ["a", "b", None]
 
 
-def test_the_schedule_promises_no_cut_to_which_a_rule_objects_and_asks_again_an_interval_later(tmp_path: Path) -> None:
+def test_the_schedule_pins_no_cut_to_which_a_rule_objects_and_asks_again_an_interval_later(tmp_path: Path) -> None:
     lake, told = made(tmp_path), list[ProgressEvent]()
     keeper(lake, told).cut(cut(lake, 100, 0, BAD))
     (one,) = told
     assert one.facts == {"code": "QUA507"}
-    assert one.text == "the cut is not promised as `at_20260101T010000Z`: silver.t unique_mail: error, 2 of 3"
+    assert one.text == "the cut is not pinned as `at_20260101T010000Z`: silver.t unique_mail: error, 2 of 3"
     other = keeper(lake, told)  # another run
     other.cut(cut(lake, 200, 30, GOOD))
-    assert promises(lake.control) == ()
+    assert pinned_cuts(lake.control) == ()
     other.cut(cut(lake, 300, 60, FAIR))
-    assert [one.cut.position for one in promises(lake.control)] == [300]
+    assert [one.cut.position for one in pinned_cuts(lake.control)] == [300]
     found = lake.control.read("quality").sort_by("judged_at").to_pylist()
     assert [(row["judged_at"], row["failed"], row["level"]) for row in found] == [
         (at(60), 2, "error"),
@@ -84,14 +84,14 @@ def test_lists_and_status_say_which_rule_kept_a_cut_back(tmp_path: Path) -> None
     assert shown.withheld == newest.withheld
     why = "at_20260101T010100Z: silver.t unique_mail: error, 2 of 3"
     assert f"not as {why}" in list_text(list_cuts(lake.project, 5))
-    assert f"not promised as {why}" in cut_text(shown)
+    assert f"not pinned as {why}" in cut_text(shown)
     known = status(lake.project)
     assert known.withheld == newest.withheld[0]
-    assert f"withheld  the cut at 0/C8 is not promised as {why}" in status_text(known, 120)
+    assert f"withheld  the cut at 0/C8 is not pinned as {why}" in status_text(known, 120)
     assert f"0/C8 as {why}." in render(remember(lake.project, known))
-    assert f"The cut at 0/C8 is not promised as {why}." in Evidence(lake.project, lake.control, known).collect().notes
+    assert f"The cut at 0/C8 is not pinned as {why}." in Evidence(lake.project, lake.control, known).collect().notes
     assert still_withheld(lake.project, lake.control) == newest.withheld[0]
-    promise_cut(lake.project, "fair", as_of("0/64"), None, None)
+    pin_cut(lake.project, "fair", as_of("0/64"), None, None)
     assert still_withheld(lake.project, lake.control) == newest.withheld[0], "of an older cut"
     keeper(lake, []).cut(cut(lake, 300, 120, GOOD))
     assert still_withheld(lake.project, lake.control) is None
@@ -116,17 +116,15 @@ def values(shown: RuleSamples) -> dict[str, float]:
     return {" ".join([s.metric.name.removeprefix("cdc_lake_"), *s.labels]): s.value for s in shown.samples()}
 
 
-def test_a_named_promise_is_refused_with_the_rule_and_one_of_a_better_cut_is_made(tmp_path: Path) -> None:
+def test_a_named_pin_is_refused_with_the_rule_and_one_of_a_better_cut_is_made(tmp_path: Path) -> None:
     lake = made(tmp_path, pin_every=None)
     cut(lake, 100, 0, GOOD)
     cut(lake, 200, 1, BAD)
-    with pytest.raises(
-        CutWithheld, match=r"0/C8 is not promised as `month`: silver.t unique_mail: error, 2 of 3"
-    ) as no:
-        promise_cut(lake.project, "month", as_of("latest"), None, None)
+    with pytest.raises(CutWithheld, match=r"0/C8 is not pinned as `month`: silver.t unique_mail: error, 2 of 3") as no:
+        pin_cut(lake.project, "month", as_of("latest"), None, None)
     assert no.value.exit_status == 5
-    assert promises(lake.control) == ()
-    assert promise_cut(lake.project, "month", as_of("0/64"), None, None).position == "0/64"
+    assert pinned_cuts(lake.control) == ()
+    assert pin_cut(lake.project, "month", as_of("0/64"), None, None).position == "0/64"
     assert [one.name for one in withheld(lake.control)] == ["month"]
 
 
@@ -140,13 +138,13 @@ def test_a_named_promise_is_refused_with_the_rule_and_one_of_a_better_cut_is_mad
         (UNIQUE, {"pin_below": None}, None),
     ],
 )
-def test_what_nobody_judged_is_not_promised_and_what_the_gate_judges_is(
+def test_what_nobody_judged_is_not_pinned_and_what_the_gate_judges_is(
     tmp_path: Path, rule: dict[str, Any], quality: dict[str, Any], why: str | None
 ) -> None:
     lake = made(tmp_path, rule, **quality)
     keeper(lake, []).cut(cut(lake, 100, 0, BAD))
     assert [o.why for one in withheld(lake.control) for o in one.objections] == ([] if why is None else [why])
-    assert len(promises(lake.control)) == (why is None)
+    assert len(pinned_cuts(lake.control)) == (why is None)
 
 
 def test_a_table_that_holds_nothing_yet_keeps_no_cut_back(tmp_path: Path) -> None:
@@ -155,7 +153,7 @@ def test_a_table_that_holds_nothing_yet_keeps_no_cut_back(tmp_path: Path) -> Non
     row = lake.control.last_cut(PG)
     assert row is not None
     keeper(lake, []).cut(parse_cut(row))
-    assert len(promises(lake.control)) == 1
+    assert len(pinned_cuts(lake.control)) == 1
 
 
 def dies(project: Project, newest: WrittenCut, point: str) -> None:
@@ -164,7 +162,7 @@ def dies(project: Project, newest: WrittenCut, point: str) -> None:
 
 
 @pytest.mark.parametrize("point", [failpoints.CUT_JUDGED])
-def test_who_dies_between_judging_and_promising_leaves_nothing_and_the_next_one_asks_again(
+def test_who_dies_between_judging_and_pinning_leaves_nothing_and_the_next_one_asks_again(
     tmp_path: Path, point: str
 ) -> None:
     lake = made(tmp_path)
@@ -173,10 +171,10 @@ def test_who_dies_between_judging_and_promising_leaves_nothing_and_the_next_one_
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
-    assert (promises(lake.control), withheld(lake.control)) == ((), ())
+    assert (pinned_cuts(lake.control), withheld(lake.control)) == ((), ())
     assert lake.control.read("quality").num_rows == 0
     keeper(lake, []).cut(newest)
-    assert len(promises(lake.control)) == 1
+    assert len(pinned_cuts(lake.control)) == 1
 
 
 def test_silver_is_judged_every_so_often_and_a_judgement_by_others_counts(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdc_lake.control.cut_lookup import find_cut
-from cdc_lake.control.cuts import Promise, parse_cut, record
+from cdc_lake.control.cuts import PinnedCut, parse_cut, record
 from cdc_lake.errors import BeforeFirstCut, CutNotReached, CutUnknown, MalformedPosition
 from cdc_lake.model.position import Csn, Lsn, Named, Position, as_of
 from tests.cut_lake import GAUSS_CSN, GAUSS_LSN, PG, CutLake, at
@@ -186,11 +186,11 @@ def test_a_csn_means_nothing_where_the_server_has_none(lake: CutLake) -> None:
     assert lake.stream == PG
 
 
-def test_a_promise_is_found_by_its_name_until_it_ends(lake: CutLake) -> None:
+def test_a_pin_is_found_by_its_name_until_it_ends(lake: CutLake) -> None:
     cut = parse_cut(lake.control.cuts(lake.control.cut_places())[1])
-    record(lake.control, Promise("month_end", scheduled=False, cut=cut, until=None), at(0))
+    record(lake.control, PinnedCut("month_end", scheduled=False, cut=cut, until=None), at(0))
     assert as_of("month_end") == Named("month_end")
     assert found(lake, "month_end") == (1, 200)
-    record(lake.control, Promise("month_end", scheduled=False, cut=cut, until=at(1)), at(1))
+    record(lake.control, PinnedCut("month_end", scheduled=False, cut=cut, until=at(1)), at(1))
     with pytest.raises(CutUnknown, match="ended at 2026-01-01"):
         found(lake, "month_end")

@@ -1,4 +1,4 @@
-"""Promises: which cuts stay readable, until when, and which versions nothing may remove."""
+"""Pins: which cuts stay readable, until when, and which versions nothing may remove."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.control.cuts import (
-    Promise,
+    PinnedCut,
     TableState,
     WrittenCut,
     due,
     kept_versions,
     parse_cut,
-    promises,
+    pinned_cuts,
     record,
     standing,
     table_facts,
@@ -34,7 +34,7 @@ def control(tmp_path: Path) -> ControlTables:
 
 def cut(control: ControlTables, position: int, epoch: int = 1, **versions: int | None) -> WrittenCut:
     tables = {
-        f"public.{name}": TableState(f"s.{name}", "delta", version, position, "in", 0)
+        f"public.{name}": TableState(f"s.{name}", "delta", version, position, "active", 0)
         for name, version in versions.items()
     }
     row = CutRow(epoch, f"stream {epoch}", position, None, table_facts(tables), T0 + timedelta(minutes=position))
@@ -42,31 +42,31 @@ def cut(control: ControlTables, position: int, epoch: int = 1, **versions: int |
     return parse_cut(row)
 
 
-def test_a_promise_comes_back_with_its_cut_and_its_newest_row_counts(control: ControlTables):
-    one = Promise("month_end", scheduled=False, cut=cut(control, 10, a=1, b=None), until=None)
-    other = Promise("audit", scheduled=False, cut=cut(control, 5, a=0), until=T0 + HOUR)
+def test_a_pin_comes_back_with_its_cut_and_its_newest_row_counts(control: ControlTables):
+    one = PinnedCut("month_end", scheduled=False, cut=cut(control, 10, a=1, b=None), until=None)
+    other = PinnedCut("audit", scheduled=False, cut=cut(control, 5, a=0), until=T0 + HOUR)
     record(control, one, T0)
     record(control, other, T0)
-    assert promises(control) == (other, one)
+    assert pinned_cuts(control) == (other, one)
     ended = replace(one, until=T0 + HOUR)
     record(control, ended, T0 + HOUR)
-    assert promises(control) == (other, ended)
+    assert pinned_cuts(control) == (other, ended)
 
 
-def test_a_promise_stands_until_its_time_and_one_without_a_time_for_ever(control: ControlTables):
+def test_a_pin_stands_until_its_time_and_one_without_a_time_for_ever(control: ControlTables):
     some = cut(control, 10, a=1)
-    until, ever = Promise("u", False, some, T0 + HOUR), Promise("e", False, some, None)
+    until, ever = PinnedCut("u", False, some, T0 + HOUR), PinnedCut("e", False, some, None)
     assert standing((until, ever), T0 + HOUR - timedelta(microseconds=1)) == (until, ever)
     assert standing((until, ever), T0 + HOUR) == (ever,)
 
 
-def test_what_is_kept_are_the_versions_of_promised_cuts_and_of_the_newest_cut_of_each_stream(control: ControlTables):
+def test_what_is_kept_are_the_versions_of_pinned_cuts_and_of_the_newest_cut_of_each_stream(control: ControlTables):
     first, second = cut(control, 10, a=1, b=None), cut(control, 20, a=2, b=7)
     cut(control, 30, a=3, b=7)
     cut(control, 40, a=4, b=8)
     cut(control, 5, epoch=2, a=9)
-    record(control, Promise("named", scheduled=False, cut=first, until=None), T0)
-    record(control, Promise("past", scheduled=True, cut=second, until=T0 + HOUR), T0)
+    record(control, PinnedCut("named", scheduled=False, cut=first, until=None), T0)
+    record(control, PinnedCut("past", scheduled=True, cut=second, until=T0 + HOUR), T0)
     assert kept_versions(control, T0) == {"public.a": {1, 2, 4, 9}, "public.b": {7, 8}}
     assert kept_versions(control, T0 + HOUR) == {"public.a": {1, 4, 9}, "public.b": {8}}
 
@@ -75,8 +75,8 @@ def test_nothing_is_kept_where_there_is_no_cut(control: ControlTables):
     assert kept_versions(control, T0) == {}
 
 
-def test_the_schedule_promises_the_first_cut_of_each_interval(control: ControlTables):
-    made: list[Promise] = []
+def test_the_schedule_pins_the_first_cut_of_each_interval(control: ControlTables):
+    made: list[PinnedCut] = []
     for minute in (0, 10, 59, 60, 119, 200, 205, 259, 260):
         one = due(made, cut(control, minute, a=minute), HOUR, 2 * HOUR)
         made += [] if one is None else [one]
@@ -86,5 +86,5 @@ def test_the_schedule_promises_the_first_cut_of_each_interval(control: ControlTa
 
 
 def test_a_name_that_was_given_does_not_stand_for_the_schedule(control: ControlTables):
-    named = Promise("mine", scheduled=False, cut=cut(control, 10, a=1), until=None)
+    named = PinnedCut("mine", scheduled=False, cut=cut(control, 10, a=1), until=None)
     assert due([named], cut(control, 11, a=1), HOUR, HOUR) is not None

@@ -55,14 +55,14 @@ def test_what_is_held_is_said(lake: CutLake) -> None:
     assert session.held == {"public.b": 3}
     assert session.tables["public.a"].held == 0
     said = json.loads(session.read("b").schema.metadata[b"cdc_lake"])
-    assert (said["position"], said["epoch"], said["state"], said["held"]) == ("0/12C", 1, "in", 3)
+    assert (said["position"], said["epoch"], said["state"], said["held"]) == ("0/12C", 1, "active", 3)
     assert said["version"] == session.tables["public.b"].version
 
 
 @pytest.mark.obeys("STA677")
 def test_a_table_that_is_behind_is_refused_unless_it_is_allowed(lake: CutLake) -> None:
     state = lake.state(
-        "b", cdc_lake.Pipeline(lake.project).cut(as_of=200).tables["public.b"].version, 200, state="broken"
+        "b", cdc_lake.Pipeline(lake.project).cut(as_of=200).tables["public.b"].version, 200, state="failed"
     )
     lake.cut(400, 4, a=cdc_lake.Pipeline(lake.project).cut().tables["public.a"], b=state)
     with pytest.raises(TableBehind, match=r"silver.b is still at 0/C8 in the cut at 0/190"):

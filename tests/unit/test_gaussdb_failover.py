@@ -19,11 +19,11 @@ from cdc_lake.connectors.gaussdb.failover import FailoverReplay
 from cdc_lake.decode.gaussdb.records import Operation, Row, Style
 from cdc_lake.errors import (
     BronzeAhead,
+    DuplicateMismatch,
     HistoryDiffers,
     NoPrimary,
     OtherSource,
     OtherTimeline,
-    RepeatDiffers,
     SeveralPrimaries,
     StandbyNeeded,
 )
@@ -228,7 +228,7 @@ def test_a_repeat_with_other_content_stops_the_run(made: Any, way: Way) -> None:
     other = replace(taken.ledger[at], changes=(Row(Operation.INSERT, NAME, fields(row(100, "another", "1"))),))
     taken.ledger._transactions[at] = other
     insert(taken.ledger, 200)
-    with pytest.raises(RepeatDiffers, match="with other content"):
+    with pytest.raises(DuplicateMismatch, match="with other content"):
         once(cluster.project(taken))
 
 

@@ -41,7 +41,7 @@ CASES: dict[str, tuple[list[str], int]] = {
     "held-discard-none": (["quarantine", "discard", "items", "--all", "--reason", "a test", "--yes"], 0),
     "cuts-list": (["cuts", "list"], 0),
     "cuts-show": (["cuts", "show"], 0),
-    "cuts-promise": (["cuts", "pin", "month_end"], 0),
+    "cuts-pin": (["cuts", "pin", "month_end"], 0),
     "cuts-before-the-first": (["cuts", "show", "0/1"], 1),
     "inspect-span": (["inspect", "span"], 0),
     "inspect-tx": (["inspect", "tx", "0/BB8"], 0),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from cdc_lake.errors import TableChangedMeanwhile
+from cdc_lake.errors import ConcurrentModification
 from cdc_lake.tables.schema_evolution import (
     AddColumn,
     ChangeType,
@@ -88,7 +88,7 @@ def test_a_table_whose_rows_are_others_by_now_is_left_as_it_is(table: Any) -> No
     version = table.current_snapshot().snapshot_id
     table.append(table.scan().to_arrow())
     before = table.schema()
-    with pytest.raises(TableChangedMeanwhile):
+    with pytest.raises(ConcurrentModification):
         begin(table, version, [DropColumn(SilverColumn("n", "string"))], DONE)
     assert table.refresh().schema() == before
     assert progress(table) is None
@@ -98,7 +98,7 @@ def test_of_two_that_do_the_same_the_second_is_refused(table: Any) -> None:
     other = table.catalog.load_table("s.t")
     version, changes = table.current_snapshot().snapshot_id, [AddColumn(SilverColumn("more", "int"))]
     begin(table, version, changes, DONE)
-    with pytest.raises(TableChangedMeanwhile):
+    with pytest.raises(ConcurrentModification):
         begin(other, version, changes, DONE)
     assert list(table.refresh().schema().column_names)[-1] == "more"
 

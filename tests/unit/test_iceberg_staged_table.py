@@ -12,7 +12,7 @@ from pyiceberg.types import BooleanType
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.errors import TableChangedMeanwhile
+from cdc_lake.errors import ConcurrentModification
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.iceberg_silver import StagedTable
 from cdc_lake.tables.silver_table import iceberg_catalog
@@ -77,7 +77,7 @@ def test_a_draft_of_a_table_that_moved_is_refused_and_leaves_nothing(place: Plac
     with StagedTable(place.project, place.target) as draft:
         place.write(draft)
         place.table().append(pa.table({"id": [9]}))
-        with pytest.raises(TableChangedMeanwhile):
+        with pytest.raises(ConcurrentModification):
             draft.publish(place.base)
     assert sorted(place.table().scan().to_arrow()["id"].to_pylist()) == [1, 9]
     assert [name[-1] for name in place.catalog.list_tables("silver")] == ["t"]
@@ -88,7 +88,7 @@ def test_columns_that_came_meanwhile_refuse_a_draft(place: Place) -> None:
         place.write(draft)
         with place.table().update_schema() as schema:
             schema.add_column("other", BooleanType())
-        with pytest.raises(TableChangedMeanwhile):
+        with pytest.raises(ConcurrentModification):
             draft.publish(place.base)
     assert place.table().schema().column_names == ["id", "other"]
 
@@ -110,5 +110,5 @@ def test_a_draft_of_a_table_without_a_version_gives_it_its_first(place: Place) -
     assert place.table().scan().to_arrow().to_pylist() == [{"id": 2, "live": True}]
     with StagedTable(place.project, place.target) as draft:
         place.table(draft.name).append(pa.table({"id": [3], "live": [True]}))
-        with pytest.raises(TableChangedMeanwhile):
+        with pytest.raises(ConcurrentModification):
             draft.publish(None)

@@ -20,7 +20,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import IN, Cut, TableState, write_cut
+from cdc_lake.control.cuts import ACTIVE, Cut, TableState, write_cut
 from cdc_lake.errors import SlotMissing
 from cdc_lake.model.change import Change, Insert, Transaction, Update
 from cdc_lake.observability.events import silent
@@ -150,7 +150,7 @@ def merged(project: Project, upto: int, notes: dict[int, str], *, cut: bool = Tr
     if cut:
         version, state = version or DeltaTable(place).version(), bronze_reader(project).state()
         assert state is not None
-        there = TableState(target.label, "delta", version, upto, IN, 0, FIRST, ORDERS.layout)
+        there = TableState(target.label, "delta", version, upto, ACTIVE, 0, FIRST, ORDERS.layout)
         write_cut(control, state, Cut(upto, {str(ORDERS.table): there}), None, silent)
 
 

@@ -59,7 +59,7 @@ def cut(project: Project, epoch: int, **positions: int) -> None:
     tables = {
         f"public.{name}": {
             "table": f"silver.{name}", "format": "delta", "version": 1, "position": at, "held": 0,
-            "state": "in" if at == top else "broken",
+            "state": "active" if at == top else "failed",
         }
         for name, at in positions.items()
     }  # fmt: skip

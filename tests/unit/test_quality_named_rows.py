@@ -57,7 +57,7 @@ def written(root: Path, relation: Relation, **quality: int) -> ReportFiles:
     control.record(StreamRow(1, "pg:shop", 0, "shop", "7", "shop", "lsn", NOW))
     write_deltalake(str(project.lake / "silver" / "orders"), pa.table(ROWS))
     (layout,) = bronze_reader(project).layouts([relation.table])
-    there = {"table": "silver.orders", "format": "delta", "version": 0, "position": 100, "state": "in", "held": 0}
+    there = {"table": "silver.orders", "format": "delta", "version": 0, "position": 100, "state": "active", "held": 0}
     control.record(CutRow(1, "pg:shop", 100, NOW, json.dumps({"public.orders": there | {"layout": layout}}), NOW))
     return report(project, when=NOW)
 

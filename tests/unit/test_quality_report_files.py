@@ -70,7 +70,7 @@ def landed(project: Project) -> None:
         "format": "delta",
         "version": 0,
         "position": 0x16B3748,
-        "state": "in",
+        "state": "active",
         "held": 1,
     }
     control.record(CutRow(1, "pg:shop", 0x16B3748, NOW, json.dumps({"public.orders": entry}), NOW))

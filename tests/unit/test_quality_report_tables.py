@@ -37,7 +37,7 @@ def write(project: Project, name: str, rows: dict[str, Any], mode: Any = "overwr
 
 def cut(project: Project, position: int, **versions: int) -> None:
     entries = {
-        f"public.{name}": {"table": f"silver.{name}", "format": "delta", "version": version, "position": position, "state": "in", "held": 0}
+        f"public.{name}": {"table": f"silver.{name}", "format": "delta", "version": version, "position": position, "state": "active", "held": 0}
         for name, version in versions.items()
     }  # fmt: skip
     ControlTables(project.control, "os").record(CutRow(1, "pg:shop", position, NOW, json.dumps(entries), NOW))

@@ -14,7 +14,7 @@ from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
 from cdc_lake.config.project import Project
 from cdc_lake.control.table_pauses import pause, resume
-from cdc_lake.errors import AnotherApply, DecidedOtherwise, HoldStays, NotHeld
+from cdc_lake.errors import AnotherApply, DecidedOtherwise, NotQuarantined, QuarantineRemains
 from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.model.quarantine import FIRST_ORDINAL
 from cdc_lake.observability import failpoints as at
@@ -50,7 +50,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     changes = (Insert(ORDERS, ("7", "x")), Insert(ORDERS, ("9", "b")))
     bronze.append([raw_transaction(Transaction(boundaries(position), changes)) for position in (200, 240)])
     control = control_tables(made)
-    state = {"table": "silver.orders", "format": "delta", "version": 1, "position": 250, "state": "in", "held": 5}
+    state = {"table": "silver.orders", "format": "delta", "version": 1, "position": 250, "state": "active", "held": 5}
     layout = {"layout": ORDERS.layout}
     control.record(CutRow(1, "s", 250, None, json.dumps({"public.orders": {**state, **layout}}), utc_now()))
     rows: list[tuple[int, int, str, list[str], str, str | None]] = [
@@ -147,10 +147,10 @@ def test_by_rule_only_what_nothing_else_holds_is_chosen_and_the_rest_is_named(pr
 
 
 def test_what_cannot_be_decided_is_refused_where_it_is_named(project: Project, capsys: Any):
-    with pytest.raises(HoldStays, match="type_note"):
+    with pytest.raises(QuarantineRemains, match="type_note"):
         decide(project, "release", "orders", Choice(("9",)), "fine", yes=True)
     assert len(decide(project, "discard", "orders", Choice(("9",)), "fine", yes=False).changes) == 1
-    with pytest.raises(NotHeld, match="has that key"):
+    with pytest.raises(NotQuarantined, match="has that key"):
         decide(project, "release", "orders", Choice(("77",)), "fine", yes=True)
     assert "QUA510" in said(capsys, "release", "nowhere", "--key", "1", "--reason", "fine", code=1)
     assert decisions(project) == []

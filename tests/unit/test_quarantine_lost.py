@@ -11,14 +11,14 @@ import pytest
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import IN, TableState
+from cdc_lake.control.cuts import ACTIVE, TableState
 from cdc_lake.control.quarantine import hold_log
 from cdc_lake.model.relation import TableName
 from cdc_lake.runtime.apply.table_integrity import missing_quarantine_rows
 from cdc_lake.tables.control_schema import schema_of
 from cdc_lake.tables.control_tables import ControlTables
 
-LISTED = TableState("silver.orders", "delta", 7, 40, IN, held=2)
+LISTED = TableState("silver.orders", "delta", 7, 40, ACTIVE, held=2)
 
 
 def row(position: int, key: str | None, reason: str = "failed") -> dict[str, Any]:

@@ -113,7 +113,7 @@ def test_what_waits_is_listed_with_its_reason(project: Project):
 
 def test_held_changes_are_listed_with_their_key_and_rule(project: Project):
     control = ControlTables(project.control)
-    state = {"table": "silver.orders", "format": "delta", "version": 1, "position": 250, "state": "in", "held": 1}
+    state = {"table": "silver.orders", "format": "delta", "version": 1, "position": 250, "state": "active", "held": 1}
     control.record(CutRow(1, "s", 250, None, json.dumps({"public.orders": state}), utc_now()))
     common = {
         "stream": "s", "epoch": 1, "generation": 1, "relation": "public.orders", "table": "silver.orders",
@@ -233,7 +233,7 @@ def test_what_was_decoded_later_leaves_with_its_transaction(project: Project, tm
     state = bronze_reader(project).state()
     assert state is not None
     at = datetime.now(UTC) + timedelta(days=100)
-    merged = {"table": "silver.orders", "format": "delta", "version": 1, "position": 300, "held": 0, "state": "in"}
+    merged = {"table": "silver.orders", "format": "delta", "version": 1, "position": 300, "held": 0, "state": "active"}
     control.record(CutRow(state.epoch, "s", 300, None, json.dumps({"public.orders": merged}), utc_now()))
     short = project_in(tmp_path, {"retention": {"min_age": "90 d", "rebuilds": False}})
     done = maintain(short, started_at=at)

@@ -16,10 +16,10 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import BROKEN, IN, Cut, TableState, write_cut
+from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, write_cut
 from cdc_lake.control.quarantine import hold_log
 from cdc_lake.control.snapshots import CopiedTable, courses, record_left, record_recopied
-from cdc_lake.errors import GroupWaits, HeldLost
+from cdc_lake.errors import GroupWaits, QuarantineLost
 from cdc_lake.model.change import Insert
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
@@ -56,7 +56,9 @@ def state(project: Project) -> StreamCheckpoint:
 
 def cut(**positions: int) -> Cut:
     at = max(positions.values())
-    states = {n: TableState(f"silver.{n}", "delta", 1, p, IN if p == at else BROKEN, 0) for n, p in positions.items()}
+    states = {
+        n: TableState(f"silver.{n}", "delta", 1, p, ACTIVE if p == at else FAILED, 0) for n, p in positions.items()
+    }
     return Cut(at, {f"public.{name}": one for name, one in states.items()})
 
 
@@ -95,7 +97,9 @@ def test_a_group_that_no_cut_lists_yet_keeps_no_table_back(project: Project) -> 
 def test_what_another_table_held_has_to_be_recorded(project: Project, state: StreamCheckpoint) -> None:
     listed = cut(orders=100, lines=100)
     listed.tables["public.lines"] = replace(listed.tables["public.lines"], held=1)
-    with pytest.raises(HeldLost, match=r"silver\.orders holds whole transactions of its group, .* 1 held keys") as lost:
+    with pytest.raises(
+        QuarantineLost, match=r"silver\.orders holds whole transactions of its group, .* 1 held keys"
+    ) as lost:
         passed(project, state, listed, 100)
     assert lost.value.remedy.endswith("cdc-lake resync public.orders public.lines")
     row: dict[str, Any] = dict.fromkeys(schema_of("held").names)
@@ -169,7 +173,7 @@ def test_of_tables_that_are_copied_again_together_is_asked_only_what_is_known(tm
     world = Copied(made(tmp_path, "history"))
     listed = cut(orders=100, lines=60 if behind else 100)
     listed.tables["public.lines"] = replace(listed.tables["public.lines"], held=1)
-    with pytest.raises(GroupWaits if behind else HeldLost):
+    with pytest.raises(GroupWaits if behind else QuarantineLost):
         world.begin(listed)
     world.copy(90, LINES, ORDERS)
     world.begin(listed)

@@ -17,7 +17,7 @@ from cdc_lake.cli.commands.maintenance import rebuilt_text
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.control.snapshots import CopiedTable, copy_name, record_recopied
-from cdc_lake.errors import NothingToRebuild, PastTrimmed, PositionNotHeld, RebuildNeedsPlace, SnapshotIncomplete
+from cdc_lake.errors import NothingToRebuild, PastTrimmed, PositionUnavailable, RebuildNeedsPlace, SnapshotIncomplete
 from cdc_lake.model.change import Change, Insert, Transaction
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
@@ -107,7 +107,7 @@ def test_a_table_begins_with_its_copy(tmp_path: Path) -> None:
     assert (plan.begins, plan.layout, spans(plan)) == (10, T.layout, [Span(1, 10, 100)])
     assert bronze.plan(100, OTHER.table).layout is None, "it came into the stream later"
     for outside in (9, 101):
-        with pytest.raises(PositionNotHeld, match="from 0/A to 0/64"):
+        with pytest.raises(PositionUnavailable, match="from 0/A to 0/64"):
             bronze.plan(outside)
 
 

@@ -15,7 +15,7 @@ from cdc_lake.connectors.redaction import with_redaction
 from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.redaction import Redaction, Strategy
 from cdc_lake.decode.transaction import BufferedTransaction
-from cdc_lake.errors import DecodeError, RepeatDiffers
+from cdc_lake.errors import DecodeError, DuplicateMismatch
 from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.runtime.receive.stream_setup import DuplicateVerifier
@@ -69,12 +69,12 @@ def test_the_same_again_passes_and_so_does_what_is_new(folder: Path):
 
 
 def test_other_content_at_a_landed_position_is_an_error(folder: Path):
-    with pytest.raises(RepeatDiffers, match="other content"):
+    with pytest.raises(DuplicateMismatch, match="other content"):
         checked(folder, []).add(one(200, "b"))
 
 
 def test_another_transaction_at_a_landed_position_is_an_error_in_any_configuration(folder: Path):
-    with pytest.raises(RepeatDiffers, match="as transaction 9"):
+    with pytest.raises(DuplicateMismatch, match="as transaction 9"):
         checked(folder, [], number=3).add(one(300, xid=9))
 
 
@@ -101,7 +101,7 @@ def test_by_a_catalog_content_is_compared_as_long_as_the_layouts_are_the_same(fo
     wider = raw_transaction(Transaction(boundaries(200), (Insert(WIDER, ("1", "a", "b")),)))
     order.add(wider)
     assert ["other layouts in the current catalog" in event.text for event in told] == [True]
-    with pytest.raises(RepeatDiffers, match="other content"):
+    with pytest.raises(DuplicateMismatch, match="other content"):
         order.add(one(300, "b"))
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project, Target
-from cdc_lake.control.cuts import BROKEN, IN, TableState
+from cdc_lake.control.cuts import ACTIVE, FAILED, TableState
 from cdc_lake.errors import OtherWriter
 from cdc_lake.model.relation import TableName
 from cdc_lake.runtime.restart import check_pasts
 
 PAST = Target(TableName("public", "past"), "silver", "past", "delta", None, (), kind="history")
 WRITTEN = ("LAK467", "silver.past was modified outside cdc_lake", "run `cdc-lake rebuild public.past` for it")
-LISTED = TableState("silver.past", "delta", 7, 100, BROKEN, 0, error=WRITTEN)
+LISTED = TableState("silver.past", "delta", 7, 100, FAILED, 0, error=WRITTEN)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_past_that_others_damaged_is_mended_first(project: Project):
 @pytest.mark.parametrize(
     ("target", "listed"),
     [
-        (PAST, replace(LISTED, state=IN)),
+        (PAST, replace(LISTED, state=ACTIVE)),
         (PAST, replace(LISTED, error=("LAK410", "another layout", "allow"))),
         (replace(PAST, name="anew"), LISTED),
         (replace(PAST, kind="current"), LISTED),

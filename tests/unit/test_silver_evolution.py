@@ -13,7 +13,7 @@ from deltalake import write_deltalake
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Target
 from cdc_lake.config.silver_tables import Declared, TypePolicy
-from cdc_lake.errors import DestructiveChange, ShapeForeign, Unconvertible
+from cdc_lake.errors import DestructiveChange, Unconvertible, UnexpectedColumn
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.ops.plan import _copy_again, _foreign
@@ -288,7 +288,7 @@ def test_the_decimal_beside_a_text_that_is_not_declared_any_more_has_a_remedy() 
     relation = Relation(TableName("public", "t"), (Column("n", "numeric", 1700),), ReplicaIdentity.DEFAULT)
     other = Relation(TableName("public", "t"), (column("n_decimal:int4"),), ReplicaIdentity.DEFAULT)
     target = Target(relation.table, "s", "t", "delta", None, ())
-    with pytest.raises(ShapeForeign) as refused:
+    with pytest.raises(UnexpectedColumn) as refused:
         check_columns(target, ["n", "n_decimal"], relation, [])
     assert "cdc-lake rebuild public.t" in refused.value.remedy
     kept("another-shape", refused.value)

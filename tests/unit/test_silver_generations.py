@@ -35,5 +35,5 @@ def test_a_version_that_is_not_there_has_no_marker(tmp_path: Path, fmt: str) -> 
 
 
 def test_a_cut_of_an_older_version_knew_only_the_first_generation() -> None:
-    facts = {"table": "silver.t", "format": "delta", "version": 3, "position": 10, "state": "in", "held": 0}
+    facts = {"table": "silver.t", "format": "delta", "version": 3, "position": 10, "state": "active", "held": 0}
     assert TableState(**facts).generation == 1

@@ -93,7 +93,7 @@ def test_the_page_remembers_cuts_runs_and_errors(tmp_path: Path) -> None:
     for number in range(1, 70):
         lake.cut(100 + number, number, t=lake.state("t", None, 100 + number, held=number % 2))
     for number in range(12):
-        facts = {"changes": 10 * number, "broken": {"silver.t": "LAK410"} if number == 3 else {}}
+        facts = {"changes": 10 * number, "failed": {"silver.t": "LAK410"} if number == 3 else {}}
         lake.control.record(RunRow(f"a{number}", "apply", at(number), at(number + 0.5), "done", json.dumps(facts)))
     lake.control.record(RunRow("f", "run", at(20), at(21), "failed", json.dumps({"error": "SRC201"})))
     lake.control.record(RunRow("r", "run", at(22), at(23), "done", json.dumps({"receive": {"changes": 7}})))
@@ -169,7 +169,7 @@ def test_the_function_and_the_command_write_the_same_page(told: Told, tmp_path: 
         ),
         (replace(LIVE, receiver_waits=WAITS), ["the receiver waits: the disk is full"]),
         (replace(LIVE, undecodable=(ODD,)), ["silver stops before 0/5F, which could not be decoded"]),
-        (replace(LIVE, tables=(replace(ONE, state="broken", reason="why"),)), [f"{ONE.table} is broken: why"]),
+        (replace(LIVE, tables=(replace(ONE, state="failed", reason="why"),)), [f"{ONE.table} failed: why"]),
     ],
 )
 def test_trouble_is_what_somebody_has_to_look_at(found: Status, troubles: list[str]) -> None:
@@ -181,9 +181,9 @@ def test_a_broken_table_says_what_it_could_not_go_on_for_and_what_to_do(tmp_path
     lake.land(105)
     record_copy(lake.control, lake.bronze.state(), COMPLETE, [])
     error = ("LAK410", "public.t was altered", "run `cdc-lake run --allow …`")
-    lake.cut(105, 1, t=lake.state("t", None, 104, state="broken", error=error))
+    lake.cut(105, 1, t=lake.state("t", None, 104, state="failed", error=error))
     (found,) = status(lake.project, checked_at=NOW).tables
-    assert (found.state, found.reason) == ("broken", "public.t was altered [LAK410]")
+    assert (found.state, found.reason) == ("failed", "public.t was altered [LAK410]")
     assert (found.code, found.remedy) == (error[0], error[2])
     assert f"  → {error[2]}" in status_text(status(lake.project, checked_at=NOW), 200).splitlines()
     lake.cut(105, 2, t=lake.state("t", None, 105, error=error))  # it goes on

@@ -17,7 +17,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
-from cdc_lake.control.cuts import BROKEN, IN, PAUSED, last_cut
+from cdc_lake.control.cuts import ACTIVE, FAILED, PAUSED, last_cut
 from cdc_lake.control.table_pauses import apply_pause_state, pause, paused_tables, resume, stopped_tables
 from cdc_lake.errors import NoStream, TableBehind, TableNotKnown
 from cdc_lake.model.change import Insert, Transaction
@@ -146,7 +146,7 @@ def test_retention_keeps_what_a_paused_table_does_not_have(lake: CutLake) -> Non
 
 
 def test_what_pauses_make_of_the_tables_of_a_cut(lake: CutLake) -> None:
-    here, there = lake.state("t", 1, 300), lake.state("b", 1, 200, state=BROKEN)
+    here, there = lake.state("t", 1, 300), lake.state("b", 1, 200, state=FAILED)
     tables = {"public.t": here, "public.b": there}
     assert apply_pause_state(lake.project, tables, (), 300) == tables
     stopped = apply_pause_state(lake.project, tables, ["public.t", "public.b", "public.new"], 300)
@@ -155,8 +155,8 @@ def test_what_pauses_make_of_the_tables_of_a_cut(lake: CutLake) -> None:
     new = stopped["public.new"]
     assert (new.table, new.version, new.position, new.state) == ("silver.new", None, 300, PAUSED)
     gone_on = apply_pause_state(lake.project, stopped, ["public.b"], 300)
-    assert [gone_on[f"public.{name}"].state for name in ("t", "b", "new")] == [BROKEN, PAUSED, BROKEN]
-    assert IN not in {table.state for table in gone_on.values()}
+    assert [gone_on[f"public.{name}"].state for name in ("t", "b", "new")] == [FAILED, PAUSED, FAILED]
+    assert ACTIVE not in {table.state for table in gone_on.values()}
 
 
 def test_a_table_that_is_paused_stays_before_its_copy_which_it_is_asked_for_first(
@@ -190,13 +190,13 @@ def test_a_table_that_is_paused_stays_before_its_copy_which_it_is_asked_for_firs
         return {relation.split(".")[1]: (table.state, table.position) for relation, table in cut.tables.items()}
 
     pause(project, "early")
-    assert advance() == {"early": ("paused", 99), "other": ("in", 100)}
+    assert advance() == {"early": ("paused", 99), "other": ("active", 100)}
     assert asked == [("public.other", True, 99, 100)]
     resume(project, "early")
-    assert advance() == dict.fromkeys(["early", "other"], ("in", 100)), "nothing else came in"
+    assert advance() == dict.fromkeys(["early", "other"], ("active", 100)), "nothing else came in"
     assert asked == [("public.early", True, 99, 100)]
     pause(project, "early")
     bronze.append([raw_transaction(Transaction(boundaries(200), (Insert(other, ("1",)),)))])
-    assert advance() == {"early": ("paused", 100), "other": ("in", 200)}
+    assert advance() == {"early": ("paused", 100), "other": ("active", 200)}
     resume(project, "early")
-    assert advance() == dict.fromkeys(["early", "other"], ("in", 200)), "and the run ends"
+    assert advance() == dict.fromkeys(["early", "other"], ("active", 200)), "and the run ends"

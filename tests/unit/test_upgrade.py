@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import shutil
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,35 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_lake.api import Pipeline
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
 from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
+from cdc_lake.control.cuts import FAILED, RESYNCING, Cut, TableState, parse_cut, write_cut
 from cdc_lake.control.table_pauses import paused_tables
 from cdc_lake.errors import AnotherApply, BronzeUnknown, ControlNewer
-from cdc_lake.model.position import Span
+from cdc_lake.model.position import Latest, Span
 from cdc_lake.model.relation import TableName
+from cdc_lake.observability.events import silent
 from cdc_lake.observability.failpoints import COMMIT_WRITTEN, CONTROL_STEP
+from cdc_lake.runtime.cut_retention import show_cut
 from cdc_lake.runtime.maintain import upgrade
 from cdc_lake.runtime.quarantine import held_list
-from cdc_lake.tables.control_schema import CONTROL_PROPERTY, CONTROL_VERSION, StreamRow, schema_of, utc_now, version_of
+from cdc_lake.tables.control_schema import (
+    CONTROL_PROPERTY,
+    CONTROL_VERSION,
+    CutRow,
+    StreamRow,
+    schema_of,
+    utc_now,
+    version_of,
+)
 from cdc_lake.tables.control_tables import ControlTables, lease
 from cdc_lake_testing.broken_off import broken_off
 from tests.data import make_lake
-from tests.data.make_lake import ARCHIVE, ROOT
 from tests.tarballs import unpack
 
 DATA = Path(__file__).parents[1] / "data" / "lake_0_2_0.tar.xz"
@@ -40,7 +50,7 @@ version: 1
 pipeline: old_delta
 source: {type: postgres, host: h, database: d, user: u, tables: ["public.*"]}
 """
-LACKING = ("columns dense, last_position, last_hash", "version 1 in its properties")
+LACKING = ("columns dense, last_position, last_hash", "version 2 in its properties")
 
 
 @pytest.fixture
@@ -66,7 +76,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
 def test_without_yes_it_says_what_it_takes_and_changes_nothing(old: Project, capsys: Any) -> None:
     before = {name: control(old, name).version() for name in ("streams", "held", "cuts")}
     lines = said(capsys).splitlines()
-    assert lines[0].split(maxsplit=4) == ["control/streams", "0", "→", "1", "; ".join(LACKING)]
+    assert lines[0].split(maxsplit=4) == ["control/streams", "0", "→", "2", "; ".join(LACKING)]
     assert lines[-1] == "3 tables to upgrade: stop the runs, then `cdc-lake upgrade --yes`"
     document = json.loads(said(capsys, "--json"))
     assert document["schema"] == "cdc-lake/upgrade/1"
@@ -102,9 +112,9 @@ def test_broken_off_anywhere_the_same_call_ends_it(old: Project, point: str) -> 
 
 def test_a_lake_of_a_newer_version_is_refused_before_anything_is_changed(old: Project, capsys: Any) -> None:
     newer = control(old, "held")
-    newer.alter.set_table_properties({CONTROL_PROPERTY: "2"}, raise_if_not_exists=False)
+    newer.alter.set_table_properties({CONTROL_PROPERTY: "3"}, raise_if_not_exists=False)
     before = control(old, "streams").version()
-    assert "error[LAK490]: the control table `held` has version 2, but this version knows only 1" in said(
+    assert "error[LAK490]: the control table `held` has version 3, but this version knows only 2" in said(
         capsys, "--yes", code=1
     )
     with pytest.raises(ControlNewer):
@@ -133,14 +143,20 @@ def test_new_tables_are_of_this_version(tmp_path: Path) -> None:
 
 @pytest.fixture
 def kept() -> Iterator[Path]:
-    """The lake of `make_lake` where it was made; one test at a time on this machine, for Iceberg knows its place."""
-    with Path(f"{ROOT}.lock").open("w") as taken:
-        fcntl.flock(taken, fcntl.LOCK_EX)
-        shutil.rmtree(ROOT, ignore_errors=True)
-        with tarfile.open(ARCHIVE) as archive:
-            unpack(archive, ROOT)
-        yield ROOT
-        shutil.rmtree(ROOT)
+    with make_lake.unpacked() as root:
+        yield root
+
+
+def record_cut(control: ControlTables, row: CutRow, table: TableState) -> None:
+    state = StreamCheckpoint(row.stream, row.epoch, row.position, row.position, b"")
+    write_cut(control, state, Cut(row.position, {"public.now": table}), None, silent)
+
+
+def last_state(control: ControlTables) -> tuple[str, str]:
+    """The state of a table in the last cut as it is stored, and as it is read."""
+    row = control.last_cut()
+    assert row is not None
+    return json.loads(row.tables)["public.now"]["state"], parse_cut(row).tables["public.now"].state
 
 
 @pytest.mark.parametrize("fmt", ["delta", "iceberg"])
@@ -161,6 +177,19 @@ def test_a_lake_of_bronze_contract_1_and_control_version_1_is_read(kept: Path, f
     assert list(paused_tables(ControlTables(project.control))) == ["public.off"]
     assert [row.epoch for row in ControlTables(project.control).streams()] == [1]
     assert ControlTables(project.control).read("runs").num_rows == 2
+    control, states = (
+        ControlTables(project.control),
+        dict.fromkeys(["now", "then", "log"], "active") | {"off": "paused"},
+    )
+    shown = {table.source.removeprefix("public."): table.state for table in show_cut(project, Latest(), None).tables}
+    assert shown == states
+    row = control.last_cut()
+    assert row is not None
+    assert {table["state"] for table in json.loads(row.tables).values()} == {"in", "paused"}
+    record_cut(control, row, replace(now.cut.tables["public.now"], state=RESYNCING))
+    assert last_state(control) == ("renewing", RESYNCING), "an older version reads the table, in its own words"
     upgrade(project, yes=True)
     assert upgrade(project).pending == ()
+    record_cut(control, row, replace(now.cut.tables["public.now"], state=FAILED))
+    assert last_state(control) == ("failed", FAILED), "an older version refuses the table"
     assert [row.epoch for row in ControlTables(project.control).streams()] == [1]

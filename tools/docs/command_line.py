@@ -36,7 +36,7 @@ EXIT_CODES = (
     (
         5,
         "a quality rule stopped the run",
-        "A rule with `on_fail: stop`; everything before that transaction is applied. Also: rules kept back a promise.",
+        "A rule with `on_fail: stop`; everything before that transaction is applied. Also: rules prevented a pin.",
     ),
     (6, "changes pending", "Only `plan --exit-code`."),
     (70, "a bug", "The message says how to report it; `--debug` shows the traceback."),

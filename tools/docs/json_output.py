@@ -34,7 +34,7 @@ from cdc_lake.ops.html_pages import ReportFiles
 from cdc_lake.ops.plan import Plan, TableLedger
 from cdc_lake.ops.status import Status
 from cdc_lake.runtime.apply.rebuild import Rebuilt
-from cdc_lake.runtime.cut_retention import CutList, CutView, Promised
+from cdc_lake.runtime.cut_retention import CutList, CutView, PinResult
 from cdc_lake.runtime.maintain import Maintenance, Upgrade
 from cdc_lake.runtime.quarantine import HeldDecision, HeldList
 from cdc_lake.runtime.receive.lag import ParkedList
@@ -111,7 +111,7 @@ DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
     "upgrade": ("upgrade", [Upgrade]),
     "cuts-list": ("cuts list", [CutList]),
     "cuts-show": ("cuts show", [CutView]),
-    "cuts-promise": ("cuts pin", [Promised]),
+    "cuts-pin": ("cuts pin", [PinResult]),
     "list": ("quarantine list", [HeldList]),
     "retry": ("quarantine retry", [HeldRetry]),
     "held-release": ("quarantine release", [HeldDecision]),

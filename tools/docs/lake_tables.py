@@ -218,7 +218,7 @@ _ABOUT = {
     "snapshots": "The steps of each initial copy.",
     "cuts": "One row per span: the position that the silver tables have reached together, with the version of each.",
     "promises": "Cuts that stay readable, by name or by schedule, each with the versions it needs.",
-    "withheld": "Cuts that were not promised because of the results of the rules at them, each with the rules.",
+    "withheld": "Cuts that were not pinned because of the results of the rules at them, each with the rules.",
     "pauses": "Tables that were paused or resumed.",
     "held": "Held changes, complete, each with its position and reason.",
     "decisions": "Held changes that were [released or discarded](../concepts/holds.md#release-and-discard), each "

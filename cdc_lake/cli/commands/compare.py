@@ -39,7 +39,7 @@ def compare(
         Option(
             "--at",
             metavar="CUT",
-            help="Compare silver as of the cut at or before a position or time, or as of a promised cut.",
+            help="Compare silver as of the cut at or before a position or time, or as of a pinned cut.",
         ),
     ] = None,
     sample: Annotated[

@@ -9,31 +9,34 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from cdc_lake.cli.command import Call, Epoch, verb
+from cdc_lake.cli.command import Call, Epoch, verb, warn_of_name
 from cdc_lake.cli.text import table
 from cdc_lake.model.diagnostic import pluralize
 
 if TYPE_CHECKING:
-    from cdc_lake.runtime.cut_retention import CutLine, CutList, CutTable, CutView, Promised, PromiseLine
+    from cdc_lake.runtime.cut_retention import CutLine, CutList, CutTable, CutView, PinLine, PinResult
 
 cuts_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Cuts: positions at which all silver tables can be read together."
 )
 
 _LONGEST = timedelta(days=36_500)
-_AS_OF = "`latest`, a position as printed, a time with its time zone, or the name of a promise."
+_AS_OF = "`latest`, a position as printed, a time with its time zone, or the name of a pinned cut."
 
 
 @verb(cuts_app, "list", document="cuts-list")
 def cuts_list(
     call: Call,
     limit: Annotated[int, Option("--limit", min=1, help="Maximum number of cuts to list, newest first.")] = 20,
-    promised: Annotated[bool, Option("--promised", help="List only cuts that are promised to stay readable.")] = False,
+    pinned: Annotated[bool, Option("--pinned", help="List only pinned cuts, which stay readable.")] = False,
+    promised: Annotated[bool, Option("--promised", hidden=True)] = False,
 ) -> None:
     """List cuts, newest first: position, time, tables that lag behind, and how long each stays readable."""
     from cdc_lake.runtime.cut_retention import list_cuts
 
-    cuts = list_cuts(call.project(), limit, promised=promised)
+    if promised:
+        warn_of_name("--promised", "--pinned")
+    cuts = list_cuts(call.project(), limit, pinned=pinned or promised)
     call.view.result(cuts, list_text(cuts))
 
 
@@ -49,7 +52,7 @@ def cuts_show(
     call.view.result(cut, cut_text(cut))
 
 
-@verb(cuts_app, "pin", document="cuts-promise", former="promise")
+@verb(cuts_app, "pin", document="cuts-pin", former="promise")
 def cuts_pin(
     call: Call,
     name: Annotated[str, Argument(help="Name to read the cut by: letters, digits, underscores.")],
@@ -67,14 +70,14 @@ def cuts_pin(
 ) -> None:
     """Pin a cut: keep it readable under a name, whatever maintenance removes; or unpin it."""
     from cdc_lake.model.position import as_of as parse
-    from cdc_lake.runtime.cut_retention import end_promise, promise_cut
+    from cdc_lake.runtime.cut_retention import pin_cut, unpin_cut
 
     project = call.project()
     if end:
-        promised = end_promise(project, name, call.view.report)
+        pinned = unpin_cut(project, name, call.view.report)
     else:
-        promised = promise_cut(project, name, parse(at), epoch, _duration(keep), call.view.report)
-    call.view.result(promised, promised_text(promised))
+        pinned = pin_cut(project, name, parse(at), epoch, _duration(keep), call.view.report)
+    call.view.result(pinned, pin_text(pinned))
 
 
 def _duration(text: str | None) -> timedelta | None:
@@ -94,7 +97,7 @@ def _duration(text: str | None) -> timedelta | None:
 def list_text(cuts: CutList) -> str:
     """One cut a line, the newest first."""
     if not cuts.cuts:
-        return "no cuts yet: `cdc-lake run --once` creates one" if not cuts.total else "no cut is promised"
+        return "no cuts yet: `cdc-lake run --once` creates one" if not cuts.total else "no cut is pinned"
     rows: list[tuple[str, ...]] = [("epoch", "position", "committed", "tables", "stays readable")]
     rows += [_line(cut) for cut in cuts.cuts]
     more = cuts.total - len(cuts.cuts)
@@ -107,10 +110,8 @@ def _line(cut: CutLine) -> tuple[str, ...]:
         tables += f", {len(cut.behind)} behind"
     if cut.held:
         tables += f", {pluralize(cut.held, 'key')} held"
-    promises = _promises_text(cut.promises) or ", ".join(
-        f"not as {withheld.name}: {withheld.reason}" for withheld in cut.withheld
-    )
-    return str(cut.epoch), cut.position, _timestamp(cut.commit_ts), tables, promises
+    pins = _pins_text(cut.pins) or ", ".join(f"not as {withheld.name}: {withheld.reason}" for withheld in cut.withheld)
+    return str(cut.epoch), cut.position, _timestamp(cut.commit_ts), tables, pins
 
 
 def cut_text(cut: CutView) -> str:
@@ -118,9 +119,9 @@ def cut_text(cut: CutView) -> str:
     head = f"{cut.position} of epoch {cut.epoch}, committed {_timestamp(cut.commit_ts)}"
     rows: list[tuple[str, ...]] = [("table", "silver", "format", "version", "position", "state")]
     rows += [_table(entry) for entry in cut.tables]
-    promised = [f"stays readable as {_promises_text(cut.promises)}"] if cut.promises else []
-    back = [f"not promised as {entry.name}: {entry.reason}" for entry in cut.withheld]
-    return "\n".join([head, *promised, *back, *table(rows, indent="")])
+    pinned = [f"stays readable as {_pins_text(cut.pins)}"] if cut.pins else []
+    back = [f"not pinned as {entry.name}: {entry.reason}" for entry in cut.withheld]
+    return "\n".join([head, *pinned, *back, *table(rows, indent="")])
 
 
 def _table(cut_table: CutTable) -> tuple[str, ...]:
@@ -131,18 +132,16 @@ def _table(cut_table: CutTable) -> tuple[str, ...]:
     return cut_table.source, cut_table.table, cut_table.format, version, cut_table.position, state
 
 
-def promised_text(promised: Promised) -> str:
+def pin_text(pinned: PinResult) -> str:
     """What stands now."""
-    if promised.ended:
-        return (
-            f"the promise `{promised.name}` has ended; the next maintenance may remove the cut at {promised.position}"
-        )
-    until = "until the promise is ended" if promised.until is None else _until_text(promised.until)
-    return f"the cut at {promised.position} stays readable as `{promised.name}` {until}"
+    if pinned.ended:
+        return f"`{pinned.name}` is no longer pinned; the next maintenance may remove the cut at {pinned.position}"
+    until = "until it is unpinned" if pinned.until is None else _until_text(pinned.until)
+    return f"the cut at {pinned.position} stays readable as `{pinned.name}` {until}"
 
 
-def _promises_text(promises: Sequence[PromiseLine]) -> str:
-    return ", ".join(f"{promise.name} ({_until_text(promise.until)})" for promise in promises)
+def _pins_text(pins: Sequence[PinLine]) -> str:
+    return ", ".join(f"{pin.name} ({_until_text(pin.until)})" for pin in pins)
 
 
 def _until_text(time: datetime | None) -> str:

@@ -361,7 +361,7 @@ def _held_text(change: HeldChange) -> str:
 def _silver(silver: SilverRows | None) -> list[str]:
     if silver is None:
         return ["silver  has nothing of this table yet"]
-    state = "" if silver.state == "in" else f" ({silver.state})"
+    state = "" if silver.state == "active" else f" ({silver.state})"
     head = f"silver  {silver.table} at {silver.position}{state}:"
     if silver.reason:
         return [f"{head} {silver.reason}"]

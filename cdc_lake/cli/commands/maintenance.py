@@ -204,7 +204,7 @@ def restarted_text(result: Restarted) -> str:
     end = "" if result.position is None else f"; the stream before it ends at {result.position}"
     begins, copied = "begins" if result.done else "begin", pluralize(len(result.tables), "table")
     lines.append(f"the next `cdc-lake run` {would}{begins} a new stream with copies of {copied}{end}")
-    lines.append("silver tables, cuts, promises and decisions stay; each table starts again from its copy")
+    lines.append("silver tables, cuts, pins and decisions stay; each table starts again from its copy")
     if keep := [restarted_table.table for restarted_table in result.tables if restarted_table.keeps]:
         more = f" and {len(keep) - 5} more" if len(keep) > 5 else ""
         lines.append(f"kept with their history: {', '.join(keep[:5])}{more}; changes since then are in no stream")

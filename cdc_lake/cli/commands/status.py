@@ -27,7 +27,7 @@ _COLOURS = {
     "live": GREEN,
     "held": YELLOW,
     "paused": YELLOW,
-    "broken": RED,
+    "failed": RED,
     "active": GREEN,
     "lost": RED,
     "missing": RED,
@@ -61,7 +61,7 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
         lines += ["", *wrap_line("stopped   ", what, width)]
         lines.append("          `cdc-lake quarantine list` shows more")
     if (withheld := status.withheld) is not None:
-        what = f"the cut at {withheld.position} is not promised as {withheld.name}: {withheld.reason}"
+        what = f"the cut at {withheld.position} is not pinned as {withheld.name}: {withheld.reason}"
         lines += ["", *wrap_line("withheld  ", what, width)]
     if status.held:
         lines += ["", "held", *table([(h.table, h.rule, f"{h.rows:,}") for h in status.held], right=frozenset({2}))]

@@ -143,7 +143,7 @@ class ApplySummary:
     merges: int
     held: int
     rules: tuple[dict[str, object], ...]
-    broken: dict[str, str]
+    failed: dict[str, str]
     paused: tuple[str, ...]
     idle: tuple[str, ...]
     seconds: float
@@ -198,7 +198,7 @@ def _recorded(loop: SpanLoop, spark: SparkSession, stop: threading.Event) -> Ite
     began, outcome = time.monotonic(), "failed"
     try:
         yield
-        outcome = "failed" if loop.totals.broken else "done"
+        outcome = "failed" if loop.totals.failed else "done"
     except RuleStopped:
         outcome = "stopped"
         raise
@@ -342,7 +342,7 @@ def summary_of(totals: ApplyTotals, idle: tuple[str, ...], seconds: float) -> Ap
         merges=totals.merges,
         held=totals.held,
         rules=tuple(totals.rule_facts()),
-        broken={label: error.message for label, error in totals.broken.items()},
+        failed={label: error.message for label, error in totals.failed.items()},
         paused=tuple(sorted(totals.paused)),
         idle=idle,
         seconds=seconds,

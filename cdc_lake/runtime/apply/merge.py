@@ -31,7 +31,7 @@ from cdc_lake.tables.silver_table import Marker
 from cdc_lake.tables.table_stats import all_below
 from cdc_lake.tables.types import SilverColumn, quote_identifier
 
-Way: TypeAlias = Literal["overwrite", "append", "merge"]
+WriteMode: TypeAlias = Literal["overwrite", "append", "merge"]
 """A first content replaces the table; new rows alone are appended; everything else is merged by key."""
 
 _HEAP_SHARE: Final = 8
@@ -49,14 +49,14 @@ class WriteStrategy:
     conditions by which files of the table are skipped.
     """
 
-    way: Way
+    mode: WriteMode
     sent: bool
     within: tuple[str, ...] = ()
 
     @property
     def facts(self) -> dict[str, object]:
         """As fields of a progress event."""
-        return {"way": self.way, "broadcast": self.sent, "bounded": bool(self.within)}
+        return {"mode": self.mode, "broadcast": self.sent, "bounded": bool(self.within)}
 
 
 def choose(
@@ -128,7 +128,7 @@ def merge(plan: MergePlan) -> MergeResult:
     """Write a prepared span in one commit that contains its position; its session does nothing else meanwhile.
 
     Raises:
-        TableChangedMeanwhile: Another commit came first.
+        ConcurrentModification: Another commit came first.
         OtherWriter: Another writer changed rows of the table at the same time.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - the receiver shares this package and has no Spark
@@ -159,7 +159,7 @@ def strategy_of(plan: MergePlan) -> WriteStrategy:
 
 def statement_of(plan: MergePlan, strategy: WriteStrategy, table: str) -> str:
     """The SQL that writes a prepared span to a table or a branch of it."""
-    match strategy.way:
+    match strategy.mode:
         case "overwrite":
             return f"INSERT OVERWRITE {table} BY NAME {plan.kind.first(_VIEW, plan.shape)}"
         case "append":
@@ -193,9 +193,11 @@ class TableApplied:
 
 @dataclass
 class ApplyTotals:
-    """What run `run` has done so far; `top`: goal of the last pass, `upto`: how far it got; `ways`: how often each
+    """What run `run` has done so far; `top`: goal of the last pass, `upto`: how far it got;
+    `write_modes`: how often each
     strategy was used; `written`: files and bytes (`tables.commit_audit`); `held_by`: held changes by silver table and
-    rule; `broken`: silver table → why it waits; `tables`: those that were written; `paused`: paused silver tables.
+    rule; `failed`: silver table → why it waits; `tables`: those that were written;
+    `paused`: paused silver tables.
     """
 
     run: str = ""
@@ -208,10 +210,10 @@ class ApplyTotals:
     merges: int = 0
     held: int = 0
     held_by: Counter[tuple[str, str]] = field(default_factory=Counter)
-    ways: dict[str, int] = field(default_factory=dict)
+    write_modes: dict[str, int] = field(default_factory=dict)
     written: dict[str, int] = field(default_factory=dict)
     rules: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
-    broken: dict[str, CdcLakeError] = field(default_factory=dict)
+    failed: dict[str, CdcLakeError] = field(default_factory=dict)
     tables: dict[str, TableApplied] = field(default_factory=dict)
     paused: frozenset[str] = frozenset()
 
@@ -220,7 +222,7 @@ class ApplyTotals:
 
         A table's own error comes before those of tables of its group that wait for it.
         """
-        waiting = sorted(self.broken.items(), key=lambda item: isinstance(item[1], GroupWaits))
+        waiting = sorted(self.failed.items(), key=lambda item: isinstance(item[1], GroupWaits))
         if not waiting:
             return None
         (_, first), *others = waiting
@@ -258,7 +260,7 @@ class ApplyTotals:
             merged.written.size + (before.size if before else 0),
         )
         self.merges += 1
-        self.ways[merged.strategy.way] = self.ways.get(merged.strategy.way, 0) + 1
+        self.write_modes[merged.strategy.mode] = self.write_modes.get(merged.strategy.mode, 0) + 1
         for name, value in merged.written.facts.items():
             self.written[name] = self.written.get(name, 0) + value
 
@@ -276,12 +278,12 @@ class ApplyTotals:
             "transactions": self.transactions,
             "changes": self.changes,
             "merges": self.merges,
-            "ways": self.ways,
+            "write_modes": self.write_modes,
             **self.written,
             "spans": self.spans,
             "held": self.held,
             "upto": self.upto,
             "seconds": round(seconds, 3),
-            "broken": {label: error.code for label, error in self.broken.items()},
+            "failed": {label: error.code for label, error in self.failed.items()},
         }
         return RunRow(self.run, "apply", began, ended, outcome, json.dumps(facts))

@@ -18,7 +18,7 @@ from typing import Final, Self
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.config.rules import rule_name
-from cdc_lake.control.cuts import BROKEN, IN, TableState, WrittenCut, parse_cut
+from cdc_lake.control.cuts import ACTIVE, FAILED, TableState, WrittenCut, parse_cut
 from cdc_lake.control.snapshots import courses
 from cdc_lake.control.table_pauses import stopped_tables
 from cdc_lake.control.verdicts import verified_state
@@ -32,15 +32,15 @@ from cdc_lake.observability.metrics import (
     APPLIED_LAG_SECONDS,
     APPLIED_TRANSACTIONS_TOTAL,
     CUT_WITHHELD,
-    HELD_KEYS,
-    HELD_ROWS_TOTAL,
     LAST_SUCCESS_TIMESTAMP_SECONDS,
     MERGE_DURATION_SECONDS,
+    QUARANTINED_KEYS,
+    QUARANTINED_ROWS_TOTAL,
     RULE_FAILED_ROWS,
     RULE_FAILURES_TOTAL,
     SCHEMA_CHANGES_TOTAL,
-    TABLE_BROKEN,
     TABLE_DIFFERENT,
+    TABLE_FAILED,
     TABLE_STATE,
     VERIFIED_TIMESTAMP_SECONDS,
     Loop,
@@ -64,14 +64,14 @@ class RuleSamples:
 
     def samples(self) -> list[Sample]:
         """The newest result of each rule of the pipeline file. Raises LakeError."""
-        promising = self._project.pipeline.quality.pin_below is not None
+        is_gated = self._project.pipeline.quality.pin_below is not None
         if not self._rules:
             return []
-        names: list[ControlName] = ["quality", "withheld", "promises"] if promising else ["quality"]
+        names: list[ControlName] = ["quality", "withheld", "promises"] if is_gated else ["quality"]
         files = [path for name in names for path in sorted(self._control.files(name)["path"].to_pylist())]
         if files != self._files:
             self._samples = self._read_samples()
-            if promising:
+            if is_gated:
                 kept_back = still_withheld(self._project, self._control) is not None
                 self._samples.append(Sample(CUT_WITHHELD, kept_back))
             self._files = files
@@ -117,7 +117,7 @@ class ApplyMetrics:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, CdcLakeError) and error not in self._totals.broken.values():  # those were reported
+        if isinstance(error, CdcLakeError) and error not in self._totals.failed.values():  # those were reported
             self._errors.add(error.code)
         self._write()
 
@@ -174,7 +174,7 @@ class ApplyMetrics:
         result.append(Sample(APPLIED_CHANGES_TOTAL, totals.changes))
         for (table, rule, _), (_, failed) in totals.rules.items():
             result.append(Sample(RULE_FAILURES_TOTAL, failed, (table, rule)))
-        result += [Sample(HELD_ROWS_TOTAL, number, labels) for labels, number in totals.held_by.items()]
+        result += [Sample(QUARANTINED_ROWS_TOTAL, number, labels) for labels, number in totals.held_by.items()]
         with suppress(CdcLakeError):
             result += self._of_the_lake()
         if self._succeeded is not None:
@@ -206,8 +206,8 @@ class ApplyMetrics:
             result.append(Sample(TABLE_STATE, 1, (label, "left")))
         for relation, state in cut.tables.items():
             table = (state.table,)
-            result.append(Sample(HELD_KEYS, state.held, table))
-            result.append(Sample(TABLE_BROKEN, state.state == BROKEN, table))
+            result.append(Sample(QUARANTINED_KEYS, state.held, table))
+            result.append(Sample(TABLE_FAILED, state.state == FAILED, table))
             result.append(Sample(TABLE_STATE, 1, (state.table, _state(relation, state, paused, left))))
             proven = verified_state(compared, relation, cut.stream, state.generation)
             result.append(Sample(TABLE_DIFFERENT, proven.different_at is not None, table))
@@ -241,6 +241,6 @@ def _state(relation: str, listed: TableState, paused: Container[str], left: Cont
         return "paused"
     if relation in left:
         return "left"
-    if listed.state != IN:
-        return "broken" if listed.state == BROKEN else "catching-up"
+    if listed.state != ACTIVE:
+        return "failed" if listed.state == FAILED else "catching-up"
     return "held" if listed.held else "live"

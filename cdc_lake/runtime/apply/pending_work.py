@@ -15,7 +15,7 @@ from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
-from cdc_lake.control.cuts import IN, PAUSED, Cut, TableState, last_cut
+from cdc_lake.control.cuts import ACTIVE, PAUSED, Cut, TableState, last_cut
 from cdc_lake.control.quarantine import hold_log
 from cdc_lake.control.snapshots import courses, refetched_tables
 from cdc_lake.control.table_pauses import apply_pause_state, stopped_tables
@@ -73,7 +73,7 @@ def settle_without_spark(project: Project, goal: int | None, report: ProgressRep
         if standing.stream is None:
             return ApplyTotals()
         control = control_tables(project)
-        if not _promises_kept(project, control, report):
+        if not _pins_enforced(project, control, report):
             return None
         JudgingClock(project, control, report).tick(standing.stream)
         paused = {table.table: table for table in standing.tables.values() if table.state == PAUSED}
@@ -144,7 +144,7 @@ def _is_settled(
     """Whether a table is as in the last cut, and nobody else changed it since."""
     if table.state == PAUSED:
         return True
-    if table.state != IN:
+    if table.state != ACTIVE:
         return False
     if table.version is None:
         return True
@@ -164,8 +164,8 @@ def _is_paused(table: TableState | None) -> bool:
     return table is not None and table.state == PAUSED
 
 
-def _promises_kept(project: Project, control: ControlTables, report: ProgressReporter) -> bool:
-    """Set the tags of Iceberg tables that promises need; False if a Delta table's retention must change too."""
+def _pins_enforced(project: Project, control: ControlTables, report: ProgressReporter) -> bool:
+    """Set the tags of Iceberg tables that pins need; False if a Delta table's retention must change too."""
     statements: list[str] = []
     Keeper(project, control, lambda _, statement: statements.append(statement), report).keep()
     return not statements

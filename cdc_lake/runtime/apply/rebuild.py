@@ -28,7 +28,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.span_index import DataFileCache
 from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.snapshot_copy import Stopped
-from cdc_lake.control.cuts import BROKEN, IN, Cut, TableState, last_cut, write_cut
+from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, last_cut, write_cut
 from cdc_lake.control.ownership import Ownership
 from cdc_lake.control.quarantine import forget, hold_log, open_holds, record
 from cdc_lake.control.snapshots import courses, refetched_rows
@@ -103,9 +103,10 @@ def rebuild(
     `dry_run`: report what would change, and change nothing. `keys`: how many keys of differing rows are reported.
     `adopt`: also if the table belongs to another pipeline or was not written by cdc_lake. A table of a group holds the
     transactions that the other tables hold, and goes no further than these.
-    Raises TableNotKnown, RebuildNeedsPlace, RebuildPlaceTaken, PastTrimmed, PositionNotHeld, NothingToRebuild,
+    Raises TableNotKnown, RebuildNeedsPlace, RebuildPlaceTaken, PastTrimmed, PositionUnavailable, NothingToRebuild,
     DivisionChanged, RuleStopped, AnotherApply, SilverNotOwned, SparkDied, LakeError; GroupDisagrees if it would hold
-    other transactions than the group, HeldLost if the group's holds are lost, GroupWaits if a table of it is behind.
+    other transactions than the group, QuarantineLost if the group's holds are lost, GroupWaits if one of its tables is
+    behind.
     """
     began = time.monotonic()
     if to is not None and into is None:
@@ -372,7 +373,7 @@ class Rebuilding:
         """The rebuilt table as a cut lists it; if its group is behind the cut, so is the table."""
         label, form, plan = self._target.label, self._target.format, self._plan
         keys, is_behind = len(held.waiting.keys), self._cut is not None and plan.upto < self._cut.position
-        state = BROKEN if is_behind else IN
+        state = FAILED if is_behind else ACTIVE
         upto, layout = plan.upto, plan.form.layout
         return TableState(label, form, version, upto, state, keys, self._generation, layout, plan.copied, upto)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import BROKEN, PAUSED, RENEWING, TableState, last_cut
+from cdc_lake.control.cuts import FAILED, PAUSED, RESYNCING, TableState, last_cut
 from cdc_lake.control.snapshots import CopiedTable, TableTimeline, courses
 from cdc_lake.errors import CdcLakeError, GroupWaits, RuleStopped
 from cdc_lake.model.relation import TableName
@@ -174,8 +174,8 @@ class ResyncSwapper:
             name
         )  # the rebuild could not begin: the group continues with its content
         if not flows and name in self._courses and self._due(name, tables, position) is not None:
-            return replace(table, state=RENEWING)
-        return replace(table, state=BROKEN) if table.state == RENEWING else table
+            return replace(table, state=RESYNCING)
+        return replace(table, state=FAILED) if table.state == RESYNCING else table
 
     def _start_renewal(
         self, state: StreamCheckpoint, name: str, copy: CopiedTable, others: dict[str, int], position: int
@@ -212,9 +212,9 @@ class ResyncSwapper:
             if isinstance(outcome, GroupWaits):
                 self._waits[name] = running.others
             facts = {"table": target.label, "code": outcome.code}
-            self._report(ProgressEvent("broken", f"{target.label} keeps its content: {outcome.message}", facts=facts))
+            self._report(ProgressEvent("failed", f"{target.label} keeps its content: {outcome.message}", facts=facts))
             listed = tables.get(name)
-            if listed is None or listed.state not in {BROKEN, RENEWING} or isinstance(outcome, GroupWaits):
+            if listed is None or listed.state not in {FAILED, RESYNCING} or isinstance(outcome, GroupWaits):
                 return tables
             # the copy was to repair what it waited for before
             return {
@@ -226,7 +226,7 @@ class ResyncSwapper:
         if not course.follows(position) or (listed is None and course.renewal(position, outcome.copied) is not None):
             return tables  # it was excluded meanwhile: its content is in no cut
         paused = listed is not None and listed.state == PAUSED
-        state = PAUSED if paused else RENEWING if outcome.position < position else outcome.state
+        state = PAUSED if paused else RESYNCING if outcome.position < position else outcome.state
         return {**tables, name: replace(outcome, state=state)}
 
     def _say(self, name: str, table: str, position: str) -> None:

@@ -29,11 +29,11 @@ from cdc_lake.errors import (
     DivisionChanged,
     QualityError,
     RuleColumnMissing,
-    ShapeForeign,
     SilverNameShared,
     TransformChanged,
     TransformUnfit,
     Unconvertible,
+    UnexpectedColumn,
 )
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
@@ -160,7 +160,7 @@ def check_computed(target: Target, have: Sequence[SilverColumn], wanted: Sequenc
 
 
 def check_columns(target: Target, have: Iterable[str], relation: Relation, earlier: Iterable[Relation]) -> None:
-    """Raise ShapeForeign if a silver table has a column that its source never had and that no setting adds.
+    """Raise UnexpectedColumn if a silver table has a column that its source never had and that no setting adds.
 
     `have`: the table's columns; `relation`: the newest layout; `earlier`: all others.
     """
@@ -176,9 +176,9 @@ def check_columns(target: Target, have: Iterable[str], relation: Relation, earli
             hint = (
                 f"restore `both` in `types`, or run `cdc-lake rebuild {target.source}` to recreate the table without it"
             )
-            raise ShapeForeign(text, hint=hint)
+            raise UnexpectedColumn(text, hint=hint)
         if name not in names:
-            raise ShapeForeign(f"{target.source} never had the column `{name}` of {target.label}")
+            raise UnexpectedColumn(f"{target.source} never had the column `{name}` of {target.label}")
 
 
 def _in_silver(change: SchemaChange, before: dict[str, str], after: dict[str, str]) -> SchemaChange | None:
@@ -221,8 +221,8 @@ def evolve(
 
     `position`: of the first change; `follows`: the layout of the table's rows, None if unknown; `allowed`: approved
     destructive operations; `all_relations`: all layouts of the source table; `begins`: a copy is about to replace all
-    rows and the columns (`runtime.apply.merge`). Raises DestructiveChange, KindChanged, ShapeForeign, TransformChanged,
-    Unconvertible, TableChangedMeanwhile.
+    rows and the columns (`runtime.apply.merge`). Raises DestructiveChange, KindChanged, UnexpectedColumn,
+    TransformChanged, Unconvertible, ConcurrentModification.
     """
     have, wanted = silver.columns(), kind.columns(shape)
     if have is None:

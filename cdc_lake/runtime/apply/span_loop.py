@@ -25,11 +25,11 @@ from cdc_lake.config.project import Project
 from cdc_lake.connectors.open_stream import backlog
 from cdc_lake.connectors.wal_budget import never_yield
 from cdc_lake.control.cuts import (
-    BROKEN,
-    IN,
+    ACTIVE,
+    FAILED,
+    NOT_ADVANCING,
     PAUSED,
-    RENEWING,
-    STAYS,
+    RESYNCING,
     Cut,
     TableState,
     last_cut,
@@ -103,7 +103,7 @@ def first_content(
             raise stopped_by_rule([merge_plan])
     tables = planner.merge(prepared)
     for relation, table in tables.items():
-        if table.version is None and table.state == IN:
+        if table.version is None and table.state == ACTIVE:
             version = read_marker(project, project.target(TableName.parse(relation)), state.stream).version
             tables[relation] = replace(table, version=version)
     return Cut(beginning(control, state), tables)
@@ -196,7 +196,7 @@ class SpanLoop:
                 tables = self._take_renewed_tables(state, tables, position, stop)
         while not self._waits and self._renewing.outcome(stop):
             tables = self._take_renewed_tables(state, tables, position, stop)
-        self.totals.broken.update(self._renewing.errors)
+        self.totals.failed.update(self._renewing.errors)
         if not stop.is_set():
             self._clock.tick(state.stream)
 
@@ -252,7 +252,7 @@ class SpanLoop:
         A table that waits takes no part: it catches up alone, when it can or when it is resumed.
         """
         touched = {relation for commit in commits for relation in commit.counts}
-        touched -= {relation for relation, table in tables.items() if table.state in STAYS}
+        touched -= {relation for relation, table in tables.items() if table.state in NOT_ADVANCING}
         touched -= (unfollowed := self._renewing.unfollowed_tables(tables, after))
         load = Load(sum(commit.changes for commit in commits), sum(commit.size for commit in commits))
         plan = self._planner.plan_span(state, tables, touched, Span(state.epoch, after, upto), load, without=unfollowed)
@@ -270,7 +270,7 @@ class SpanLoop:
             raise stopped_by_rule(prepared.merges)
         reached = self._planner.merge(prepared)
         for relation, table in reached.items():
-            if table.state == IN and table.position < upto:
+            if table.state == ACTIVE and table.position < upto:
                 reached[relation] = replace(table, position=upto)
         self._cut(state, upto, max((c.commit_ts for c in commits if c.commit_ts is not None), default=None), reached)
         self.totals.spans += 1
@@ -291,7 +291,7 @@ class SpanLoop:
         for table in sorted(now.keys() - self.totals.paused):
             facts = {"table": table, "position": now[table]}
             self._report(ProgressEvent("paused", f"{table} is paused: it stays at {now[table]}", facts=facts))
-            self.totals.broken.pop(table, None)
+            self.totals.failed.pop(table, None)
         for table in sorted(self.totals.paused - now.keys()):
             self._report(ProgressEvent("paused", f"{table} continues", facts={"table": table}))
         self.totals.paused = frozenset(now)
@@ -305,8 +305,8 @@ class SpanLoop:
         new = {name for name, table in now.items() if name not in tables or tables[name].generation < table.generation}
         if new:  # before it catches up, so that a crash does not repeat the rebuild
             for name in new:  # the replaced content caused the error
-                self.totals.broken.pop(now[name].table, None)
-            stays = {name: replace(now[name], state=RENEWING) for name in new if now[name].state == BROKEN}
+                self.totals.failed.pop(now[name].table, None)
+            stays = {name: replace(now[name], state=RESYNCING) for name in new if now[name].state == FAILED}
             self._cut(state, position, None, now | stays)
         reached = self._catch_up(state, now, position, stop)
         return (
@@ -349,7 +349,7 @@ class SpanLoop:
 
         Each continues layout by layout, one span at a time, up to the position of the others.
         """
-        waiting, tables = {relation for relation, table in before.items() if table.state == BROKEN}, before
+        waiting, tables = {relation for relation, table in before.items() if table.state == FAILED}, before
         while waiting and not stop.is_set():
             plan = self._planner.plan_span(state, tables, waiting, Span(state.epoch, position, position), Load(0, 0))
             parts = [
@@ -362,12 +362,12 @@ class SpanLoop:
                 raise stopped_by_rule(prepared.merges)
             tables = self._planner.merge(prepared)
             for task in tasks:  # also a task without anything to merge
-                if (table := tables[str(task.target.source)]).state == IN:
+                if (table := tables[str(task.target.source)]).state == ACTIVE:
                     upto = max(table.position, task.span.upto)
                     tables[str(task.target.source)] = replace(table, position=upto)
             later = {str(task.target.source) for task in parts} - {str(task.target.source) for task in tasks}
-            waiting = {r for r in waiting if tables[r].state == IN and tables[r].position < position} | later
-        tables = tables | {relation: replace(tables[relation], state=BROKEN) for relation in waiting}
+            waiting = {r for r in waiting if tables[r].state == ACTIVE and tables[r].position < position} | later
+        tables = tables | {relation: replace(tables[relation], state=FAILED) for relation in waiting}
         if tables != before:
             self._cut(state, position, None, tables)
         return tables

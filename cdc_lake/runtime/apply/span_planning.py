@@ -31,7 +31,7 @@ from cdc_lake.control.snapshots import (
     refetched_rows,
 )
 from cdc_lake.control.streams import undecoded_error
-from cdc_lake.errors import CdcLakeError, NothingToRebuild, PastTrimmed, PositionNotHeld, SnapshotIncomplete
+from cdc_lake.errors import CdcLakeError, NothingToRebuild, PastTrimmed, PositionUnavailable, SnapshotIncomplete
 from cdc_lake.model.position import Span
 from cdc_lake.model.quarantine import NOTHING_DECIDED, Decided, RefetchedRows, rereads_in
 from cdc_lake.model.relation import Relation, TableName
@@ -244,13 +244,17 @@ def _check_held(state: StreamCheckpoint, table: TableName, last: CaptureInterval
         held = (
             f"from {format_stream_position(state.stream, begins)} to {format_stream_position(state.stream, state.upto)}"
         )
-        raise PositionNotHeld(f"bronze has no state of {table} at {format_stream_position(state.stream, upto)}: {held}")
+        raise PositionUnavailable(
+            f"bronze has no state of {table} at {format_stream_position(state.stream, upto)}: {held}"
+        )
     if last.left is not None and last.left < upto:
         left = (
             f"it was removed from the stream at {format_stream_position(state.stream, last.left)}, and has not been "
             "copied since"
         )
-        raise PositionNotHeld(f"bronze has no state of {table} at {format_stream_position(state.stream, upto)}: {left}")
+        raise PositionUnavailable(
+            f"bronze has no state of {table} at {format_stream_position(state.stream, upto)}: {left}"
+        )
 
 
 def _ends(stretch: CaptureInterval, following: CaptureInterval | None, upto: int) -> int:

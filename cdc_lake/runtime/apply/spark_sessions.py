@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from cdc_lake.config.project import Target
 from cdc_lake.errors import (
     ApplyFailed,
+    BaseRowMissing,
     CdcLakeError,
     ClockBehind,
-    MergeRefused,
     SparkDied,
     TableEndsSpark,
     Unconvertible,
@@ -168,7 +168,7 @@ def _explain_error(cause: Exception, target: Target) -> CdcLakeError:
     error: CdcLakeError
     if MISSING_ROW in text or MISSING_BASE in text:
         words = f"a change refers to a row that {target.label} does not have"
-        error = MergeRefused(words, hint=_of_a_past(target) if target.keeps_past else None)
+        error = BaseRowMissing(words, hint=_of_a_past(target) if target.keeps_past else None)
     elif UNREADABLE in text:
         words = f"old rows of {target.label} contain texts that are not values of their column's new type"
         error = Unconvertible(words, hint=copied_again(target))

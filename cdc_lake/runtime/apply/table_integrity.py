@@ -13,7 +13,7 @@ from typing import TypeAlias
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cuts import TableState
 from cdc_lake.control.quarantine import QuarantineLog, recorded_keys
-from cdc_lake.errors import CdcLakeError, HeldLost, OtherWriter, SilverLost, SilverPutBack
+from cdc_lake.errors import CdcLakeError, OtherWriter, QuarantineLost, SilverLost, SilverRestored
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.tables.commit_audit import find_foreign_commit, is_version_replaced
 from cdc_lake.tables.silver_table import Marker
@@ -102,12 +102,14 @@ def find_violation(
         return SilverLost(f"the latest cut lists {target.label}, but the table no longer exists")
     if older:  # at the same version, too: another program may have replaced it
         text = f"it has generation {committed.generation}, but the latest cut lists {recorded.generation}"
-        return SilverPutBack(f"{target.label} was restored to older content: {text}", where=target.label)
+        return SilverRestored(f"{target.label} was restored to older content: {text}", where=target.label)
     foreign_commit = find_foreign_commit(project, target, stream, recorded.version, version, recorded.generation)
     if foreign_commit is None:
         return first_merge_was_lost(project, target, stream, recorded, committed)
     if foreign_commit.put_back:
-        return SilverPutBack(f"{target.label} was restored to older content: {foreign_commit.text}", where=target.label)
+        return SilverRestored(
+            f"{target.label} was restored to older content: {foreign_commit.text}", where=target.label
+        )
     return OtherWriter(f"{target.label} was modified outside cdc_lake: {foreign_commit.text}", where=target.label)
 
 
@@ -123,17 +125,19 @@ def merge_may_be_lost(project: Project, target: Target, stream: str, recorded: T
 
 def first_merge_was_lost(
     project: Project, target: Target, stream: str, recorded: TableState, committed: Marker
-) -> SilverPutBack | None:
+) -> SilverRestored | None:
     """The error if another writer replaced the first merge of a table: no position is left to continue from."""
     if committed.version is None or committed.position is not None:
         return None
     if not merge_may_be_lost(project, target, stream, recorded):
         return None
     text = f"{target.label} is empty again: another program's commit replaced the version of its first merge"
-    return SilverPutBack(text, where=target.label)
+    return SilverRestored(text, where=target.label)
 
 
-def missing_quarantine_rows(held: QuarantineLog, target: Target, epoch: int, recorded: TableState) -> HeldLost | None:
+def missing_quarantine_rows(
+    held: QuarantineLog, target: Target, epoch: int, recorded: TableState
+) -> QuarantineLost | None:
     """The error if the control tables have fewer quarantined keys of a table than the last cut counts."""
     if not recorded.held:
         return None
@@ -141,7 +145,7 @@ def missing_quarantine_rows(held: QuarantineLog, target: Target, epoch: int, rec
     if present >= recorded.held:
         return None
     counts = f"the latest cut counts {recorded.held} held keys of {target.label}, but {present} are recorded"
-    return HeldLost(counts, where=target.label)
+    return QuarantineLost(counts, where=target.label)
 
 
 def is_tolerated(project: Project, violation: CdcLakeError) -> bool:

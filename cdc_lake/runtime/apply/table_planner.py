@@ -1,7 +1,7 @@
 """Plans the effect of a span on each table: from which watermark it is merged; prepares and merges tables in parallel.
 
 Each step takes the tables as the last cut has them and returns them as they are afterwards; it changes none of its
-arguments. A table that cannot continue is returned as broken, with its error in `totals.broken`; the others continue.
+arguments. A table that cannot continue is returned as failed, with its error in `totals.failed`; the others continue.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from cdc_lake.bronze.data_files import Files
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.span_index import SPLIT_FROM, DataFileCache, SpanPartitioner, as_they_are, outline
 from cdc_lake.config.project import Project, Target
-from cdc_lake.control.cuts import BROKEN, IN, PAUSED, STAYS, TableState, content_before, state_from_marker
+from cdc_lake.control.cuts import ACTIVE, FAILED, NOT_ADVANCING, PAUSED, TableState, content_before, state_from_marker
 from cdc_lake.control.ownership import Ownership, adoption
 from cdc_lake.control.quarantine import QuarantineLog, hold_log, open_holds, record
 from cdc_lake.control.snapshots import initial_copies, refetched_rows, refetched_tables
 from cdc_lake.errors import (
     CdcLakeError,
+    ConcurrentModification,
     SilverNameShared,
     SilverNotOwned,
     SpanTrimmed,
-    TableChangedMeanwhile,
 )
 from cdc_lake.errors.base import without_table_copies
 from cdc_lake.model.position import Span
@@ -172,7 +172,7 @@ class TablePlanner:
         result = dict(tables)
         for relation, table in tables.items():
             target = self._project.target(TableName.parse(relation))
-            if table.state not in STAYS and (error := self._span_trimmed(state, target, table)) is not None:
+            if table.state not in NOT_ADVANCING and (error := self._span_trimmed(state, target, table)) is not None:
                 result[relation] = self.set_aside(target, table.position, error, table)
         return result
 
@@ -218,10 +218,10 @@ class TablePlanner:
                 case Violated(error):
                     result[relation] = self.set_aside(target, table.position, error, table)
                 case CommitLost():
-                    result[relation] = replace(self._rewound(state, target, table, committed), state=BROKEN)
+                    result[relation] = replace(self._rewound(state, target, table, committed), state=FAILED)
                 case GenerationReplaced(reached):
                     replaced = self._state_at_marker(state, target, committed, reached, held)
-                    result[relation] = replaced if reached >= position else replace(replaced, state=BROKEN)
+                    result[relation] = replaced if reached >= position else replace(replaced, state=FAILED)
                 case InSync() | CommitUnrecorded():  # the next span that touches it takes its position
                     result[relation] = recorded
         return result
@@ -239,7 +239,11 @@ class TablePlanner:
             if now - since > RECHECK_SECONDS:
                 del self._fresh_since[relation]
             table, target = tables.get(relation), self._project.target(TableName.parse(relation))
-            if table is None or table.state != IN or not merge_may_be_lost(self._project, target, state.stream, table):
+            if (
+                table is None
+                or table.state != ACTIVE
+                or not merge_may_be_lost(self._project, target, state.stream, table)
+            ):
                 continue
             committed = read_marker(self._project, target, state.stream)
             recorded, violation = self._audit(state.stream, target, table, committed)
@@ -247,7 +251,7 @@ class TablePlanner:
                 case Violated(error):
                     result[relation] = self.set_aside(target, table.position, error, table)
                 case CommitLost():
-                    result[relation] = replace(self._rewound(state, target, table, committed), state=BROKEN)
+                    result[relation] = replace(self._rewound(state, target, table, committed), state=FAILED)
                 case InSync() | CommitUnrecorded() | GenerationReplaced():
                     result[relation] = recorded
         return result
@@ -255,7 +259,7 @@ class TablePlanner:
     def _is_untouched(self, state: StreamCheckpoint, target: Target, table: TableState, held: QuarantineLog) -> bool:
         """Whether a table is certainly as in the last cut, judged by its version alone."""
         return (
-            table.state == IN
+            table.state == ACTIVE
             and table.version is not None
             and is_latest_version(self._project, target, table.version)
             and not merge_may_be_lost(self._project, target, state.stream, table)
@@ -328,7 +332,7 @@ class TablePlanner:
             The tasks that bring the tables to the end of the span, and the tables as they stand before these.
         """
         files, held, refetched = self._bronze.applied_files(), hold_log(self._control), self._control.snapshots()
-        waiting = {relation for relation, table in tables.items() if table.state in STAYS}
+        waiting = {relation for relation, table in tables.items() if table.state in NOT_ADVANCING}
         others = (refetched_tables(refetched, state.stream, span) | held.decided_tables(span)) - waiting
         names = sorted({*touched, *(name for name in others if name not in without)})
         large = load.rows * (len(names) - 1) >= SPLIT_FROM
@@ -380,11 +384,11 @@ class TablePlanner:
             plan.tables[relation] = current
         watermark = expected if current is None else current.position
         if watermark >= span.upto:
-            if recorded is not None and recorded.state == BROKEN and current is not None:
-                plan.tables[relation] = replace(current, state=IN)  # the cause is gone, and nothing is to be done
-                self.totals.broken.pop(target.label, None)
+            if recorded is not None and recorded.state == FAILED and current is not None:
+                plan.tables[relation] = replace(current, state=ACTIVE)  # the cause is gone, and nothing is to be done
+                self.totals.failed.pop(target.label, None)
             return
-        never_merged = recorded is not None and recorded.state == BROKEN and committed.position is None
+        never_merged = recorded is not None and recorded.state == FAILED and committed.position is None
         if never_merged and (copy := self._copy(state, relation)) is not None:
             first = replace(self.first(state, target, *copy, committed), adopts=adopts)
             plan.tasks.append(self.follow_earlier_stream(state, first))
@@ -495,7 +499,7 @@ class TablePlanner:
         return replace(first, copied=Copied(None), follows=follows, allowed=self._allowed)
 
     def prepare(self, plan: SpanPlan) -> PreparedSpan:
-        """Prepare the tables of a plan in parallel; those that cannot continue are returned as broken."""
+        """Prepare the tables of a plan in parallel; those that cannot continue are returned as failed."""
 
         def prepare_table(task: TableTask) -> MergePlan | CdcLakeError | None:
             if (error := self._lives.given_up.get(task.target.label)) is not None:
@@ -508,7 +512,7 @@ class TablePlanner:
             if isinstance(outcome, CdcLakeError):
                 failed.append((task, outcome))
                 continue
-            self.totals.broken.pop(task.target.label, None)
+            self.totals.failed.pop(task.target.label, None)
             if outcome is not None:
                 merges.append(outcome)
             else:
@@ -518,13 +522,13 @@ class TablePlanner:
             tables[relation] = self.set_aside(task.target, task.span.after, error, tables.get(relation))
         for table, shared in self._shared.items():
             if str(table) in tables:  # after those that continue: one may have the label of one that waits
-                self.totals.broken.setdefault(self._project.target(table).label, shared)
+                self.totals.failed.setdefault(self._project.target(table).label, shared)
         merges, tables = self.groups.hold_whole_transactions(merges, tables)
         for task in idle:
             waits = tables.get(relation := str(task.target.source))
-            if waits is not None and waits.state == BROKEN and not self.groups.waits(task.target):
+            if waits is not None and waits.state == FAILED and not self.groups.waits(task.target):
                 layout = task.layout if task.snapshot else waits.layout
-                tables[relation] = replace(waits, position=task.span.upto, state=IN, layout=layout)
+                tables[relation] = replace(waits, position=task.span.upto, state=ACTIVE, layout=layout)
         return PreparedSpan(tables, merges)
 
     def merge(self, prepared: PreparedSpan) -> dict[str, TableState]:
@@ -576,7 +580,7 @@ class TablePlanner:
                 while True:
                     try:
                         return merge(merge_plan)
-                    except TableChangedMeanwhile:
+                    except ConcurrentModification:
                         base, now = merge_plan.base, merge_plan.silver.marker(task.stream)
                         if not remaining or now.version == base.version or replace(now, version=base.version) != base:
                             raise
@@ -611,7 +615,16 @@ class TablePlanner:
         keys = open_holds(held, str(target.source), span.epoch, generation, span.upto).keys
         copied, layout = None if recorded is None else recorded.copied, merge_plan.shape.relation.layout
         return TableState(
-            target.label, target.format, merged.version, span.upto, IN, len(keys), generation, layout, copied, span.upto
+            target.label,
+            target.format,
+            merged.version,
+            span.upto,
+            ACTIVE,
+            len(keys),
+            generation,
+            layout,
+            copied,
+            span.upto,
         )
 
     def set_aside(self, target: Target, position: int, error: CdcLakeError, recorded: TableState | None) -> TableState:
@@ -619,10 +632,10 @@ class TablePlanner:
         error = error.for_table(str(target.source))
         if not self._takes_table_copies:
             error.remedy = without_table_copies(error.remedy)
-        if target.label not in self.totals.broken:
+        if target.label not in self.totals.failed:
             facts = {"table": target.label, "code": error.code}
-            self._report(ProgressEvent("broken", f"{target.label} waits: {error.message}", facts=facts))
-        self.totals.broken[target.label] = error
+            self._report(ProgressEvent("failed", f"{target.label} waits: {error.message}", facts=facts))
+        self.totals.failed[target.label] = error
         why = (error.code, error.message, error.remedy)
-        empty = TableState(target.label, target.format, None, position, BROKEN, 0)
-        return replace(recorded or empty, position=position, state=BROKEN, error=why)
+        empty = TableState(target.label, target.format, None, position, FAILED, 0)
+        return replace(recorded or empty, position=position, state=FAILED, error=why)

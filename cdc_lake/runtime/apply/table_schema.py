@@ -14,7 +14,7 @@ from cdc_lake.bronze.span_index import RelationVersionRun, SpanSummary, cleared_
 from cdc_lake.config.project import Target
 from cdc_lake.connectors.redaction import check_unchanged
 from cdc_lake.control.snapshots import courses
-from cdc_lake.errors import KeylessDelete, NoKey, TableChangedMeanwhile
+from cdc_lake.errors import ConcurrentModification, KeylessDelete, NoKey
 from cdc_lake.model.change import Truncated
 from cdc_lake.model.relation import Relation, ReplicaIdentity, made_again, predecessors
 from cdc_lake.runtime.apply.schema_changes import (
@@ -135,7 +135,7 @@ def _base(silver: SilverStore, task: TableTask) -> Marker:
     """
     base = silver.marker(task.stream)
     if not task.adopts and replace(base, version=None) != replace(task.stood, version=None):
-        raise TableChangedMeanwhile(f"another writer committed to {task.target.label}")
+        raise ConcurrentModification(f"another writer committed to {task.target.label}")
     return base
 
 

@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Group, Project, Target
-from cdc_lake.control.cuts import BROKEN, PAUSED, Cut, TableState
+from cdc_lake.control.cuts import FAILED, PAUSED, Cut, TableState
 from cdc_lake.control.quarantine import CLOSED, QuarantineLog, hold_log
 from cdc_lake.control.snapshots import CopiedTable, TableTimeline, courses
-from cdc_lake.errors import CdcLakeError, GroupDisagrees, GroupWaits, HeldLost, NoKey, TruncateHeld
+from cdc_lake.errors import CdcLakeError, GroupDisagrees, GroupWaits, NoKey, QuarantineLost, TruncateQuarantined
 from cdc_lake.model.position import Span
 from cdc_lake.model.quarantine import CEILING, RELEASE
 from cdc_lake.model.relation import TableName
@@ -122,7 +122,7 @@ def passed_by(
     project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: Cut | None, target: Target, plan: RebuildPlan
 ) -> list[AheadTable]:
     """What the other tables of a group held of the changes that a rebuild of one of them evaluates; rows of a copy are
-    the source's, regardless of holds. Raises GroupWaits; HeldLost if the records no longer exist.
+    the source's, regardless of holds. Raises GroupWaits; QuarantineLost if the records records longer exist.
 
     A table with a new copy with which it has not begun yet counts only with what is recorded. One that has begun again
     does not count if everything evaluated precedes the rebuilt table's own copy, which ends holds: the other may wait
@@ -152,13 +152,13 @@ def passed_by(
     return result
 
 
-def _check_recorded(project: Project, lost: HeldLost | None, target: Target) -> None:
+def _check_recorded(project: Project, lost: QuarantineLost | None, target: Target) -> None:
     """Raise the loss of another table's records in the group of `target`: it could not hold the same transactions."""
     if lost is not None:
         group = project.group(target.source)
         tables = " ".join(() if group is None else map(str, group.tables))
         hint = f"restore the control table `held`, or copy the whole group again: cdc-lake resync {tables}"
-        raise HeldLost(
+        raise QuarantineLost(
             f"{target.label} holds whole transactions of its group, and {lost.message}", where=lost.where, hint=hint
         )
 
@@ -171,7 +171,7 @@ def hold_whole(
 ) -> list[MergePlan]:
     """The tables of a group, prepared so that held transactions are held as a whole; `others`: tables ahead.
 
-    Raises NoKey, TruncateHeld, GroupDisagrees, TooManyFollowed.
+    Raises NoKey, TruncateQuarantined, GroupDisagrees, TooManyFollowed.
     """
     for plan in prepared:
         if plan.kind.identity is not RowIdentity.KEY:
@@ -231,7 +231,9 @@ def _check_truncates(prepared: Sequence[MergePlan], units: frozenset[Unit]) -> N
                     format_stream_position(plan.task.stream, position),
                     plan.task.target.source,
                 )
-                raise TruncateHeld(f"the transaction at {position_text} truncates {table}, and is held in its group")
+                raise TruncateQuarantined(
+                    f"the transaction at {position_text} truncates {table}, and is held in its group"
+                )
 
 
 def _check_agreed(job: TableTask, units: frozenset[Unit], others: Sequence[AheadTable], reader: BronzeReader) -> None:
@@ -309,8 +311,8 @@ class GroupSteps:
             for name in group.tables if cause is not None else ():
                 listed, target = tables.get(str(name)), self._project.target(name)
                 if cause is not None and listed is not None and target != cause and listed.state != PAUSED:
-                    result[str(name)] = replace(listed, state=BROKEN)
-                    self._totals.broken.setdefault(target.label, _waits(target, cause))
+                    result[str(name)] = replace(listed, state=FAILED)
+                    self._totals.failed.setdefault(target.label, _waits(target, cause))
         return result
 
     def waits(self, target: Target) -> bool:
@@ -369,7 +371,7 @@ class GroupSteps:
         ]
 
     def _has_failed(self, target: Target) -> bool:
-        return not isinstance(self._totals.broken.get(target.label), GroupWaits | None)
+        return not isinstance(self._totals.failed.get(target.label), GroupWaits | None)
 
     def _cause(self, group: Group) -> Target | None:
         """The first table of a group that cannot continue by itself."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
@@ -18,6 +17,7 @@ from cdc_lake.config.source import PostgresSource
 from cdc_lake.connectors.base import SlotSeen
 from cdc_lake.connectors.prepared_transactions import parked_place, read_file, waiting_files
 from cdc_lake.connectors.wal_budget import BudgetStatus
+from cdc_lake.control.cuts import TableState
 from cdc_lake.control.snapshots import TableTimeline
 from cdc_lake.control.status_files import ReceiverWait
 from cdc_lake.control.streams import UndecodedTransaction
@@ -124,11 +124,11 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """One table: `pending → snapshot → catching-up → live`, or `paused`, `held`, `broken`, `left`; the reason; its lag.
+    """One table: `pending → snapshot → catching-up → live`, or `paused`, `held`, `failed`, `left`; the reason; its lag.
 
     `verified_through`: position up to which it was last proven equal to the source, and when (`verified_at`);
-    `different_at`: when it was last found to differ, if nothing proved it equal since. `code`: error of a broken table,
-    if recorded; `remedy`: the next command for a broken or held table.
+    `different_at`: when it was last found to differ, if nothing proved it equal since. `code`: error of a failed table,
+    if recorded; `remedy`: the next command for a failed or held table.
     """
 
     source: str
@@ -159,7 +159,7 @@ class HeldRows:
 class Status:
     """The state of a pipeline at `at`. Positions are as commands print them. `undecodable`: where silver stops.
 
-    `receiver_waits`: what the receiver waits for; `withheld`: the newest promise that rules withheld, if none was made
+    `receiver_waits`: what the receiver waits for; `withheld`: the newest pin that rules withheld, if none was made
     since; `wal_budget`: as a running receiver saw it last; `prepared`: transactions stored until their COMMIT PREPARED.
     """
 
@@ -196,7 +196,7 @@ class Status:
             texts.append(f"the receiver waits: {self.receiver_waits.message}")
         if self.undecodable:
             texts.append(f"silver stops before {self.undecodable[0].position}, which could not be decoded")
-        texts += [f"{table.table} is broken: {table.reason}" for table in self.tables if table.state == "broken"]
+        texts += [f"{table.table} failed: {table.reason}" for table in self.tables if table.state == "failed"]
         return tuple(texts)
 
 
@@ -220,7 +220,7 @@ class LakeSide:
     state: StreamCheckpoint | None
     copied: bool
     cut: CutRow | None
-    tables: Mapping[str, Mapping[str, Any]]
+    tables: Mapping[str, TableState]
     waiting: Sequence[CommitRow]
     last_commit: datetime | None
     captured: tuple[TableName, ...]

@@ -50,7 +50,7 @@ from cdc_lake.control.snapshots import CopiedTable, record_recopied
 from cdc_lake.decode.hashing import content_of
 from cdc_lake.decode.redaction import Hasher
 from cdc_lake.decode.transaction import ReceivedTransaction
-from cdc_lake.errors import DecodeError, RepeatDiffers, TableNotKnown
+from cdc_lake.errors import DecodeError, DuplicateMismatch, TableNotKnown
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
@@ -107,7 +107,7 @@ class DuplicateVerifier:
         return self._order.waiting
 
     def add(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
-        """Take a committed transaction, and compare a repeated one with bronze. Raises RepeatDiffers."""
+        """Take a committed transaction, and compare a repeated one with bronze. Raises DuplicateMismatch."""
         closed = self._order.add(transaction)  # its error about a server that lost something is more specific
         if transaction.bounds.position <= self._state.upto and transaction.count:
             self._check(transaction)
@@ -178,9 +178,9 @@ class DuplicateVerifier:
             self._noted = True
             self._report(ProgressEvent("receive", text, facts=dict(facts)))
 
-    def _differs(self, transaction: ReceivedTransaction, how: str) -> RepeatDiffers:
+    def _differs(self, transaction: ReceivedTransaction, how: str) -> DuplicateMismatch:
         position = format_stream_position(self._state.stream, transaction.bounds.position)
-        return RepeatDiffers(f"the transaction at {position} is sent again {how}")
+        return DuplicateMismatch(f"the transaction at {position} is sent again {how}")
 
 
 _LABEL = b"cdc_lake key of redaction"
