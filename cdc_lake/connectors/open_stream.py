@@ -140,7 +140,7 @@ class OpenStream:
     them, `again` of those that come again, to be compared, at the same time as the other. `goal` is a position in
     `domain`: everything committed before the connection was opened is at or below it. `copied`: rows of the initial
     copy that was made first. `spilled`: bytes of transactions that its spool has written; 0 where there is none.
-    `parked`: prepared transactions that wait for their end, where such are kept. `raise_background_errors` raises what
+    `prepared`: transactions that wait for COMMIT PREPARED, if two-phase. `raise_background_errors` raises what
     ended that goes on beside the stream, and has to end it too. `synchronous`: whether commits at the source wait for
     the receiver's answer (`synchronous_standby_names` of PostgreSQL); asked by the thread that reads the stream.
     `newest_decoded`: see `ReceiverHealth`.
@@ -156,7 +156,7 @@ class OpenStream:
     goal: int
     copied: int
     spilled: Callable[[], int] = int
-    parked: PreparedTransactions | None = None
+    prepared: PreparedTransactions | None = None
     raise_background_errors: Callable[[], None] = do_nothing
     synchronous: Callable[[], bool] = bool
     newest_decoded: Callable[[], int | None] = do_nothing

@@ -163,7 +163,7 @@ class BucketPreparedFiles(StoreFolder):
             self._persist(lambda: self.filesystem.delete_file(self.path(name)))
 
 
-def parked_place(project: Project) -> PreparedFileStore:
+def prepared_files(project: Project) -> PreparedFileStore:
     """The place of a pipeline."""
     if (address := project.control_address) is not None:
         return BucketPreparedFiles(object_store(project), ObjectAddress.parse(f"{address}/{_FOLDER}"))
@@ -254,7 +254,7 @@ class PreparedTransactions:
         self._entries[name] = _Entry(prepared, size, None, sent=True)
 
     def commit_prepared(self, xid: int, gid: str, end_lsn: int) -> PreparedContent | None:
-        """It committed by a record that ends at `end_lsn`: what was parked, None where nothing was."""
+        """It committed by a record that ends at `end_lsn`: what was stored, None where nothing was."""
         name = file_name(self._epoch, xid, gid)
         if name not in self._entries:
             return None
@@ -262,11 +262,11 @@ class PreparedTransactions:
         return self._read(name)[1]
 
     def has_changes(self, xid: int, end_lsn: int) -> bool:
-        """Whether a transaction of which nothing is parked changed anything. Raises SourceError."""
+        """Whether a transaction of which nothing is stored changed anything. Raises SourceError."""
         return self._changed(xid, end_lsn)
 
     def rolled_back(self, xid: int, gid: str, end_lsn: int) -> None:
-        """It was rolled back by such a record; nothing happens where nothing was parked."""
+        """It was rolled back by such a record; nothing happens where nothing was stored."""
         name = file_name(self._epoch, xid, gid)
         if name in self._entries:
             self._record_end(name, end_lsn)

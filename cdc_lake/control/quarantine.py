@@ -49,7 +49,7 @@ class QuarantineLog:
         return frozenset() if rows is None else frozenset(rows["relation"].to_pylist())
 
 
-def hold_log(control: ControlTables, *, for_new_content: bool = False) -> QuarantineLog:
+def quarantine_log(control: ControlTables, *, for_new_content: bool = False) -> QuarantineLog:
     """What is recorded now. Where nothing was ever held nothing was decided; `for_new_content`: for a content that is
     made anew, of which nothing is recorded yet.
     """

@@ -18,7 +18,7 @@ With two-phase decoding by test_decoding the lasting slot cannot be a copy of th
     intention recorded → lasting slot, with two-phase decoding → temporary slot → stream begun in bronze → …
 
 The stream begins where the temporary slot does, and is read from where the lasting one does, further back: bronze
-takes nothing of what was committed between them, but what was prepared there and is committed behind it is parked.
+takes nothing of what was committed between them, but what was prepared there and is committed behind it is stored.
 
 Tables that were added to `source.tables` or removed since the stream began:
 
