@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from cdc_lake.runtime.apply.rebuild import Rebuilt
     from cdc_lake.runtime.cut_retention import CutList, PinResult
     from cdc_lake.runtime.maintain import Maintenance, Upgrade
-    from cdc_lake.runtime.quarantine import HeldDecision, HeldList
-    from cdc_lake.runtime.receive.lag import ParkedList
+    from cdc_lake.runtime.quarantine import QuarantineDecision, QuarantineList
+    from cdc_lake.runtime.receive.lag import PreparedList
     from cdc_lake.runtime.restart import Restarted
     from cdc_lake.runtime.resync import Resynced
     from cdc_lake.runtime.run import RunSummary
@@ -485,23 +485,23 @@ class Pipeline:
         number = parse_position(position) if isinstance(position, str) else position
         return inspect_transaction(bronze_reader(self.project), number, epoch)
 
-    def prepared_transactions(self) -> ParkedList:
+    def prepared_transactions(self) -> PreparedList:
         """Prepared transactions that the receiver keeps until their COMMIT PREPARED. Raises LakeError."""
-        from cdc_lake.runtime.receive.lag import inspect_parked
+        from cdc_lake.runtime.receive.lag import list_prepared
 
-        return inspect_parked(self.project)
+        return list_prepared(self.project)
 
-    def quarantine(self) -> HeldList:
+    def quarantine(self) -> QuarantineList:
         """What is in quarantine: changes that rules or conversions keep back, the changes queued behind them, and
         transactions that are not decoded.
         """
-        from cdc_lake.runtime.quarantine import held_list
+        from cdc_lake.runtime.quarantine import list_quarantine
 
-        return held_list(self.project)
+        return list_quarantine(self.project)
 
     def release_quarantined(
         self, table: str, *, key: Sequence[str | None] | None = None, rule: str | None = None, reason: str
-    ) -> HeldDecision:
+    ) -> QuarantineDecision:
         """Let quarantined changes through as they are; the next run applies them.
 
         Args:
@@ -517,13 +517,13 @@ class Pipeline:
 
     def discard_quarantined(
         self, table: str, *, key: Sequence[str | None] | None = None, rule: str | None = None, reason: str
-    ) -> HeldDecision:
+    ) -> QuarantineDecision:
         """Drop quarantined changes for good; silver keeps the rows it has. Arguments as of `release_quarantined`."""
         return self._decide("discard", table, key, rule, reason)
 
     def _decide(
         self, verb: Verb, table: str, key: Sequence[str | None] | None, rule: str | None, reason: str
-    ) -> HeldDecision:
+    ) -> QuarantineDecision:
         from cdc_lake.runtime.quarantine import Choice, decide
 
         choice = Choice(None if key is None else tuple(key), rule)

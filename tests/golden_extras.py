@@ -12,7 +12,7 @@ from pathlib import Path
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.cli.project_template import scaffold
 from cdc_lake.config.loader import load_project
-from cdc_lake.connectors.prepared_transactions import PreparedTransactions, parked_place
+from cdc_lake.connectors.prepared_transactions import PreparedTransactions, prepared_files
 from cdc_lake.connectors.spool import Spool
 from cdc_lake.decode.pgoutput.assembler import Assembler
 from cdc_lake.decode.pgoutput.columnar import tabulate
@@ -89,9 +89,9 @@ def _phased(file: Path) -> None:
     state = DeltaBronze(project.bronze, durability="os").begin_stream(STREAM, 1000)
     with Spool(project.spool, 1 << 20, 1 << 20) as spool:
         parked = PreparedTransactions(
-            parked_place(project), spool, state, highest=lambda: None, changed=lambda *_: True
+            prepared_files(project), spool, state, highest=lambda: None, changed=lambda *_: True
         )
-        assembler = Assembler(catalog_of(ORDERS), parking=parked)
+        assembler = Assembler(catalog_of(ORDERS), prepared_storage=parked)
         said = [
             begin_prepare(7, "order 17", 2000),
             relation(ORDERS),

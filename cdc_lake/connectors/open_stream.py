@@ -138,7 +138,7 @@ class OpenStream:
     `assembler` makes transactions of its frames, `ordering` determines when they may be landed, `tabulate` converts
     them to columns, and `again` concurrently those of repeated transactions, for comparison. `goal` is a position in
     `domain`: everything committed before the connection was opened is at or below it. `copied`: rows of the preceding
-    initial copy. `spilled`: bytes written by its spool, 0 without one. `parked`: prepared transactions, if stored.
+    initial copy. `spilled`: bytes written by its spool, 0 without one. `prepared`: transactions, if stored.
     `raise_background_errors` raises errors of background tasks, which end the stream too. `synchronous`: whether
     commits at the source wait for the receiver's reply (`synchronous_standby_names` of PostgreSQL); called by the
     thread that reads the stream. `newest_decoded`: see `ReceiverHealth`.
@@ -154,7 +154,7 @@ class OpenStream:
     goal: int
     copied: int
     spilled: Callable[[], int] = int
-    parked: PreparedTransactions | None = None
+    prepared: PreparedTransactions | None = None
     raise_background_errors: Callable[[], None] = do_nothing
     synchronous: Callable[[], bool] = bool
     newest_decoded: Callable[[], int | None] = do_nothing

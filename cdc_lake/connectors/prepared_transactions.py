@@ -163,7 +163,7 @@ class BucketPreparedFiles(StoreFolder):
             self._persist(lambda: self.filesystem.delete_file(self.path(name)))
 
 
-def parked_place(project: Project) -> PreparedFileStore:
+def prepared_files(project: Project) -> PreparedFileStore:
     """The location of a pipeline's prepared transactions."""
     if (address := project.control_address) is not None:
         return BucketPreparedFiles(object_store(project), ObjectAddress.parse(f"{address}/{_FOLDER}"))

@@ -47,7 +47,7 @@ class QuarantineLog:
         return frozenset() if rows is None else frozenset(rows["relation"].to_pylist())
 
 
-def hold_log(control: ControlTables, *, for_new_content: bool = False) -> QuarantineLog:
+def quarantine_log(control: ControlTables, *, for_new_content: bool = False) -> QuarantineLog:
     """Read the current records. Without holds there are no decisions; `for_new_content`: for a new generation, of which
     nothing is recorded yet.
     """

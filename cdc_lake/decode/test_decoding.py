@@ -163,10 +163,12 @@ PREPARED: Final = frozenset({"prepare", "commit_prepared", "rollback_prepared"})
 class Phases:
     """Takes the lines of prepared transactions. `landed`: what was committed up to there is in bronze."""
 
-    def __init__(self, codec: Codec, parking: PreparedStorage, landed: int, frames: FrameStoreFactory | None) -> None:
+    def __init__(
+        self, codec: Codec, prepared_storage: PreparedStorage, landed: int, frames: FrameStoreFactory | None
+    ) -> None:
         """`frames` makes stores for transactions that are large; None: all are held in memory."""
         self._codec = codec
-        self._parking = parking
+        self._prepared_storage = prepared_storage
         self._landed = landed
         self._frames: FrameStoreFactory = frames or InMemoryFrameStores()
 
@@ -179,7 +181,7 @@ class Phases:
         try:
             tables = sorted(set(_tables(store, self._codec)))
             content = PreparedContent(store, (), tables=tables, encoding=self._codec.encoding)
-            self._parking.park(Prepared(xid, gid, end, end, prepared_at), content)
+            self._prepared_storage.park(Prepared(xid, gid, end, end, prepared_at), content)
         finally:
             store.close()
 
@@ -189,25 +191,25 @@ class Phases:
         """
         xid, gid = _prepared_id(phase, end)
         if phase.kind == "rollback_prepared":
-            self._parking.rolled_back(xid, gid, end)
+            self._prepared_storage.rolled_back(xid, gid, end)
             return ()
         time = None if phase.time is None else micros(phase.time)
         bounds = Boundaries(position=end, confirm=end, xid=xid, commit_ts=time)
-        parked = self._parking.commit_prepared(xid, gid, end)
-        if parked is not None:
-            return (self._build_transaction(bounds, parked),)
+        content = self._prepared_storage.commit_prepared(xid, gid, end)
+        if content is not None:
+            return (self._build_transaction(bounds, content),)
         if end <= self._landed:
             return ()
-        if self._parking.has_changes(xid, end):
+        if self._prepared_storage.has_changes(xid, end):
             raise PreparedUnknown(
                 f"COMMIT PREPARED of `{gid}` (xid {xid}), whose PREPARE was neither received nor stored"
             )
         return (RecordTransaction(bounds, Style.SERIAL, [], [], 0),)
 
-    def _build_transaction(self, bounds: Boundaries, parked: PreparedContent) -> Whole:
-        store = parked.frames
-        if parked.encoding is not None and Codec(parked.encoding).python != self._codec.python:
-            store = self._reencode(store, Codec(parked.encoding))
+    def _build_transaction(self, bounds: Boundaries, content: PreparedContent) -> Whole:
+        store = content.frames
+        if content.encoding is not None and Codec(content.encoding).python != self._codec.python:
+            store = self._reencode(store, Codec(content.encoding))
         if store.is_spilled and store.size >= self._frames.part:
             return SpooledRecords(bounds, Style.SERIAL, store, store.size, len(store))
         records: list[bytes] = []
@@ -228,7 +230,7 @@ class Phases:
 
 
 def _prepared_id(phase: PhaseLine, end: int) -> tuple[int, str]:
-    """Its id and its name, by which the parking knows it."""
+    """Its id and its name, by which the storage knows it."""
     if phase.xid is None or phase.gid is None:
         raise MalformedMessage("a prepared transaction without its id: `include-xids` is off")
     if not 0 < end < STORABLE:
@@ -265,8 +267,8 @@ class LineAssembler:
     table; rows of others are left out here, before anything is counted. `messages` counts logical messages.
 
     With `keeps`, a line inside a transaction that nobody knows is kept as it came: whoever decodes the transaction says
-    what is wrong with it. With `parking`, prepared transactions wait there for their end; `landed`: what was committed
-    up to there is in bronze.
+    what is wrong with it. With `prepared_storage`, prepared transactions wait there for their end; `landed`: what was
+    committed up to there is in bronze.
     """
 
     def __init__(
@@ -276,7 +278,7 @@ class LineAssembler:
         *,
         keeps: bool = False,
         frames: FrameStoreFactory | None = None,
-        parking: PreparedStorage | None = None,
+        prepared_storage: PreparedStorage | None = None,
         landed: int = 0,
     ) -> None:
         """`frames`: see `mppdb.open_rows.TransactionBuffer`."""
@@ -286,7 +288,7 @@ class LineAssembler:
         self._wanted: dict[bytes, bool] = {}
         self.messages = 0
         self._rows = TransactionBuffer(Style.SERIAL, frames)
-        self._phases = None if parking is None else Phases(codec, parking, landed, frames)
+        self._phases = None if prepared_storage is None else Phases(codec, prepared_storage, landed, frames)
         self.reset()
 
     def reset(self) -> None:
@@ -319,7 +321,7 @@ class LineAssembler:
         """Take one line and the position it came with; the transaction it completes, where it completes one.
 
         Transactions without rows come out too. Raises DecodeError, whose `where` names the position; LakeError where a
-        store has no room, or nothing can be parked; SourceError where the server had to be asked.
+        store has no room, or nothing can be stored; SourceError where the server had to be asked.
         """
         if self._open and payload[:6] == TABLE:
             wanted = self._wanted.get(payload[6 : payload.find(_BEHIND, 6)])

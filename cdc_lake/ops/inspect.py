@@ -29,7 +29,7 @@ from cdc_lake.model.position import Latest, OrderDomain, Span
 from cdc_lake.model.quarantine import RowsByKey
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observability.events import ProgressReporter, silent
-from cdc_lake.runtime.quarantine import HeldChange, held_list
+from cdc_lake.runtime.quarantine import QuarantinedChange, list_quarantine
 from cdc_lake.silver.transforms import silver_names_of
 from cdc_lake.source.base import domain_of, format_stream_position
 from cdc_lake.tables.canonical_values import from_silver, from_source
@@ -328,7 +328,7 @@ class RowEverywhere:
     events: tuple[RowEvent, ...]
     changes: tuple[RowChange, ...]
     net: Values | None
-    held: tuple[HeldChange, ...]
+    held: tuple[QuarantinedChange, ...]
     silver: SilverRows | None
 
 
@@ -339,7 +339,7 @@ def row_everywhere(project: Project, reader: BronzeReader, table: TableName, key
     changes = tuple(_changes(row_view, rows))
     values = tuple(key.values())
     held = tuple(
-        change for change in held_list(project).changes if change.source == str(table) and change.key == values
+        change for change in list_quarantine(project).changes if change.source == str(table) and change.key == values
     )
     silver = _silver(project, reader, table, key)
     return RowEverywhere(row_view.table, row_view.key, row_view.events, changes, rows.last(values), held, silver)

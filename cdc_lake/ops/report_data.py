@@ -24,7 +24,7 @@ from cdc_lake.config.rules import (
     rule_name,
 )
 from cdc_lake.control.cuts import parse_cut, table_states
-from cdc_lake.control.quarantine import FAILED, hold_log, open_holds
+from cdc_lake.control.quarantine import FAILED, open_holds, quarantine_log
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.position import OrderDomain, format_position, parse_position
 from cdc_lake.model.relation import TableName
@@ -32,9 +32,9 @@ from cdc_lake.ops.status import Status, TableStatus
 from cdc_lake.quality.great_expectations import SuiteResult
 from cdc_lake.quality.report import (
     DifferingKey,
-    HeldGroup,
     Judged,
     Lag,
+    QuarantinedGroup,
     ReportData,
     RuleState,
     RunState,
@@ -114,7 +114,7 @@ class Evidence:
         return sorted((self.project.target(TableName.parse(r)) for r in relations), key=lambda t: t.label)
 
     def _table(
-        self, target: Target, cut: CutRow | None, table_status: TableStatus | None, held: Iterable[HeldGroup]
+        self, target: Target, cut: CutRow | None, table_status: TableStatus | None, held: Iterable[QuarantinedGroup]
     ) -> TableState:
         position = _silver_position(target, cut, table_status)
         return TableState(
@@ -143,12 +143,14 @@ class Evidence:
             self.notes.append(f"{target.label} could not be read: {problem.message}")
             return {"rows": None, "stored": None}
 
-    def _held_groups(self, target: Target, cut: CutRow | None, table_status: TableStatus | None) -> list[HeldGroup]:
+    def _held_groups(
+        self, target: Target, cut: CutRow | None, table_status: TableStatus | None
+    ) -> list[QuarantinedGroup]:
         """Open holds by the rule that began them: a waiting change counts under the rule its key failed."""
         position = _silver_position(target, cut, table_status)
         if cut is None or position is None:
             return []
-        held, generation = hold_log(self.control), read_marker(self.project, target, cut.stream).generation
+        held, generation = quarantine_log(self.control), read_marker(self.project, target, cut.stream).generation
         rows = open_holds(held, str(target.source), cut.epoch, generation, position).rows.to_pylist()
         begun: dict[tuple[str, ...], str] = {}
         changes: dict[str, list[dt.datetime]] = defaultdict(list)
@@ -162,7 +164,7 @@ class Evidence:
             changes[name].append(row["recorded_at"])
         reasons = {rule_name(rule): reason(rule) for rule in target.row_rules}
         return [
-            HeldGroup(target.label, name, _because(name, reasons), len(times), len(keys[name]), min(times))
+            QuarantinedGroup(target.label, name, _because(name, reasons), len(times), len(keys[name]), min(times))
             for name, times in sorted(changes.items())
         ]
 

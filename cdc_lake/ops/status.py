@@ -18,7 +18,7 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.factory import source_view
 from cdc_lake.connectors.wal_budget import WalNote
 from cdc_lake.control.cuts import FAILED, PAUSED, RESYNCING, TableState, table_states
-from cdc_lake.control.quarantine import hold_log, open_holds
+from cdc_lake.control.quarantine import open_holds, quarantine_log
 from cdc_lake.control.snapshots import courses
 from cdc_lake.control.status_files import ReceiverNote
 from cdc_lake.control.streams import is_complete
@@ -32,9 +32,9 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.runtime.apply.schema_changes import refused_names
 from cdc_lake.runtime.cut_gate import still_withheld
 from cdc_lake.runtime.receive.lag import (
-    HeldRows,
     Lag,
     LakeSide,
+    QuarantinedRows,
     SlotStatus,
     SourceSide,
     Status,
@@ -46,7 +46,7 @@ from cdc_lake.tables.control_schema import CutRow
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.silver_table import Marker, read_marker
 
-__all__ = ["HeldRows", "Lag", "SlotStatus", "Status", "TableStatus", "status"]
+__all__ = ["Lag", "QuarantinedRows", "SlotStatus", "Status", "TableStatus", "status"]
 
 
 def status(project: Project, *, checked_at: datetime | None = None) -> Status:
@@ -63,7 +63,7 @@ def status(project: Project, *, checked_at: datetime | None = None) -> Status:
         raise
     source = _ask_source(project, lake.domain)
     control = control_tables(project)
-    held, compared = hold_log(control), control.read("verified")
+    held, compared = quarantine_log(control), control.read("verified")
     names = sorted({*lake.captured, *source.tables})
     tables, held_rows = [], []
     nameless = _nameless(project, lake, names)
@@ -276,14 +276,14 @@ def _open_rows(lake: LakeSide, name: TableName, held: Any, marker: Marker, posit
     return int(open_holds(held, str(name), lake.state.epoch, marker.generation, position).rows.num_rows)
 
 
-def _held_rows(lake: LakeSide, target: Target, marker: Marker, held: Any) -> list[HeldRows]:
+def _held_rows(lake: LakeSide, target: Target, marker: Marker, held: Any) -> list[QuarantinedRows]:
     if lake.state is None:
         return []
     rows = open_holds(held, str(target.source), lake.state.epoch, marker.generation, lake.silver or 0).rows
     rules: Counter[str] = Counter()
     for broken in rows["rules"].to_pylist():
         rules.update(broken or ["waiting"])
-    return [HeldRows(target.label, rule, count) for rule, count in sorted(rules.items())]
+    return [QuarantinedRows(target.label, rule, count) for rule, count in sorted(rules.items())]
 
 
 def _position_text(position: int | None, domain: OrderDomain) -> str | None:

@@ -152,7 +152,7 @@ class RuleState:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldGroup:
+class QuarantinedGroup:
     """Held changes of a table with one reason: how many broke the rule, how many wait behind them, since when."""
 
     table: str
@@ -186,7 +186,7 @@ class ReportData:
     lags: tuple[Lag, ...] = ()
     tables: tuple[TableState, ...] = ()
     rules: tuple[RuleState, ...] = ()
-    held: tuple[HeldGroup, ...] = ()
+    held: tuple[QuarantinedGroup, ...] = ()
     runs: tuple[RunState, ...] = ()
     suites: Mapping[str, str] = field(default_factory=dict)
     """File of Great Expectations' own result, by table."""

@@ -23,7 +23,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.config.rules import rule_name
 from cdc_lake.control.cuts import Cut, last_cut
-from cdc_lake.control.quarantine import FAILED, QuarantineLog, hold_log, open_holds
+from cdc_lake.control.quarantine import FAILED, QuarantineLog, open_holds, quarantine_log
 from cdc_lake.control.streams import UndecodedTransaction, source_table, waiting
 from cdc_lake.control.table_pauses import stopped_tables
 from cdc_lake.errors import DecidedOtherwise, NotQuarantined, QuarantineRemains
@@ -41,7 +41,7 @@ from cdc_lake.tables.silver_table import read_marker
 
 
 @dataclass(frozen=True, slots=True)
-class HeldChange:
+class QuarantinedChange:
     """A change that is kept back. `rules`: those it breaks, none where it waits behind another change of its key.
 
     `key`: after the change, of a delete before it. `decided`: what was decided and is not in force yet, `release` or
@@ -60,32 +60,32 @@ class HeldChange:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldList:
+class QuarantineList:
     """Everything that waits, in order. `behind`: transactions that wait behind the first undecodable one."""
 
     undecodable: tuple[UndecodedTransaction, ...]
     behind: int
-    changes: tuple[HeldChange, ...]
+    changes: tuple[QuarantinedChange, ...]
 
 
-def held_list(project: Project) -> HeldList:
+def list_quarantine(project: Project) -> QuarantineList:
     """What waits now. Raises LakeError."""
     reader, control = bronze_reader(project), control_tables(project)
     state = reader.state()
     if state is None:
-        return HeldList((), 0, ())
+        return QuarantineList((), 0, ())
     cut = last_cut(control, state.stream)
     ahead = Span(state.epoch, cut.position if cut is not None else -1, max(state.upto, cut.position if cut else -1))
     undecodable = reader.undecodable(ahead)
     queued = 0
     if undecodable:
         queued = len(reader.commits(Span(state.epoch, undecodable[0].position, ahead.upto)))
-    log = hold_log(control)
-    changes: list[HeldChange] = []
+    log = quarantine_log(control)
+    changes: list[QuarantinedChange] = []
     for relation in sorted(set(log.held["relation"].to_pylist())):
         holds = held_of(project, log, state, cut, project.target(TableName.parse(relation)))
         changes += [holds.describe_row(row) for row in holds.rows]
-    return HeldList(waiting(reader, ahead, state.stream), queued, tuple(changes))
+    return QuarantineList(waiting(reader, ahead, state.stream), queued, tuple(changes))
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class HeldOf:
     pending: Mapping[Place, str]
     group: str | None = None
 
-    def describe_row(self, row: Mapping[str, Any]) -> HeldChange:
+    def describe_row(self, row: Mapping[str, Any]) -> QuarantinedChange:
         """One of its rows as it is listed."""
-        return HeldChange(
+        return QuarantinedChange(
             table=self.target.label,
             source=str(self.target.source),
             position=format_stream_position(self.stream, row["position"]),
@@ -133,7 +133,7 @@ def held_of(project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: 
 
 
 @dataclass(frozen=True, slots=True)
-class HeldGroup:
+class QuarantinedGroup:
     """Held changes that wait together, in order: rows of the control table `held`."""
 
     rows: tuple[Mapping[str, Any], ...]
@@ -144,9 +144,9 @@ class HeldGroup:
         distinct = {tuple(key) for row in self.rows for key in (row["key"], row["from_key"]) if key is not None}
         return tuple(sorted(distinct, key=repr))
 
-    def for_table(self, relation: str) -> HeldGroup:
+    def for_table(self, relation: str) -> QuarantinedGroup:
         """Those of one table."""
-        return HeldGroup(tuple(row for row in self.rows if row["relation"] == relation))
+        return QuarantinedGroup(tuple(row for row in self.rows if row["relation"] == relation))
 
     @property
     def broken(self) -> frozenset[str]:
@@ -159,29 +159,29 @@ class HeldGroup:
         return any(row["from_key"] is not None and row["from_key"] != row["key"] for row in self.rows)
 
 
-def groups(rows: Sequence[Mapping[str, Any]], kind: Kind) -> list[HeldGroup]:
+def groups(rows: Sequence[Mapping[str, Any]], kind: Kind) -> list[QuarantinedGroup]:
     """Open held changes of a table of that kind, together where they wait together, by their first change."""
-    return [HeldGroup((row,)) for row in rows] if kind.identity is RowIdentity.PLACE else group_by_key(rows)
+    return [QuarantinedGroup((row,)) for row in rows] if kind.identity is RowIdentity.PLACE else group_by_key(rows)
 
 
-def group_by_key(rows: Sequence[Mapping[str, Any]]) -> list[HeldGroup]:
+def group_by_key(rows: Sequence[Mapping[str, Any]]) -> list[QuarantinedGroup]:
     """Open held changes of rows with keys, together where they share one."""
-    return _group_rows(rows, lambda row: HeldGroup((row,)).keys)
+    return _group_rows(rows, lambda row: QuarantinedGroup((row,)).keys)
 
 
-def group_across_tables(rows: Sequence[Mapping[str, Any]]) -> list[HeldGroup]:
+def group_across_tables(rows: Sequence[Mapping[str, Any]]) -> list[QuarantinedGroup]:
     """Open held changes of the tables of a group, together where they share a key or a transaction."""
     return _group_rows(rows, _of_group)
 
 
 def _of_group(row: Mapping[str, Any]) -> list[Hashable]:
     unit = unit_of(row["position"], row["ordinal"], row["op"])
-    return [*((row["relation"], key) for key in HeldGroup((row,)).keys), *([] if unit is None else [unit])]
+    return [*((row["relation"], key) for key in QuarantinedGroup((row,)).keys), *([] if unit is None else [unit])]
 
 
 def _group_rows(
     rows: Sequence[Mapping[str, Any]], of: Callable[[Mapping[str, Any]], Sequence[Hashable]]
-) -> list[HeldGroup]:
+) -> list[QuarantinedGroup]:
     """Rows together where they share something, by their first one."""
     leader: dict[Hashable, Hashable] = {}
 
@@ -198,10 +198,10 @@ def _group_rows(
     groups_by_leader: dict[Hashable, list[Mapping[str, Any]]] = {}
     for row in rows:
         groups_by_leader.setdefault(find_leader(of(row)[0]), []).append(row)
-    return [HeldGroup(tuple(group)) for group in groups_by_leader.values()]
+    return [QuarantinedGroup(tuple(group)) for group in groups_by_leader.values()]
 
 
-def objection(group: HeldGroup, verb: Verb, target: Target, kind: Kind) -> str | None:
+def objection(group: QuarantinedGroup, verb: Verb, target: Target, kind: Kind) -> str | None:
     """Why a group cannot be decided on like that, None where it can."""
     if target.transforms.where is not None:
         return "the table has a filter: whether silver contains the row depends on values that are held"
@@ -238,7 +238,7 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldDecision:
+class QuarantineDecision:
     """What was decided, or would be: `done` says which. `position`: right before it the decision comes into force;
     `changes`: those that it is on, in order; `before`: how many of the chosen ones were decided like that already;
     `left`: what was chosen and stays held; `paused`: whether the table is, so that a run makes it only once it goes on.
@@ -250,13 +250,13 @@ class HeldDecision:
     reason: str
     done: bool
     position: str
-    changes: tuple[HeldChange, ...]
+    changes: tuple[QuarantinedChange, ...]
     before: int
     left: tuple[Left, ...]
     paused: bool = False
 
 
-def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str, *, yes: bool) -> HeldDecision:
+def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str, *, yes: bool) -> QuarantineDecision:
     """Decide on held changes of a source table; without `yes` only say which.
 
     In a group that holds whole transactions those are decided whole, in all its tables.
@@ -270,7 +270,7 @@ def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str
         state = reader.state()
         if state is None:
             raise NotQuarantined(f"nothing of {name} is held: bronze contains no stream", where=reader.place)
-        log = hold_log(control)
+        log = quarantine_log(control)
         tables = _tables(project, log, state, last_cut(control, state.stream), name)
         holds = tables[str(name)]
         earlier = _earlier(log, state, holds, verb, choice)
@@ -288,7 +288,7 @@ def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str
                     _decision_rows(reader, state, table_holds, verb, reason, position, first, rows) if rows else []
                 )
             control.append("decisions", recorded)
-    return HeldDecision(
+    return QuarantineDecision(
         verb=verb,
         table=holds.target.label,
         source=str(name),
@@ -317,18 +317,18 @@ def _tables(
 
 def _earlier(log: QuarantineLog, state: StreamCheckpoint, holds: HeldOf, verb: Verb, choice: Choice) -> int:
     """How many changes of a named key, which does not wait now, were decided like that before."""
-    if choice.key is None or any(choice.key in HeldGroup((row,)).keys for row in holds.rows):
+    if choice.key is None or any(choice.key in QuarantinedGroup((row,)).keys for row in holds.rows):
         return 0
     before = log.decisions_on(str(holds.target.source), Span(state.epoch, -1, holds.watermark)).rows
     rows = [] if before is None else before.to_pylist()
-    return sum(row["verb"] == verb and choice.key in HeldGroup((row,)).keys for row in rows)
+    return sum(row["verb"] == verb and choice.key in QuarantinedGroup((row,)).keys for row in rows)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
     """`fresh`: what is to be decided; `before`: changes that were decided like that already."""
 
-    fresh: tuple[HeldGroup, ...]
+    fresh: tuple[QuarantinedGroup, ...]
     before: int
     left: tuple[Left, ...]
 
@@ -344,7 +344,7 @@ def _chosen(tables: Mapping[str, HeldOf], holds: HeldOf, reader: BronzeReader, v
         for relation, table in tables.items()
         if table.rows and table.layout is not None
     }
-    fresh: list[HeldGroup] = []
+    fresh: list[QuarantinedGroup] = []
     left: list[Left] = []
     before = 0
     every = sorted((row for table in tables.values() for row in table.rows), key=place_of)

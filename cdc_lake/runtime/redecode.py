@@ -62,7 +62,7 @@ class Retried:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldRetry:
+class QuarantineRetry:
     """What a retry came to; `version`: the one that tried."""
 
     version: str
@@ -74,7 +74,7 @@ class HeldRetry:
         return sum(attempt.changes is None for attempt in self.tried)
 
 
-def retry(project: Project, position: int | None, report: ProgressReporter) -> HeldRetry:
+def retry(project: Project, position: int | None, report: ProgressReporter) -> QuarantineRetry:
     """Decode again what is in bronze as bytes, or one transaction of it. Raises NotInBronze, SourceError, LakeError."""
     reader = bronze_reader(project)
     state = reader.state()
@@ -99,7 +99,7 @@ def retry(project: Project, position: int | None, report: ProgressReporter) -> H
             keeper.record(commit, rows, counts, own_version)
             attempts.append(Retried(transaction.position, len(changes), tuple(counts)))
             report(ProgressEvent("retry", f"{transaction.position} is decoded: {pluralize(len(changes), 'change')}"))
-    return HeldRetry(own_version, tuple(attempts))
+    return QuarantineRetry(own_version, tuple(attempts))
 
 
 def _failed_attempt(transaction: UndecodedTransaction, error: DecodeError) -> Retried:

@@ -86,7 +86,7 @@ class SimulatedServer:
         opened = kind.open(state, self._confirmations[-1], self.world, self.store)
         return OpenStream(
             SimulatedFrames(self, opened.sending), opened.assembler, opened.order, opened.tabulate, opened.tabulate,
-            kind.domain, state, kind.goal, 0, parked=opened.parked,
+            kind.domain, state, kind.goal, 0, prepared=opened.parked,
         )  # fmt: skip
 
     def confirm(self, position: int) -> None:

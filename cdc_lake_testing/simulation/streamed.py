@@ -127,7 +127,7 @@ class Streaming:
         settings = Settings.by_chance(world.dice, two_phase=self._two_phase)
         frames = SomeLarge(self._part)
         parked = self._parked(state, store, world) if self._two_phase else None
-        assembler = Assembler(self._catalog, frames=frames, parking=parked, landed=state.upto)
+        assembler = Assembler(self._catalog, frames=frames, prepared_storage=parked, landed=state.upto)
         tabulate = StopAtUndecodable(PgoutputFormat(columnar.tabulate))
         return Opened(Walsender(self._log, start, settings), assembler, CommitLsnOrdering(), tabulate, parked)
 

@@ -409,7 +409,7 @@ def prepared(rows: Sequence[bytes], nth: int) -> list[bytes]:
 def a_line_stream(data: bytes) -> bool:
     told = (data[:1] or b"\0")[0]
     parking = InMemory() if told & 2 else None
-    assembler = LineAssembler(Codec(), TABLES.__contains__, keeps=bool(told & 1), parking=parking)
+    assembler = LineAssembler(Codec(), TABLES.__contains__, keeps=bool(told & 1), prepared_storage=parking)
     raws, whole = [], True
     for number, payload in enumerate(records_of(data[1:]), 1):
         try:

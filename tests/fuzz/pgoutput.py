@@ -208,7 +208,11 @@ def a_stream(data: bytes) -> bool:
     told, records = data[:1] or b"\0", records_of(data[1:])
     keeps, outside, parks = (bool(told[0] & bit) for bit in (1, 2, 16))
     assembler = Assembler(
-        catalog, keeps=keeps, messages=outside, ddl_messages=DdlMessages(), parking=InMemory() if parks else None
+        catalog,
+        keeps=keeps,
+        messages=outside,
+        ddl_messages=DdlMessages(),
+        prepared_storage=InMemory() if parks else None,
     )
     raws, whole = [], True
     for number, payload in enumerate(records, 1):

@@ -22,7 +22,7 @@ from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.ops.check.postgres import findings
 from cdc_lake.ops.findings import CheckLine
 from cdc_lake.ops.slots import inspect_slot
-from cdc_lake.runtime.receive.lag import inspect_parked
+from cdc_lake.runtime.receive.lag import list_prepared
 from cdc_lake.source.postgres.server import FAILOVER_SLOTS, TWO_PHASE_ON_STANDBYS
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake_testing.beside import until
@@ -231,7 +231,7 @@ def test_what_is_parked_lands_from_the_new_primary_and_ends_as_that_one_says(clu
     with cluster.connect(cluster.primary) as leading, cluster.connect(standby) as following:
         behind = leading.execute(confirmed, [project.slot]).fetchone()
         until(lambda: following.execute(confirmed, [project.slot]).fetchone() == behind)
-    assert [one.gid for one in inspect_parked(project).transactions] == [
+    assert [one.gid for one in list_prepared(project).transactions] == [
         "lands",
         "dropped",
         "dropped there, lands here",
@@ -240,7 +240,7 @@ def test_what_is_parked_lands_from_the_new_primary_and_ends_as_that_one_says(clu
     standby.stop()
     cluster.write("ROLLBACK PREPARED 'dropped there, lands here'")
     once(project)
-    assert len(inspect_parked(project).transactions) == 2
+    assert len(list_prepared(project).transactions) == 2
     cluster.primary.stop("immediate")
     promote(standby.start())
     for text in (
@@ -252,7 +252,7 @@ def test_what_is_parked_lands_from_the_new_primary_and_ends_as_that_one_says(clu
     cluster.write("INSERT INTO t VALUES (7)", standby)
     once(project)
     assert inserted(project) == ["1", "5", "6", "2", "4", "7"]
-    assert inspect_parked(project).transactions == ()
+    assert list_prepared(project).transactions == ()
     assert verify(bronze_reader(project)).holds
 
 

@@ -20,7 +20,7 @@ from cdc_lake.decode.gaussdb.columnar import tabulate
 from cdc_lake.errors import MalformedMessage, SlotUndecodable, TextNotInEncoding
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import silent
-from cdc_lake.runtime.quarantine import held_list
+from cdc_lake.runtime.quarantine import list_quarantine
 from cdc_lake.runtime.redecode import retry
 from cdc_lake_testing.gaussdb.answers import LiveAnswers
 from cdc_lake_testing.gaussdb.answers_settings import SessionSettings
@@ -204,7 +204,7 @@ def test_what_a_fault_made_undecodable_is_decoded_once_it_is_mended(
         )
         insert(database, (1, "a", "x"), (2, "MARK", "x"), (3, "b", "MARK"), (4, "c", "x"))
         assert once(project).transactions == 4
-        assert [one.tables for one in held_list(project).undecodable] == [("public.notes",), ("public.notes",)]
+        assert [one.tables for one in list_quarantine(project).undecodable] == [("public.notes",), ("public.notes",)]
         assert verify(bronze_reader(project)).holds
         wanted = in_source(project)
     assert retry(project, None, silent).failed_count == 0  # the server is not asked

@@ -17,7 +17,7 @@ import pytest
 
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.runtime.receive.lag import inspect_parked
+from cdc_lake.runtime.receive.lag import list_prepared
 from cdc_lake_testing.server import EmbeddedServer
 from cdc_lake_testing.workload import Workload
 from tests.conftest import Database
@@ -163,11 +163,11 @@ def park_and_commit(project: Project, database: Database) -> None:
         conn.execute(f"BEGIN; INSERT INTO t VALUES (-9); PREPARE TRANSACTION '{database.name}'")
         conn.execute(f"BEGIN; SELECT FROM t FOR UPDATE; PREPARE TRANSACTION '{database.name} locks'")
         once(project)
-        assert inspect_parked(project).transactions[0].gid == database.name
+        assert list_prepared(project).transactions[0].gid == database.name
         for gid in (database.name, f"{database.name} locks"):
             conn.execute(f"COMMIT PREPARED '{gid}'")
     once(project)
-    assert inspect_parked(project).transactions == ()
+    assert list_prepared(project).transactions == ()
     assert_equal_to_source(project, database)
 
 

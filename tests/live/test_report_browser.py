@@ -11,9 +11,9 @@ import pytest
 from cdc_lake.config.rules import Thresholds
 from cdc_lake.quality.report import (
     DifferingKey,
-    HeldGroup,
     Judged,
     Lag,
+    QuarantinedGroup,
     ReportData,
     RuleState,
     RunState,
@@ -60,7 +60,7 @@ SAMPLE = ReportData(
         RuleState("silver.payments", "in_set_currency", "in_set", "currency", "warn", history(0, 0, 0), None, "not checked: 998 120 rows", written="pipelines/shop.yaml:44"),
         RuleState("silver.prices", "length_a_column_with_quite_a_long_name", "length", "a_column_with_quite_a_long_name", "warn", (), None, broken="there is no column of that name", written="pipelines/shop.yaml:58"),
     ),
-    held=(HeldGroup("silver.orders", "amount_within_reason", "amount is not between 0 and 1000000", 4, 3, NOW),),
+    held=(QuarantinedGroup("silver.orders", "amount_within_reason", "amount is not between 0 and 1000000", 4, 3, NOW),),
     runs=tuple(RunState(NOW - dt.timedelta(hours=at), 8.4 + at, 1204 - at, 12_259 - 37 * at, "0/5F3A9C8", "done") for at in range(8)),
     suites={"silver.customers": "gx/silver.customers.json", "silver.orders": "gx/silver.orders.json"},
     notes=("silver.payments has more rows than this report judges (500 000).",),

@@ -20,7 +20,7 @@ from cdc_lake.model.position import Lsn
 from cdc_lake.observability import failpoints as at
 from cdc_lake.ops.check.runner import check
 from cdc_lake.ops.status import status
-from cdc_lake.runtime.receive.lag import inspect_parked
+from cdc_lake.runtime.receive.lag import list_prepared
 from cdc_lake.runtime.restart import restart
 from cdc_lake.source.postgres import slot, snapshot
 from cdc_lake.source.postgres.catalog import takes
@@ -141,7 +141,7 @@ def test_a_parked_transaction_outlives_its_receiver_and_lands_where_it_commits(
     says_locks = version(phased) >= 18
     gids = [odd, "large", "dropped", "empty", "left out", *["locks"] * says_locks]
     assert _gids(project) == gids
-    found = inspect_parked(project).transactions
+    found = list_prepared(project).transactions
     assert [one.tables for one in found][:5] == [("public.a",), ("public.b",), ("public.a",), (), ()]
     assert [one.changes for one in found][:5] == [2, 3000, 1, 0, 0]
     assert confirmed_beyond(phased, project), "the server sends none of them again"

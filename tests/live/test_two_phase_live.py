@@ -36,7 +36,7 @@ from cdc_lake.observability import failpoints as at
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.ops.check.runner import check, ddl_sql
 from cdc_lake.ops.status import status
-from cdc_lake.runtime.receive.lag import inspect_parked
+from cdc_lake.runtime.receive.lag import list_prepared
 from cdc_lake.source.base import FrameSource, PendingTransaction
 from cdc_lake.source.postgres.plugins import message_options
 from cdc_lake.source.postgres.server import wal_position
@@ -215,7 +215,7 @@ def test_a_parked_transaction_outlives_its_receiver_and_lands_where_it_commits(
         ("public.a",),
         *[()] * (1 + says_locks),
     ]
-    assert [one.changes for one in inspect_parked(project).transactions] == [2, 3000, 1, *[0] * (1 + says_locks)]
+    assert [one.changes for one in list_prepared(project).transactions] == [2, 3000, 1, *[0] * (1 + says_locks)]
     assert f"{4 + says_locks} transactions kept until COMMIT PREPARED" in status_text(told, 200)
     assert "the oldest, `it's 'ü'` (xid" in status_text(told, 200)
     assert confirmed_beyond(phased, project), "the server sends none of them again"

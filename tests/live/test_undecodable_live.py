@@ -25,7 +25,7 @@ from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
 from cdc_lake.ops.check.postgres import findings
-from cdc_lake.runtime.quarantine import held_list
+from cdc_lake.runtime.quarantine import list_quarantine
 from cdc_lake.runtime.receive.loop import ReceiveSummary
 from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.runtime.redecode import retry
@@ -103,7 +103,7 @@ def test_what_a_fault_made_undecodable_is_decoded_once_it_is_mended(database: Da
         received = once(project, told.append)
         assert received.transactions == 5  # the receiver did not stop
         assert [one.facts["code"] for one in told if "lands as bytes" in one.text] == ["DEC303", "DEC303"]
-        assert [one.tables for one in held_list(project).undecodable] == [("public.notes",), ("public.notes",)]
+        assert [one.tables for one in list_quarantine(project).undecodable] == [("public.notes",), ("public.notes",)]
         assert verify(bronze_reader(project)).holds
         source.execute("INSERT INTO notes VALUES (5, 'five', 'x')")  # and goes on
         once(project)
@@ -126,7 +126,7 @@ def test_by_default_the_receiver_stops_at_it_and_says_where(database: Database, 
         source.execute("INSERT INTO notes VALUES (1, 'MARK', NULL)")
         with pytest.raises(MalformedMessage):
             once(project)
-        assert not held_list(project).undecodable
+        assert not list_quarantine(project).undecodable
 
 
 def test_what_was_committed_before_it_is_landed_and_confirmed(database: Database, tmp_path: Path, monkeypatch):
@@ -241,7 +241,7 @@ def test_a_column_that_may_not_is_landed_as_bytes_until_it_may(ascii_database: D
     insert(ascii_database, 1, WRONG, memo=b"fine")
     insert(ascii_database, 2, b"fine", memo=WRONG)
     once(project)
-    (waits,) = held_list(project).undecodable
+    (waits,) = list_quarantine(project).undecodable
     assert waits.code == "DEC304"
     assert retry(project, None, silent).failed_count == 1
     project = project_of(ascii_database, tmp_path, undecodable="land", hex_columns=[*columns, "public.notes.me*"])

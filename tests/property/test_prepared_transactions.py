@@ -52,7 +52,7 @@ class Messages:
     expected = staticmethod(raw_transaction)
 
     def assembler(self, spool: Spool, parked: PreparedTransactions, landed: int) -> Assembler:
-        return Assembler(catalog_of(*LAYOUTS), frames=spool, parking=parked, landed=landed)
+        return Assembler(catalog_of(*LAYOUTS), frames=spool, prepared_storage=parked, landed=landed)
 
     def whole(self, raw: BufferedTransaction | SpooledTransaction) -> BufferedTransaction:
         return replace(raw if isinstance(raw, BufferedTransaction) else joined(raw), part=False)
@@ -65,7 +65,7 @@ class Lines:
     expected = staticmethod(as_recorded)
 
     def assembler(self, spool: Spool, parked: PreparedTransactions, landed: int) -> LineAssembler:
-        return LineAssembler(Codec(), lambda _: True, frames=spool, parking=parked, landed=landed)
+        return LineAssembler(Codec(), lambda _: True, frames=spool, prepared_storage=parked, landed=landed)
 
     def whole(self, raw: Whole) -> RecordTransaction:
         if isinstance(raw, RecordTransaction):

@@ -24,7 +24,7 @@ from cdc_lake.observability import failpoints as at
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.rebuild import rebuild
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.runtime.quarantine import Choice, HeldDecision, decide, held_list
+from cdc_lake.runtime.quarantine import Choice, QuarantineDecision, decide, list_quarantine
 from cdc_lake_testing.broken_off import broken_off
 from cdc_lake_testing.histories import History
 from cdc_lake_testing.messages import boundaries, raw_transaction, table, transaction_at
@@ -100,9 +100,11 @@ class Lake:
         """Decide on some of the keys that wait; how many decisions were made."""
         made = 0
         for relation in (NOW, EVER):
-            keys = sorted({one.key for one in held_list(self.project).changes if one.source == str(relation.table)})
+            keys = sorted(
+                {one.key for one in list_quarantine(self.project).changes if one.source == str(relation.table)}
+            )
             for key in self.dice.sample(keys, min(2, len(keys))):
-                if any(one.key == key and one.decided for one in held_list(self.project).changes):
+                if any(one.key == key and one.decided for one in list_quarantine(self.project).changes):
                     continue  # by a decision on another key that it is connected with
                 verb = self.dice.choice(["release", "discard"])
                 try:
@@ -120,7 +122,7 @@ class Lake:
                     oracle.release(relation.table, (position, first), places)
         return made
 
-    def _decide(self, verb: Any, relation: Any, key: tuple[str | None, ...]) -> HeldDecision:
+    def _decide(self, verb: Any, relation: Any, key: tuple[str | None, ...]) -> QuarantineDecision:
         chosen = (self.project, verb, str(relation.table), Choice(key), "looked at")
         listed = decide(*chosen, yes=False)
         with broken_off(self.dice.choice(CONTROL)):
@@ -141,7 +143,7 @@ class Lake:
                 begun = [(row["id"], row["valid_from"], row["valid_to"]) for row in found]
                 told = [(dict(v.row)["id"], str(v.begun), v.ended and str(v.ended)) for v in versions.of(name)]
                 assert sorted(begun, key=str) == sorted(told, key=str), when
-            held = [places_of(one) for one in held_list(self.project).changes if one.source == str(name)]
+            held = [places_of(one) for one in list_quarantine(self.project).changes if one.source == str(name)]
             assert sorted(held) == sorted(versions.oracle.waiting.get(name, {})), f"{when}: held of {name}"
 
 
@@ -205,7 +207,7 @@ def test_changes_of_a_table_that_keeps_each_are_decided_one_by_one_and_equal_row
     land(100, *(Insert(log, (id_, bad)) for id_ in "123"), Insert(bag, ("1", bad)), Insert(bag, ("1", "1")))
     land(110, Delete(bag, ("1", bad), OldKind.FULL), Insert(bag, ("1", bad)), Insert(log, ("4", "4")))
     assert (rows(log), rows(bag)) == ([("4", "4")], [("1", "1")])
-    first = held_list(project).changes
+    first = list_quarantine(project).changes
     assert [(one.source, one.key) for one in first] == [("public.bag", ("1", bad))] * 3 + [("public.log", ())] * 3
     with pytest.raises(QuarantineRemains, match="no key"):
         decide(project, "discard", "bag", Choice(("1", bad)), "why", yes=True)
@@ -222,4 +224,4 @@ def test_changes_of_a_table_that_keeps_each_are_decided_one_by_one_and_equal_row
             rebuild(project, "public.bag", spark=spark)
         assert [id_ for id_, _ in rows(log)] == ["1", "2", "3", "4", "6"]
         assert rows(bag) == [("1", "1"), ("1", bad), ("2", "2")]
-        assert held_list(project).changes == ()
+        assert list_quarantine(project).changes == ()

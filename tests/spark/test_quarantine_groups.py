@@ -29,7 +29,7 @@ from cdc_lake.observability import failpoints as at
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.rebuild import rebuild
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.runtime.quarantine import Choice, HeldChange, decide, held_list
+from cdc_lake.runtime.quarantine import Choice, QuarantinedChange, decide, list_quarantine
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake_testing.broken_off import broken_off
 from cdc_lake_testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
@@ -118,10 +118,12 @@ class Lake:
 
     def decide(self) -> None:
         """Decide on some of what waits together."""
-        waiting = [one for one in held_list(self.project).changes if one.source != str(ALONE.table)]
+        waiting = [one for one in list_quarantine(self.project).changes if one.source != str(ALONE.table)]
         made: dict[TableName, dict[tuple[int, int], int]] = {}
         for one in self.dice.sample(waiting, min(2, len(waiting))):
-            if any((c.source, c.key) == (one.source, one.key) and c.decided for c in held_list(self.project).changes):
+            if any(
+                (c.source, c.key) == (one.source, one.key) and c.decided for c in list_quarantine(self.project).changes
+            ):
                 continue  # by a decision on another key that it is connected with
             verb: Verb = self.dice.choice(["release", "discard"])
             try:
@@ -154,13 +156,13 @@ class Lake:
                 begun = [(row["id"], row["valid_from"], row["valid_to"]) for row in found]
                 told = [(dict(v.row)["id"], str(v.begun), v.ended and str(v.ended)) for v in self.versions.of(name)]
                 assert sorted(begun, key=str) == sorted(told, key=str), when
-            held = [places_of(one) for one in held_list(self.project).changes if one.source == str(name)]
+            held = [places_of(one) for one in list_quarantine(self.project).changes if one.source == str(name)]
             assert sorted(held) == sorted(oracle.waiting.get(name, {})), f"{when}: held of {name}"
         assert_nothing_is_held_twice(self.project)
         assert_cuts_are_true(self.project)
 
 
-def places_of(change: HeldChange) -> tuple[int, int]:
+def places_of(change: QuarantinedChange) -> tuple[int, int]:
     return parse_position(change.position), change.ordinal
 
 
@@ -202,14 +204,14 @@ def test_a_group_goes_on_as_one_or_says_why_it_does_not(spark: Any, lake_root: P
         return sorted(str(one["id"]) for one in rows if one.get("is_current") != "f")
 
     def held() -> list[tuple[str, str | None, tuple[str, ...]]]:
-        return [(one.source, one.key[0], one.rules) for one in held_list(project).changes]
+        return [(one.source, one.key[0], one.rules) for one in list_quarantine(project).changes]
 
     land(100, row(ORDERS, 1), row(LINES, 1))
     land(110, row(ORDERS, 2), row(LINES, 2, LIMIT + 1), row(ALONE, 2))
     advance(project, spark)
     assert (keys(ORDERS), keys(LINES), keys(ALONE)) == (["1"], ["1"], ["2"])
     assert held() == [("public.lines", "2", ("between_amount",)), ("public.orders", "2", ())]
-    assert {one.group for one in held_list(project).changes} == {"shop"}
+    assert {one.group for one in list_quarantine(project).changes} == {"shop"}
 
     land(120, Truncate(ORDERS), row(LINES, 3, LIMIT + 1), row(ALONE, 3))
     for _ in range(2):

@@ -22,7 +22,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import silent
 from cdc_lake.ops.plan import TableLedger, type_ledger
 from cdc_lake.runtime.apply.applier import apply
-from cdc_lake.runtime.quarantine import held_list
+from cdc_lake.runtime.quarantine import list_quarantine
 from cdc_lake.runtime.receive.receiver import receive
 from tests.conftest import Database
 from tests.live.test_binary_values import RANDOM, create_cases
@@ -88,7 +88,7 @@ class Expected:
 
 
 def assert_as_printed(project: Project, database: Database, tables: list[Expected]) -> None:
-    printed, changes = tables_at_source(database), held_list(project).changes
+    printed, changes = tables_at_source(database), list_quarantine(project).changes
     ledgers = {one.table: one for one in type_ledger(project)}
     for table in tables:
         ledger = ledgers[str(table.source)]

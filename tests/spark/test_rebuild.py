@@ -29,7 +29,7 @@ from cdc_lake.errors import (
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Update
 from cdc_lake.observability.failpoints import BRANCH_WRITTEN, REBUILT, REPLACED
 from cdc_lake.runtime.apply.rebuild import Rebuilt, rebuild
-from cdc_lake.runtime.quarantine import held_list
+from cdc_lake.runtime.quarantine import list_quarantine
 from cdc_lake.silver.kinds import Columns
 from cdc_lake.tables import table_stats
 from cdc_lake.tables.control_schema import SnapshotRow, utc_now
@@ -212,7 +212,7 @@ def test_rules_judge_again_and_what_they_held_before_counts_no_more(spark: Any, 
     lake.land(Update(T, ("1", "7", "b")), Update(T, ("2", "8", "b")))
     lake.advance()
     assert lake.rows() == [row(2, 8), row(3, 3)]
-    assert [change.key for change in held_list(lake.project).changes] == [("1",), ("1",)]
+    assert [change.key for change in list_quarantine(lake.project).changes] == [("1",), ("1",)]
     cut = last_cut(ControlTables(lake.project.control), "test")
     assert cut is not None
     assert cut.tables["public.t"].held == 1
@@ -293,12 +293,12 @@ def test_broken_off_anywhere_a_rebuild_leaves_a_table_to_go_on_from_and_a_second
     assert reached
     swapped = point == REPLACED
     assert lake.rows() == ([row(1, 1), row(2, 5)] if swapped else [row(1, 1)])
-    assert len(held_list(lake.project).changes) == (0 if swapped else 2)
+    assert len(list_quarantine(lake.project).changes) == (0 if swapped else 2)
     lake.land(insert("3", "3"))
     lake.advance()
     assert len(lake.rows()) == (3 if swapped else 2)
     assert_cuts_are_true(lake.project)
     again(lake)
     assert lake.rows() == [row(1, 1), row(2, 5), row(3, 3)]
-    assert held_list(lake.project).changes == ()
+    assert list_quarantine(lake.project).changes == ()
     assert not list((lake.project.lake / "scratch").glob(f"{lake.project.name}.rebuild"))

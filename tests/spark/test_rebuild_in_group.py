@@ -15,7 +15,7 @@ from cdc_lake.errors import GroupWaits, OtherWriter, QuarantineLost
 from cdc_lake.model.change import Change, Insert
 from cdc_lake.model.relation import Relation
 from cdc_lake.runtime.apply.rebuild import rebuild
-from cdc_lake.runtime.quarantine import held_list
+from cdc_lake.runtime.quarantine import list_quarantine
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.open_silver_table import store
 from cdc_lake_testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
@@ -53,7 +53,7 @@ class World:
         return sorted(str(one["id"]) for one in rows if one.get("is_current") != "f")
 
     def held(self) -> list[tuple[str, str | None]]:
-        return sorted((one.source, one.key[0]) for one in held_list(self.project).changes)
+        return sorted((one.source, one.key[0]) for one in list_quarantine(self.project).changes)
 
     def spoil(self) -> None:
         """Something else deletes a row of `orders`."""

@@ -21,7 +21,7 @@ from cdc_lake.model.change import UNCHANGED, Change, Insert, Update
 from cdc_lake.model.relation import Relation
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.runtime.quarantine import held_list
+from cdc_lake.runtime.quarantine import list_quarantine
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
 from cdc_lake_testing.faults import assert_cuts_are_true
@@ -137,7 +137,7 @@ def test_the_table_that_keeps_its_group_back_is_mended_by_a_copy(spark: Any, lak
         world.land(130, row(ORDERS, 4), row(LINES, 4))
         world.advance()
     world.assert_whole([1, 2, 4], [1, 4, 8, 9])
-    held = [(one.source, one.key[0]) for one in held_list(world.project).changes]
+    held = [(one.source, one.key[0]) for one in list_quarantine(world.project).changes]
     assert held == [("public.orders", "7")], "the copy has the other half of that transaction"
 
 
@@ -173,7 +173,7 @@ def test_tables_of_a_group_do_not_wait_for_each_other_where_a_cut_is_beyond_thei
     world.land(160, row(ORDERS, 7), row(LINES, 7))
     world.advance()
     world.assert_whole([1, 2, 3, 4, 6, 7], [1, 3, 4, 6, 7, 9])
-    held = {(one.source, one.key[0]) for one in held_list(world.project).changes}
+    held = {(one.source, one.key[0]) for one in list_quarantine(world.project).changes}
     assert held == {("public.orders", "5"), ("public.lines", "5")}
 
 
@@ -204,4 +204,4 @@ def test_histories_of_a_group_whose_holds_are_lost_go_on_from_copies_of_all_of_i
     world.land(140, row(ORDERS, 5), row(LINES, 5, LIMIT + 1))
     world.advance()
     world.assert_whole([1, 2, 3, 4], [1, 3, 4])
-    assert {one.key[0] for one in held_list(world.project).changes} == {"5"}
+    assert {one.key[0] for one in list_quarantine(world.project).changes} == {"5"}

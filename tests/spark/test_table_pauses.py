@@ -17,7 +17,7 @@ from cdc_lake.model.change import Change, Delete, Insert, OldKind, Transaction
 from cdc_lake.model.relation import Relation
 from cdc_lake.ops.status import status
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.runtime.quarantine import Choice, decide, held_list
+from cdc_lake.runtime.quarantine import Choice, decide, list_quarantine
 from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_reader import read_silver, silver_exists
@@ -128,7 +128,7 @@ def test_what_was_copied_and_decided_while_a_table_is_paused_comes_with_the_firs
     resume(project, "early")
     advance()  # bronze has nothing new: nothing but the copy is missing
     assert rows(early) == [1]
-    assert [one.key for one in held_list(project).changes] == [("2",), ("3",)]
+    assert [one.key for one in list_quarantine(project).changes] == [("2",), ("3",)]
 
     pause(project, "early")
     for verb, key in (("release", "2"), ("discard", "3")):
@@ -136,12 +136,12 @@ def test_what_was_copied_and_decided_while_a_table_is_paused_comes_with_the_firs
     bronze.append([raw_transaction(Transaction(boundaries(200), (Insert(other, ("2",)), Insert(early, ("4", "4")))))])
     advance()
     assert (rows(other), rows(early)) == ([1, 2], [1])
-    assert [one.decided for one in held_list(project).changes] == ["release", "discard"]
+    assert [one.decided for one in list_quarantine(project).changes] == ["release", "discard"]
 
     resume(project, "early")
     advance()
     assert rows(early) == [1, 2, 4]
-    assert held_list(project).changes == ()
+    assert list_quarantine(project).changes == ()
     cut = last_cut(control, "test")
     assert cut is not None
     assert {one.state for one in cut.tables.values()} == {"active"}

@@ -89,7 +89,7 @@ def parking(
 
 
 def assembler(parked: PreparedTransactions, **given: object) -> Assembler:
-    return Assembler(catalog_of(A), parking=parked, landed=STATE.upto, **given)  # type: ignore[arg-type]
+    return Assembler(catalog_of(A), prepared_storage=parked, landed=STATE.upto, **given)  # type: ignore[arg-type]
 
 
 def fed(to: Assembler, payloads: Iterable[bytes]) -> list[BufferedTransaction]:
@@ -212,7 +212,7 @@ def test_a_table_that_it_announces_is_looked_up_when_a_whole_transaction_needs_i
         asked.append(name)
         return catalog_of(A)[name]
 
-    to = Assembler(catalog, parking=parking(place, spool))
+    to = Assembler(catalog, prepared_storage=parking(place, spool))
     fed(to, PREPARED)
     assert asked == [], "the catalog shows nobody else what it made"
     truncate = messages.truncate([A])

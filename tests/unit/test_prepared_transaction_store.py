@@ -64,13 +64,15 @@ def test_what_one_machine_parked_another_one_lands(parked_at: PreparedFileStore,
         assembler = Assembler(
             catalog_of(layout),
             frames=spool,
-            parking=PreparedTransactions(parked_at, spool, state, highest=lambda: 0, changed=never),
+            prepared_storage=PreparedTransactions(parked_at, spool, state, highest=lambda: 0, changed=never),
         )
         for payload in [begin_prepare(7, "g", 200), relation(layout), *rows, prepare(7, "g", 200)]:
             assert assembler.feed(payload, 200) == ()
     with Spool(tmp_path / "other", 1 << 20, 1_000) as spool:
         parked = PreparedTransactions(parked_at, spool, state, highest=lambda: 0, changed=never)
-        [large] = Assembler(catalog_of(layout), frames=spool, parking=parked).feed(commit_prepared(7, "g", 300), 300)
+        [large] = Assembler(catalog_of(layout), frames=spool, prepared_storage=parked).feed(
+            commit_prepared(7, "g", 300), 300
+        )
         parts = list(large.parts())  # type: ignore[union-attr]
         assert len(parts) > 5
         assert [frame for part in parts for frame in part.frames] == rows

@@ -18,7 +18,7 @@ from cdc_lake.errors import AnotherApply, DecidedOtherwise, NotQuarantined, Quar
 from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.model.quarantine import FIRST_ORDINAL
 from cdc_lake.observability import failpoints as at
-from cdc_lake.runtime.quarantine import Choice, decide, held_list
+from cdc_lake.runtime.quarantine import Choice, decide, list_quarantine
 from cdc_lake.tables.control_schema import CutRow, utc_now
 from cdc_lake.tables.control_tables import control_tables, lease
 from cdc_lake_testing.broken_off import broken_off
@@ -107,7 +107,7 @@ def test_a_decision_takes_what_waits_together_and_is_recorded_whole(project: Pro
     assert [row["xid"] for row in rows] == [200, 240], "as in bronze"
     listed = said(capsys, "list")
     assert "in_set_note; to be released" in listed
-    assert [one.decided for one in held_list(project).changes].count("release") == 2
+    assert [one.decided for one in list_quarantine(project).changes].count("release") == 2
 
 
 def test_a_decision_on_a_paused_table_says_that_it_waits_for_resume(project: Project, capsys: Any):
@@ -128,7 +128,7 @@ def test_twice_is_once_and_the_opposite_is_refused(project: Project, capsys: Any
         decide(project, "discard", "orders", Choice(("7",)), "no", yes=True)
     later = CutRow(1, "s", 300, None, control_tables(project).last_cut("s").tables.replace("250", "300"), utc_now())  # type: ignore[union-attr]
     control_tables(project).record(later)
-    assert [one.key for one in held_list(project).changes] == [("9",), ("5",), ("6",)]
+    assert [one.key for one in list_quarantine(project).changes] == [("9",), ("5",), ("6",)]
     assert said(capsys, "release", "orders", "--key", "7", "--reason", "again", "--yes") == (
         "2 changes were released before\n"
     ), "also where it is carried out"

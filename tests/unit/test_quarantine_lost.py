@@ -12,7 +12,7 @@ import pytest
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.control.cuts import ACTIVE, TableState
-from cdc_lake.control.quarantine import hold_log
+from cdc_lake.control.quarantine import quarantine_log
 from cdc_lake.model.relation import TableName
 from cdc_lake.runtime.apply.table_integrity import missing_quarantine_rows
 from cdc_lake.tables.control_schema import schema_of
@@ -36,7 +36,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def lost(project: Project, listed: TableState) -> str:
-    held = hold_log(ControlTables(project.control))
+    held = quarantine_log(ControlTables(project.control))
     error = missing_quarantine_rows(held, project.target(TableName.parse("public.orders")), 1, listed)
     return "" if error is None else error.message
 

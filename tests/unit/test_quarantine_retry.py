@@ -44,7 +44,7 @@ from cdc_lake.ops.inspect import inspect_transaction
 from cdc_lake.ops.status import status
 from cdc_lake.runtime import redecode
 from cdc_lake.runtime.maintain import maintain
-from cdc_lake.runtime.quarantine import held_list
+from cdc_lake.runtime.quarantine import list_quarantine
 from cdc_lake.runtime.redecode import retry
 from cdc_lake.tables.control_schema import CutRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
@@ -102,7 +102,7 @@ def digest(folder: Path) -> str:
 
 
 def test_what_waits_is_listed_with_its_reason(project: Project):
-    found = held_list(project)
+    found = list_quarantine(project)
     first, second = found.undecodable
     assert (first.position, second.position, found.behind) == ("0/12C", "0/1F4", 2)
     assert (first.code, first.tables, first.frames) == ("DEC303", ("public.orders",), 2)
@@ -128,7 +128,7 @@ def test_held_changes_are_listed_with_their_key_and_rule(project: Project):
             {**common, "position": 900, "ordinal": 1, "reason": "waiting", "rules": [], "key": ["7"]},  # not merged
         ],
     )
-    found = held_list(project)
+    found = list_quarantine(project)
     assert [(one.position, one.rules, one.key) for one in found.changes] == [
         ("0/C8", ("in_set_note",), ("7",)),
         ("0/F0", (), ("7",)),
@@ -148,7 +148,7 @@ def test_a_retry_that_fails_says_so_and_leaves_everything(project: Project, monk
     ]
     assert done.failed_count == 2
     assert "still cannot be decoded" in retry_text(done)
-    assert len(held_list(project).undecodable) == 2
+    assert len(list_quarantine(project).undecodable) == 2
 
 
 def test_a_retry_that_succeeds_is_read_in_its_place_and_bronze_is_not_rewritten(project: Project):
@@ -167,7 +167,7 @@ def test_a_retry_that_succeeds_is_read_in_its_place_and_bronze_is_not_rewritten(
     assert found.to_pylist() == wanted.changes(ORDERS.table, ALL).select(names).to_pylist()
     commits = [(c.position, c.counts, c.undecoded) for c in reader.commits(ALL)]
     assert commits == [(c.position, c.counts, c.undecoded) for c in wanted.commits(ALL)]
-    assert held_list(project).undecodable == ()
+    assert list_quarantine(project).undecodable == ()
     assert replay_rows(bronze_reader(project), 1, {"public.orders": ["id"]}, {}) == {
         "public.orders": [{"id": "9", "note": "MARK"}]
     }
@@ -179,7 +179,7 @@ def test_a_bronze_in_iceberg_does_the_same(tmp_path: Path):
     writer.begin_stream("s", 100)
     writer.append(transactions(), StoreUndecodable(PgoutputFormat(refusing(tabulate))))
     assert verify(bronze_reader(project)).holds
-    assert [one.position for one in held_list(project).undecodable] == ["0/12C", "0/1F4"]
+    assert [one.position for one in list_quarantine(project).undecodable] == ["0/12C", "0/1F4"]
     assert retry(project, None, silent).failed_count == 0
     changes = bronze_reader(project).changes(ORDERS.table, ALL)
     assert changes["op"].to_pylist() == ["I", "I", "U", "D", "T", "I"]
@@ -201,7 +201,7 @@ def test_what_was_put_together_by_upkeep_is_decoded_as_well(project: Project):
 
 def test_one_transaction_can_be_retried_by_its_position(project: Project):
     assert [one.position for one in retry(project, 500, silent).tried] == ["0/1F4"]
-    assert [one.position for one in held_list(project).undecodable] == ["0/12C"]
+    assert [one.position for one in list_quarantine(project).undecodable] == ["0/12C"]
     with pytest.raises(NotInBronze, match="0/1F4"):
         retry(project, 500, silent)
     with pytest.raises(NotInBronze, match="0/C8"):
@@ -221,9 +221,9 @@ def test_a_fact_whose_file_is_gone_counts_for_nothing(project: Project):
     retry(project, None, silent)
     for path in (project.control / "decoded_rows").iterdir():
         path.unlink()
-    assert len(held_list(project).undecodable) == 2
+    assert len(list_quarantine(project).undecodable) == 2
     assert retry(project, None, silent).failed_count == 0
-    assert held_list(project).undecodable == ()
+    assert list_quarantine(project).undecodable == ()
 
 
 def test_what_was_decoded_later_leaves_with_its_transaction(project: Project, tmp_path: Path):
@@ -253,7 +253,7 @@ def test_a_fact_about_other_bytes_counts_for_nothing(project: Project):
     other = Insert(ORDERS, ("7", "MARK too"))
     raw = raw_transaction(Transaction(boundaries(300), (other,)))
     writer.append([raw], StoreUndecodable(PgoutputFormat(refusing(tabulate))))
-    assert [one.position for one in held_list(project).undecodable] == ["0/12C"]
+    assert [one.position for one in list_quarantine(project).undecodable] == ["0/12C"]
     assert bronze_reader(project).changes(ORDERS.table, ALL).num_rows == 0
     retry(project, None, silent)
     assert bronze_reader(project).changes(ORDERS.table, ALL)["new"].to_pylist() == [["7", "MARK too"]]
@@ -342,7 +342,7 @@ def test_a_transaction_of_the_family_keeps_what_decoding_it_takes(tmp_path: Path
     )
     for raw in raws:
         writer.append([raw], StoreUndecodable(form))
-    assert [one.position for one in held_list(project).undecodable] == ["300"]
+    assert [one.position for one in list_quarantine(project).undecodable] == ["300"]
     done = retry(project, None, silent)
     assert [(one.position, one.changes, one.tables) for one in done.tried] == [("300", 2, ("public.notes",))]
     changes = bronze_reader(project).changes(NOTES, ALL).to_pylist()

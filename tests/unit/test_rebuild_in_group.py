@@ -17,7 +17,7 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, write_cut
-from cdc_lake.control.quarantine import hold_log
+from cdc_lake.control.quarantine import quarantine_log
 from cdc_lake.control.snapshots import CopiedTable, courses, record_left, record_recopied
 from cdc_lake.errors import GroupWaits, QuarantineLost
 from cdc_lake.model.change import Insert
@@ -64,7 +64,7 @@ def cut(**positions: int) -> Cut:
 
 def passed(project: Project, state: StreamCheckpoint, listed: Cut, upto: int) -> list[AheadTable]:
     plan = RebuildPlan(10, upto, None, FORM, (Part(Span(1, 10, upto), 0),))
-    log = hold_log(ControlTables(project.control), for_new_content=True)
+    log = quarantine_log(ControlTables(project.control), for_new_content=True)
     return passed_by(project, log, state, listed, project.target(ORDERS), plan)
 
 
@@ -145,7 +145,7 @@ class Copied:
         reader, target = bronze_reader(self.project), self.project.target(ORDERS)
         state = _there(reader.state())
         plan = rebuild_plan(self.project, reader, state, ORDERS, 100)
-        return passed_by(self.project, hold_log(self.control, for_new_content=True), state, listed, target, plan)
+        return passed_by(self.project, quarantine_log(self.control, for_new_content=True), state, listed, target, plan)
 
 
 def _there(state: StreamCheckpoint | None) -> StreamCheckpoint:

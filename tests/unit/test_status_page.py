@@ -21,7 +21,7 @@ from cdc_lake.observability.html import bars
 from cdc_lake.ops import status as standing
 from cdc_lake.ops.html_pages import findings, remember, render, write_status_page
 from cdc_lake.ops.status import status
-from cdc_lake.runtime.receive.lag import HeldRows, SlotStatus, SourceSide, Status, TableStatus, lags_of
+from cdc_lake.runtime.receive.lag import QuarantinedRows, SlotStatus, SourceSide, Status, TableStatus, lags_of
 from cdc_lake.tables.control_schema import RunRow
 from tests.canary import Told
 from tests.cut_lake import GAUSS_CSN, PG, CutLake, at
@@ -69,7 +69,7 @@ def test_hostile_names_stay_text_and_nothing_is_fetched() -> None:
     table = TableStatus(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1, 1)
     hostile = replace(
         STATUS, pipeline=HOSTILE, source=HOSTILE, unreachable_because=HOSTILE, reachable=False, tables=(table,),
-        held=(HeldRows(HOSTILE, HOSTILE, 1),), slot=SlotStatus(HOSTILE, HOSTILE, HOSTILE), silver_position=HOSTILE,
+        held=(QuarantinedRows(HOSTILE, HOSTILE, 1),), slot=SlotStatus(HOSTILE, HOSTILE, HOSTILE), silver_position=HOSTILE,
         receiver_waits=replace(WAITS, message=HOSTILE),
     )  # fmt: skip
     runs = (replace(PAGE.runs[0], verb=HOSTILE, outcome=HOSTILE, codes=(HOSTILE,)),)

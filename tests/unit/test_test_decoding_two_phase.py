@@ -52,7 +52,9 @@ def parking(
 
 
 def assembler(parked: PreparedTransactions, spool: Spool, codec: Codec | None = None, **given) -> LineAssembler:
-    return LineAssembler(codec or Codec(), lambda _: True, frames=spool, parking=parked, landed=STATE.upto, **given)
+    return LineAssembler(
+        codec or Codec(), lambda _: True, frames=spool, prepared_storage=parked, landed=STATE.upto, **given
+    )
 
 
 def fed(to: LineAssembler, *lines: bytes, first: int = 100):
@@ -176,7 +178,7 @@ def test_a_commit_of_what_is_not_kept_is_an_error_where_the_server_says_it_chang
 
 def test_only_rows_of_captured_tables_are_parked(place: LocalPreparedFiles, spool: Spool) -> None:
     to = LineAssembler(
-        Codec(), lambda table: table.name != "other", frames=spool, parking=parking(place, spool), landed=50
+        Codec(), lambda table: table.name != "other", frames=spool, prepared_storage=parking(place, spool), landed=50
     )
     rows = [
         ROW,

@@ -29,7 +29,7 @@ from cdc_lake.observability.events import silent
 from cdc_lake.observability.failpoints import COMMIT_WRITTEN, CONTROL_STEP
 from cdc_lake.runtime.cut_retention import show_cut
 from cdc_lake.runtime.maintain import upgrade
-from cdc_lake.runtime.quarantine import held_list
+from cdc_lake.runtime.quarantine import list_quarantine
 from cdc_lake.tables.control_schema import (
     CONTROL_PROPERTY,
     CONTROL_VERSION,
@@ -172,7 +172,7 @@ def test_a_lake_of_bronze_contract_1_and_control_version_1_is_read(kept: Path, f
     amounts = {name: set(now.read(name)["amount"].to_pylist()) for name in ("now", "then", "log", "off")}
     assert amounts == {"now": {3, 7}, "then": {3, 7}, "log": {None, 1, 2, 3}, "off": {1, 2, 3}}
     assert sorted(first.read("now")["amount"].to_pylist()) == [1, 2, 3]
-    (held,) = held_list(project).changes
+    (held,) = list_quarantine(project).changes
     assert (held.table, held.rules, held.key) == (f"silver_{fmt}.now", ("between_amount",), ("4",))
     assert list(paused_tables(ControlTables(project.control))) == ["public.off"]
     assert [row.epoch for row in ControlTables(project.control).streams()] == [1]

@@ -36,10 +36,10 @@ from cdc_lake.ops.status import Status
 from cdc_lake.runtime.apply.rebuild import Rebuilt
 from cdc_lake.runtime.cut_retention import CutList, CutView, PinResult
 from cdc_lake.runtime.maintain import Maintenance, Upgrade
-from cdc_lake.runtime.quarantine import HeldDecision, HeldList
-from cdc_lake.runtime.receive.lag import ParkedList
+from cdc_lake.runtime.quarantine import QuarantineDecision, QuarantineList
+from cdc_lake.runtime.receive.lag import PreparedList
 from cdc_lake.runtime.receive.loop import ReceiveSummary
-from cdc_lake.runtime.redecode import HeldRetry
+from cdc_lake.runtime.redecode import QuarantineRetry
 from cdc_lake.runtime.restart import Restarted
 from cdc_lake.runtime.resync import Resynced
 from cdc_lake.runtime.run import RunSummary
@@ -112,10 +112,10 @@ DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
     "cuts-list": ("cuts list", [CutList]),
     "cuts-show": ("cuts show", [CutView]),
     "cuts-pin": ("cuts pin", [PinResult]),
-    "list": ("quarantine list", [HeldList]),
-    "retry": ("quarantine retry", [HeldRetry]),
-    "held-release": ("quarantine release", [HeldDecision]),
-    "held-discard": ("quarantine discard", [HeldDecision]),
+    "list": ("quarantine list", [QuarantineList]),
+    "retry": ("quarantine retry", [QuarantineRetry]),
+    "held-release": ("quarantine release", [QuarantineDecision]),
+    "held-discard": ("quarantine discard", [QuarantineDecision]),
     "slot-list": ("slot list", [SlotList]),
     "slot-inspect": ("slot inspect", [SlotDetails]),
     "slot-create": ("slot create", [SlotMade]),
@@ -124,7 +124,7 @@ DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
     "span": ("inspect span", [inspect.SpanView]),
     "tx": ("inspect tx", [inspect.TransactionView]),
     "row": ("inspect row", [inspect.RowEverywhere]),
-    "parked": ("inspect prepared", [ParkedList]),
+    "parked": ("inspect prepared", [PreparedList]),
     "failpoints": ("inspect failpoints", [FailpointList]),
     "chain": ("inspect chain", [{"holds": bool, "=": ChainVerdict}, {"holds": bool, "=": SourceProof}]),
     "record": ("record", [Recorded]),

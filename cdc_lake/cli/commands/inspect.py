@@ -36,8 +36,8 @@ if TYPE_CHECKING:
         TransactionLine,
         TransactionView,
     )
-    from cdc_lake.runtime.quarantine import HeldChange
-    from cdc_lake.runtime.receive.lag import ParkedList, PreparedTransaction
+    from cdc_lake.runtime.quarantine import QuarantinedChange
+    from cdc_lake.runtime.receive.lag import PreparedList, PreparedTransaction
 
 
 inspect_app = typer.Typer(
@@ -140,10 +140,10 @@ def inspect_chain(
 @verb(inspect_app, "prepared", document="parked", former="parked")
 def inspect_prepared(call: Call) -> None:
     """List prepared transactions kept until their COMMIT PREPARED, oldest first."""
-    from cdc_lake.runtime.receive.lag import inspect_parked as look_up
+    from cdc_lake.runtime.receive.lag import list_prepared as look_up
 
     prepared = look_up(call.project())
-    call.view.result(prepared, parked_text(prepared))
+    call.view.result(prepared, prepared_text(prepared))
 
 
 @verb(inspect_app, "failpoints", pipeline=False)
@@ -353,7 +353,7 @@ def _row_text(values: Mapping[str, str | None] | None, unchanged: Sequence[str] 
     return f"({', '.join(shown)})"
 
 
-def _held_text(change: HeldChange) -> str:
+def _held_text(change: QuarantinedChange) -> str:
     why = f"breaks {', '.join(change.rules)}" if change.rules else "queued behind a held change"
     return f"{change.position}:{change.ordinal} {OPS.get(change.op, change.op)}, {why}"
 
@@ -390,7 +390,7 @@ def failpoints_text(listing: FailpointList) -> str:
 _NUMBERS = frozenset({1, 4, 5})  # columns
 
 
-def parked_text(listing: ParkedList) -> str:
+def prepared_text(listing: PreparedList) -> str:
     """Each with what it has; its gid as Python writes it, since it may hold anything."""
     if listing.place is None:
         return "no prepared transactions are kept: they arrive at COMMIT PREPARED (`source.decoding.two_phase` is off)"

@@ -18,8 +18,8 @@ from cdc_lake.model.diagnostic import pluralize
 if TYPE_CHECKING:
     from cdc_lake.control.streams import UndecodedTransaction
     from cdc_lake.model.quarantine import Verb
-    from cdc_lake.runtime.quarantine import HeldChange, HeldDecision, HeldList
-    from cdc_lake.runtime.redecode import HeldRetry
+    from cdc_lake.runtime.quarantine import QuarantinedChange, QuarantineDecision, QuarantineList
+    from cdc_lake.runtime.redecode import QuarantineRetry
 
 
 quarantine_app = typer.Typer(
@@ -48,9 +48,9 @@ Yes = Annotated[bool, Option("--yes", help="Make the decision; without it, only 
 @verb(quarantine_app, "list")
 def quarantine_list(call: Call) -> None:
     """List changes held by rules, by key, and transactions stored undecoded, each with its reason."""
-    from cdc_lake.runtime.quarantine import held_list
+    from cdc_lake.runtime.quarantine import list_quarantine
 
-    listing = held_list(call.project())
+    listing = list_quarantine(call.project())
     call.view.result(listing, list_text(listing))
 
 
@@ -116,7 +116,7 @@ _SHOWN = 100
 _KEYS = 3
 
 
-def list_text(listing: HeldList) -> str:
+def list_text(listing: QuarantineList) -> str:
     """The undecodable transactions, each with its error, then held changes, one a line."""
     lines: list[str] = []
     for transaction in listing.undecodable:
@@ -142,7 +142,7 @@ def _tables(tables: Sequence[str]) -> str:
     return f"of {', '.join(tables)}" if tables else "of tables that could not be read"
 
 
-def _changes(changes: Sequence[HeldChange]) -> list[str]:
+def _changes(changes: Sequence[QuarantinedChange]) -> list[str]:
     if not changes:
         return []
     rows: list[tuple[str, ...]] = [("table", "position", "op", "key", "held by")]
@@ -151,7 +151,7 @@ def _changes(changes: Sequence[HeldChange]) -> list[str]:
     return [*lines, *([f"… and {more:,} more: the control table `held` has all"] if more > 0 else [])]
 
 
-def decided_text(decision: HeldDecision) -> str:
+def decided_text(decision: QuarantineDecision) -> str:
     """What was decided, or would be, change by change, and what stays held."""
     past = {"release": "released", "discard": "discarded"}[decision.verb]
     lines = _changes(decision.changes)
@@ -172,7 +172,7 @@ def decided_text(decision: HeldDecision) -> str:
     return "\n".join([*lines, "", verdict])
 
 
-def _change(change: HeldChange) -> tuple[str, ...]:
+def _change(change: QuarantinedChange) -> tuple[str, ...]:
     from cdc_lake.model.quarantine import CEILING
 
     waits = "a held change of its key" if change.group is None else f"what group {change.group} holds"
@@ -187,7 +187,7 @@ def _change(change: HeldChange) -> tuple[str, ...]:
     )
 
 
-def retry_text(result: HeldRetry) -> str:
+def retry_text(result: QuarantineRetry) -> str:
     """What became of each transaction."""
     lines = []
     for attempt in result.tried:

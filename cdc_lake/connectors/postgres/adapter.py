@@ -33,7 +33,7 @@ from cdc_lake.connectors.postgres.decoding import (
 )
 from cdc_lake.connectors.postgres.server_checks import SessionFactory, check_resume, reading, session_of
 from cdc_lake.connectors.postgres.snapshot import settle_tables
-from cdc_lake.connectors.prepared_transactions import PreparedTransactions, forget, parked_place
+from cdc_lake.connectors.prepared_transactions import PreparedTransactions, forget, prepared_files
 from cdc_lake.connectors.snapshot_copy import BackgroundCopies, PeriodicTask, Recopy
 from cdc_lake.connectors.spool import Spool
 from cdc_lake.connectors.table_sync import last_members
@@ -131,9 +131,11 @@ def open_postgres(
         limits, silence = project.pipeline.bronze.spool, project.postgres.silence_timeout / 1000
         hashing = opened.enter_context(HashingProcess())
         spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
-        parked = _prepared_transactions(project, spool, state, session, facts, frames)
+        prepared = _prepared_transactions(project, spool, state, session, facts, frames)
         members = last_members(control, state)
-        reading = reading_of(project, session, lambda: dial("layouts"), state, report, spool, hashing, parked, members)
+        reading = reading_of(
+            project, session, lambda: dial("layouts"), state, report, spool, hashing, prepared, members
+        )
         after = format_stream_position(state.stream, state.upto)
         report(ProgressEvent("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         yield OpenStream(
@@ -147,7 +149,7 @@ def open_postgres(
             goal=target,
             copied=copied,
             spilled=lambda: spool.written,
-            parked=parked,
+            prepared=prepared,
             raise_background_errors=table_copies.raise_background_errors,
             synchronous=SynchronousStandby(session, replication, silence) if streams else bool,
         )
@@ -160,7 +162,7 @@ def _prepared_transactions(
 
     Otherwise stored files are removed: the slot, which was checked, contains the transactions as a whole.
     """
-    place = parked_place(project)
+    place = prepared_files(project)
     if not project.postgres.decoding.two_phase:
         forget(place)
         return None

@@ -161,13 +161,13 @@ def reading_of(
     report: ProgressReporter,
     frames: FrameStoreFactory,
     hashing: Hashing,
-    parking: PreparedStorage | None = None,
+    prepared_storage: PreparedStorage | None = None,
     members: Mapping[str, Member] = MappingProxyType({}),
 ) -> StreamDecoding:
     """How the pipeline's stream is read. `session` resolves relations; `layouts` opens another session for lines.
 
-    `frames` makes stores for large transactions. `parking` stores prepared ones, with two-phase decoding. `hashing`
-    makes digests of large chunks. `members`: see `connectors.table_sync`.
+    `frames` makes stores for large transactions. `prepared_storage` stores prepared ones, with two-phase decoding.
+    `hashing` makes digests of large chunks. `members`: see `connectors.table_sync`.
     """
     if by_publication(project):
         asked = project.postgres.decoding.messages
@@ -180,14 +180,14 @@ def reading_of(
             if asked
             else None,
             frames=frames,
-            parking=parking,
+            prepared_storage=prepared_storage,
             landed=state.upto,
             layouts=_landed_layouts(project, state),
         )
         decoded = PgoutputFormat(partial(tabulate, in_hex=in_hex(project), hashing=hashing))
         columns = by_policy(project, decoded, report)
         return StreamDecoding(assembler, columns, columns)
-    return _of_lines(project, layouts(), state, report, frames, hashing, parking, named_tables(members))
+    return _of_lines(project, layouts(), state, report, frames, hashing, prepared_storage, named_tables(members))
 
 
 def _course(project: Project, stream: str, table: str) -> TableTimeline | None:
@@ -216,7 +216,7 @@ def _of_lines(
     report: ProgressReporter,
     frames: FrameStoreFactory,
     hashing: Hashing,
-    parking: PreparedStorage | None,
+    prepared_storage: PreparedStorage | None,
     members: Mapping[TableName, tuple[int, str]],
 ) -> StreamDecoding:
     """Lines name tables, columns and types themselves; the catalog provides the rest."""
@@ -239,7 +239,14 @@ def _of_lines(
 
     again, columns = make_layouts(), partial(tabulate_lines, hashing=hashing)
     return StreamDecoding(
-        LineAssembler(codec, takes_table, keeps=lands(project), frames=frames, parking=parking, landed=state.upto),
+        LineAssembler(
+            codec,
+            takes_table,
+            keeps=lands(project),
+            frames=frames,
+            prepared_storage=prepared_storage,
+            landed=state.upto,
+        ),
         by_policy(project, GaussDbFormat(make_layouts(), project.postgres.slot.plugin, columns), report),
         lambda batch: tabulate_lines(batch, again),
     )

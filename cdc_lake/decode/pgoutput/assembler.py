@@ -56,7 +56,7 @@ from cdc_lake.model.relation import Relation
 
 
 class StreamedTransactions:
-    """What of one connection's streamed transactions has come, and of prepared ones where there is a `parking`.
+    """What of one connection's streamed transactions has come, and of prepared ones if there is a `prepared_storage`.
 
     `block`: the transaction whose block is open. `landed`: see `TwoPhaseAssembler`. With `keeps`, what cannot be taken
     in is kept, and its transaction has a fault (`decode.pgoutput.assembler`).
@@ -68,18 +68,20 @@ class StreamedTransactions:
         frames: FrameStoreFactory,
         *,
         keeps: bool,
-        parking: PreparedStorage | None = None,
+        prepared_storage: PreparedStorage | None = None,
         landed: int = 0,
     ) -> None:
         self._under_way = InProgressTransactions(announced, keeps=keeps)
         self._frames = frames
         self._open: dict[int, StreamedTransaction] = {}
-        self._two_phase = None if parking is None else TwoPhaseAssembler(self._under_way, frames, parking, landed)
+        self._two_phase = (
+            None if prepared_storage is None else TwoPhaseAssembler(self._under_way, frames, prepared_storage, landed)
+        )
         self.block: StreamedTransaction | None = None
 
     @property
     def open_bytes(self) -> int:
-        """Bytes of changes of transactions whose COMMIT has not come, but for those that are parked."""
+        """Bytes of changes of transactions whose COMMIT has not come, but for those that are stored."""
         preparing = 0 if (transaction := self._preparing) is None else transaction.frames.size
         return preparing + sum(transaction.frames.size for transaction in self._open.values())
 
@@ -237,22 +239,24 @@ class Assembler:
         messages: bool = False,
         ddl_messages: DdlMessages | None = None,
         frames: FrameStoreFactory | None = None,
-        parking: PreparedStorage | None = None,
+        prepared_storage: PreparedStorage | None = None,
         landed: int = 0,
         layouts: Landed = no_layout,
     ) -> None:
         """`frames` makes stores for transactions that are streamed or large; None: all are held in memory.
 
-        `ddl_messages` takes what logical messages tell of tables that were altered; None: they tell nothing. `parking`
-        keeps prepared ones, where the stream has any; of those everything up to `landed` is in bronze. `layouts`: those
-        that landed last.
+        `ddl_messages` takes what logical messages tell of tables that were altered; None: they tell nothing.
+        `prepared_storage` keeps prepared ones, where the stream has any; of those everything up to `landed` is in
+        bronze. `layouts`: those that landed last.
         """
         frames = frames or InMemoryFrameStores()
         self._announced = RelationCache(catalog, ddl_messages, layouts)
         self._keeps = keeps
         self._messages = messages
         self._new_frames, self._part = frames, frames.part
-        self._streams = StreamedTransactions(self._announced, frames, keeps=keeps, parking=parking, landed=landed)
+        self._streams = StreamedTransactions(
+            self._announced, frames, keeps=keeps, prepared_storage=prepared_storage, landed=landed
+        )
         self._outside_messages = 0
         self._open: _Open | None = None
         self.reset()

@@ -266,13 +266,13 @@ class PreparedStorage(Protocol):
         """Keep one, durably when this returns; one that is kept already is not kept twice."""
 
     def commit_prepared(self, xid: int, gid: str, end_lsn: int) -> PreparedContent | None:
-        """It committed by a record that ends at `end_lsn`: what was parked, None where nothing was."""
+        """It committed by a record that ends at `end_lsn`: what was stored, None where nothing was."""
 
     def has_changes(self, xid: int, end_lsn: int) -> bool:
-        """Whether one of which nothing is parked changed anything, by what the server says. Raises SourceError."""
+        """Whether one of which nothing is stored changed anything, by what the server says. Raises SourceError."""
 
     def rolled_back(self, xid: int, gid: str, end_lsn: int) -> None:
-        """It was rolled back by such a record; nothing happens where nothing was parked."""
+        """It was rolled back by such a record; nothing happens where nothing was stored."""
 
 
 _HALF: Final = 1 << 31
@@ -353,12 +353,12 @@ class StreamedTransaction:
         self._last = self._top
 
     @classmethod
-    def from_parked(cls, xid: int, parked: PreparedContent) -> Self:
-        """One that was parked, for its end."""
-        transaction = cls(xid, parked.frames)
-        transaction.origin, transaction.fault = parked.origin, parked.fault
-        transaction.ddl_messages = [(0, content) for content in parked.ddl_messages]
-        for announcement in parked.announcements:
+    def from_prepared(cls, xid: int, content: PreparedContent) -> Self:
+        """One that was stored, for its end."""
+        transaction = cls(xid, content.frames)
+        transaction.origin, transaction.fault = content.origin, content.fault
+        transaction.ddl_messages = [(0, message) for message in content.ddl_messages]
+        for announcement in content.announcements:
             transaction._announcements.append(
                 _Announcement(
                     announcement.frame_index, announcement.payload[1:5], announcement.payload, announcement.lsn, 0
@@ -366,7 +366,7 @@ class StreamedTransaction:
             )
         return transaction
 
-    def to_parked(self) -> PreparedContent:
+    def to_prepared(self) -> PreparedContent:
         """What is to be kept of it until its end."""
         announcements = [
             Announcement(announcement.frame_index, announcement.payload, announcement.lsn)

@@ -54,16 +54,20 @@ Done: TypeAlias = tuple[BufferedTransaction | SpooledTransaction, ...]
 class TwoPhaseAssembler:
     """Takes the messages of prepared transactions. `open`: the one whose PREPARE has not come.
 
-    `landed`: what was committed up to there is in bronze, so nothing of it needs to be parked any more.
+    `landed`: what was committed up to there is in bronze, so nothing of it needs to be stored any more.
     """
 
     def __init__(
-        self, under_way: InProgressTransactions, frames: FrameStoreFactory, parking: PreparedStorage, landed: int
+        self,
+        under_way: InProgressTransactions,
+        frames: FrameStoreFactory,
+        prepared_storage: PreparedStorage,
+        landed: int,
     ) -> None:
         self._under_way = under_way
         self._announced = under_way.announced
         self._frames = frames
-        self._parking = parking
+        self._prepared_storage = prepared_storage
         self._landed = landed
         self._prepared: Prepared | None = None
         self.open: StreamedTransaction | None = None
@@ -107,7 +111,7 @@ class TwoPhaseAssembler:
                 return self._commit_prepared(commit)
             case RollbackPrepared() as rollback:
                 self._require_none_open("a ROLLBACK PREPARED")
-                self._parking.rolled_back(rollback.xid, rollback.gid, rollback.end_lsn)
+                self._prepared_storage.rolled_back(rollback.xid, rollback.gid, rollback.end_lsn)
             case _ as never:
                 assert_never(never)
         return ()
@@ -139,7 +143,7 @@ class TwoPhaseAssembler:
             self._announced.defer(payload, lsn, (transaction.xid, len(transaction.frames)))
 
     def _introduce(self, transaction: StreamedTransaction, oid: bytes) -> None:
-        """A table announced before it, with its partitions: who reads what is parked knows nothing of that."""
+        """A table announced before it, with its partitions: who reads what is stored knows nothing of that."""
         if oid in transaction.announced:
             return
         for table_oid in (oid, *self._announced.partitions_of(oid)):
@@ -147,27 +151,27 @@ class TwoPhaseAssembler:
                 transaction.announce(*came, arrival=0)
 
     def _park(self, prepared: Prepared, transaction: StreamedTransaction) -> None:
-        self._parking.park(prepared, transaction.to_parked())
+        self._prepared_storage.park(prepared, transaction.to_prepared())
         transaction.frames.close()
 
     # ── its end ──
 
     def _commit_prepared(self, commit: CommitPrepared) -> Done:
-        parked = self._parking.commit_prepared(commit.xid, commit.gid, commit.end_lsn)
-        if parked is None:
+        content = self._prepared_storage.commit_prepared(commit.xid, commit.gid, commit.end_lsn)
+        if content is None:
             if commit.end_lsn <= self._landed:
                 return ()
-            if self._parking.has_changes(commit.xid, commit.end_lsn):
+            if self._prepared_storage.has_changes(commit.xid, commit.end_lsn):
                 text = (
                     f"COMMIT PREPARED of `{commit.gid}` (xid {commit.xid}), whose PREPARE was neither received nor "
                     "stored"
                 )
                 raise PreparedUnknown(text, offset=0)
-            parked = PreparedContent(
+            content = PreparedContent(
                 self._frames(), ()
             )  # up to version 17 a server sends no PREPARE of what only locked rows
-        bounds = bounds_of(commit, commit.xid, parked.origin)
-        transaction = StreamedTransaction.from_parked(commit.xid, parked)
+        bounds = bounds_of(commit, commit.xid, content.origin)
+        transaction = StreamedTransaction.from_prepared(commit.xid, content)
         # for others its layouts count from the PREPARE on
         return (self._under_way.commit_transaction(transaction, bounds, lambda *_: None, self._frames.part),)
 
@@ -224,7 +228,7 @@ def read_back(read: Read, part: int, where: str) -> tuple[Prepared, PreparedCont
     ]
     frames = PreparedFrames(read, len(head) + size, (header["frames"], header["bytes"]), part, where)
     ddl_messages = [base64.b64decode(data) for data in header["told"]]
-    # files of versions that parked messages only say nothing of the last two
+    # files of versions that stored messages only say nothing of the last two
     lines = header.get("tables", ()), header.get("encoding")
     return prepared, PreparedContent(
         frames, announcements, ddl_messages, header["origin"], _fault(header["fault"]), *lines
@@ -232,7 +236,7 @@ def read_back(read: Read, part: int, where: str) -> tuple[Prepared, PreparedCont
 
 
 class PreparedFrames:
-    """Frames of a parked transaction, read where they are kept (implements `decode.transaction.FrameStore`)."""
+    """Frames of a prepared transaction, read where they are kept (implements `decode.transaction.FrameStore`)."""
 
     is_spilled = True
 

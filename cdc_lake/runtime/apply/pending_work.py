@@ -16,7 +16,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cuts import ACTIVE, PAUSED, Cut, TableState, last_cut
-from cdc_lake.control.quarantine import hold_log
+from cdc_lake.control.quarantine import quarantine_log
 from cdc_lake.control.snapshots import courses, refetched_tables
 from cdc_lake.control.table_pauses import apply_pause_state, stopped_tables
 from cdc_lake.errors import CdcLakeError
@@ -115,7 +115,7 @@ def _has_work(
 ) -> bool:
     """`cut`: the last one, with pauses applied."""
     tables = cut.tables
-    position, snapshots, held = cut.position, control.snapshots(), hold_log(control)
+    position, snapshots, held = cut.position, control.snapshots(), quarantine_log(control)
     ahead = Span(state.epoch, position, max(position, state.upto if goal is None else min(goal, state.upto)))
     followed = courses(snapshots, state.stream)
     for name, course in followed.items():
@@ -148,7 +148,7 @@ def _is_settled(
         return False
     if table.version is None:
         return True
-    if missing_quarantine_rows(hold_log(control), target, state.epoch, table) is not None:
+    if missing_quarantine_rows(quarantine_log(control), target, state.epoch, table) is not None:
         return False
     if is_latest_version(project, target, table.version) and not merge_may_be_lost(
         project, target, state.stream, table

@@ -30,7 +30,7 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.snapshot_copy import Stopped
 from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, last_cut, write_cut
 from cdc_lake.control.ownership import Ownership
-from cdc_lake.control.quarantine import forget, hold_log, open_holds, record
+from cdc_lake.control.quarantine import forget, open_holds, quarantine_log, record
 from cdc_lake.control.snapshots import courses, refetched_rows
 from cdc_lake.control.streams import source_table
 from cdc_lake.errors import (
@@ -145,7 +145,7 @@ class Rebuilding:
         self._reader = bronze_reader(project)
         self._control = control_tables(project)
         self._state = _state(self._reader, name)
-        self._log = hold_log(self._control, for_new_content=True)
+        self._log = quarantine_log(self._control, for_new_content=True)
         self._target = project.target(name)
         if into is None and not adopt:
             Ownership(project).check(self._target)
@@ -337,7 +337,7 @@ class Rebuilding:
 
     def _read_holds(self, span: Span) -> _Held:
         """The held changes of the draft after a span."""
-        log, relation = hold_log(self._control), str(self._target.source)
+        log, relation = quarantine_log(self._control), str(self._target.source)
         holds = open_holds(log, relation, span.epoch, self._generation, span.upto)
         return _Held(holds.rows.num_rows, holds.waiting)
 

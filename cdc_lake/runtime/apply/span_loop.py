@@ -36,7 +36,7 @@ from cdc_lake.control.cuts import (
     state_from_marker,
     write_cut,
 )
-from cdc_lake.control.quarantine import hold_log
+from cdc_lake.control.quarantine import quarantine_log
 from cdc_lake.control.snapshots import beginning, initial_copies, refetched_tables
 from cdc_lake.control.streams import undecoded_error
 from cdc_lake.control.table_pauses import apply_pause_state, stopped_tables
@@ -74,7 +74,7 @@ def first_content(
     if copies is None:
         raise SnapshotIncomplete("the initial copy is not complete yet: there is nothing to apply")
     tables: dict[str, TableState] = {}
-    tasks, held = [], hold_log(control)
+    tasks, held = [], quarantine_log(control)
     shared = planner.shared_names(copies)
     for relation, copy in copies.items():
         target = project.target(copy.relation)
@@ -235,7 +235,7 @@ class SpanLoop:
         copied or excluded.
         """
         again = marked or refetched_tables(self._control.snapshots(), state.stream, ahead)
-        if not again and not hold_log(self._control).decided_tables(ahead):
+        if not again and not quarantine_log(self._control).decided_tables(ahead):
             return False
         return next(iter(self._bronze.commits_in_turn(ahead)), None) is None
 

@@ -20,7 +20,7 @@ from cdc_lake.bronze.span_index import SpanSummary, as_they_are, outline
 from cdc_lake.config.model import Apply
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cuts import TableState, content_before
-from cdc_lake.control.quarantine import hold_log
+from cdc_lake.control.quarantine import quarantine_log
 from cdc_lake.control.snapshots import (
     CaptureInterval,
     CopiedTable,
@@ -198,7 +198,7 @@ def rebuild_plan(
         touched = [commit for commit in commits if commit.position in span and str(table) in commit.counts]
         own_parts = list(parts_of(touched, str(table), span, project.pipeline.apply))
         rest = Span(span.epoch, own_parts[-1].span.upto if own_parts else span.after, span.upto)
-        decided = hold_log(control, for_new_content=True).decisions_on(str(table), rest)
+        decided = quarantine_log(control, for_new_content=True).decisions_on(str(table), rest)
         if decided or refetched_rows(rows, state.stream, str(table), rest):
             own_parts.append(Part(rest, 0))
         parts += own_parts

@@ -20,7 +20,7 @@ from cdc_lake.bronze.span_index import SPLIT_FROM, DataFileCache, SpanPartitione
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cuts import ACTIVE, FAILED, NOT_ADVANCING, PAUSED, TableState, content_before, state_from_marker
 from cdc_lake.control.ownership import Ownership, adoption
-from cdc_lake.control.quarantine import QuarantineLog, hold_log, open_holds, record
+from cdc_lake.control.quarantine import QuarantineLog, open_holds, quarantine_log, record
 from cdc_lake.control.snapshots import initial_copies, refetched_rows, refetched_tables
 from cdc_lake.errors import (
     CdcLakeError,
@@ -205,7 +205,7 @@ class TablePlanner:
             position: Of the last cut.
         """
         self._fresh_since = dict.fromkeys(tables, time.monotonic())  # the previous run may have merged just now
-        result, held = dict(tables), hold_log(self._control)
+        result, held = dict(tables), quarantine_log(self._control)
         for relation, table in tables.items():
             if table.version is None or table.state == PAUSED:
                 continue
@@ -304,7 +304,7 @@ class TablePlanner:
             "another program's commit replaced the version of this pipeline's merge, which is repeated"
         )
         self._report(ProgressEvent("warning", text, facts={"table": target.label, "upto": marker.position}))
-        rewound = self._state_at_marker(state, target, marker, marker.position, hold_log(self._control))
+        rewound = self._state_at_marker(state, target, marker, marker.position, quarantine_log(self._control))
         return replace(rewound, copied=recorded.copied)
 
     def plan_span(
@@ -331,7 +331,7 @@ class TablePlanner:
         Returns:
             The tasks that bring the tables to the end of the span, and the tables as they stand before these.
         """
-        files, held, refetched = self._bronze.applied_files(), hold_log(self._control), self._control.snapshots()
+        files, held, refetched = self._bronze.applied_files(), quarantine_log(self._control), self._control.snapshots()
         waiting = {relation for relation, table in tables.items() if table.state in NOT_ADVANCING}
         others = (refetched_tables(refetched, state.stream, span) | held.decided_tables(span)) - waiting
         names = sorted({*touched, *(name for name in others if name not in without)})
@@ -546,7 +546,7 @@ class TablePlanner:
                 folded.closings,
             )
         failpoint(HELD_RECORDED)
-        tables, held = dict(prepared.tables), hold_log(self._control)
+        tables, held = dict(prepared.tables), quarantine_log(self._control)
         outcomes = self._sessions.run_each(
             self._merge_table, prepared.merges, lambda merge_plan: merge_plan.task.target.label
         )

@@ -21,7 +21,7 @@ from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Group, Project, Target
 from cdc_lake.control.cuts import FAILED, PAUSED, Cut, TableState
-from cdc_lake.control.quarantine import CLOSED, QuarantineLog, hold_log
+from cdc_lake.control.quarantine import CLOSED, QuarantineLog, quarantine_log
 from cdc_lake.control.snapshots import CopiedTable, TableTimeline, courses
 from cdc_lake.errors import CdcLakeError, GroupDisagrees, GroupWaits, NoKey, QuarantineLost, TruncateQuarantined
 from cdc_lake.model.position import Span
@@ -364,7 +364,7 @@ class GroupSteps:
         passed = {name: table for name, table in states.items() if table.position > since_copy(table, after)}
         if not passed:
             return []
-        log = hold_log(self._control)
+        log = quarantine_log(self._control)
         return [
             ahead(log, relation, table.generation, Span(epoch, since_copy(table, after), table.position))
             for relation, table in passed.items()

@@ -15,7 +15,7 @@ from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import PostgresSource
 from cdc_lake.connectors.base import SlotSeen
-from cdc_lake.connectors.prepared_transactions import parked_place, read_file, waiting_files
+from cdc_lake.connectors.prepared_transactions import prepared_files, read_file, waiting_files
 from cdc_lake.connectors.wal_budget import BudgetStatus
 from cdc_lake.control.cuts import TableState
 from cdc_lake.control.snapshots import TableTimeline
@@ -46,7 +46,7 @@ class PreparedTransaction:
 
 
 @dataclass(frozen=True, slots=True)
-class ParkedList:
+class PreparedList:
     """Those of the newest stream, oldest first. `place`: where they are stored, None if the pipeline does not use
     two-phase decoding.
     """
@@ -55,19 +55,19 @@ class ParkedList:
     transactions: tuple[PreparedTransaction, ...]
 
 
-def inspect_parked(project: Project) -> ParkedList:
+def list_prepared(project: Project) -> PreparedList:
     """The stored prepared transactions, whether a receiver runs or not. Raises LakeError."""
     if not _parks(project):
-        return ParkedList(None, ())
+        return PreparedList(None, ())
     state = bronze_reader(project).state()
-    return ParkedList(parked_place(project).name, prepared_transactions(project, state))
+    return PreparedList(prepared_files(project).name, prepared_transactions(project, state))
 
 
 def prepared_transactions(project: Project, state: StreamCheckpoint | None) -> tuple[PreparedTransaction, ...]:
     """Those of bronze's stream that are stored and have not ended, oldest first. Raises LakeError."""
     if state is None or not _parks(project):
         return ()
-    place, transactions = parked_place(project), []
+    place, transactions = prepared_files(project), []
     for name in waiting_files(place, state.epoch):
         prepared, content = read_file(place, name, part=1)
         tables = {str(table) for announcement in content.announcements for table in announced_in(announcement.payload)}
@@ -147,7 +147,7 @@ class TableStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldRows:
+class QuarantinedRows:
     """Rows of a table that a rule holds; `rule` is `waiting` for those queued behind a held change of their key."""
 
     table: str
@@ -179,7 +179,7 @@ class Status:
     applied: Lag
     slot: SlotStatus
     tables: tuple[TableStatus, ...]
-    held: tuple[HeldRows, ...]
+    held: tuple[QuarantinedRows, ...]
     undecodable: tuple[UndecodedTransaction, ...] = ()
     receiver_waits: ReceiverWait | None = None
     withheld: Withheld | None = None

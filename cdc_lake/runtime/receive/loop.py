@@ -376,8 +376,8 @@ class ReceiveLoop:
             self._health.commit_finished(commit.upto, commit.confirm)
             if commit.transactions:
                 failpoint(CONFIRMED)
-            if stream.parked is not None:
-                stream.parked.clean(min(self._last, commit.upto), commit.confirm)
+            if stream.prepared is not None:
+                stream.prepared.clean(min(self._last, commit.upto), commit.confirm)
             self.count(transactions=commit.transactions, changes=commit.changes, repeats=commit.repeats)
             if commit.transactions:
                 self._report_commit(commit, stream.frames.keepalive_end)
@@ -404,7 +404,7 @@ class ReceiveLoop:
     def _record_health(self, stream: OpenStream, *, idle: bool) -> None:
         self._health.record_iteration(stream.assembler.open_bytes, stream.spilled(), idle=idle)
         self._health.newest_decoded = stream.newest_decoded()
-        self._health.prepared = None if stream.parked is None else stream.parked.waiting
+        self._health.prepared = None if stream.prepared is None else stream.prepared.waiting
 
     def _record_position(self, upto: int, confirm: int) -> None:
         self._upto, self._confirmed = upto, confirm
