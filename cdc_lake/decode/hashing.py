@@ -1,7 +1,7 @@
 """Digests: what the hash chain of bronze is made of.
 
 The canonical bytes of a change do not depend on the wire format, the layout number or the time of ingest, so that
-the same change read again, by any plugin and any decoder, has the same digest::
+the same change, received again through any plugin and decoder, has the same digest::
 
     change   = op relation old-part new-part                 op: one ASCII letter I U D T M
     relation = length(4, big-endian) name as in bronze, UTF-8
@@ -10,12 +10,12 @@ the same change read again, by any plugin and any decoder, has the same digest::
     tuple    = count(2, big-endian) value*
     value    = "n" | "u" | "t" length(4, big-endian) UTF-8   SQL NULL, unchanged, text
 
-which is the shape of pgoutput's TupleData on purpose: there the bytes of the wire are the canonical ones. A truncate
-has the letters `c` and `r` for its flags instead of tuples; a message has its prefix (length, UTF-8) and content
-(length, bytes). Bytes that could not be decoded have a form of their own::
+which is the format of pgoutput's TupleData on purpose: there the received bytes are the canonical ones. A truncate has
+the letters `c` and `r` for its flags instead of tuples; a message has its prefix (length, UTF-8) and content (length,
+bytes). Undecodable bytes have a separate form::
 
-    change   = X reading relation bytes                      each behind its length; how the bytes are read, in UTF-8;
-                                                             the relation is empty where it is not known
+    change   = X reading relation bytes                      each after its length; how the bytes are read, in UTF-8;
+                                                             the relation is empty if it is unknown
 
     digest(change)      = BLAKE2b-256(0x00 change)
     content             = root of a tree of fan-out 1024 over the digests, node = BLAKE2b-256(0x01 children);
@@ -24,17 +24,15 @@ has the letters `c` and `r` for its flags instead of tuples; a message has its p
 
 A row that is erased later keeps its digest, so the chain still verifies.
 
-Hashing: from canonical bytes to digests, here or in a process beside this one.
+Python does not release its interpreter lock to hash something as short as a row, so no other thread runs meanwhile. A
+helper process (`connectors.hashing_process`) may therefore hash; this is its protocol. Numbers have 32 bits, in the
+machine's byte order::
 
-Python hashes something as short as a row without giving its interpreter lock away, so while digests are made nothing
-else of the process goes on. What a process beside it is asked, and what it answers, is decided here; starting it is
-not (`connectors.hashing_process`). A question, with numbers as the machine has them, each of 32 bits::
-
-    question = parts part*          a chunk's rows, those of one beginning in one part
+    question = parts part*          a chunk's rows, those with the same beginning in one part
     part     = size-of-prefix count size-of-data size-of-head prefix border{count + 1} data
-    answer   = digest{count} for each part, one behind the other
+    answer   = digest{count} for each part, concatenated
 
-The process needs no more than the standard library and `decode.hashing`. It ends with its input.
+The process needs only the standard library and `decode.hashing`. It ends with its input.
 """
 
 from __future__ import annotations
