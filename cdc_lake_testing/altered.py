@@ -1,7 +1,7 @@
-"""Altered: random transactions on a table of a live PostgreSQL, with DDL of every kind before, between, behind changes.
+"""Random transactions on a table of a live PostgreSQL, with DDL of every kind between the changes.
 
-The same seed gives the same statements, which `script` keeps. What a server refuses is rolled back and leaves no trace.
-Tables are plain, partitioned or parents of an heir; partitions log other old columns than their root.
+The same seed gives the same statements, which `script` records. What a server refuses is rolled back. Tables are plain,
+partitioned, or parents of an inheriting table; partitions log other old columns than their root.
 """
 
 from __future__ import annotations

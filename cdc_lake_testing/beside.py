@@ -1,4 +1,4 @@
-"""A loop that runs beside a test in a thread, and waiting for what it does and tells."""
+"""Runs a loop in a thread next to a test, and waits for its effects and events."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Calls broken off at a failpoint, in this process: what a kill does, without a new start of Spark.
+"""Interrupts calls at a failpoint in this process: the effect of a kill, without starting Spark again.
 
-What is raised is no Exception, so nothing on the way takes it for a failure to be dealt with. A kill would end other
-threads too: those that merge tables are waited for instead, as if they had ended just before.
+The exception is not an `Exception`, so nothing handles it as a failure. A kill would end other threads too: those that
+merge tables are awaited instead, as if they had ended just before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a source committed, where a test made it up: transactions by position, and what they leave behind."""
+"""Made-up committed transactions of a source, by position, and the rows they leave."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Negative controls of the receiver: each plants one bug at one place of the product, for as long as it is entered.
+"""Negative controls of the receiver: each plants one bug in one place of the product while it is entered.
 
-The checker must find each of them; what it does not find it does not prove either. The product has no switch for any.
+The checker must find each of them, or it does not prove their absence. The product has no switch for them.
 """
 
 from __future__ import annotations

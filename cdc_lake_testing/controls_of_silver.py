@@ -1,4 +1,4 @@
-"""Negative controls of apply: each plants one bug at one place of the product, for as long as it is entered.
+"""Negative controls of apply: each plants one bug in one place of the product while it is entered.
 
 See `cdc_lake_testing.controls`.
 """

@@ -1,4 +1,4 @@
-"""Tables without a key: seeded histories of them, and the oracle that says which rows they leave, and how often.
+"""Tables without a key: seeded histories of them, and the oracle for their rows and numbers of equal rows.
 
 The server logs whole rows (REPLICA IDENTITY FULL). Values come from small sets, so that equal rows are common.
 """

@@ -1,4 +1,4 @@
-"""Commits whose call fails by chance: before anything is done, in the middle, or behind it, made all the same"""
+"""Commits whose call fails at random: before anything is done, in the middle, or after a successful commit."""
 
 from __future__ import annotations
 

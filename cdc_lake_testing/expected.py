@@ -1,7 +1,7 @@
-"""What silver must hold of a source table, by its kind: the oracle's rows in the form of silver's.
+"""The expected content of a silver table, by its kind: the oracle's rows in silver's form.
 
-An expectation follows whole transactions and takes from them what is of its table. Values are texts as the server
-printed them; a column that a row does not have is NULL.
+An expectation follows whole transactions and uses the changes of its table. Values are texts as the server printed
+them; a column that a row does not have is NULL.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A pipeline under faults: its commands as processes of their own, killed where a test says, and the proof at the end.
+"""A pipeline under faults: runs its commands as processes, kills them where a test says, and verifies the result.
 
-Only the public command line is used, and what it leaves on disk is read.
+It uses only the public command line, and reads what that leaves on disk.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A network that fails: a relay before a PostgreSQL, or a server of the GaussDB family, that does harm on request.
+"""A failing network: a relay in front of a PostgreSQL, or a server of the GaussDB family, that fails on request.
 
-cut, reset, stalled or broken into single bytes at a place of the stream (`Faults`, which a stream takes in turn)
-cut now · away for a while · silent for ever, while TCP still acknowledges · gone: not even TCP answers ·
-acknowledgements that come late
+At a position of the stream (`Faults`, one for each stream): cut, reset, stalled, or split into single bytes. At any
+time: cut, unavailable for a while, silent while TCP still acknowledges, dead without TCP answers, or with delayed
+acknowledgements.
 """
 
 from __future__ import annotations

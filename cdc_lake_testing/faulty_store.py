@@ -1,6 +1,6 @@
-"""A proxy before an object store that fails and lies as stores and the way to them do, by a script or by chance.
+"""A proxy in front of an object store that fails as stores and networks do, scripted or at random.
 
-What it lets through is done by the store behind it for good; what it says of that may be something else.
+The store behind it really executes what is passed on; the proxy's answer may say something else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Silver without Spark: bronze folded by the product's own decisions, on rows in memory.
+"""Silver without Spark: folds bronze in memory with the product's own decisions.
 
-Which copy a table begins with, where a span ends, which columns a layout continues, what it asks of the table and
-whether that is allowed, which key rows have: all this is what apply runs. Only the SQL is left out; what ALTER TYPE
-makes of a value is asked of the caller.
+The code of apply decides with which copy a table begins, where a span ends, how columns of layouts correspond, which
+schema changes they require and whether these are allowed, and which key rows have. Only the SQL is replaced; the caller
+provides the results of ALTER TYPE.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Bronze on a disk that gets full: a program that runs where it may mount a small disk of its own.
+"""Bronze on a full disk: a program that mounts a small disk of its own.
 
     unshare --map-root-user --mount python -m cdc_lake_testing.full_disk FOLDER FORMAT FIRST BUDGETS STEP
 
-For each of so many budgets, growing by `STEP` bytes: a table is written commit by commit until the disk is full; what
-readers see then is checked; a receiver's writer waits and says so; space returns, and it goes on, as a new one does.
-One line of JSON a budget: how many commits fitted, and the error that ended them.
+For each budget, growing by `STEP` bytes, it writes a table commit by commit until the disk is full; checks what readers
+see; checks that a receiver's writer waits and reports it; and frees space, after which this writer and a new one
+continue. It prints one line of JSON per budget: the number of commits that fitted, and the error that ended them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Histories: seeded random transactions that a server could have sent, with every kind of change.
 
-`History(seed, relations)` keeps the rows of each table and only makes changes they allow: inserts, updates that leave
-large values unsent, key changes, chains, swaps and rotations of keys (as a deferred constraint allows), delete and
-insert again, truncates. Values come from small sets, so that keys and values meet again and again; large texts have
-every line break of Unicode.
+`History(seed, relations)` tracks the rows of each table and makes only possible changes: inserts, updates with
+unchanged large values, key changes, chains, swaps and rotations of keys (as a deferred constraint allows), delete and
+insert again, truncates. Values come from small sets, so that keys and values repeat; large texts contain every line
+break of Unicode.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The checker: which of the invariants I1 to I8 a lake keeps, from its source, its bronze and its silver.
 
-What judges is what ships: `inspect chain`, with `--against source` where there is one, and `compare`. Added is only
-what these cannot know: what a test committed and rolled back, what watermarks were a while ago, how a run ended, what a
-process may use, and which words are secret.
+It uses the product's own commands: `inspect chain`, with `--against source` if there is one, and `compare`. It adds
+only what these cannot know: what a test committed and rolled back, earlier watermarks, how a run ended, resource limits
+of a process, and which words are secret.
 
     >>> invariants(project, Known(source=True, ledger=ledger)).assert_held("I1", "I2", "I4", "I5")
 """

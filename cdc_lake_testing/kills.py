@@ -1,4 +1,4 @@
-"""A receiver that dies where a test says, again and again, in processes that start quickly; and readers beside it."""
+"""Kills a receiver repeatedly where a test says, in processes that start quickly; with concurrent readers."""
 
 from __future__ import annotations
 

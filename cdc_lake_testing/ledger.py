@@ -1,4 +1,4 @@
-"""Rows that are inserted once, and who wrote them down; a ledger of such, where some transactions abort."""
+"""A ledger of rows that are inserted once, and of the transactions that insert them, some of which abort."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The most memory that processes had: the receiver's, and that of the process which hashes beside it.
+"""Peak memory of processes: the receiver, and its hashing helper.
 
-By /proc, as what the system counts of a child (`ru_maxrss`) begins with what its parent had when it was started.
+Read from /proc, because the system's value for a child (`ru_maxrss`) starts with that of its parent.
 """
 
 from __future__ import annotations

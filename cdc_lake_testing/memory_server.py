@@ -1,7 +1,7 @@
-"""A server in memory: it sends what was committed as pgoutput and keeps what it is told it may forget.
+"""A server in memory: sends committed transactions as pgoutput and records what is acknowledged.
 
-The receive loop, the assembler, the orders and bronze are the real ones; only the wire is not there. In the csn domain
-each transaction has a number, and one may be sent late, behind others that were confirmed.
+The receive loop, the assembler, the orderings and bronze are the real ones; only the wire is missing. In the csn domain
+each transaction has a number, and one may be sent late, after others that were confirmed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Builders of pgoutput messages: what a PostgreSQL server would send, made from values of the model.
+"""Builds pgoutput messages as a PostgreSQL server would send them, from values of the model.
 
-The inverse of `decode.pgoutput.parser`, for tests and fake sources. `encode_transaction` gives the messages of a whole
-transaction, `raw_transaction` what the assembler makes of them; single builders exist for every message of protocol
+The inverse of `decode.pgoutput.parser`, for tests and fake sources. `encode_transaction` returns the messages of a
+whole transaction, `raw_transaction` the assembler's result for them; there is a builder for every message of protocol
 version 1.
 
     >>> orders = table("public.orders", id="int8", note="text")

@@ -1,4 +1,4 @@
-"""An object store that speaks S3 on this machine: moto's server in this process, and buckets that are a test's own."""
+"""A local S3 object store: moto's server in this process, with separate buckets for each test."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""The oracle: the smallest honest thing. A dictionary a table, to which transactions are applied one by one.
+"""The oracle: applies transactions one by one to a dictionary per table. Everything else must agree with it.
 
-It follows a change exactly as the server made it: where two rows have one key for a moment (a deferred constraint), a
-change is of the one that its whole old tuple equals, the youngest of equal ones; of the older one where it is neither.
-With `fails` it also holds: a change whose row fails, and every later change of a key a held one touches, is kept back
-until a truncate; with `missing` a change that needs a row which is not there is held too. What is held may be released
-or discarded; where it was discarded, the next change that tells a whole row says what there is: not an insert to a key
-that a row leaves later in its transaction, since that may be the one that nobody has here.
-Of the tables in `grouped` transactions are held whole.
-Everything clever must agree with it.
+It follows a change exactly as the server made it: if two rows temporarily have one key (a deferred constraint), a
+change belongs to the one that its whole old tuple equals, the youngest of equal ones; to the older one if it equals
+neither. With `fails` it also holds changes: one whose row fails, and every later change of a key that a held one
+touches, until a truncate; with `missing` also a change that needs a missing row. A held change may be released or
+discarded; after a discard, the next change that contains a whole row determines what exists, except an insert at a key
+that a row leaves later in its transaction, because that may be the unknown one. Transactions of the tables in `grouped`
+are held as a whole.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What silver is, and what is held, of a table with transforms whose changes tell only part of their rows.
+"""Defines silver and its holds for a table with transforms whose changes contain only a part of their rows.
 
-A definition that knows no spans: changes are applied one by one to a dictionary of the rows that silver has. A value
-after a change is known if the change tells it, or if silver keeps its column and has the row before the change; a row
-that leaves silver takes its values along. A change is held whose row cannot be worked out of that, or fails a rule; a
-change that touches a key of a held one waits. Any cut into spans must agree.
+The definition has no spans: changes are applied one by one to a dictionary of silver's rows. A value after a change is
+known if the change contains it, or if silver has its column and the row before the change; a row that leaves silver
+takes its values along. A change is held if its row cannot be computed from that, or fails a rule; a change that touches
+a key of a held one is held too. Any division into spans must agree.
 """
 
 from __future__ import annotations

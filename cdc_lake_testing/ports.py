@@ -1,4 +1,4 @@
-"""Ports for servers that are started on this machine."""
+"""Free ports for servers that are started on this machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A disk that keeps only what was synced: the images of a folder that a loss of power may leave.
+"""A disk that keeps only what was synced: possible images of a folder after a power loss.
 
-What was synced is what `os.fsync` was called for in this process: a file's content, a folder's list of names. All else
-may be there or not, whole or cut: each image is drawn by dice. Renaming and removing that was not synced may be undone.
+Synced is what this process passed to `os.fsync`: a file's content, a folder's list of names. Everything else may be
+there or not, complete or truncated: each image is random. A rename or removal that was not synced may be undone.
 """
 
 from __future__ import annotations

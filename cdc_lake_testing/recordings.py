@@ -1,4 +1,4 @@
-"""A recording as a stream: what the receive loop can read instead of a server."""
+"""A recording as a stream that the receive loop can read instead of a server."""
 
 from __future__ import annotations
 

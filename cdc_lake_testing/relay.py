@@ -1,7 +1,7 @@
-"""A relay: stands between a client and a server that speak PostgreSQL's protocol, and passes on what they say.
+"""A relay between a client and a server that use PostgreSQL's protocol.
 
-Encryption is declined, so that the messages can be read. Up to CopyBothResponse they are passed one by one, what is
-streamed behind it as the bytes come. One thread a connection: who closes a socket is who reads it.
+It declines encryption, so that messages can be read. Up to CopyBothResponse it relays single messages, afterwards bytes
+as they arrive. One thread per connection: the thread that reads a socket closes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A small Iceberg REST catalog for tests: real HTTP, real commits, over pyiceberg's catalog in a SQLite file.
+"""A small Iceberg REST catalog for tests: real HTTP and commits, on pyiceberg's catalog in a SQLite file.
 
-It speaks what pyiceberg and Spark ask of a REST catalog to make namespaces and tables, load them and commit to them
-(Apache Iceberg, REST catalog specification), and can lose requests and replies on demand. It authenticates nobody.
+It supports what pyiceberg and Spark need to create namespaces and tables, load them and commit to them (Apache Iceberg,
+REST catalog specification), and can lose requests and replies on demand. It has no authentication.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Secrets: texts that are to be nowhere. Looks for them in every file below a folder, whatever they are packed in."""
+"""Searches for secrets, texts that must not appear, in every file below a folder, including compressed ones."""
 
 from __future__ import annotations
 

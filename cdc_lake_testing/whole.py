@@ -1,4 +1,4 @@
-"""Whole transactions: of each one that a reader of bronze sees, it sees all."""
+"""Checks that a reader of bronze sees all of each transaction that it sees."""
 
 from __future__ import annotations
 

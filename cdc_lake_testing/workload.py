@@ -1,7 +1,7 @@
-"""A workload: seeded random transactions on a live PostgreSQL, with every kind of change a stream can carry.
+"""A workload: seeded random transactions on a live PostgreSQL, with every kind of change that a stream can contain.
 
-The same seed on fresh tables gives the same statements. Six tables with different keys: one column, two columns, text,
-quoted names, a key under REPLICA IDENTITY FULL, a key by index.
+The same seed on new tables gives the same statements. Six tables have different keys: one column, two columns, text,
+quoted names, a key with REPLICA IDENTITY FULL, a key by index.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A wrong clock: what a process and all it starts take for the time of day, shifted by seconds that may change.
+"""A wrong clock: shifts the time of day of a process and its children by seconds that may change.
 
-A few lines of C, which the machine's own compiler makes a library of, stand in front of the system's clock. Clocks that
-only run on are left as they are, as a machine leaves them when its time of day is set.
+A library of a few lines of C, compiled on this machine, intercepts the system's clock. Monotonic clocks are unchanged,
+as when a machine's time of day is set.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Changes as columns: the one form in which bronze takes them, whoever decoded them.
+"""Changes as columns: the form in which bronze takes them from every decoder.
 
-Every array has one entry for each change, in the order of the transactions and of the changes inside each. A TRUNCATE
-of several tables is one entry for each table. Values are text as the server printed it. A batch is decoded in parts,
-whose columns are joined here.
+Every array has one entry for each change, in the order of the transactions and of the changes in each. A TRUNCATE of
+several tables is one entry per table. Values are text as the server printed it. A batch is decoded in parts, whose
+columns are joined here.
 
-`canonical_of` gives the canonical bytes of a change of the model as `decode.hashing` defines them: the slow way, with
-which the fast way (bytes of the wire behind a prefix) is compared.
+`canonical_of` computes the canonical bytes of a change as `decode.hashing` defines them: slowly, to verify the fast way
+(received bytes after a prefix).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from cdc_lake.model.relation import Relation
 
 
 class Numbering:
-    """Numbers relations in the order they first appear; equal relations have one number."""
+    """Numbers relations in the order in which they first appear; equal relations have one number."""
 
     def __init__(self) -> None:
         self.relations: list[Relation] = []
         self._numbers: dict[Relation, int] = {}
         self._numbers_by_id: dict[int, tuple[Relation, int]] = {}
-        """By identity first: a hash walks all of the columns. Each is kept, or another could take its place."""
+        """By identity first, because a hash visits all columns. References are kept, so that ids are not reused."""
 
     def number(self, relation: Relation) -> int:
         """The relation's index in `relations`."""
@@ -59,16 +59,16 @@ class ChangeColumns:
     """n changes in columns.
 
     Shapes: `transaction` int32 ndarray, index into the batch's transactions, ascending; `op` uint8 ndarray, the ASCII
-    code of `I U D T M X`; `relation` int32 ndarray, index into `relations`, -1 where there is none; `lsn` int64
-    ndarray; `new`, `old` pyarrow list<string> arrays, NULL where there is no such tuple; `old_kind` pyarrow string
-    array (`key`, `full`, NULL); `unchanged` pyarrow list<int32> array of positions in `new`, NULL where every value was
-    sent; `info` pyarrow string array, JSON of a truncate's flags or a message's prefix and content, else NULL;
-    `digests` one 32-byte digest a change (`decode.hashing`). A batch that was decoded in parts has chunked arrays.
+    code of `I U D T M X`; `relation` int32 ndarray, index into `relations`, -1 without one; `lsn` int64 ndarray; `new`,
+    `old` pyarrow list<string> arrays, NULL without such a tuple; `old_kind` pyarrow string array (`key`, `full`, NULL);
+    `unchanged` pyarrow list<int32> array of positions in `new`, NULL if every value was sent; `info` pyarrow string
+    array, JSON of a truncate's flags or a message's prefix and content, else NULL; `digests` one 32-byte digest per
+    change (`decode.hashing`). A batch that was decoded in parts has chunked arrays.
 
-    A transaction that could not be decoded has only rows `X`: `raw` is a pyarrow binary array of their bytes, NULL
-    elsewhere (None: there are no such rows), `undecoded` says why, by index of the transaction.
+    An undecodable transaction has only rows `X`: `raw` is a pyarrow binary array of their bytes, NULL elsewhere (None:
+    there are no such rows), `undecoded` is the reason, by index of the transaction.
 
-    `configuration`: number of the pipeline's configuration (which tables, what is redacted) that they were made under.
+    `configuration`: number of the pipeline's configuration (captured tables, redaction) with which they were made.
     """
 
     relations: list[Relation]
@@ -90,7 +90,7 @@ class ChangeColumns:
         return len(self.op)
 
     def take(self, places: Any) -> ChangeColumns:
-        """The changes at these places, an ascending int64 ndarray; `relations` stay as they are."""
+        """The changes at these indexes, an ascending int64 ndarray; `relations` are unchanged."""
         indices = pa.array(places)
         return replace(
             self,
@@ -108,7 +108,7 @@ class ChangeColumns:
         )
 
     def without_first(self, transactions: int) -> ChangeColumns:
-        """The changes of all transactions but so many at the beginning."""
+        """The changes without those of the first `transactions`."""
         if not transactions:
             return self
         first = int(np.searchsorted(self.transaction, transactions))
@@ -130,14 +130,14 @@ class ChangeColumns:
 
 
 def concat_arrays(arrays: list[pa.Array]) -> pa.Array:
-    """Arrays, at least one, as one; copied only where there are several."""
+    """Concatenate arrays, at least one; a single one is not copied."""
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
 def concat_changes(parts: Sequence[tuple[ChangeColumns, int]], combine: Callable[[list[Any]], Any]) -> ChangeColumns:
-    """The columns of all parts, at least one; each comes with how many transactions it is of.
+    """The columns of all parts, at least one; each comes with its number of transactions.
 
-    `combine` makes one of several Arrow arrays: `pa.concat_arrays` copies them, `pa.chunked_array` does not.
+    `combine` joins Arrow arrays: `pa.concat_arrays` copies them, `pa.chunked_array` does not.
     """
     if len(parts) == 1:
         return parts[0][0]
@@ -172,7 +172,7 @@ _OLD_LETTERS: Final = {OldKind.KEY: b"K", OldKind.FULL: b"O"}
 
 
 def canonical_of(change: Change) -> bytes:
-    """The bytes that are hashed; equal for equal changes, whatever format they came in."""
+    """The bytes that are hashed; equal for equal changes of any format."""
     match change:
         case Insert(relation=relation, new=new):
             return b"I" + canonical_relation(str(relation.table)) + b"N" + _tuple(new)

@@ -1,12 +1,11 @@
-"""Reads the values of many tuples at once, column by column, over the bytes of a chunk.
+"""Reads the values of many tuples at once, column by column, from the bytes of a chunk.
 
-A tuple of pgoutput is a count and then values one behind the other, so where a column starts is known only when the
-one before it has been read; but that step can be done for all rows at once. Every bound is checked, for whole columns;
-whatever does not fit raises `FallBackToRowDecoder`, and the row decoder then says what is wrong.
+A tuple of pgoutput is a count followed by values, so the start of a column is known only after reading the previous
+one; but that step can be done for all rows at once. Every bound is checked, for whole columns. A mismatch raises
+`FallBackToRowDecoder`, and the row decoder then reports the error.
 
-The chunks of a thread share one buffer, one after the other: new memory for each, two mebibytes from the system, is a
-third of all pages that a receiver touches anew. If something still refers to a chunk, the next one gets another
-buffer.
+The chunks of a thread share one buffer, one after the other: allocating two mebibytes for each would cause a third of
+the receiver's page faults. If something still refers to a chunk, the next one gets a new buffer.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 _LARGEST_BUFFER: Final = 4 << 20
-"""Bytes that a thread keeps: as much as two chunks of the usual size."""
+"""Maximum bytes of a thread's buffer: two chunks of the usual size."""
 
 
 class _Rooms(threading.local):
@@ -34,31 +33,31 @@ _ROOMS: Final = _Rooms()
 
 
 def in_room(parts: Sequence[bytes | memoryview], size: int) -> memoryview:
-    """The parts one behind the other, `size` bytes in all, which may be written to."""
+    """Concatenate the parts, `size` bytes in total, in a writable buffer."""
     if size > _LARGEST_BUFFER:
         return memoryview(bytearray().join(parts))
     room = _ROOMS.room
     try:
         room.seek(0)
         room.writelines(parts)
-    except BufferError:  # somebody looks at the last chunk
+    except BufferError:  # something refers to the last chunk
         room = _ROOMS.room = BytesIO()
         room.writelines(parts)
     return room.getbuffer()[:size]
 
 
-PADDING: Final = b"\x00" * 8  # behind the last frame: the window below reads eight bytes wherever a value may start
+PADDING: Final = b"\x00" * 8  # after the last frame: `window` reads eight bytes wherever a value may start
 
 _LARGE, _EACH = 16 << 20, 1 << 10
-"""Bytes of a chunk, and for each of its values, from which on most of it is one large row."""
+"""Bytes of a chunk, and of each of its values, from which on most of it is one large row."""
 
-_LARGEST_OFFSET: Final = 2**31 - 1  # bytes that Arrow's 32 bit offsets tell apart
+_LARGEST_OFFSET: Final = 2**31 - 1  # of Arrow's 32 bit offsets
 
 _NULL, _TEXT, _UNCHANGED, _BINARY = b"ntub"
 
 
 class FallBackToRowDecoder(Exception):
-    """Bytes that the walk does not vouch for. Never leaves `decode`: the plain decoder takes over."""
+    """Bytes that the columnar reader cannot handle. Never leaves `decode`: the row decoder takes over."""
 
 
 def require(condition: Any) -> None:
@@ -68,48 +67,48 @@ def require(condition: Any) -> None:
 
 
 def require_offsets(size: int) -> None:
-    """Raise FallBackToRowDecoder where so many bytes are more than the offsets of one array (int32) reach."""
+    """Raise FallBackToRowDecoder if so many bytes exceed the offsets (int32) of one array."""
     require(size <= _LARGEST_OFFSET)
 
 
 class FrameBuffer:
-    """Frames one behind the other, with what is needed to read them by the column.
+    """Consecutive frames, with what is needed to read them by column.
 
-    `bytes` holds all frames and the padding, `start` and `end` (int64 ndarrays) the bounds of each frame, `data` the
-    bytes as uint8, `window[i]` the eight bytes from i on as one big-endian number. The bytes are a copy of one's own,
-    and may be changed through `data`.
+    `bytes`: all frames and the padding; `start` and `end` (int64 ndarrays): the bounds of each frame; `data`: the bytes
+    as uint8; `window[i]`: the eight bytes from i on as a big-endian number. The bytes are a copy that may be modified
+    through `data`.
     """
 
     __slots__ = ("bytes", "data", "end", "start", "window")
 
     def __init__(self, data: bytearray | memoryview, start: Any, end: Any) -> None:
-        """Of bytes that may hold more than frames, with the padding behind them."""
+        """`data` may contain more than frames, and ends with the padding."""
         self.bytes, self.start, self.end = data, start, end
         self.data: Any = np.frombuffer(data, np.uint8)
-        # one unaligned gather gives a value's kind and its length: measured 4 ns, byte by byte 10
+        # an unaligned gather reads a value's kind and length at once: 4 ns, byte by byte 10 (measured)
         self.window: Any = np.ndarray((len(data) - 7,), ">u8", data, strides=(1,))
 
     @classmethod
     def from_frames(cls, frames: Sequence[bytes | memoryview]) -> FrameBuffer:
-        """The frames one behind the other."""
+        """Concatenate frames."""
         end = np.cumsum(np.fromiter(map(len, frames), np.int64, len(frames)))
         size = int(end[-1]) if len(end) else 0
         data = in_room([*frames, PADDING], size + len(PADDING))
         return cls(data, np.concatenate([np.zeros(1, np.int64), end[:-1]]), end)
 
     def words(self, count: int) -> Any:
-        """An array whose i-th entry is the bytes from i on, eight times `count`, as one value without a type."""
+        """An array whose i-th entry is the bytes from i on, eight times `count`, as one untyped value."""
         size = 8 * count
         return np.ndarray((len(self.bytes) - size + 1,), f"V{size}", self.bytes, strides=(1,))
 
 
 @dataclass(frozen=True, slots=True)
 class TupleOffsets:
-    """One tuple for each of r rows, their v values in row order.
+    """One tuple for each of r rows, with v values in row order.
 
-    `offsets` int64 ndarray (r + 1), where a row's values start; `slots` int64 ndarray (v), start of the text in the
-    low and its end in the high half; `absent`, `unchanged`, `binary` bool ndarrays (v) or None where there is no such
-    value; `after` int64 ndarray (r), the byte behind the tuple.
+    `offsets` int64 ndarray (r + 1), where a row's values start; `slots` int64 ndarray (v), start of the text in the low
+    and its end in the high half; `absent`, `unchanged`, `binary` bool ndarrays (v) or None without such values; `after`
+    int64 ndarray (r), the byte after the tuple.
     """
 
     offsets: Any
@@ -126,7 +125,7 @@ def read_tuples(chunk: FrameBuffer, offset: Any, end: Any, columns: Any) -> Tupl
     require(((chunk.window[offset].astype(np.uint64) >> np.uint64(48)) == columns.astype(np.uint64)).all())
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(columns)])
     widths = np.unique(columns)
-    if len(widths) == 1:  # the usual case: no scattering
+    if len(widths) == 1:  # the usual case needs no scattering
         slots, kinds, after = _walk(chunk, offset + 2, end, int(widths[0]))
         slots, kinds = slots.ravel(), kinds.ravel()
     else:
@@ -145,7 +144,7 @@ def read_tuples(chunk: FrameBuffer, offset: Any, end: Any, columns: Any) -> Tupl
 
 
 def _walk(chunk: FrameBuffer, offset: Any, end: Any, width: int) -> tuple[Any, Any, Any]:
-    """Slots and kinds, (rows, width) each, and the byte behind each tuple."""
+    """Slots and kinds, (rows, width) each, and the byte after each tuple."""
     slots = np.empty((len(offset), width), np.int64)
     kinds = np.empty((len(offset), width), np.uint8)
     for column in range(width):
@@ -169,12 +168,12 @@ def _walk(chunk: FrameBuffer, offset: Any, end: Any, width: int) -> tuple[Any, A
 
 
 def texts(chunk: FrameBuffer, tuples: TupleOffsets) -> pa.Array:
-    """The values as a string array (v), NULL where absent; none of them is binary."""
+    """The values as a string array (v), NULL if absent; none of them is binary."""
     return _array(chunk, tuples.slots, tuples.absent)
 
 
 def sent_texts(chunk: FrameBuffer, tuples: TupleOffsets, places: Any) -> pa.Array:
-    """Of the values at these places (int64 ndarray, ascending) the same."""
+    """The same for the values at these indexes (int64 ndarray, ascending)."""
     return _array(chunk, tuples.slots[places], None if tuples.absent is None else tuples.absent[places])
 
 
@@ -186,7 +185,7 @@ def _array(chunk: FrameBuffer, slots: Any, absent: Any) -> pa.Array:
 
 
 def as_binary(chunk: FrameBuffer, slots: Any, *, utf8: bool) -> pa.Array:
-    """The bytes at these slots as a binary array, as a string array where they are UTF-8."""
+    """The bytes at these slots as a binary array, or as a string array if they are UTF-8."""
     if utf8:
         return _array(chunk, slots, None)
     ends, data = copy_texts(chunk, slots, utf8=False)
@@ -194,15 +193,15 @@ def as_binary(chunk: FrameBuffer, slots: Any, *, utf8: bool) -> pa.Array:
 
 
 def copy_texts(chunk: FrameBuffer, slots: Any, *, utf8: bool = True) -> tuple[pa.Buffer, pa.Buffer]:
-    """The texts at these slots (int64 ndarray, not empty): offsets and bytes of a string array, known to be UTF-8.
-    Raises FallBackToRowDecoder, also where the chunk is larger than offsets reach.
+    """Copy the texts at these slots (int64 ndarray, not empty): offsets and bytes of a valid UTF-8 string array. Raises
+    FallBackToRowDecoder, also if the chunk exceeds the offsets.
 
     The slots ascend, so start, end, start, end … are valid offsets of an array over the chunk's own bytes, in which
-    every second string is a value: one `take` of those copies all of them.
+    every second string is a value: one `take` copies all of them.
     """
     count = len(slots)
     require_offsets(len(chunk.bytes))
-    if is_large(len(chunk.bytes), count):  # Arrow's own copying takes twice the room, as it learns the size late
+    if is_large(len(chunk.bytes), count):  # Arrow would need twice the memory, because it learns the size late
         ends, data = gather_bytes(chunk, slots & 0xFFFFFFFF, slots >> 32)
     else:
         offsets = pa.py_buffer(slots.astype("<i8", copy=False).view("<i4"))
@@ -216,13 +215,13 @@ def copy_texts(chunk: FrameBuffer, slots: Any, *, utf8: bool = True) -> tuple[pa
 
 
 def is_large(size: int, count: int) -> bool:
-    """Whether most of a chunk of so many bytes and values is one large row."""
+    """Whether a chunk of so many bytes and values consists mostly of one large row."""
     return size >= max(_LARGE, _EACH * count)
 
 
 def gather_bytes(chunk: FrameBuffer, start: Any, end: Any) -> tuple[pa.Buffer, pa.Buffer]:
-    """The bytes between these bounds (int ndarrays) one behind the other, in no more room than they take: offsets of a
-    binary array, and the bytes. Raises FallBackToRowDecoder where they are more than offsets reach.
+    """Concatenate the bytes between these bounds (int ndarrays) without spare memory: offsets of a binary array, and
+    the bytes. Raises FallBackToRowDecoder if they exceed the offsets.
     """
     require_offsets(int((end - start).sum(dtype=np.int64)))
     ends = np.zeros(len(start) + 1, np.int32)
@@ -235,7 +234,7 @@ def gather_bytes(chunk: FrameBuffer, start: Any, end: Any) -> tuple[pa.Buffer, p
 
 
 def evens(count: int) -> pa.Array:
-    """The numbers 0, 2, 4 … as indices, so many; most are made once."""
+    """The first `count` even numbers as indices, cached."""
     return (_evens(_EVENS) if count <= _EVENS else _evens(count)).slice(0, count)
 
 
@@ -248,9 +247,9 @@ def _evens(count: int) -> pa.Array:
 
 
 def _utf8(buffer: pa.Buffer, data: Any, starts: Any) -> bool:
-    """Whether all texts are UTF-8: their bytes as one are, and none begins inside a character.
+    """Whether all texts are UTF-8: their concatenation is, and none begins inside a character.
 
-    A quarter of the time that looking at each takes (measured), a twentieth where all is ASCII. `data`: signed bytes.
+    Takes a quarter of the time of checking each one (measured), a twentieth for ASCII. `data`: signed bytes.
     """
     if data.min() >= 0:
         return True
@@ -260,7 +259,7 @@ def _utf8(buffer: pa.Buffer, data: Any, starts: Any) -> bool:
     except pa.ArrowInvalid:
         return False
     first = data[starts[starts < len(data)]]
-    return bool((first >= -0x40).all())  # below: 0x80 to 0xBF, any byte of a character but its first
+    return bool((first >= -0x40).all())  # less: 0x80 to 0xBF, a continuation byte
 
 
 def bitmap(valid: Any) -> pa.Buffer:
@@ -269,14 +268,14 @@ def bitmap(valid: Any) -> pa.Buffer:
 
 
 def lists(kind: pa.DataType, lengths: Any, valid: Any, values: pa.Array) -> pa.Array:
-    """A list array: `lengths` int64 ndarray (0 where NULL), `valid` bool ndarray, `values` of all rows."""
+    """A list array: `lengths` int64 ndarray (0 for NULL), `valid` bool ndarray, `values` of all rows."""
     offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
     mask = None if valid.all() else bitmap(valid)
     return pa.ListArray.from_buffers(kind, len(lengths), [mask, pa.py_buffer(offsets)], children=[values])
 
 
 def unchanged_lists(tuples: TupleOffsets | None, rows: Any, count: int, kind: pa.DataType) -> pa.Array:
-    """For `count` changes, of which `rows` have these tuples: positions not sent, NULL where all were."""
+    """For `count` changes, of which `rows` have these tuples: positions not sent, NULL if all were."""
     if tuples is None or tuples.unchanged is None:
         return pa.nulls(count, kind)
     indices = np.flatnonzero(tuples.unchanged)

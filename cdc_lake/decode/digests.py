@@ -1,10 +1,10 @@
-"""Digests of many changes at once, by the definition in `decode.hashing`: from pgoutput's frames, or from columns.
+"""Computes digests of many changes at once, as defined in `decode.hashing`, from pgoutput's frames or from columns.
 
-Frames of one letter and one relation have the same canonical bytes before their tuples, so they are hashed together
-without decoding them. If a chunk has several kinds, Arrow puts the frames of each behind one another.
+Frames with one letter and one relation have the same canonical bytes before their tuples, so they are hashed together
+without decoding them. If a chunk has several kinds, Arrow groups its frames by kind.
 
-Changes whose values are no longer those of the wire are hashed from their columns: Arrow puts the canonical bytes
-together, a column at a time; only the hashing itself goes change by change.
+Changes whose values differ from those received are hashed from their columns: Arrow builds the canonical bytes, one
+column at a time; only the hashing itself loops over changes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _HEAD: Final = 5  # letter, OID
 def frame_digests(
     chunk: FrameBuffer, letter: Any, relation: Any, relations: Sequence[Relation], hashing: Hashing
 ) -> Callable[[], Digests]:
-    """Begins to make one digest a frame; what it returns waits for them. `letter` (uint8 ndarray) and `relation` (int64
-    ndarray), an index into `relations`, are the frames'. Where that is -1, a digest is of no use.
+    """Begin to compute a digest for each frame; the returned function waits for them. `letter` (uint8 ndarray) and
+    `relation` (int64 ndarray), an index into `relations`, describe the frames. With relation -1 a digest is unused.
     """
     borders = np.concatenate([np.zeros(1, np.int32), chunk.end.astype(np.int32)])
     return digests_by_kind(letter, relation, relations, Canonical(b"", borders, chunk.bytes, _HEAD), hashing)
@@ -38,7 +38,7 @@ def frame_digests(
 def digests_by_kind(
     letter: Any, relation: Any, relations: Sequence[Relation], tails: Canonical, hashing: Hashing
 ) -> Callable[[], Digests]:
-    """The same of n changes; `tails`: what is canonical behind the relation's name, of each."""
+    """The same for n changes; `tails`: the canonical bytes of each after the relation's name."""
     codes = (relation.astype(np.int64) + 1) << 8 | letter
     kinds, counts = np.unique(codes, return_counts=True)
     prefixes = [_prefix(code, relations) for code in kinds.tolist()]
@@ -62,13 +62,15 @@ def digests_by_kind(
 
 
 def _prefix(code: int, relations: Sequence[Relation]) -> bytes:
-    """The canonical bytes before the tuples, of a letter in the low byte and a relation's number + 1 above it."""
+    """The canonical bytes before the tuples, for a code with the letter in the low byte and the relation's number +
+    1.
+    """
     number, letter = code >> 8, bytes([code & 0xFF])
     return letter + canonical_relation(str(relations[number - 1].table)) if number else letter
 
 
 def _in_order(parts: list[bytes], order: Any) -> Digests:
-    """Digests in the order of frames; `order`: the number of each one's frame (int64 ndarray)."""
+    """Digests in the order of frames; `order`: the number of each digest's frame (int64 ndarray)."""
     ordered = np.empty((len(order), DIGEST_SIZE), np.uint8)
     ordered[order] = np.frombuffer(b"".join(parts), np.uint8).reshape(-1, DIGEST_SIZE)
     return Digests(ordered.tobytes())
@@ -88,7 +90,7 @@ def digests_of_rows(changes: ChangeColumns, rows: Any, hashing: Hashing = hashed
 
 
 def digests_anew(changes: ChangeColumns, rows: Any, hashing: Hashing = hashed_here) -> Digests:
-    """The changes' digests, those of these rows made anew, but for truncates."""
+    """The changes' digests, with those of these rows computed again, except for truncates."""
     rows = rows[changes.op[rows] != _TRUNCATE]
     updated: Any = np.frombuffer(Digests.from_parts([changes.digests]).data, np.uint8).reshape(-1, DIGEST_SIZE).copy()
     updated[rows] = np.frombuffer(digests_of_rows(changes, rows, hashing).data, np.uint8).reshape(-1, DIGEST_SIZE)
@@ -110,7 +112,7 @@ def _digests(changes: ChangeColumns, rows: Any, hashing: Hashing) -> Digests:
 
 
 def _tuples(tuples: Any, unchanged: Any, letters: Any) -> list[pa.Array]:
-    """The canonical bytes of each tuple in parts, its letter and count and its values; no parts where there is none."""
+    """The canonical bytes of each tuple in parts: letter and count, and values; no parts without a tuple."""
     if tuples.null_count == len(tuples):
         return []
     offsets, valid = np.asarray(tuples.offsets).astype(np.int64), np.asarray(tuples.is_valid())
@@ -125,7 +127,7 @@ def _tuples(tuples: Any, unchanged: Any, letters: Any) -> list[pa.Array]:
 
 
 def _not_sent(unchanged: Any, offsets: Any, count: int) -> Any:
-    """A bool ndarray, one entry a value: it was not sent."""
+    """A bool ndarray with one entry per value: whether it was not sent."""
     mask = np.zeros(count, bool)
     if unchanged is not None and unchanged.null_count < len(unchanged):
         lengths = np.asarray(pc.fill_null(pc.list_value_length(unchanged), 0))
@@ -149,7 +151,7 @@ def _values(values: Any, not_sent: Any) -> pa.Array:
 
 
 def _binary(data: Any, lengths: Any) -> pa.Array:
-    """A binary array of these bytes, cut into these lengths."""
+    """A binary array of these bytes with values of these lengths."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.BinaryArray.from_buffers(

@@ -1,16 +1,16 @@
-"""The encoding of a database: how bytes of a stream become text, and what becomes of bytes that are no text.
+"""The encoding of a database: converts bytes of a stream to text, and handles invalid text.
 
-The server sends text in the encoding of the database, whatever the client asks for, and writes every format byte by
-byte. So bytes are taken apart first, and a `Codec` turns each value into text last. Names of encodings are the
-server's (`SELECT getdatabaseencoding()`), in any spelling the server itself would take. SQL_ASCII promises nothing
-about its bytes: they are read as UTF-8.
+The server sends text in the encoding of the database, whatever the client requests, and formats messages bytewise.
+Bytes are therefore split first, and a `Codec` converts each value to text last. Names of encodings are the server's
+(`SELECT getdatabaseencoding()`), in any spelling that the server accepts. SQL_ASCII guarantees nothing about its bytes:
+they are read as UTF-8.
 
-If bytes are not valid in the encoding, a policy decides: stop, or give the value in hexadecimal digits:
+If bytes are not valid in the encoding, a policy decides: stop, or return the value in hexadecimal digits:
 
-    not-text:c3282f        the bytes C3 28 2F, behind a prefix
+    not-text:c3282f        the bytes C3 28 2F, after a prefix
 
-The form is unambiguous: in a column where it may stand, a text that begins with the prefix itself is written in it
-too. In every other column the prefix is text like any other.
+The form is unambiguous: in a column that may contain it, a text that begins with the prefix is converted too. In every
+other column the prefix is ordinary text.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from cdc_lake.model.relation import TableName
 PREFIX: Final = "not-text:"
 
 InHex: TypeAlias = Callable[[TableName, str], bool]
-"""Whether bytes of a table's column that are no text may be kept in hexadecimal digits."""
+"""Whether invalid text of a table's column may be stored in hexadecimal digits."""
 
 
 class UndecodableText(str):
-    """Such a value; `offset`: the byte of the message at which it stops being text."""
+    """A value that is invalid text; `offset`: the byte of the message with the error."""
 
     __slots__ = ("offset",)
     offset: int
 
     @classmethod
     def from_bytes(cls, data: bytes, offset: int) -> UndecodableText:
-        """The value of bytes that are no text."""
+        """The value for invalid bytes."""
         text = cls(PREFIX + data.hex())
         text.offset = offset
         return text
@@ -55,9 +55,10 @@ def apply_text_policy(
     encode: Callable[[str], bytes],
     error: Callable[[int], Exception],
 ) -> Tuple:
-    """A tuple whose odd values are as their columns want them. `encode` gives a text's bytes in the database.
+    """Apply the policy of each column to the invalid values of a tuple. `encode` returns a text's bytes in the
+    database.
 
-    Raises what `error` makes of the byte where a value of a column that wants text stops being one.
+    Raises the result of `error` for the invalid byte if a value's column must be text.
     """
     if not any(isinstance(value, str) and value.startswith(PREFIX) for value in values):
         return values
@@ -76,7 +77,7 @@ def apply_text_policy(
 
 
 def any_prefixed(lists: Any) -> bool:
-    """Whether a value of a list<string> array begins with the prefix: then `settled` has to look at each."""
+    """Whether a value of a list<string> array begins with the prefix: then each value has to be checked."""
     values = pc.list_flatten(lists)
     return bool(len(values)) and bool(pc.any(pc.starts_with(values, PREFIX)).as_py())
 
@@ -104,9 +105,9 @@ _PYTHON: Final = {
     "koi8r": "koi8-r",
     "koi8u": "koi8-u",
 }
-"""Python's codec for a server encoding, whose name is in lower case without signs.
+"""Python's codec for a server encoding, whose name is in lower case without punctuation.
 
-Left out because Python has none or its is another: EUC_TW, MULE_INTERNAL, GB18030_2022.
+Python has no codec, or a different one, for EUC_TW, MULE_INTERNAL and GB18030_2022.
 """
 
 _LOW_SECOND_BYTES: Final = ("gbk", "gb18030")
@@ -114,7 +115,7 @@ _IN_TWO_BYTES: Final = re.compile(rb"(?:[\x00-\x7f]|[\x81-\xfe][\x40-\x7e\x80-\x
 
 
 class Policy(enum.Enum):
-    """What to do with text that is not valid in the encoding of the database."""
+    """What to do with text that is invalid in the encoding of the database."""
 
     STOP = "stop"
     HEX = "hex"
@@ -122,11 +123,11 @@ class Policy(enum.Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Codec:
-    """Turns bytes of one database into text.
+    """Converts bytes of one database to text. Raises UnknownEncoding.
 
-    `ascii_apart` says that a byte below 0x80 is always the ASCII character; in GBK and GB18030 it may be the second
-    half of another (0x5C, the backslash, for one; never a quote, a blank or a colon). Raises UnknownEncoding.
-    `in_hex`: for which columns the policy `hex` is meant; a codec does not know columns, who reads rows asks it.
+    `ascii_apart`: whether a byte below 0x80 is always the ASCII character; in GBK and GB18030 it may be the second half
+    of another one (for example 0x5C, the backslash; never a quote, a blank or a colon). `in_hex`: the columns of the
+    policy `hex`; a codec does not know columns, its users check it.
     """
 
     encoding: str = "UTF8"
@@ -143,18 +144,18 @@ class Codec:
         object.__setattr__(self, "ascii_apart", python not in _LOW_SECOND_BYTES)
 
     def text(self, data: bytes, offset: int = 0) -> str:
-        """`data`, which stands at byte `offset`, as text; raises TextNotInEncoding where the policy is to stop."""
+        """`data`, which begins at byte `offset`, as text. Raises TextNotInEncoding if the policy is to stop."""
         try:
             return self.strict(data)
         except UnicodeDecodeError as error:
             wrong = offset + error.start
         if self.policy is Policy.HEX:
             return UndecodableText.from_bytes(data, wrong)
-        # raised out here, because the cause would carry the value itself
+        # raised here, because the cause would contain the value
         raise TextNotInEncoding(self.encoding, offset=wrong)
 
     def decode(self, data: bytes) -> str:
-        """`data` as text, whole statements for example; offsets count from its start."""
+        """`data` as text, for example a statement; offsets count from its start."""
         return self.text(data)
 
     def encode(self, text: str) -> bytes:
@@ -162,7 +163,7 @@ class Codec:
         try:
             return text.encode(self.python)
         except UnicodeEncodeError:
-            return text.encode("gb18030")  # characters that a user defines, see `strict`
+            return text.encode("gb18030")  # user-defined characters, see `strict`
 
     def name(self, data: bytes, offset: int = 0) -> str:
         """The name of a table, column or type: as `text`, but never in hexadecimal digits."""
@@ -173,13 +174,13 @@ class Codec:
         raise TextNotInEncoding(self.encoding, offset=wrong)
 
     def strict(self, data: bytes) -> str:
-        """`data` as text; raises UnicodeDecodeError whatever the policy."""
+        """`data` as text; raises UnicodeDecodeError with any policy."""
         if self.python != "gbk":
             return data.decode(self.python)
         try:
             return data.decode("gbk")
         except UnicodeDecodeError:
-            # characters a user defines are valid in GBK; GB18030 has a place in Unicode for them
+            # user-defined characters are valid in GBK; GB18030 maps them to Unicode
             if _IN_TWO_BYTES.fullmatch(data) is None:
                 raise
             return data.decode("gb18030")

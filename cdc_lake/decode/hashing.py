@@ -1,7 +1,7 @@
 """Digests: what the hash chain of bronze is made of.
 
 The canonical bytes of a change do not depend on the wire format, the layout number or the time of ingest, so that
-the same change read again, by any plugin and any decoder, has the same digest::
+the same change, received again through any plugin and decoder, has the same digest::
 
     change   = op relation old-part new-part                 op: one ASCII letter I U D T M
     relation = length(4, big-endian) name as in bronze, UTF-8
@@ -10,12 +10,12 @@ the same change read again, by any plugin and any decoder, has the same digest::
     tuple    = count(2, big-endian) value*
     value    = "n" | "u" | "t" length(4, big-endian) UTF-8   SQL NULL, unchanged, text
 
-which is the shape of pgoutput's TupleData on purpose: there the bytes of the wire are the canonical ones. A truncate
-has the letters `c` and `r` for its flags instead of tuples; a message has its prefix (length, UTF-8) and content
-(length, bytes). Bytes that could not be decoded have a form of their own::
+which is the format of pgoutput's TupleData on purpose: there the received bytes are the canonical ones. A truncate has
+the letters `c` and `r` for its flags instead of tuples; a message has its prefix (length, UTF-8) and content (length,
+bytes). Undecodable bytes have a separate form::
 
-    change   = X reading relation bytes                      each behind its length; how the bytes are read, in UTF-8;
-                                                             the relation is empty where it is not known
+    change   = X reading relation bytes                      each after its length; how the bytes are read, in UTF-8;
+                                                             the relation is empty if it is unknown
 
     digest(change)      = BLAKE2b-256(0x00 change)
     content             = root of a tree of fan-out 1024 over the digests, node = BLAKE2b-256(0x01 children);
@@ -24,17 +24,15 @@ has the letters `c` and `r` for its flags instead of tuples; a message has its p
 
 A row that is erased later keeps its digest, so the chain still verifies.
 
-Hashing: from canonical bytes to digests, here or in a process beside this one.
+Python does not release its interpreter lock to hash something as short as a row, so no other thread runs meanwhile. A
+helper process (`connectors.hashing_process`) may therefore hash; this is its protocol. Numbers have 32 bits, in the
+machine's byte order::
 
-Python hashes something as short as a row without giving its interpreter lock away, so while digests are made nothing
-else of the process goes on. What a process beside it is asked, and what it answers, is decided here; starting it is
-not (`connectors.hashing_process`). A question, with numbers as the machine has them, each of 32 bits::
-
-    question = parts part*          a chunk's rows, those of one beginning in one part
+    question = parts part*          a chunk's rows, those with the same beginning in one part
     part     = size-of-prefix count size-of-data size-of-head prefix border{count + 1} data
-    answer   = digest{count} for each part, one behind the other
+    answer   = digest{count} for each part, concatenated
 
-The process needs no more than the standard library and `decode.hashing`. It ends with its input.
+The process needs only the standard library and `decode.hashing`. It ends with its input.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ def digest_of(canonical: bytes) -> bytes:
 
 
 class Digests(Sequence[bytes]):
-    """Digests one behind the other in `data`, as a list of them: what is not asked for one by one never becomes so."""
+    """Concatenated digests in `data`, as a sequence: single ones are extracted only when requested."""
 
     __slots__ = ("data",)
 
@@ -70,7 +68,7 @@ class Digests(Sequence[bytes]):
 
     @classmethod
     def from_parts(cls, parts: Iterable[Sequence[bytes]]) -> Digests:
-        """All digests of the parts in order."""
+        """All digests of the parts, in order."""
         return cls(b"".join([part.data if isinstance(part, Digests) else b"".join(part) for part in parts]))
 
     def __len__(self) -> int:
@@ -97,7 +95,7 @@ class Digests(Sequence[bytes]):
             return self.data == other.data
         return isinstance(other, Sequence) and list(self) == list(other)
 
-    # Equal to any list of the same digests, and a list has no hash; typeshed lets no class say so.
+    # Equal to any list of the same digests, so not hashable; typeshed does not allow declaring that.
     __hash__ = None  # type: ignore[assignment]  # Python's way to have none
 
 
@@ -115,16 +113,16 @@ def content_of(digests: Sequence[bytes]) -> bytes:
 
 
 def chain_of(previous: bytes, position: int, content: bytes) -> bytes:
-    """The hash of a transaction: it holds everything before it."""
+    """The hash of a transaction, which depends on everything before it."""
     return hashlib.blake2b(b"\x02" + previous + _POSITION.pack(position) + content, digest_size=DIGEST_SIZE).digest()
 
 
 GENESIS = hashlib.blake2b(b"cdc_lake", digest_size=DIGEST_SIZE).digest()
-"""What the first transaction of a stream takes as its previous hash."""
+"""The previous hash of a stream's first transaction."""
 
 
 def canonical_tuple(values: Sequence[str | None], unchanged: frozenset[int] = frozenset()) -> bytes:
-    """The canonical bytes of one tuple: text by position, None for SQL NULL, positions in `unchanged` not sent."""
+    """The canonical bytes of one tuple: text by position, None for SQL NULL; positions in `unchanged` were not sent."""
     encoded = bytearray(_U16.pack(len(values)))
     for position, value in enumerate(values):
         if position in unchanged:
@@ -138,12 +136,12 @@ def canonical_tuple(values: Sequence[str | None], unchanged: frozenset[int] = fr
 
 
 def canonical_bytes(data: bytes) -> bytes:
-    """Bytes behind their length."""
+    """Bytes after their length."""
     return _U32.pack(len(data)) + data
 
 
 def canonical_undecodable(reading: str, relation: str | None, data: bytes) -> bytes:
-    """The canonical bytes of a row `X`; `reading`: as its `info` has it, empty where it has none."""
+    """The canonical bytes of a row `X`; `reading`: as in its `info`, or empty."""
     return b"X" + b"".join(map(canonical_bytes, (reading.encode(), (relation or "").encode(), data)))
 
 
@@ -153,10 +151,10 @@ def canonical_relation(name: str) -> bytes:
 
 
 def digests_between(prefix: bytes, data: bytes | memoryview, borders: Sequence[int], head: int = 0) -> bytes:
-    """`digest_of(prefix + data[start + head : end])` for each pair of neighbouring borders, one behind the other.
+    """`digest_of(prefix + data[start + head : end])` for each pair of neighbouring borders, concatenated.
 
-    A piece lives no longer than its hashing, so all of them are in one place of the memory: a third of the time of
-    cutting first and hashing then (measured, 260 B).
+    A slice is freed after its hashing, so all use the same memory: a third of the time of slicing everything first
+    (measured, 260 B).
     """
     copy, digests = hashlib.blake2b(b"\x00" + prefix, digest_size=DIGEST_SIZE).copy, list[bytes]()
     for start, end in pairwise(borders):
@@ -167,17 +165,17 @@ def digests_between(prefix: bytes, data: bytes | memoryview, borders: Sequence[i
 
 
 class Content:
-    """`content_of` of digests that come one by one, in memory that does not grow with them."""
+    """`content_of` for digests that arrive one by one, in constant memory."""
 
     def __init__(self) -> None:
         self._levels: list[list[bytes]] = [[]]
 
     def add(self, digest: bytes) -> None:
-        """The digest of the next change."""
+        """Add the digest of the next change."""
         self._push(0, digest)
 
     def add_all(self, digests: Sequence[bytes]) -> None:
-        """The digests of the next changes."""
+        """Add the digests of the next changes."""
         data, step, offset = Digests.from_parts([digests]).data, FAN_OUT * DIGEST_SIZE, 0
         while offset < len(data):
             if not self._levels[0] and offset + step <= len(data):
@@ -188,7 +186,7 @@ class Content:
                 offset += DIGEST_SIZE
 
     def root(self) -> bytes:
-        """The root over all digests that were added; nothing may be added after it."""
+        """The root over all added digests; nothing may be added after it."""
         depth = 0
         while depth < len(self._levels) - 1 or depth == 0 or len(self._levels[depth]) > 1:
             if self._levels[depth] or depth == len(self._levels) - 1:
@@ -215,10 +213,10 @@ _BORDER: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """The canonical bytes of n rows: `prefix`, and then for each row what stands in `data` between two borders.
+    """The canonical bytes of n rows: `prefix`, followed for each row by the part of `data` between two borders.
 
-    `borders`: n + 1 numbers of 32 bits; they and the bytes of `data` as anything with a buffer. `head`: so many bytes
-    behind each border but the last are not the row's.
+    `borders`: n + 1 numbers of 32 bits; borders and data are any buffers. `head`: so many bytes after each border but
+    the last do not belong to the row.
     """
 
     prefix: bytes
@@ -228,20 +226,20 @@ class Canonical:
 
     @property
     def count(self) -> int:
-        """How many rows."""
+        """The number of rows."""
         return memoryview(self.borders).nbytes // _BORDER - 1
 
 
 Hashing: TypeAlias = Callable[[Sequence[Canonical]], Callable[[], list[bytes]]]
-"""Begins to hash; what it returns waits for the digests of each part, one behind the other.
+"""Begins to hash; the returned function waits for the concatenated digests of each part.
 
-What nobody waited for is lost once the next begins.
+Results that nobody waited for are lost when the next call begins.
 """
 
 
 @contextmanager
 def meanwhile(begun: Callable[[], object]) -> Iterator[None]:
-    """Do something until digests are there; if it fails, wait for them all the same: before, no thread is answered."""
+    """Do something until digests are ready; if it fails, wait for them anyway, because the helper must be read."""
     try:
         yield
     except Exception:
@@ -261,7 +259,7 @@ def _digests(part: Canonical) -> bytes:
 
 
 def ask(sink: IO[bytes], parts: Sequence[Canonical]) -> None:
-    """Write the question."""
+    """Write a request."""
     sink.write(_COUNT.pack(len(parts)))
     for part in parts:
         sizes = len(part.prefix), part.count, memoryview(part.data).nbytes, part.head
@@ -272,7 +270,7 @@ def ask(sink: IO[bytes], parts: Sequence[Canonical]) -> None:
 
 
 def read_answer(source: IO[bytes], parts: Sequence[Canonical]) -> list[bytes]:
-    """Read the answer. Raises EOFError where there is none."""
+    """Read the answer. Raises EOFError without one."""
     answers = []
     for part in parts:
         size = part.count * DIGEST_SIZE
@@ -284,7 +282,7 @@ def read_answer(source: IO[bytes], parts: Sequence[Canonical]) -> list[bytes]:
 
 
 def serve(source: IO[bytes], sink: IO[bytes]) -> None:
-    """Answer question after question, until the source ends."""
+    """Answer requests until the source ends."""
     room = bytearray()
     while head := source.read(_COUNT.size):
         answer = []

@@ -1,20 +1,20 @@
-"""The catalog as it was where a change stands, worked out from the catalog of now and the layout that landed before.
+"""Derives the catalog at the time of a change from the current catalog and the layout that landed before.
 
-A stream names columns and leaves their numbers, the defaults of old rows and often the primary key to the catalog,
-which a session can only read as it is now. Between the change and now the table may have been altered any number of
-times. What holds all the same:
+A stream names columns, but their numbers, the defaults of old rows and often the primary key are only in the catalog,
+which a session can read only as it is now. Between the change and now the table may have been altered any number of
+times. These facts still hold:
 
-* Columns come in the order of their numbers. A column that is there now was there ever since its number was given, and
-  a dropped one never comes back. So of a table of which no column was dropped, place and number are the same.
-* A catalog row whose `xmin` is a transaction older than that of the change probably says what was true at the change:
-  who alters a table locks out who changes it. But who waits for that lock has its number already, so that what it waits
-  for may have a greater one; and a subtransaction has a greater number than its own transaction.
-* `attmissingval` goes when the table is rewritten, and never changes otherwise. If the storage of a table is still the
-  one that it had when its last layout was read, a column without it is NULL in the rows from before.
+* Columns are sent in the order of their numbers. A current column has existed since its number was assigned, and a
+  dropped one never returns. In a table without dropped columns, position and number therefore correspond. * A catalog
+  row whose `xmin` is older than the transaction of the change was probably valid at the change, because altering a
+  table locks out writers. But a transaction that waits for that lock already has its id, so the one for which it waits
+  may have a greater one; and a subtransaction has a greater id than its transaction. * `attmissingval` is removed when
+  the table is rewritten, and never changes otherwise. If the storage of a table is the same as when its last layout was
+  read, a column without it is NULL in earlier rows.
 
-Where several histories explain a change equally well, one of them is taken, and the columns it differs in are marked:
-silver then asks (`tables.schema_evolution.AssumeColumn`). Both families use this, PostgreSQL with the numbers of
-transactions.
+If several histories explain a change equally well, one of them is used, and the columns in which they differ are
+marked: silver then requires approval (`tables.schema_evolution.AssumeColumn`). Both families use this, PostgreSQL with
+transaction ids.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ from typing import Final
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity
 
 _HISTORIES: Final = 4096
-"""Histories that are compared; a table with more of them is one whose columns nobody can tell apart."""
-_UNLIKELY: Final = 100  # what speaks against a history, without excluding it: more than any number of commands
-_HALF: Final = 1 << 31  # numbers of transactions are compared modulo 2^32 (transam.c, TransactionIdPrecedes)
+"""Maximum number of histories that are compared; with more, columns cannot be distinguished."""
+_UNLIKELY: Final = 100  # weight of an unlikely history: more than any number of commands
+_HALF: Final = 1 << 31  # transaction ids are compared modulo 2^32 (transam.c, TransactionIdPrecedes)
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
     """A row of `pg_attribute`; a dropped column has neither name nor type.
 
-    `missing`: what rows from before the column hold by `attmissingval`, None where the catalog keeps nothing. `filled`:
-    it keeps nothing although the column has a default.
-    `changed`: the transaction that wrote the row, as 32 bits; None where that is not known. `generated`: it may be one
-    that is not published; `required`: it may not be NULL.
+    `missing`: the value of earlier rows according to `attmissingval`, None if there is none. `filled`: there is none
+    although the column has a default. `changed`: the transaction that wrote the row, as 32 bits; None if unknown.
+    `generated`: it may be unpublished; `required`: it is NOT NULL.
     """
 
     number: int
@@ -56,9 +55,9 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class UniqueIndex:
-    """An index that may identify rows: the numbers of its columns, and whether it is the primary key or named as the
-    replica identity (`identity`). `created`: the transaction that made it; `changed`: the one that wrote its row of
-    `pg_index`, as each does that names it as the replica identity, or another one in its place.
+    """An index that may identify rows: the numbers of its columns, and whether it is the primary key or the replica
+    identity (`identity`). `created`: the transaction that created it; `changed`: the one that wrote its row of
+    `pg_index`, as setting or replacing the replica identity does.
     """
 
     columns: frozenset[int]
@@ -79,7 +78,7 @@ class IdentifiedBy:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A column as the stream announces it; None for what it does not say of the type."""
+    """A column as the stream announces it; None for unknown parts of the type."""
 
     name: str
     type_oid: int | None
@@ -88,17 +87,17 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Identified:
-    """The number of each announced column, and the places of those that may be another column just as well."""
+    """The number of each announced column, and the positions of those that may be another column."""
 
     numbers: tuple[int, ...]
     ambiguous: frozenset[int] = frozenset()
 
 
 def precedes(changed: int | None, xid: int | None) -> bool:
-    """Whether a catalog row was written by a transaction that is older than `xid`; False where one is not known.
+    """Whether a catalog row was written by a transaction older than `xid`; False if one is unknown.
 
-    Numbers below 3 are those of the bootstrap and of frozen rows, which are older than all (transam.h). The GaussDB
-    family has numbers of 64 bits, which do not come round.
+    Ids below 3 are those of the bootstrap and of frozen rows, which are older than all (transam.h). The GaussDB family
+    has ids of 64 bits, which do not wrap around.
     """
     if changed is None or xid is None:
         return False
@@ -114,10 +113,10 @@ def identify(
     xid: int | None = None,
     highest: int = 0,
 ) -> Identified | None:
-    """Which columns of the catalog a change of transaction `xid` announced; None where no history explains it.
+    """The columns of the catalog that a change of transaction `xid` announced; None if no history explains it.
 
-    `attributes`: all of the table by number, dropped ones too; `before`: the layout of the same table that landed last;
-    `highest`: the greatest number that any layout of it had.
+    `attributes`: all of the table by number, including dropped ones; `before`: the last landed layout of the same
+    table; `highest`: the greatest number in any of its layouts.
     """
     columns_before = _columns_by_number(before)
     histories = sorted(
@@ -131,7 +130,7 @@ def identify(
     least, commands, numbers = histories[0]
     rivals = [other for against, needed, other in histories[1:] if against == least or needed <= commands]
     places = {position for other in rivals for position, number in enumerate(other) if number != numbers[position]}
-    # what was in doubt stays so: what comes behind it may be the other one still
+    # ambiguous columns stay ambiguous, and so do those after them
     places |= {
         position
         for position, number in enumerate(numbers)
@@ -141,7 +140,7 @@ def identify(
 
 
 def _columns_by_number(before: Relation | None) -> dict[int, Column]:
-    """The columns of a layout by number; nothing where one of them has none."""
+    """The columns of a layout by number; empty if one of them has none."""
     columns = {} if before is None else {c.number: c for c in before.columns if c.number is not None}
     return columns if before is not None and len(columns) == len(before.columns) else {}
 
@@ -149,11 +148,11 @@ def _columns_by_number(before: Relation | None) -> dict[int, Column]:
 def _histories(
     announced: Sequence[Named], attributes: Sequence[Attribute], columns_before: Mapping[int, Column], highest: int
 ) -> Iterator[tuple[int, ...]]:
-    """The sets of numbers that the announced columns may have, in order: as few as the catalog allows."""
+    """The possible numbers of the announced columns, in order: as few as the catalog allows."""
     highest = max((highest, *columns_before)) if columns_before else 0
     live_numbers = [attribute.number for attribute in attributes if attribute.name is not None]
     later = [number for number in live_numbers if number > highest]
-    # a column that the layout before leaves out was not published, or bronze takes none of it
+    # a column that is missing in the previous layout was not published, or bronze omits it
     hidden = [number for number in live_numbers if number <= highest and number not in columns_before]
     sure = [number for number in live_numbers if number in columns_before]
     dropped = [
@@ -183,13 +182,13 @@ def _weigh_history(
     columns_before: Mapping[int, Column],
     xid: int | None,
 ) -> tuple[float, int]:
-    """What speaks against a history, infinity where it cannot have been; and how many commands it takes."""
+    """The weight against a history, infinity if it is impossible; and its number of commands."""
     of = {attribute.number: attribute for attribute in attributes}
     had = set(numbers)
     against, commands = 0.0, 0
     for number, column in zip(numbers, announced, strict=True):
         now, then = of[number], columns_before.get(number)
-        # who waits for a table's lock has its number already, so an older one may have altered it later
+        # a transaction that waits for a table's lock has its id already, so an older one may have altered it later
         differs = (now.name != column.name) + (not _is_of(column, now.type_oid, now.modifier))
         commands += 1 if now.name is None else differs
         against += _UNLIKELY * (precedes(now.changed, xid) and differs > 0)
@@ -205,7 +204,7 @@ def _weigh_history(
             against += _UNLIKELY * (attribute.number < max(had, default=0) and precedes(xid, attribute.changed))
     for attribute in attributes:
         if attribute.name is not None and attribute.number not in had and attribute.number not in columns_before:
-            commands += 1  # added since, or not published
+            commands += 1  # added later, or not published
             against += _UNLIKELY * (precedes(attribute.changed, xid) and not attribute.generated)
     return against, commands
 
@@ -222,9 +221,9 @@ def missing_then(
     *,
     rewritten: bool,
 ) -> Missing | None:
-    """What rows from before a column hold in it (`model.relation.Column.missing`).
+    """The value of a column in rows that are older than it (`model.relation.Column.missing`).
 
-    `rewritten`: the table may have been rewritten since `before`, the layout that landed last.
+    `rewritten`: the table may have been rewritten since `before`, the last landed layout.
     """
     columns_before = _columns_by_number(before)
     now, then = attributes.get(number), columns_before.get(number)
@@ -240,7 +239,7 @@ def missing_then(
         return missing_now or Missing(None)
     if not columns_before:
         return Missing(None) if now.filled else None
-    hidden = number < max(columns_before)  # it was there and not published
+    hidden = number < max(columns_before)  # it existed and was not published
     return Missing(None) if rewritten or hidden else None
 
 
@@ -253,10 +252,11 @@ def key_then(
     logged: bool,
     settled: bool,
 ) -> tuple[int, ...]:
-    """The numbers of the columns of the primary key at a change.
+    """The numbers of the primary key's columns at a change.
 
-    `flagged`: columns that the change marks as its identity, `logged`: which is the primary key; `now`: the key of now;
-    `before`: that of the layout before; `all_numbers`: all columns; `settled`: the key of now was the key then.
+    `flagged`: columns that the change marks as its identity, `logged`: whether that is the primary key; `now`: the
+    current key; `before`: that of the previous layout; `all_numbers`: all columns; `settled`: the key has not changed
+    since.
     """
     if logged and flagged:
         return next((tuple(key) for key in (now, before) if set(key) == set(flagged)), tuple(flagged))
@@ -273,11 +273,11 @@ def identity_then(
     all_numbers: Collection[int],
     xid: int,
 ) -> IdentifiedBy | None:
-    """By what a row of transaction `xid` that came without an old one was identified; None: by what rows are now. It
-    was not by the whole row, which would have come along.
+    """The identity of rows in transaction `xid`, whose change came without an old tuple; None: as now. It was not FULL,
+    which would have sent the old row.
 
-    `now`: the kind of identity that the table's row of `pg_class` names, which transaction `changed` wrote;
-    `all_numbers`: the numbers of all columns; `before`: see `identify`.
+    `now`: the replica identity in the table's row of `pg_class`, written by transaction `changed`; `all_numbers`: the
+    numbers of all columns; `before`: see `identify`.
     """
     by_index = now is ReplicaIdentity.INDEX
     primary = next((index for index in indexes if index.primary), None)
@@ -293,12 +293,12 @@ def identity_then(
     others = [index for index in indexes if not index.primary and not index.identity]
     over = any(index.columns == former and precedes(index.changed, xid) for index in others)
     over |= primary_unchanged and former != of_key and keyed is not None and keyed.identity is ReplicaIdentity.DEFAULT
-    # What is newer may be the transaction's own: its subtransactions have greater numbers. Of an index that is only
-    # made the row is written once.
+    # A newer one may be the transaction's own: its subtransactions have greater ids. The row of an index that is only
+    # created is written once.
     rivals = {index.columns for index in others if not precedes(index.changed, xid) and index.changed != index.created}
     rivals |= {index.columns for index in indexes if (index.identity if by_index else index.primary)}
     if keyed and former and former <= set(all_numbers) and not over:
-        # An index that is gone leaves no trace: then nothing identified rows from a time on that nobody knows.
+        # A dropped index leaves no trace: then rows had no identity from some unknown time on.
         by_other = keyed.identity is ReplicaIdentity.INDEX
         gone = not any(index.columns == former and (index.primary or by_other) for index in indexes)
         return IdentifiedBy(
@@ -312,8 +312,8 @@ def identity_then(
 def storage_then(
     numbers: Iterable[int | None], attributes: Iterable[Attribute], now: int | None, before: Relation | None
 ) -> int | None:
-    """A table's storage, so far as it may be compared with a later one: what was rewritten after a column came that the
-    change does not have yet was rewritten with it. `now`: the storage of now.
+    """A table's storage, if it may be compared with a later one: a rewrite after a column was added that the change
+    does not have yet also rewrote the row. `now`: the current storage.
     """
     highest = max((number for number in numbers if number is not None), default=0)
     all_covered = all(attribute.name is None or attribute.number <= highest for attribute in attributes)
@@ -321,8 +321,8 @@ def storage_then(
 
 
 def as_logged(relation: Relation, partitions: Iterable[Collection[str] | None]) -> Relation:
-    """The layout of a partitioned table, by what its partitions log: `partitions` are the columns that each logs of old
-    rows, None: all. The replica identity of the root itself decides nothing but what the stream calls an old row.
+    """The layout of a partitioned table according to its partitions: `partitions` are the columns that each logs of old
+    rows, None: all. The replica identity of the root determines only what the stream calls an old row.
     """
     all_names = frozenset(relation.names)
     logged = all_names.intersection(*(all_names if names is None else names for names in partitions))

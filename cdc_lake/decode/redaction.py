@@ -1,11 +1,11 @@
-"""Redaction: what becomes of values before they reach any file.
+"""Redaction: changes values before they reach any file.
 
-A pure step between the decoder's columns and bronze's rows. A column's values are left out together with the column
+A pure step between the decoder's columns and bronze's rows. The values of a column are dropped together with the column
 (`drop`), become NULL (`null`), or become the hexadecimal HMAC-SHA-256 of their text under the pipeline's key
-(`sha256`): equal texts give equal hashes in every table, so keys stay joinable. NULL stays NULL, and what was not sent
-stays not sent. Layouts say what was done to which column, never by which key; digests are those of the redacted
-changes, so that the chain can be recomputed from what bronze holds. Logical messages are left out: nobody can know
-what stands in one. Tables that no rule means cost a look-up a batch.
+(`sha256`): equal texts give equal hashes in every table, so keys can still be joined. NULL stays NULL, and unchanged
+values stay unchanged. Layouts state the strategy of each column, but not the key; digests are those of the redacted
+changes, so that the chain can be recomputed from bronze. Logical messages are dropped, because their content is
+unknown. Tables without a rule cost one look-up per batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cdc_lake.errors import RedactionUnfit
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 
 TEXT_OID: Final = 25
-"""PostgreSQL's type text: what a hashed column is, whatever it was at the source."""
+"""PostgreSQL's type text: the type of a hashed column, whatever it was at the source."""
 
 HASH_SIZE: Final = 64
 """Characters of a hash."""
@@ -37,7 +37,7 @@ _BLOCK: Final = 64  # bytes of a block of SHA-256 (FIPS 180-4)
 
 
 class Strategy(enum.Enum):
-    """What becomes of the values of a column."""
+    """What happens to the values of a column."""
 
     DROP = "drop"
     NULL = "null"
@@ -45,13 +45,13 @@ class Strategy(enum.Enum):
 
 
 Rules: TypeAlias = Callable[[TableName, str], Strategy | None]
-"""The strategy of a table's column, None where it is landed as it is."""
+"""The strategy of a table's column, None if it is not redacted."""
 Keys: TypeAlias = Callable[[TableName], Sequence[str] | None]
-"""The columns that the pipeline says identify a table's rows, None where it leaves that to the source."""
+"""The configured key columns of a table, None if the source determines them."""
 
 
 class Hasher:
-    """HMAC-SHA-256 (RFC 2104) of many short texts under one key, which it does not show."""
+    """HMAC-SHA-256 (RFC 2104) of many short texts under one key, which it does not reveal."""
 
     def __init__(self, key: bytes) -> None:
         block = (hashlib.sha256(key).digest() if len(key) > _BLOCK else key).ljust(_BLOCK, b"\0")
@@ -63,14 +63,14 @@ class Hasher:
         return self._texts([value])[0]
 
     def array(self, values: pa.Array) -> pa.Array:
-        """The hashes of a string or large_string array, of the same type, NULL where it is; each text hashed once."""
+        """The hashes of a string or large_string array, of the same type, keeping NULL; each distinct text once."""
         encoded = values.dictionary_encode()
         raw = pa.large_binary() if pa.types.is_large_string(values.type) else pa.binary()
         hashed = self._texts(encoded.dictionary.cast(raw).to_pylist())
         return pa.array(hashed, values.type).take(encoded.indices)
 
     def _texts(self, values: Iterable[bytes]) -> list[str]:
-        """In one loop: a call for each text costs a fifth more (measured)."""
+        """In one loop: a call per text costs a fifth more (measured)."""
         inside, outside, hashes = self._inner.copy, self._outer.copy, []
         for value in values:
             inner, outer = inside(), outside()
@@ -82,25 +82,27 @@ class Hasher:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What becomes of one layout: its redacted form, and positions by strategy. `places`: a kept column's new place."""
+    """The redaction of one layout: the new layout, and positions by strategy. `places`: a kept column's new
+    position.
+    """
 
     relation: Relation
     dropped: tuple[int, ...]
     nulled: tuple[int, ...]
     hashed: tuple[int, ...]
-    places: Any  # int32 ndarray, one entry a column of the source: -1 where nothing of it can be "not sent"
+    places: Any  # int32 ndarray, one entry per source column: -1 if it can no longer be unchanged
 
     @property
     def touches(self) -> bool:
-        """Whether anything becomes of it at all."""
+        """Whether anything is redacted."""
         return bool(self.dropped or self.nulled or self.hashed)
 
 
 class Redaction:
-    """Applies a pipeline's rules. One instance a run; threads may share it.
+    """Applies a pipeline's rules. One instance per run; thread-safe.
 
-    `rules` says what becomes of each column, None: everything is landed as it is. `keys` names columns that must stay,
-    besides the source's own; `key` is needed where a rule hashes. `configuration` numbers these rules in COMMIT rows.
+    `rules`: the strategy of each column, None: no redaction. `keys`: columns that must not be lost, besides the
+    source's own; `key`: required for hashes. `configuration`: the number of these rules in COMMIT rows.
     """
 
     def __init__(
@@ -113,11 +115,11 @@ class Redaction:
         self._plans: dict[Relation, _Plan] = {}
 
     def relation(self, relation: Relation) -> Relation:
-        """The layout as bronze has it. Raises RedactionUnfit where a column that identifies rows would be lost."""
+        """The layout in bronze. Raises RedactionUnfit if a column that identifies rows would be lost."""
         return self._plan(relation).relation
 
     def changes(self, changes: ChangeColumns) -> ChangeColumns:
-        """The changes, whose arrays are not chunked, as bronze may have them. Raises RedactionUnfit, BatchTooLarge."""
+        """Redact changes, whose arrays are not chunked. Raises RedactionUnfit, BatchTooLarge."""
         changes = replace(changes, configuration=self._configuration)
         if self._rules is None:
             return changes
@@ -139,7 +141,7 @@ class Redaction:
         return replace(redacted, digests=digests_anew(redacted, rows))
 
     def rows(self, relation: Relation, rows: Any) -> tuple[Relation, Any]:
-        """Snapshot rows (a list<string> array by position in the layout) and their layout, as bronze may have them."""
+        """Redact snapshot rows (a list<string> array by position in the layout) and their layout."""
         plan = self._plan(relation)
         if not plan.touches:
             return relation, rows
@@ -149,7 +151,7 @@ class Redaction:
         return plan.relation, self._tuples(rows.cast(TUPLES), numbers, np.arange(len(rows)), [plan])
 
     def table(self, relation: Relation, rows: pa.Table) -> pa.Table:
-        """Rows as columns of text by name, such as a comparison reads from the source."""
+        """Redact rows as text columns by name, as a comparison reads them from the source."""
         plan = self._plan(relation)
         if not plan.touches:
             return rows
@@ -175,11 +177,11 @@ class Redaction:
         return plan
 
     def _tuples(self, tuples: Any, relation: Any, rows: Any, plans: Sequence[_Plan]) -> Any:
-        """The tuples with those at `rows` redacted."""
+        """The tuples, with those at `rows` redacted."""
         if tuples.null_count == len(tuples):
             return tuples
         if tuples.null_count and np.diff(tuples.offsets)[np.asarray(tuples.is_null())].any():
-            tuples = tuples.take(pa.array(np.arange(len(tuples))))  # Arrow allows a NULL to own values
+            tuples = tuples.take(pa.array(np.arange(len(tuples))))  # Arrow allows a NULL to have values
         offsets, valid = np.asarray(tuples.offsets).astype(np.int64), np.asarray(tuples.is_valid())
         values, lengths = tuples.values, np.diff(offsets)
         rows = rows[valid[rows]]
@@ -238,7 +240,7 @@ def _plan_redaction(relation: Relation, rules: Rules, keys: Keys, hasher: Hasher
 
 
 def _column(column: Column, strategy: Strategy | None, hasher: Hasher | None) -> Column:
-    """The column as bronze has it; the default that old rows have of it is a value too."""
+    """The column in bronze; its default for old rows is a value too."""
     missing = column.missing
     match strategy:
         case Strategy.SHA256:
@@ -266,12 +268,12 @@ def _without_messages(changes: ChangeColumns) -> ChangeColumns:
 
 
 def _unchanged_positions(unchanged: Any, relation: Any, plans: Sequence[_Plan]) -> Any:
-    """Positions that were not sent, by their new places; of a column that is NULL now, nothing is left to send."""
+    """Unchanged positions after redaction; a column that is always NULL is never unchanged."""
     if unchanged.null_count == len(unchanged) or all((plan.places >= 0).all() for plan in plans):
         return unchanged
     unchanged = unchanged.take(
         pa.array(np.arange(len(unchanged)))
-    )  # so that the values are those of these lists, from the first
+    )  # so that the values are those of these lists, from the first one
     lengths = np.diff(np.asarray(unchanged.offsets))
     owner = np.repeat(np.arange(len(unchanged)), lengths)
     places = np.full((len(plans), max(len(plan.places) for plan in plans)), -1, np.int32)
@@ -284,7 +286,7 @@ def _unchanged_positions(unchanged: Any, relation: Any, plans: Sequence[_Plan]) 
 
 
 def _renumber_relations(changes: ChangeColumns, relations: Sequence[Relation]) -> ChangeColumns:
-    """The changes with these relations in place of theirs; two that have become the same layout are one."""
+    """The changes with these relations instead; two that have become equal are merged."""
     numbering = Numbering()
     numbers = np.array([numbering.number(relation) for relation in relations], np.int32)
     relation = np.where(changes.relation < 0, changes.relation, numbers[changes.relation]).astype(np.int32)

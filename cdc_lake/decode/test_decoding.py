@@ -8,15 +8,14 @@
     PREPARE TRANSACTION … and others of two-phase       stored, if the pipeline asks for it, else refused
     opening a streamed block … and others of streaming  refused
 
-BEGIN, COMMIT, rows and TRUNCATE have the form of the GaussDB family and are read there. One message is one line,
-whatever line feeds its values have. A line carries no position: that of a COMMIT's message is the end of its commit
-record, which pgoutput says inside its own; of a row it is the row's. A BEGIN's is 0 if empty transactions are skipped,
-and where the commit record starts nobody says.
+BEGIN, COMMIT, rows and TRUNCATE have the form of the GaussDB family and are parsed there. One message is one line, even
+if its values contain line feeds. A line contains no position: that of a COMMIT's message is the end of its commit
+record, which pgoutput sends inside its message; that of a row is the row's. A BEGIN's is 0 if empty transactions are
+skipped, and the start of the commit record is unknown.
 
-A PREPARE's line comes behind the rows, at the end of its record; where the record begins no line says. What became of
-the transaction comes later, alone. What was prepared before the slot was made is printed whole at its end, PREPARE and
-COMMIT PREPARED together. Specification: test_decoding.c of PostgreSQL 14 to 18 (contrib) and its regression results.
-Pure.
+A PREPARE's line follows the rows, at the end of its record, whose start is unknown. The end of the transaction arrives
+later, alone. A transaction prepared before the slot was created is printed as a whole at its end, PREPARE and COMMIT
+PREPARED together. Specification: test_decoding.c of PostgreSQL 14 to 18 (contrib) and its regression results. Pure.
 """
 
 from __future__ import annotations
@@ -51,19 +50,19 @@ from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 
 TABLE: Final = b"table "
-"""How the lines of rows and truncates begin."""
+"""Prefix of the lines of rows and truncates."""
 _HEAD: Final = re.compile(rf"table ({identifiers.NAME})\.({identifiers.NAME}): (?:INSERT|UPDATE|DELETE):")
 
 
 class Head(NamedTuple):
-    """The table of a row, and the bytes that name it."""
+    """The table of a row, and the bytes of its name."""
 
     text: bytes
     table: TableName
 
 
 def head_of(line: bytes, codec: Codec) -> Head | None:
-    """The head of a row; None for anything else. Raises DecodeError for a name that is none."""
+    """The head of a row; None for anything else. Raises DecodeError for an invalid name."""
     match = _HEAD.match(line.decode("latin-1"))
     if match is None:
         return None
@@ -73,7 +72,7 @@ def head_of(line: bytes, codec: Codec) -> Head | None:
 
 
 def tables_of(line: bytes, codec: Codec) -> tuple[TableName, ...] | None:
-    """The tables that a row or truncate changes; None for a line that is neither. Raises DecodeError."""
+    """The tables that a row or truncate changes; None for any other line. Raises DecodeError."""
     head = head_of(line, codec)
     if head is not None:
         return (head.table,)
@@ -83,7 +82,7 @@ def tables_of(line: bytes, codec: Codec) -> tuple[TableName, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class MessageLine:
-    """A logical message; `content` is None where it was streamed, which leaves it out."""
+    """A logical message; `content` is None if it was streamed, which omits it."""
 
     transactional: bool
     prefix: str
@@ -92,7 +91,7 @@ class MessageLine:
 
 @dataclass(frozen=True, slots=True)
 class PhaseLine:
-    """A line of two-phase or streamed decoding: `kind` names it, what it did not say is None."""
+    """A line of two-phase or streamed decoding: `kind` names it; missing parts are None."""
 
     kind: str
     gid: str | None = None
@@ -119,12 +118,12 @@ _PHASES: Final = tuple(
     )
 )
 _MESSAGE: Final = re.compile(rb"(?:streaming )?message: transactional: ([01]) prefix: ")
-_ENDS: Final = (b"", b"\n", b"\r\n")  # what a program that printed the line may have put behind it
+_ENDS: Final = (b"", b"\n", b"\r\n")  # what a program that printed the line may have appended
 _SIZE: Final = re.compile(rb", sz: (\d+)(?: content:|\Z)")
 
 
 def line(payload: bytes, decode: Callable[[bytes], str]) -> MessageLine | PhaseLine | None:
-    """The record of a line, None where it is none of these. `decode` reads text of the stream's encoding."""
+    """Parse a line; None if it is none of these. `decode` converts text from the stream's encoding."""
     if (head := _MESSAGE.match(payload)) is not None:
         return _message(payload, head, decode)
     for form, kind in _PHASES:
@@ -140,7 +139,7 @@ def line(payload: bytes, decode: Callable[[bytes], str]) -> MessageLine | PhaseL
 
 
 def _message(payload: bytes, head: re.Match[bytes], decode: Callable[[bytes], str]) -> MessageLine | None:
-    """The size says which `, sz: ` ends the prefix: both prefix and content may hold such words."""
+    """The size determines which `, sz: ` ends the prefix, because prefix and content may contain these words."""
     for size_match in _SIZE.finditer(payload, head.end()):
         size, rest = int(size_match[1]), payload[size_match.end() :]
         streamed = not size_match[0].endswith(b":")
@@ -151,29 +150,29 @@ def _message(payload: bytes, head: re.Match[bytes], decode: Callable[[bytes], st
 
 
 def _unquote_literal(literal: str) -> str:
-    """A string constant's text: quotes doubled; backslashes doubled too where it begins with E."""
+    """The text of a string constant: quotes are doubled; backslashes too if it begins with E."""
     text = literal[literal.index("'") + 1 : -1].replace("''", "'")
     return text.replace("\\\\", "\\") if literal.startswith("E") else text
 
 
 PREPARED: Final = frozenset({"prepare", "commit_prepared", "rollback_prepared"})
-"""Kinds of lines that are read here."""
+"""Kinds of lines that are processed here."""
 
 
 class Phases:
-    """Takes the lines of prepared transactions. `landed`: what was committed up to there is in bronze."""
+    """Processes the lines of prepared transactions. `landed`: everything committed up to there is in bronze."""
 
     def __init__(
         self, codec: Codec, prepared_storage: PreparedStorage, landed: int, frames: FrameStoreFactory | None
     ) -> None:
-        """`frames` makes stores for transactions that are large; None: all are held in memory."""
+        """`frames` makes stores for large transactions; None: all are in memory."""
         self._codec = codec
         self._prepared_storage = prepared_storage
         self._landed = landed
         self._frames: FrameStoreFactory = frames or InMemoryFrameStores()
 
     def park(self, phase: PhaseLine, end: int, rows: TransactionBuffer) -> None:
-        """It is prepared, by a record that ends at `end`, and `rows` are what it did. Raises DecodeError, LakeError."""
+        """Store a transaction whose PREPARE ends at `end`, with its `rows`. Raises DecodeError, LakeError."""
         xid, gid = _prepared_id(phase, end)
         prepared_at = 0 if phase.time is None else micros(phase.time)
         rows.check()
@@ -186,8 +185,8 @@ class Phases:
             store.close()
 
     def finish(self, phase: PhaseLine, end: int) -> tuple[Whole, ...]:
-        """It ended, by a record that ends at `end`: the transaction, where it was committed. Raises DecodeError,
-        LakeError, and SourceError where the server had to be asked.
+        """Process an end of a prepared transaction, at `end`; returns a committed transaction. Raises DecodeError,
+        LakeError, and SourceError if the server had to be queried.
         """
         xid, gid = _prepared_id(phase, end)
         if phase.kind == "rollback_prepared":
@@ -221,7 +220,7 @@ class Phases:
         return RecordTransaction(bounds, Style.SERIAL, records, lsns, sum(map(len, records)))
 
     def _reencode(self, store: FrameStore, before: Codec) -> FrameStore:
-        """The same lines in the encoding of this connection: one by SQL functions has another than a stream."""
+        """The same lines in the encoding of this connection: SQL functions and streams use different ones."""
         reencoded = self._frames()
         for lines, lsns in store.parts():
             reencoded.extend([self._codec.encode(before.text(line)) for line in lines], lsns)
@@ -230,7 +229,7 @@ class Phases:
 
 
 def _prepared_id(phase: PhaseLine, end: int) -> tuple[int, str]:
-    """Its id and its name, by which the storage knows it."""
+    """The id and name by which the storage knows it."""
     if phase.xid is None or phase.gid is None:
         raise MalformedMessage("a prepared transaction without its id: `include-xids` is off")
     if not 0 < end < STORABLE:
@@ -239,18 +238,18 @@ def _prepared_id(phase: PhaseLine, end: int) -> tuple[int, str]:
 
 
 def _tables(store: FrameStore, codec: Codec) -> Iterator[str]:
-    """The tables that lines change, as far as they can be read."""
+    """The tables that lines change, if they can be parsed."""
     known_heads: set[bytes] = set()
     for lines, _ in store.parts():
         for line in lines:
             head = line[: line.find(b": ", len(TABLE))]
-            if head in known_heads and b'"' not in head:  # of a name with a colon it may be a part
+            if head in known_heads and b'"' not in head:  # it may be a part of a name with a colon
                 continue
             known_heads.add(head)
             try:
                 yield from map(str, tables_of(line, codec) or ())
             except DecodeError:
-                continue  # whoever decodes it says what is wrong
+                continue  # decoding reports the error
 
 
 _BEHIND: Final = b": "
@@ -260,15 +259,15 @@ _HEADS: Final = 4096
 
 
 class LineAssembler:
-    """Takes the lines of one stream in order, gives transactions back as they commit
+    """Takes the lines of one stream in order, returns transactions as they commit
     (implements `source.base.TransactionAssembler`).
 
-    After a DecodeError, or when the connection is lost, `reset` before feeding again. `takes` is asked once of each
-    table; rows of others are left out here, before anything is counted. `messages` counts logical messages.
+    After a DecodeError or a lost connection, call `reset` before `feed`. `takes` is called once for each table; rows of
+    tables that are not captured are dropped here, before anything is counted. `messages` counts logical messages.
 
-    With `keeps`, a line inside a transaction that nobody knows is kept as it came: whoever decodes the transaction says
-    what is wrong with it. With `prepared_storage`, prepared transactions wait there for their end; `landed`: what was
-    committed up to there is in bronze.
+    With `keeps`, an unknown line inside a transaction is kept as received, and decoding reports the error. With
+    `prepared_storage`, prepared transactions are stored there until their end; `landed`: everything committed up to
+    there is in bronze.
     """
 
     def __init__(
@@ -292,7 +291,7 @@ class LineAssembler:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the open transaction."""
+        """Drop the open transaction."""
         self._open = False
         self._xid: int | None = None
         self._rows.forget()
@@ -309,19 +308,19 @@ class LineAssembler:
 
     @property
     def open_bytes(self) -> int:
-        """Bytes of rows held for the open transaction."""
+        """Bytes of rows stored for the open transaction."""
         return self._rows.size
 
     @property
     def completed_transactions(self) -> tuple[Whole, ...]:
-        """None: a line that cannot be read completes no transaction before that."""
+        """None: an unreadable line completes no earlier transaction."""
         return ()
 
     def feed(self, payload: bytes, lsn: int) -> tuple[Whole, ...]:
-        """Take one line and the position it came with; the transaction it completes, where it completes one.
+        """Take one line and its position; returns the transaction that it completes, if any, even without rows.
 
-        Transactions without rows come out too. Raises DecodeError, whose `where` names the position; LakeError where a
-        store has no room, or nothing can be stored; SourceError where the server had to be asked.
+        Raises DecodeError, whose `where` names the position; LakeError if a store is full, or a prepared transaction
+        cannot be stored; SourceError if the server had to be queried.
         """
         if self._open and payload[:6] == TABLE:
             wanted = self._wanted.get(payload[6 : payload.find(_BEHIND, 6)])
@@ -337,7 +336,7 @@ class LineAssembler:
             raise
 
     def _feed_other(self, payload: bytes, lsn: int) -> tuple[Whole, ...]:
-        """Everything but a row of the open transaction."""
+        """Process everything but a row of the open transaction."""
         if (begin := _BEGIN.fullmatch(payload)) is not None:
             if self._open:
                 raise OutOfSequence("a BEGIN inside a transaction")
@@ -359,7 +358,7 @@ class LineAssembler:
         return ()
 
     def _phase(self, phase: PhaseLine, lsn: int) -> tuple[Whole, ...]:
-        """A line of two-phase decoding, or of streaming."""
+        """Process a line of two-phase decoding, or of streaming."""
         if phase.kind not in PREPARED:
             raise _streamed_block_error()
         if self._phases is None:
@@ -367,7 +366,7 @@ class LineAssembler:
         if phase.kind == "prepare":
             if self._xid not in (None, phase.xid):
                 raise MalformedMessage(f"a PREPARE of transaction {phase.xid} for a BEGIN of {self._xid}")
-            self._phases.park(phase, lsn, self._rows)  # PostgreSQL 18 prints no BEGIN of what only locked rows
+            self._phases.park(phase, lsn, self._rows)  # PostgreSQL 18 prints no BEGIN if it only locked rows
             self._open, self._xid = False, None
             return ()
         if self._open:
@@ -396,13 +395,13 @@ class LineAssembler:
     # ── which rows are captured ──
 
     def _is_captured(self, payload: bytes) -> bool:
-        """Whether a row's table is captured; what cannot be read is kept, to be an error where it is decoded."""
+        """Whether a row's table is captured; unreadable lines are kept, so that decoding reports the error."""
         head = head_of(payload, self._codec)
         if head is None:
             truncated = tables_of(payload, self._codec)
             return truncated is None or any(map(self._takes, truncated))
         captured = self._takes(head.table)
-        if head.text == payload[6 : payload.find(_BEHIND, 6)]:  # otherwise a name has a colon in it
+        if head.text == payload[6 : payload.find(_BEHIND, 6)]:  # otherwise a name contains a colon
             if len(self._wanted) >= _HEADS:
                 self._wanted.clear()
             self._wanted[head.text] = captured

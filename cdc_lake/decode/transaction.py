@@ -1,7 +1,7 @@
-"""Whole transactions whose changes are still the bytes the server sent, and stores for frames until the COMMIT.
+"""Whole transactions whose changes are still bytes of the server, and stores for frames until the COMMIT.
 
-This is what an assembler gives and what both decoders read, the one by rows (`parser.changes`) and the columnar one
-(`columnar.tabulate`). Keeping bytes until a batch is closed is what makes vectorised decoding possible.
+Assemblers return them, and both decoders read them: by rows (`parser.changes`) and by columns (`columnar.tabulate`).
+Keeping bytes until a batch is closed makes vectorized decoding possible.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from cdc_lake.model.relation import Relation
 
 
 class ReceivedTransaction(Protocol):
-    """A committed transaction of any format, as far as batching and bronze's rows need to know it.
+    """A committed transaction of any format, as batching and bronze's rows see it.
 
-    `size`: bytes of all changes. `count`: how many data messages they came in; the changes can be more (a truncate of
-    several tables) or fewer (an insert that was cancelled).
+    `size`: bytes of all changes. `count`: number of data messages; there may be more changes (a truncate of several
+    tables) or fewer (a cancelled insert).
     """
 
     @property
@@ -33,22 +33,22 @@ class ReceivedTransaction(Protocol):
 
     @property
     def count(self) -> int:
-        """Data messages; 0 where the transaction changed nothing that is captured."""
+        """Data messages; 0 if the transaction changed nothing that is captured."""
 
 
 @dataclass(frozen=True, slots=True)
 class BufferedTransaction:
-    """A committed transaction: boundaries, and per change its bytes, LSN and the layout in force.
+    """A committed transaction: boundaries, and for each change its bytes, LSN and current layout.
 
     `frames[i]` is one data message of the stream (insert, update, delete, truncate, logical message; never begin,
-    commit, relation, type or origin). `lsns[i]` is the LSN the source gave for it. `layouts[i]` is the relation in
-    force for it, None for a message without one; a truncate has all of its relations in `truncated[i]`, the first in
+    commit, relation, type or origin). `lsns[i]` is the LSN that came with it. `layouts[i]` is the relation of the
+    change, None for a message without one; a truncate has all of its relations in `truncated[i]`, the first in
     `layouts[i]`.
 
-    `fault`: by the policy `land`, why a message of it could not be taken in; then `frames` has that one too, and the
-    relation messages that were wrong, each before the first change that needs it.
+    `fault`: with the policy `land`, why one of its messages could not be processed; then `frames` contains that message
+    too, and the invalid relation messages, each before the first change that needs it.
 
-    `part`: its frames are some of a large transaction's (`decode.pgoutput.spooled`), and `size` is theirs.
+    `part`: its frames are a part of a large transaction (`decode.pgoutput.spooled`), and `size` is theirs.
     """
 
     bounds: Boundaries
@@ -62,13 +62,13 @@ class BufferedTransaction:
 
     @property
     def count(self) -> int:
-        """How many data messages it has."""
+        """The number of data messages."""
         return len(self.frames)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedMarker:
-    """What is left of a transaction of any format whose changes are columns; implements `ReceivedTransaction`."""
+    """A transaction of any format whose changes are columns already; implements `ReceivedTransaction`."""
 
     bounds: Boundaries
     size: int
@@ -88,32 +88,32 @@ class FrameStore(Protocol):
 
     @property
     def is_spilled(self) -> bool:
-        """Whether memory alone does not hold them."""
+        """Whether a part of them is on disk."""
 
     def __len__(self) -> int:
-        """How many frames there are."""
+        """The number of frames."""
 
     def append(self, payload: bytes, lsn: int) -> None:
-        """Add a frame. Raises LakeError where there is no room for it."""
+        """Add a frame. Raises LakeError if there is no space."""
 
     def extend(self, payloads: Sequence[bytes], lsns: Sequence[int]) -> None:
-        """Add frames. Raises LakeError where there is no room for them."""
+        """Add frames. Raises LakeError if there is no space."""
 
     def truncate(self, count: int) -> None:
         """Keep the first `count` frames only."""
 
     def seal(self) -> None:
-        """Nothing more is added. Raises LakeError."""
+        """End the transaction. Raises LakeError."""
 
     def parts(self) -> Iterator[Part]:
-        """All frames, some `FrameStoreFactory.part` bytes at a time; can be asked for again. Raises LakeError."""
+        """All frames, about `FrameStoreFactory.part` bytes at a time; repeatable. Raises LakeError."""
 
     def close(self) -> None:
-        """Forget them."""
+        """Drop all frames."""
 
 
 class FrameStoreFactory(Protocol):
-    """Makes stores. `part`: bytes of a transaction from which on it is large, and decoded so many at a time."""
+    """Makes stores. `part`: bytes from which on a transaction is large, and the size of its parts."""
 
     @property
     def part(self) -> int:
@@ -124,7 +124,7 @@ class FrameStoreFactory(Protocol):
 
 
 class MemoryFrames:
-    """Frames in memory, however many (implements `FrameStore`)."""
+    """Frames in memory without a limit (implements `FrameStore`)."""
 
     is_spilled = False
 
@@ -154,7 +154,7 @@ class MemoryFrames:
         del self._frames[count:], self._lsns[count:]
 
     def seal(self) -> None:
-        """Nothing is left to do."""
+        """Does nothing."""
 
     def parts(self) -> Iterator[Part]:
         """All frames at once."""
@@ -162,7 +162,7 @@ class MemoryFrames:
             yield self._frames, self._lsns
 
     def close(self) -> None:
-        """Forget them."""
+        """Drop all frames."""
         self._frames, self._lsns, self.size = [], [], 0
 
 

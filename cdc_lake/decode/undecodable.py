@@ -1,13 +1,12 @@
-"""Undecodable transactions: told apart from the rest of their batch, and stored as rows `X` of their bytes.
+"""Undecodable transactions: finds them in their batch, and stores them as rows `X` of their bytes.
 
-By the policy `stop` what stands before the first one is decoded. By the policy `land` they become rows `X`, and the
-others are decoded. A transaction is kept as a whole: one change may depend on another, so what of it could be decoded
-is not. A batch is halved until the transactions are found that cannot be decoded; the others are as if those were not
-there.
+With the policy `stop`, only what precedes the first one is decoded. With the policy `land`, they become rows `X`, and
+all others are decoded. A transaction is stored as a whole, because one change may depend on another. The batch is
+bisected until the undecodable transactions are found; the others are decoded as if those did not exist.
 
-What is stored is enough for a later version to decode them (`redecode` of each format). In pgoutput a row change
-stands under the layout that was in force for it; a relation message that could not be read is a frame among the
-others, before the first change that needs it.
+The stored data is sufficient for a later version to decode it (`redecode` of each format). In pgoutput a row change
+belongs to the layout that was current then; an unreadable relation message is a frame among the others, before the
+first change that needs it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from cdc_lake.model.change import Boundaries, Undecoded
 from cdc_lake.model.relation import Relation, TableName
 
 READING_FIELD: Final = "reading"
-"""Key in the `info` of a transaction's first row `X`: plugin, style or protocol, and encoding, in three words."""
+"""Key in the `info` of a transaction's first row `X`: plugin, style or protocol, and encoding, as three words."""
 
 _X: Final = ord("X")
 R = TypeVar("R")
@@ -42,7 +41,7 @@ R_contra = TypeVar("R_contra", contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One data message as the server sent it; `info`: what else decoding it takes."""
+    """One data message as received; `info`: what else decoding needs."""
 
     data: bytes
     lsn: int
@@ -52,8 +51,8 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class StoredTransaction:
-    """A transaction as it is kept. `reading`: how its bytes are read, empty where a part before says so; `tables`:
-    those it changes, where they are known; `layouts`: layouts that decoding it takes, besides the frames' own.
+    """A transaction to be stored. `reading`: how to read its bytes, empty if an earlier part contains it; `tables`:
+    those it changes, if known; `layouts`: further layouts that decoding needs, besides the frames' own.
     """
 
     reading: str
@@ -64,24 +63,24 @@ class StoredTransaction:
 
 
 class Format(Protocol[R_contra]):
-    """One format. `tabulate` may learn from each batch; `mark` and `restore` undo what a failed one taught."""
+    """One format. `tabulate` may learn from each batch; `mark` and `restore` undo what it learned from a failed one."""
 
     def tabulate(self, batch: Sequence[R_contra]) -> ChangeColumns:
         """The changes of whole transactions. Raises DecodeError."""
 
     def mark(self) -> object:
-        """What was learned so far."""
+        """The current knowledge."""
 
     def restore(self, mark: object) -> None:
-        """Forget what was learned since."""
+        """Restore earlier knowledge."""
 
     def keep(self, raw: R_contra, error: DecodeError) -> StoredTransaction:
-        """What to keep of a transaction that gave this error."""
+        """What to store of a transaction with this error."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUndecodable(Generic[R]):
-    """Makes columns of transactions of a format, of those it cannot decode rows `X` (a `bronze.contract.Tabulate`)."""
+    """Converts transactions of a format to columns, undecodable ones to rows `X` (a `bronze.contract.Tabulate`)."""
 
     form: Format[R]
 
@@ -90,12 +89,12 @@ class StoreUndecodable(Generic[R]):
         return concat_changes(self._parts(batch), pa.concat_arrays)
 
     def _parts(self, batch: Sequence[R]) -> list[tuple[ChangeColumns, int]]:
-        """Columns, and how many transactions they are of."""
+        """Columns, and their number of transactions."""
         mark = self.form.mark()
         try:
             return [(self.form.tabulate(batch), len(batch))]
         except BatchTooLarge:
-            raise  # kept as bytes it would be no smaller
+            raise  # stored as bytes it would be no smaller
         except DecodeError as failure:
             error = failure
         self.form.restore(mark)
@@ -107,10 +106,10 @@ class StoreUndecodable(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class StopAtUndecodable(Generic[R]):
-    """Makes columns of transactions of a format, or says how many stand before the first that cannot be decoded.
+    """Converts transactions of a format to columns, or returns the number of those before the first undecodable one.
 
-    A `bronze.contract.Tabulate`; what the failed batch taught is forgotten, so that the good ones can be asked for
-    alone.
+    A `bronze.contract.Tabulate`; knowledge from the failed batch is discarded, so that the decodable transactions can
+    be converted alone.
     """
 
     form: Format[R]
@@ -121,7 +120,7 @@ class StopAtUndecodable(Generic[R]):
         try:
             return self.form.tabulate(batch)
         except BatchTooLarge:
-            raise  # of no single transaction
+            raise  # concerns no single transaction
         except DecodeError as failure:
             error = failure
         self.form.restore(mark)
@@ -132,7 +131,7 @@ class StopAtUndecodable(Generic[R]):
         raise error
 
     def _first(self, batch: Sequence[R], error: DecodeError) -> DecodeError:
-        """The error of the first transaction that cannot be decoded: the half that fails is halved again."""
+        """The error of the first undecodable transaction, found by bisection."""
         good, left = 0, len(batch)
         while left > 1:
             half, mark = left // 2, self.form.mark()
@@ -189,7 +188,7 @@ def _undecoded_reason(transaction: StoredTransaction) -> Undecoded:
 
 
 READING: Final = "pgoutput 1 UTF8"
-"""Plugin, protocol version, encoding: the server sends UTF-8, or whatever a database in SQL_ASCII holds."""
+"""Plugin, protocol version, encoding: the server sends UTF-8, or any bytes from a database in SQL_ASCII."""
 
 _TRUNCATED: Final = "truncated"
 _CHANGES: Final = frozenset(b"IUD")
@@ -197,25 +196,25 @@ _CHANGES: Final = frozenset(b"IUD")
 
 @dataclass(frozen=True, slots=True)
 class PgoutputFormat:
-    """Transactions of pgoutput (implements `Format`): layouts come with them, so a batch teaches nothing."""
+    """Transactions of pgoutput (implements `Format`): they contain their layouts, so nothing is learned."""
 
     decode: Callable[[Sequence[BufferedTransaction]], ChangeColumns]
 
     def tabulate(self, batch: Sequence[BufferedTransaction]) -> ChangeColumns:
-        """Their changes. Raises the fault that one of them has, and what decoding them raises."""
+        """Their changes. Raises the fault of one of them, and errors from decoding."""
         for raw in batch:
             if raw.fault is not None:
                 raise raw.fault
         return self.decode(batch)
 
     def mark(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def restore(self, mark: object) -> None:
-        """Nothing to undo."""
+        """Does nothing."""
 
     def keep(self, raw: BufferedTransaction, error: DecodeError) -> StoredTransaction:
-        """All frames with layouts. Raises a faultless part's error: its transaction is kept whole or not at all."""
+        """All frames with layouts. Raises the error of a part without a fault: a transaction is stored as a whole."""
         if raw.part and raw.fault is None:
             raise error
         frames, tables = [], []
@@ -233,7 +232,7 @@ class PgoutputFormat:
 
 
 def announced_in(data: bytes) -> list[TableName]:
-    """The table of a relation message, where that much of it can be read."""
+    """The table of a relation message, if that much can be read."""
     if data[:1] != b"R":
         return []
     parts = data[5:].split(b"\0", 2)
@@ -250,10 +249,10 @@ def raw_of(
     catalog: Catalog,
     landed: Landed = no_layout,
 ) -> BufferedTransaction:
-    """The transaction again, to be decoded. `layouts`: one of each table that was described with it; `landed`: those
+    """Restore the transaction for decoding. `layouts`: one for each table that was described with it; `landed`: those
     that landed last before it.
 
-    Raises DecodeError where a relation message still cannot be taken in, and what the catalog raises.
+    Raises DecodeError if a relation message still cannot be processed, and errors of the catalog.
     """
     announced = RelationCache(catalog, landed=landed)
     raw = BufferedTransaction(bounds, [], [], [], {}, sum(len(frame.data) for frame in frames))
@@ -282,7 +281,7 @@ def _take_in(data: bytes, announced: RelationCache, xid: int | None) -> None:
         case TypeMessage() as message:
             announced.type(message)
         case OriginMessage():
-            pass  # the transaction's B row stands as it is
+            pass  # the transaction's B row is unchanged
 
 
 def _truncated_tables(

@@ -1,7 +1,7 @@
-"""A server that speaks as GaussDB, openGauss or MogDB, over real sockets.
+"""A test server that speaks the protocol of GaussDB, openGauss or MogDB over real sockets.
 
-`ledger` holds what was committed and `server` serves it. What a version prints of it is `shape`'s, how that looks in
-bytes `encode`'s, when it is sent `stream`'s. SQL is answered through the port in `sql`: by `scripted` and `declared`
-tables, or by a live PostgreSQL (`live`, `answers`). `recorded` turns recordings into sources. Nothing here is a mock: a
-client cannot tell it from the servers whose streams were recorded, but for what a module says it leaves out.
+`ledger` contains committed transactions and `server` serves them. `shape` decides what a version prints of them,
+`encode` how, `stream` when it is sent. SQL is answered through the port in `sql`: by `scripted` and `declared` tables,
+or by a live PostgreSQL (`live`, `answers`). `recorded` converts recordings to sources. A client cannot distinguish it
+from the servers whose streams were recorded, except for what a module documents as omitted.
 """

@@ -1,8 +1,8 @@
-"""Answers of a live PostgreSQL: the SQL of a family session, passed through, with what only the family has put in.
+"""Answers from a live PostgreSQL: passes the SQL of a session on, with additions that only the family has.
 
-A client session has a connection of its own to PostgreSQL, so transactions, snapshots, COPY and settings are real ones.
-Facts of the server (version, settings, slots) come from the stand-in, rows and catalogs from PostgreSQL. Left out:
-several statements in one query where one of them needs something of the family, and COPY FROM STDIN.
+Each client session has its own connection to PostgreSQL, so transactions, snapshots, COPY and settings are real. Facts
+about the server (version, settings, slots) come from the test server, rows and catalogs from PostgreSQL. Not supported:
+several statements in one query if one of them needs something of the family, and COPY FROM STDIN.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The catalog as the family shows it: queries that stand for PostgreSQL's catalogs of the same names."""
+"""The family's catalog: queries that replace PostgreSQL's catalogs of the same names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The relay: SQL of one client session, put to PostgreSQL over a connection of its own, results relayed as text."""
+"""Passes the SQL of one client session to PostgreSQL over its own connection, and returns the results as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: which of them are the stand-in's to answer, and which PostgreSQL keeps for the session."""
+"""Settings: which of them the test server answers, and which PostgreSQL keeps for the session."""
 
 from __future__ import annotations
 

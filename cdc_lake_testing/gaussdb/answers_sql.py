@@ -1,7 +1,7 @@
-"""Rewriting: what a family server has and PostgreSQL has not, put into a statement as plain SQL.
+"""Rewrites statements: replaces what the family has and PostgreSQL lacks by plain SQL.
 
-Views and catalogs are shadowed by common table expressions of the same name, in front of the statement; calls of
-functions are replaced by their result. String constants are never looked into. One statement at a time.
+Common table expressions in front of the statement shadow views and catalogs of the same name; calls of functions are
+replaced by their result. String constants are not modified. One statement at a time.
 """
 
 from __future__ import annotations

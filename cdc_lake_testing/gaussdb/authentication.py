@@ -1,7 +1,7 @@
-"""Authentication: every code the family's servers ask for, and how they check what comes back.
+"""Authentication: every code that the family's servers request, and how they verify the response.
 
-The code follows from the line of pg_hba.conf and from how the password is stored. Reference: sendAuthRequest of the
-servers and the vendor's JDBC driver, as the page on the protocol gives them.
+The line of pg_hba.conf and the form of the stored password determine the code. Reference: sendAuthRequest of the
+servers and the vendor's JDBC driver, as documented on the page about the protocol.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The backlog: which transactions a stream sends next, in the order of its slot.
+"""Decides which transactions a stream sends next, in the order of its slot.
 
 A stream in LSN order sends a transaction (again) if its commit record starts at or after the slot's position, one in
-CSN order if its CSN is above it. Parallel decoding of 3.0 differs: only what starts strictly after is sent, so that
+CSN order if its CSN is greater. Parallel decoding of 3.0 differs: it sends only what starts strictly after, so that
 confirming the end of a commit loses a transaction that starts right there.
 """
 

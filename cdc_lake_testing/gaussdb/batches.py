@@ -1,7 +1,7 @@
-"""Messages: how encoded records are gathered into CopyData with their `w` header.
+"""Gathers encoded records into CopyData messages with their `w` header.
 
-A transaction is encoded once into pieces, a piece a record; a message closes when it outgrows the size limit, header
-included, or when the one-second timer finds something waiting, and may so be cut at any record.
+A transaction is encoded once into pieces, one per record; a message ends when it exceeds the size limit, header
+included, or when the one-second timer fires, so it may be split at any record.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Replication commands: their grammar, read as the server's own parser reads it."""
+"""Replication commands: their grammar, as the server's own parser reads it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Declared tables: a catalog and table contents without a database, exact at every CSN.
 
-What a table holds in a snapshot follows from the ledger: the rows it was declared with, and every transaction with a
-CSN below the snapshot's applied to them by key. So an initial copy and the stream behind it can be proven against each
-other with nothing but this. Answered are the questions a capture asks of `pg_class`, `pg_attribute`, `pg_index`, and
-COPY (SELECT columns FROM table) TO STDOUT.
+The ledger determines what a table contains in a snapshot: its declared rows, with every transaction whose CSN is below
+the snapshot's applied by key. An initial copy and the stream after it can therefore be verified against each other. It
+answers the queries of a capture on `pg_class`, `pg_attribute`, `pg_index`, and COPY (SELECT columns FROM table) TO
+STDOUT.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dialects: how the versions differ in what they print and where they start again."""
+"""Dialects: how versions differ in what they print and where they restart."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The encoder: records in, the bytes of a payload out, in every style the family's servers write.
+"""The encoder: converts records to the bytes of a payload, in every style of the family's servers.
 
-The other direction of `decode.mppdb`, written from the same specification: for every recorded payload, encoding what
-was decoded from it gives the payload back. What a record does not hold is said beside it: `Print` the style and the
-dialect, `Framing` how a message of several records is closed.
+The inverse of `decode.gaussdb`, written from the same specification: encoding the records of a recorded payload gives
+the payload again. `Print` adds the style and the dialect, `Framing` how a message of several records ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""SQL that every server of the family answers alike: transactions, settings, who it is, slots and snapshots.
+"""SQL that all servers of the family answer alike: transactions, settings, identification, slots and snapshots.
 
-A reader of small SELECTs: expressions (functions without a table, columns, literals, casts), at most one source (a
-view or a function), and a WHERE of equalities. `family_answer` gives None for everything else, so that whoever calls
-it can ask somebody who knows more.
+Parses small SELECTs: expressions (functions without a table, columns, literals, casts), at most one source (a view or a
+function), and a WHERE of equalities. `family_answer` returns None for everything else, so that the caller can ask
+another source.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Faults on request: what a stream's connection does wrong, and where.
 
-Positions are counted in bytes the server has sent since CopyBothResponse. A server takes one `Faults` a stream from
-those injected; without any, streams are healthy.
+Positions are bytes sent by the server since CopyBothResponse. A server uses one of the injected `Faults` per stream;
+without any, streams are healthy.
 """
 
 from __future__ import annotations

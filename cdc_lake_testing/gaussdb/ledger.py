@@ -1,8 +1,8 @@
-"""The ledger: every transaction the fake server has committed, in the order of its write-ahead log.
+"""The ledger: every transaction that the test server has committed, in the order of its WAL.
 
-An append-only list, safe for several threads, that outlives connections and restarts. Transactions stand by the end
-of their commit record, as a log holds them; their CSNs are dense and may be inverted against that order, as on the
-real servers. LSNs and sizes are bytes, times µs since 1970 UTC.
+An append-only, thread-safe list that survives connections and restarts. Transactions are ordered by the end of their
+commit record, as in a WAL; their CSNs are dense and may be inverted against that order, as on the real servers. LSNs
+and sizes are bytes, times µs since 1970 UTC.
 """
 
 from __future__ import annotations

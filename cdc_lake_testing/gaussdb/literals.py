@@ -1,7 +1,7 @@
-"""Names and values as the server writes them: quoted identifiers, SQL literals, JSON strings. All bytes.
+"""Names and values as the server writes them: quoted identifiers, SQL literals, JSON strings, as bytes.
 
-Written from the rules of quote_identifier, PrintLiteral and escape_json; the output text of a value comes in, what
-the stream holds goes out.
+Implements the rules of quote_identifier, PrintLiteral and escape_json: converts the output text of a value to its form
+in the stream.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A live PostgreSQL as the source of the fake server's ledger.
+"""A live PostgreSQL as the source of the test server's ledger.
 
-A thread reads one logical slot and appends what openGauss would have shown of each transaction: a dense CSN, the whole
-rows, the old keys. The log positions are PostgreSQL's own. So a real database's real workload flows through the wire
-of the family, and its tables are the oracle. Snapshots at an exact CSN are taken in the same thread, between two
-readings: see `live_order`.
+A thread reads one logical slot and appends what openGauss would have sent of each transaction: a dense CSN, whole rows,
+old keys. The WAL positions are PostgreSQL's own. A real workload of a real database thus passes through the family's
+protocol, and its tables are the oracle. Snapshots at an exact CSN are taken in the same thread, between two reads: see
+`live_order`.
 
-Left out: rows of tables created without a replica identity (PostgreSQL refuses their updates; name those there are in
-`keyless`), and moves between partitions come as an UPDATE of the root.
+Not supported: updates of tables without a replica identity, which PostgreSQL refuses (list such tables in `keyless`);
+moves between partitions arrive as an UPDATE of the root.
 """
 
 from __future__ import annotations

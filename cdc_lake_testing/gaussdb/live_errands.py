@@ -1,4 +1,4 @@
-"""What other threads ask of the reader's: it is done there, between two readings, while they wait."""
+"""Requests of other threads to the reader's thread, which executes them between two reads while they wait."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The journal: what a stand-in must not forget when its process ends.
+"""The journal: what a test server must keep when its process ends.
 
-A file of pickles: the slot and the rows at its start, then every transaction with its number, before it goes into the
-ledger. Told again from the start it gives the ledger and the image of the rows as they were. It only grows, and is
-left to the operating system: for demos, not for data that matters.
+A file of pickles: the slot and the rows at its start, then every transaction with its number, before it is added to the
+ledger. Replaying it gives the ledger and the image of the rows. It only grows, and is not synced: for demos, not for
+important data.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Live order: which CSN each transaction gets.
+"""Assigns a CSN to each transaction of a live PostgreSQL.
 
-A server hands CSNs out when a transaction becomes visible, which is a moment after its commit record was written: so
-CSNs are dense, and now and then inverted against the log. Here a number is given when a transaction is seen to be
-visible, and not before: a snapshot taken later then shows everything that has a number, and what it shows without one
-can still be numbered below it. The ledger gets transactions in the order of the log, each when all before it have
-their number.
+A server assigns CSNs when a transaction becomes visible, shortly after its commit record was written: so CSNs are
+dense, and sometimes inverted against the WAL. Here a transaction gets its number only when it is seen to be visible: a
+later snapshot then shows everything with a number, and transactions that it shows without one can still get a lower
+number. The ledger gets transactions in WAL order, each when all before it have their number.
 """
 
 from __future__ import annotations

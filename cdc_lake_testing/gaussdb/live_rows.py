@@ -1,8 +1,8 @@
-"""Live rows: a PostgreSQL transaction told as openGauss would have told it.
+"""Converts a PostgreSQL transaction to what openGauss would have sent.
 
-openGauss logs more of a row than PostgreSQL: every value of the new row, also those that did not change and are stored
-out of line, and the old key with every update. What pgoutput leaves out is completed from an image of the rows by key,
-which starts as a copy of the tables and follows the stream. Values stay the text PostgreSQL printed.
+openGauss logs more of a row than PostgreSQL: every value of the new row, including unchanged TOAST values, and the old
+key with every update. What pgoutput omits is completed from an image of the rows by key, which starts as a copy of the
+tables and follows the stream. Values remain PostgreSQL's text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Setting a live PostgreSQL up: sessions, publication, marks of DDL, the slot, and the rows there are at its start."""
+"""Sets up a live PostgreSQL: sessions, publication, DDL marks, the slot, and the rows at its start."""
 
 from __future__ import annotations
 

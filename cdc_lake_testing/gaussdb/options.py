@@ -1,7 +1,7 @@
-"""The options of START_REPLICATION, parsed and refused as the server does it.
+"""The options of START_REPLICATION, parsed and refused as the server does.
 
-Serial decoding hands them to the output plugin once the stream is open, parallel decoding parses them before:
-`Refused.in_stream` says where the error stands.
+Serial decoding passes them to the output plugin once the stream is open, parallel decoding parses them before:
+`Refused.in_stream` says when the error occurs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Recordings as sources: a recorded stream served byte for byte, or the ledger that its server must have had.
+"""Recordings as sources: a recorded stream served byte for byte, or the ledger of its server.
 
-`messages` reads the files of `source.recording` (and those without its first line), `ledger_of` puts a binary and a
-text recording of the same slot together: the one knows LSNs and type OIDs, the other type names.
+`messages` reads the files of `devtools.recording` (and those without its first line); `ledger_of` combines a binary and
+a text recording of the same slot: the first has LSNs and type OIDs, the second type names.
 """
 
 from __future__ import annotations

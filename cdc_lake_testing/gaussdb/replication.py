@@ -1,4 +1,4 @@
-"""Replication commands, executed."""
+"""Executes replication commands."""
 
 from __future__ import annotations
 

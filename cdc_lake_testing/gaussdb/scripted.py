@@ -1,8 +1,8 @@
-"""Scripted answers: what a family server says of itself, and whatever a test declares.
+"""Scripted answers: what a server of the family says about itself, and whatever a test declares.
 
-Understood is the SQL a change-capture client sends: transactions, SHOW, and SELECT of expressions, optionally from
-`pg_replication_slots` or from the slot functions; questions about declared tables, and copies of them. Rules of the
-test come before all that, first match first; what nobody knows is refused with 0A000.
+It supports the SQL of a capture client: transactions, SHOW, and SELECT of expressions, optionally from
+`pg_replication_slots` or from slot functions; queries about declared tables, and copies of them. Rules of the test are
+tried first, in order; unknown statements are refused with 0A000.
 """
 
 from __future__ import annotations

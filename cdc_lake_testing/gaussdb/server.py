@@ -1,7 +1,7 @@
-"""A server that speaks as GaussDB, openGauss or MogDB: two ports, slots that survive, and streams of its ledger.
+"""A test server for GaussDB, openGauss or MogDB: two ports, slots that survive, and streams of its ledger.
 
-A copy in small of what the family's servers do on the wire, written from their protocol and checked against streams
-recorded from three of them. Threads: one a listener, one a connection. Use it as a context manager::
+It implements the protocol of the family's servers and was verified against streams recorded from three of them. It has
+one thread per listener and connection. Use it as a context manager::
 
     with GaussServer(ledger, version="6.0.2", users={"cdc": "Secret@123"}, method=Method.SHA256) as server:
         connect(server.host, server.port, server.replication_port)

@@ -1,7 +1,7 @@
-"""What a stream prints of a transaction: the records its options, mode and version let through.
+"""Decides what a stream prints of a transaction, according to its options, mode and version.
 
-Here live the servers' own traps: empty pairs for what is filtered, rows lost behind a change of the catalog, TRUNCATE
-that parallel decoding never prints, old rows without their NULLs, keyless DELETEs that are not sent.
+It implements the servers' own traps: empty pairs for filtered transactions, rows lost after a catalog change, TRUNCATE
+that parallel decoding never prints, old rows without their NULLs, DELETEs without a key that are not sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The SQL functions of slots: making, dropping, moving and reading them, and snapshots at a CSN."""
+"""SQL functions of slots: create, drop, advance and read them, and take snapshots at a CSN."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Replication slots: what they remember.
+"""Replication slots and their persistence.
 
-A slot survives a restart. A crash takes it back to its last checkpoint, so that what was confirmed since is sent
-again: a server writes its slots down now and then, not at every reply.
+A slot survives a restart. A crash restores its last checkpoint, so that what was confirmed since is sent again: a
+server saves its slots now and then, not at every reply.
 """
 
 from __future__ import annotations

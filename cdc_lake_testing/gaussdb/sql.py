@@ -1,7 +1,7 @@
-"""The port through which SQL is answered: one call a statement, one session a connection.
+"""The port through which SQL is answered: one call per statement, one session per connection.
 
-The server answers the replication commands itself and hands everything else to its `SqlAnswers`: scripted ones, or
-ones that ask a live PostgreSQL.
+The server answers replication commands itself and passes everything else to its `SqlAnswers`: scripted ones, or ones
+that query a live PostgreSQL.
 """
 
 from __future__ import annotations

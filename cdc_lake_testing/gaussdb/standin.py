@@ -1,8 +1,8 @@
-"""The stand-in: a GaussDB server in front of a live PostgreSQL, as a process of its own in the background.
+"""A GaussDB test server in front of a live PostgreSQL, as a background process.
 
-It outlives the process that started it and is found again by its folder, which holds the journal of what was
-committed, the slots, the ports and a log. Stopped and started again it goes on where it was: a slot goes back by at
-most the last fraction of a second, so that a little is sent again, as after a crash of the real server::
+It outlives the process that started it and is found again by its folder, which contains the journal of committed
+transactions, the slots, the ports and a log. After a restart it continues: a slot goes back by at most the last
+fraction of a second, so that a little is sent again, as after a crash of the real server::
 
     StandIn(folder).start(Settings(dsn, user="cdc", password="…", user_dsn=dsn_of_cdc))
 """

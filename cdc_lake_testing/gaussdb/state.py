@@ -1,4 +1,4 @@
-"""What a server is, as its sessions and its answers see it."""
+"""The state of a server, as its sessions and answers see it."""
 
 from __future__ import annotations
 

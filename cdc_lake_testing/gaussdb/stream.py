@@ -1,6 +1,6 @@
-"""A stream: what a walsender does between CopyBothResponse and the end of the connection.
+"""A stream: the work of a walsender between CopyBothResponse and the end of the connection.
 
-One thread sends, listens and keeps the timers. The slot moves only by the flush position of a reply.
+One thread sends, receives and keeps the timers. Only the flush position of a reply advances the slot.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The wire: messages in and out of one connection, plain or TLS.
+"""Reads and writes the messages of one connection, plain or TLS.
 
-Reading keeps what came too much; sending never blocks for longer than a moment without calling `while_waiting`, so
-that a stream can read its client's replies while the client does not read.
+Reading buffers excess bytes; sending calls `while_waiting` at short intervals while it is blocked, so that a stream can
+read its client's replies while the client does not read.
 """
 
 from __future__ import annotations

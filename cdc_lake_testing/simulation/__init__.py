@@ -1,1 +1,1 @@
-"""Simulation: both loops without sockets, files, threads, Spark or time. A seed plays the same each time."""
+"""Simulation of both loops without sockets, files, threads, Spark or time. A seed always gives the same run."""

@@ -1,4 +1,4 @@
-"""Servers that send whole transactions: PostgreSQL in the order of commits, the GaussDB family whose CSNs are not."""
+"""Servers that send whole transactions: PostgreSQL in commit order, the GaussDB family with CSNs in another order."""
 
 from __future__ import annotations
 

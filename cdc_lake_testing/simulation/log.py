@@ -1,8 +1,7 @@
-"""A server's log by chance: transactions side by side, with subtransactions that are kept or rolled back.
+"""A random WAL of a server: concurrent transactions, with subtransactions that are kept or rolled back.
 
-They commit in the order given, and what each comes to is what was given: everything beyond that is rolled back, with
-its subtransaction or with all of a transaction that nobody asked for. Some are prepared first; of those that are rolled
-back some never end.
+Transactions commit in the given order with the given changes: everything else is rolled back, with its subtransaction
+or with the whole of an additional transaction. Some are prepared first; of those that are rolled back some never end.
 """
 
 from __future__ import annotations

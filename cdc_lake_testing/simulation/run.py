@@ -1,4 +1,4 @@
-"""A simulated history: receivers live and die until bronze holds what a server committed, then all of it is checked."""
+"""A simulated history: receivers start and die until bronze has what a server committed; then everything is checked."""
 
 from __future__ import annotations
 

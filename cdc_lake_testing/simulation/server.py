@@ -1,7 +1,7 @@
-"""A simulated slot and its connections: so many frames at a time, until one is lost; which server it is of is its kind.
+"""A simulated slot and its connections, each of which sends some frames until it is lost; subclasses are servers.
 
-A slot sends what lies behind its confirmed position. A crashed server forgets the newest confirmations: it starts over
-further back, and everything since comes again.
+A slot sends what follows its confirmed position. A crashed server forgets the newest confirmations: it starts at an
+earlier position, and sends everything since again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Simulated silver: tables with a version for every commit, and what the walk of apply reads and writes beside them.
+"""Simulated silver: tables with a version per commit, and what apply reads and writes besides them.
 
-What a table is merged with is what the oracle says that the span amounts to: the net change itself is Spark's, and has
-its own test. Everything that decides which spans there are, who takes part in them and from where is the real code.
+Tables are merged with the oracle's result for the span: the net change itself is computed by Spark, and has its own
+test. Everything that decides which spans there are, and which tables take part from which position, is the real code.
 """
 
 from __future__ import annotations

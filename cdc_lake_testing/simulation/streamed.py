@@ -1,4 +1,4 @@
-"""PostgreSQL that streams, some with two-phase decoding: transactions sent before they end, prepared, rolled back."""
+"""Streaming PostgreSQL servers, some with two-phase decoding: transactions sent before their end, prepared, aborted."""
 
 from __future__ import annotations
 

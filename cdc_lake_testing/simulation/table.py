@@ -1,6 +1,6 @@
-"""A bronze table in memory, whose storage lies: writes that fail, commits that land and say they did not, old listings.
+"""A bronze table in memory with faulty storage: failing writes, commits that land but report failure, stale listings.
 
-What it keeps survives the process that wrote it (`Store`); the writer above it is the product's own.
+Its content survives the process that wrote it (`Store`); the writer that uses it is the product's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A simulated run of apply: processes walk over bronze while it grows, and die, until silver is where bronze is."""
+"""A simulated run of apply: processes apply a growing bronze, and die, until silver has reached bronze."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a server sends of its log from anywhere: the reorder buffer of PostgreSQL and what pgoutput makes of it.
+"""What a server sends of its WAL from any position: the reorder buffer of PostgreSQL and the output of pgoutput.
 
-The log is read from before the start, but nothing is sent of what ended there, and nothing streamed before it is
-reached. So a transaction that was streamed on one connection may come whole on the next, and what was rolled back
-before the start never comes (`SnapBuildXactNeedsSkip`, `ReorderBufferLargestStreamableTopTXN`,
-`ReorderBufferCheckMemoryLimit`). What is announced when is as `cdc_lake_testing.streaming` has it.
+The WAL is read from before the start, but what ended there is not sent, and nothing is streamed before the start is
+reached. A transaction that was streamed on one connection may therefore come as a whole on the next, and what was
+rolled back before the start never comes (`SnapBuildXactNeedsSkip`, `ReorderBufferLargestStreamableTopTXN`,
+`ReorderBufferCheckMemoryLimit`). Announcements are as in `cdc_lake_testing.streaming`.
 """
 
 from __future__ import annotations

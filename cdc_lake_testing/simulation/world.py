@@ -1,4 +1,4 @@
-"""What a receiver meets of the world, by chance: time that passes in jumps, workers that are done when they like."""
+"""The random environment of a receiver: time that jumps, workers that finish at any moment."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""From payloads of the GaussDB family to whole transactions, without decoding a single value.
+"""Assembles whole transactions from payloads of the GaussDB family, without decoding values.
 
-A payload holds a part of a transaction, one, or many; rows stay the bytes the server sent until a batch is closed.
-What leaves has seen its COMMIT; rows of the open transaction are in memory and, beyond a size, in a store. This is the
-hot path of the receiver: in style b many rows in one payload are found together (`framing`), others cost one read of
-their head, a slice and two appends.
+A payload contains a part of a transaction, one, or many; rows remain bytes until a batch is closed. Transactions are
+returned after their COMMIT; rows of the open transaction are in memory and, beyond a size, in a store. This is the hot
+path of the receiver: in style b many rows of one payload are found together (`framing`), others cost one read of their
+head, a slice and two appends.
 
-Which LSN may be confirmed depends on how the stream is written (openGauss 3.0.0 and 6.0.2, tried on servers):
+Which LSN may be acknowledged depends on the format of the stream (openGauss 3.0.0 and 6.0.2, tested on servers):
 
-* Style b, and t and j in batches: the COMMIT has the end of its commit record. 6.0.2 sends a transaction again that
-  starts at or after the confirmed LSN, 3.0.0 one that starts after it: the end itself loses the next one there, the
-  end minus 1 loses and repeats nothing on either.
-* Serial: the header of the COMMIT, which is that end too, is safe as it is.
+* Style b, and t and j in batches: the COMMIT has the end of its commit record. 6.0.2 repeats a transaction that starts
+  at or after the confirmed LSN, 3.0.0 one that starts after it: there, confirming the end loses the next transaction,
+  while the end minus 1 loses and repeats nothing on either.
+* Serial: the header of the COMMIT, which is that end too, is safe.
 * t and j without batches: the header is the commit record's start; header plus 1 does not repeat it.
-* A slot that is ordered by CSN is confirmed by CSN.
+* A slot in CSN order is acknowledged by CSN.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from cdc_lake.model.change import Boundaries
 from cdc_lake.model.position import Lsn, OrderDomain
 
 STORABLE: Final = 1 << 63
-"""Bronze holds numbers of 63 bits; no real LSN, CSN or xid is larger."""
+"""Bronze stores numbers of 63 bits; real LSNs, CSNs and xids are never larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitPositionPolicy:
-    """How the transactions of one stream are bounded. `confirms_csn`: its slot is ordered by CSN."""
+    """How to compute the boundaries of transactions of one stream. `confirms_csn`: its slot is in CSN order."""
 
     style: Style
     batch: bool
@@ -52,7 +52,7 @@ class CommitPositionPolicy:
     confirms_csn: bool
 
     def bounds(self, begin: Begin, commit: Commit, header_lsn: int, offset: int, *, has_rows: bool) -> Boundaries:
-        """The bounds; `header_lsn`: of the message with the COMMIT at `offset`. Raises DecodeError."""
+        """The boundaries; `header_lsn`: of the message with the COMMIT at `offset`. Raises DecodeError."""
         csn = begin.csn if begin.csn is not None else commit.csn
         commit_lsn = commit.lsn if commit.lsn is not None else header_lsn
         return Boundaries(
@@ -64,7 +64,7 @@ class CommitPositionPolicy:
             xid=_storable(commit.xid if commit.xid is not None else begin.xid, "a transaction id", offset),
             commit_ts=_time(commit.time or begin.time, offset),
             user=begin.user,
-            origin=str(begin.origin_id) if begin.origin_id else None,  # 0: of this server
+            origin=str(begin.origin_id) if begin.origin_id else None,  # 0: this server
         )
 
     def _position(self, csn: int | None, commit_lsn: int, offset: int) -> int:
@@ -90,8 +90,8 @@ class CommitPositionPolicy:
 
 
 def _first_lsn(begin: Begin) -> int | None:
-    """The first LSN of a transaction with rows. 3.0.x prints stale memory for one without."""
-    first = begin.first_lsn if begin.first_lsn is not None else begin.lsn  # serial: the LSN of BEGIN is it
+    """The first LSN of a transaction with rows. 3.0.x prints uninitialized memory for one without."""
+    first = begin.first_lsn if begin.first_lsn is not None else begin.lsn  # serial: the LSN of BEGIN
     return first if first and first < STORABLE else None
 
 
@@ -111,17 +111,17 @@ def _time(text: str | None, offset: int) -> int | None:
 
 
 Whole: TypeAlias = RecordTransaction | SpooledRecords
-"""A committed transaction as the assemblers give it."""
+"""A committed transaction as the assemblers return it."""
 
 
 class TransactionBuffer:
-    """Rows of one transaction after the other, of which those are left out that are not captured.
+    """Rows of one transaction at a time, without those that are not captured.
 
-    Who appends to `records` and `lsns` tells by `add_size`. `captured`: None leaves nothing out.
+    Callers that append to `records` and `lsns` call `add_size`. `captured`: None disables the filter.
     """
 
     def __init__(self, style: Style, frames: FrameStoreFactory | None, captured: TableFilter | None = None) -> None:
-        """`frames` makes stores for transactions that are large; None: all are held in memory."""
+        """`frames` makes stores for large transactions; None: all are in memory."""
         self._style = style
         self._new_store: FrameStoreFactory = frames or InMemoryFrameStores()
         self._part = self._new_store.part
@@ -130,7 +130,7 @@ class TransactionBuffer:
         self.forget()
 
     def forget(self) -> None:
-        """Begin with nothing."""
+        """Drop all rows."""
         if self._store is not None:
             self._store.close()
         self._begin()
@@ -142,7 +142,7 @@ class TransactionBuffer:
     def _start(self) -> None:
         self.records: list[bytes] = []
         self.lsns: list[int] = []
-        self._before: list[tuple[list[bytes], list[int], RecordRun]] = []  # records and LSNs, and a run behind them
+        self._before: list[tuple[list[bytes], list[int], RecordRun]] = []  # records and LSNs, followed by a run
         self._held = 0
 
     @property
@@ -156,7 +156,7 @@ class TransactionBuffer:
         return bool(self.records or self._before or self._store is not None)
 
     def keep(self, record: bytes, lsn: int) -> None:
-        """Add a row. Raises LakeError, as all that adds does."""
+        """Add a row. Raises LakeError, as the other methods that add rows."""
         self.records.append(record)
         self.lsns.append(lsn)
         self.add_size(len(record))
@@ -168,19 +168,19 @@ class TransactionBuffer:
         self.add_size(run.size)
 
     def add_size(self, size: int) -> None:
-        """So many bytes of rows were added."""
+        """Count bytes of added rows."""
         self._held += size
         if self._held > self._part:
             self._outgrown()
 
     def check(self, offset: int = 0) -> None:
-        """Raise MalformedMessage where bronze could not hold the LSN of a row."""
+        """Raise MalformedMessage if bronze could not store the LSN of a row."""
         for numbers in (self.lsns, *(earlier for _, earlier, _ in self._before)):
             if numbers and max(numbers) >= STORABLE:
                 raise MalformedMessage("a row whose LSN exceeds 63 bits", offset=offset)
 
     def commit(self, bounds: Boundaries) -> Whole:
-        """The transaction, which is committed, and nothing is open. Raises LakeError."""
+        """Return the committed transaction, and start an empty one. Raises LakeError."""
         if self._store is not None:
             self._outgrown()
         store, rows = self._store, self._captured_rows()
@@ -190,12 +190,14 @@ class TransactionBuffer:
         store.seal()
         if store.is_spilled and store.size >= self._part:
             return SpooledRecords(bounds, self._style, store, store.size, len(store))
-        records, lsns = next(store.parts(), ([], []))  # most of it was not captured: one part
+        records, lsns = next(store.parts(), ([], []))  # one part, because most of it was not captured
         store.close()
         return RecordTransaction(bounds, self._style, records, lsns, sum(map(len, records)))
 
     def set_aside(self) -> FrameStore:
-        """The rows in a store that the caller closes; nothing stays open: it is prepared. Raises LakeError."""
+        """Return the rows of a prepared transaction in a store that the caller closes, and drop them. Raises
+        LakeError.
+        """
         self._outgrown()
         store = self._store
         assert store is not None, "made, where there was none"
@@ -204,7 +206,7 @@ class TransactionBuffer:
         return store
 
     def _outgrown(self) -> None:
-        """The transaction goes on in a store."""
+        """Move the transaction to a store."""
         self.check()
         if self._store is None:
             self._store = self._new_store()
@@ -213,7 +215,7 @@ class TransactionBuffer:
         self._start()
 
     def _captured_rows(self) -> tuple[Sequence[bytes], Sequence[int], int]:
-        """What is in memory and captured: rows, their LSNs, bytes."""
+        """The captured rows in memory, their LSNs, and their bytes."""
         records, lsns = self._held_rows()
         if self._captured is None:
             return records, lsns, self._held
@@ -236,16 +238,15 @@ _ROWS: Final = frozenset(b"IUD")
 
 
 class GaussDbAssembler:
-    """Takes the payloads of one stream in order, gives transactions back as they commit.
+    """Takes the payloads of one stream in order, returns transactions as they commit.
 
-    After a DecodeError, or when the connection is lost, `reset` before feeding again: the server starts over with whole
-    transactions. `heartbeats`, `ddl` and `others` count records that are nobody's change: heartbeats, DDL lines of
-    serial decoding and lines nobody knows; the last one's first bytes are not kept. `note` is told of the first one of
-    each kind that is left out, never of what stands in it.
+    After a DecodeError or a lost connection, call `reset` before `feed`: the server starts again with whole
+    transactions. `heartbeats`, `ddl` and `others` count records that are no changes: heartbeats, DDL lines of serial
+    decoding and unknown lines. `note` is called for the first ignored record of each kind, without its content.
 
-    With `keeps`, a record of a transaction that cannot be read and whose end is certain is kept as it came: whoever
-    decodes the transaction says what is wrong with it. BEGIN, COMMIT and what frames them are errors as ever; so is a
-    record that hides one of them, by the next that does not fit.
+    With `keeps`, an unreadable record of a transaction, whose end is certain, is kept as received, and decoding reports
+    the error. Invalid BEGIN, COMMIT and framing are always errors; so is a record that hides one of them, once the next
+    one does not fit.
     """
 
     def __init__(
@@ -261,7 +262,7 @@ class GaussDbAssembler:
         frames: FrameStoreFactory | None = None,
         captured: TableFilter | None = None,
     ) -> None:
-        """`frames` and `captured`: see `decode.gaussdb.assembler.TransactionBuffer`."""
+        """`frames` and `captured`: see `TransactionBuffer`."""
         self.heartbeats = 0
         self.newest_decoded: int | None = None
         self.ddl = 0
@@ -277,7 +278,7 @@ class GaussDbAssembler:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the open transaction; the next payload is that of a new connection, whose style is verified."""
+        """Drop the open transaction; the next payload is that of a new connection, whose style is verified."""
         self._verified = False
         self.completed_transactions: Sequence[Whole] = ()
         self._begin: Begin | None = None
@@ -285,12 +286,12 @@ class GaussDbAssembler:
 
     @property
     def open_bytes(self) -> int:
-        """Bytes of rows held for the open transaction."""
+        """Bytes of rows stored for the open transaction."""
         return self._open.size
 
     @property
     def open_csn(self) -> int | None:
-        """The CSN of the transaction whose COMMIT has not come yet; None between transactions, or if BEGIN has none."""
+        """The CSN of the transaction without its COMMIT so far; None between transactions, or if BEGIN has none."""
         return self._begin.csn if self._begin is not None else None
 
     @property
@@ -299,10 +300,10 @@ class GaussDbAssembler:
         return self._begin is not None
 
     def feed(self, payload: bytes, header_lsn: int) -> Sequence[Whole]:
-        """Take one payload and the LSN of its header; the transactions it completes, in order, empty ones too.
+        """Take one payload and the LSN of its header; returns the transactions it completes, in order, even empty ones.
 
-        Raises DecodeError, whose `where` names the message; `completed` has what the payload completed before that.
-        LakeError where a store has no room.
+        Raises DecodeError, whose `where` names the message and whose `completed` are the transactions that the payload
+        completed before; LakeError if a store is full.
         """
         transactions: list[Whole] = []
         try:
@@ -343,12 +344,12 @@ class GaussDbAssembler:
             offset = after
 
     def _rows(self, payload: bytes, start: int) -> int:
-        """Keep the rows that stand one behind the other; where the first record stands that is not one, or wrong."""
+        """Keep consecutive rows; returns the position of the first record that is no row, or invalid."""
         records = self._open.records
         before = len(records)
         keep, note = records.append, self._open.lsns.append
         head, rows, offset = _HEAD.unpack_from, _ROWS, start
-        with suppress(struct.error, IndexError):  # the end of the payload: no record can be read, or none follows
+        with suppress(struct.error, IndexError):  # the end of the payload
             while True:
                 length, lsn, letter = head(payload, offset)
                 end = offset + 4 + length
@@ -364,7 +365,7 @@ class GaussDbAssembler:
         return offset
 
     def _feed_other(self, payload: bytes, offset: int, end: int, header_lsn: int, transactions: list[Whole]) -> None:
-        """Take a record that is no row of the open transaction, or that is wrong."""
+        """Take a record that is no row of the open transaction, or that is invalid."""
         offset += BODY
         lsn = int.from_bytes(payload[offset - 8 : offset], "big")
         try:
@@ -385,7 +386,7 @@ class GaussDbAssembler:
             case _:
                 if self._begin is None:
                     raise OutOfSequence("a row outside a transaction", offset=offset)
-                # a row whose separator is wrong, which is said next
+                # a row with a wrong separator, which is reported next
 
     # ── text styles ──
 
@@ -414,7 +415,7 @@ class GaussDbAssembler:
                     self._no_change(statement, lsn)
 
     def _beat(self, beat: Heartbeat) -> None:
-        """The server is there: how new the log is that it has decoded says how far decoding lags."""
+        """Process a heartbeat: the time of the newest decoded WAL shows the lag of decoding."""
         self.heartbeats += 1
         if beat.newest is not None:
             self.newest_decoded = beat.newest
@@ -449,7 +450,7 @@ class GaussDbAssembler:
     # ── transactions ──
 
     def _keep_unread(self, record: bytes, lsn: int) -> bool:
-        """Keep a record of the open transaction that cannot be read; False where that is not to be."""
+        """Keep an unreadable record of the open transaction; False if that is not allowed."""
         if not self._keeps or self._begin is None:
             return False
         self._open.keep(record, lsn)

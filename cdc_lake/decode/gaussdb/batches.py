@@ -1,13 +1,13 @@
-"""Whole transactions of the GaussDB family whose rows are still bytes: filtered, cut into chunks, read one by one.
+"""Whole transactions of the GaussDB family whose rows are bytes: filtered, cut into chunks, decoded one by one.
 
-Layouts are not known here: in this format each row brings the names and types of its columns along. Reading one change
+Layouts are not needed here: in this format each row contains the names and types of its columns. Decoding one change
 after the other is the reference for `columnar`, and its fallback, for every style.
 
-The server filters by a white list, which cannot say every pattern, and which TRUNCATE ignores. So what it lets through
-is filtered again: rows here, before anything is counted, the tables of a TRUNCATE when it is read.
+The server filters by a white list, which cannot express every pattern and does not apply to TRUNCATE. What it sends is
+filtered again: rows here, before anything is counted, the tables of a TRUNCATE when it is decoded.
 
-A large transaction is decoded in parts, each a transaction of some of its records. What a row teaches of its table
-counts for the rows behind it, so the parts are decoded in order, and nothing of the stream in between.
+A large transaction is decoded in parts, each a transaction with some of its records. What a row reveals about its table
+applies to later rows, so the parts are decoded in order, and nothing else of the stream in between.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from cdc_lake.model.relation import Relation, TableName
 
 
 class Start:
-    """What was known of tables before a large transaction (`large_records`): its parts may be read more than once, and
-    each time begin with that. None until its first part is read.
+    """The knowledge about tables before a large transaction (`large_records`), with which each pass over its parts
+    begins. None until its first part is read.
     """
 
     __slots__ = ("mark",)
@@ -59,9 +59,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class PartOf:
-    """Where a part of a large transaction stands in it: behind so many of its records.
+    """The position of a part in its large transaction: after so many of its records.
 
-    `fault`: why all of the transaction is to be kept as bytes. `movable`: it may begin one frame earlier as well.
+    `fault`: why the whole transaction is to be stored as bytes. `movable`: it may begin one frame earlier as well.
     """
 
     before: int
@@ -72,14 +72,14 @@ class PartOf:
 
 @dataclass(frozen=True, slots=True)
 class RecordTransaction:
-    """A committed transaction: boundaries, and per row or truncate its bytes and LSN; implements
+    """A committed transaction: boundaries, and for each row or truncate its bytes and LSN; implements
     `decode.transaction.ReceivedTransaction`.
 
     `records[i]` in style b is the body of a record from its letter on; in the text styles one statement without its
-    length and LSN. `lsns[i]` is the LSN the source gave for it: of the record where it has one, else of the message's
-    header. A transaction without rows is one too: counts of CSNs need it. Both are lists, or `runs.Rows` and
-    `decode.gaussdb.framing.Lsns` where many rows came in one payload. `part`: its records are some of a large
-    transaction's.
+    length and LSN. `lsns[i]` is the LSN that came with it: that of the record if it has one, else of the message's
+    header. Transactions without rows are included, because CSNs are counted. Both are lists, or
+    `decode.gaussdb.framing.Rows` and `Lsns` if many rows came in one payload. `part`: its records are a part of a large
+    transaction.
     """
 
     bounds: Boundaries
@@ -91,12 +91,12 @@ class RecordTransaction:
 
     @property
     def count(self) -> int:
-        """How many records it has."""
+        """The number of records."""
         return len(self.records)
 
 
 def tabulate_plain(batch: Sequence[RecordTransaction], layouts: RelationResolver) -> ChangeColumns:
-    """The changes of the transactions, in order. Raises the DecodeError of the first record that cannot be read."""
+    """The changes of the transactions, in order. Raises the DecodeError of the first invalid record."""
     refuse_oversize(sum(raw.size for raw in batch))
     return columns_of(
         [(nth, raw.lsns[index], change) for nth, raw in enumerate(batch) for index, change in changes(raw, layouts)]
@@ -106,10 +106,10 @@ def tabulate_plain(batch: Sequence[RecordTransaction], layouts: RelationResolver
 def changes(raw: RecordTransaction, layouts: RelationResolver) -> list[tuple[int, Change]]:
     """The changes of a raw transaction in order, each with the index of its record.
 
-    One a table of a truncate; none for an INSERT that was taken back and the DELETE right behind it that did so. Any
-    other DELETE without a key was made while the table had none: it names no row. Raises DecodeError, whose `where`
-    names the transaction and the change; its offset counts from the record's start. UnmatchedDelete where the INSERT
-    may be in the part before.
+    A truncate has one per table; an INSERT and the DELETE directly after it that cancels it have none. Any other DELETE
+    without a key was made while the table had none: it identifies no row. Raises DecodeError, whose `where` names the
+    transaction and the change; its offset counts from the record's start. UnmatchedDelete if the INSERT may be in the
+    previous part.
     """
     decoded: list[tuple[int, Change]] = []
     for index, data in enumerate(raw.records):
@@ -129,7 +129,7 @@ def changes(raw: RecordTransaction, layouts: RelationResolver) -> list[tuple[int
 
 
 def _takes_back(relation: Relation, index: int, before: int, change: Change) -> bool:
-    """Whether a DELETE without a key takes back the change before it."""
+    """Whether a DELETE without a key cancels the change before it."""
     return before == index - 1 and isinstance(change, Insert) and change.relation.table == relation.table
 
 
@@ -152,7 +152,7 @@ def read_record(style: Style, data: bytes, layouts: RelationResolver) -> Record:
 
 
 def _changes_of(record: Record, layouts: RelationResolver, xid: int | None) -> Sequence[Change | Relation]:
-    """What a record did; a layout stands for taking back the last INSERT of its table."""
+    """The changes of a record; a layout stands for cancelling the last INSERT of its table."""
     match record:
         case Row():
             change = layouts.change(record, xid)
@@ -168,7 +168,7 @@ def _changes_of(record: Record, layouts: RelationResolver, xid: int | None) -> S
 
 
 Piece: TypeAlias = RecordRun | list[bytes]
-"""Records one behind the other."""
+"""Consecutive records."""
 
 
 def lsns_of(batch: Sequence[RecordTransaction]) -> Any:
@@ -185,7 +185,7 @@ def lsns_of(batch: Sequence[RecordTransaction]) -> Any:
 
 
 def cuts(batch: Sequence[RecordTransaction], chunk_bytes: int) -> Iterator[tuple[list[Piece], Any]]:
-    """The records in cuts of about `chunk_bytes` and of equal size, at least one each, with the size of each record."""
+    """The records in cuts of about `chunk_bytes`, at least one each, with the size of each record."""
     pieces = _pieces(batch)
     sizes = np.concatenate([_sizes(piece) for piece in pieces])
     ends = np.cumsum(sizes)
@@ -223,7 +223,7 @@ def chunk_of(cut: Sequence[Piece], sizes: Any) -> FrameBuffer:
 
 
 def _pieces(batch: Sequence[RecordTransaction]) -> list[Piece]:
-    """The records in order, those that are no run in as few lists as possible; none is empty."""
+    """The records in order, as runs and as few lists as possible; none is empty."""
     pieces: list[Piece] = []
     for raw in batch:
         for part in raw.records.parts if isinstance(raw.records, Rows) else (raw.records,):
@@ -249,11 +249,11 @@ def _part(piece: Piece, first: int, last: int) -> Piece:
 
 
 class _Cuts:
-    """Where the store's frames are cut into parts. `joined`: numbers of those that go with the ones before."""
+    """How the store's frames are divided into parts. `joined`: numbers of those joined with the previous ones."""
 
     def __init__(self) -> None:
         self.joined: set[int] = set()
-        self.newest = (0, 0)  # the first and the last one that the newest part is made of
+        self.newest = (0, 0)  # the first and the last frame part of the newest part
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ class SpooledRecords:
     """
 
     in_order: ClassVar = True
-    """What is decoded before and behind it is so before its first part and behind its last."""
+    """Everything before it is decoded before its first part, and everything after it after its last one."""
 
     bounds: Boundaries
     style: Style
@@ -276,7 +276,7 @@ class SpooledRecords:
     _cuts: _Cuts = field(default_factory=_Cuts, repr=False, compare=False)
 
     def parts(self, fault: DecodeError | None = None) -> Iterator[RecordTransaction]:
-        """Its parts in order; with `fault`, to be kept as bytes. Can be asked for again. Raises LakeError."""
+        """Its parts in order; with `fault`, to be stored as bytes. Repeatable. Raises LakeError."""
         before = first = next_part = 0
         records: list[bytes] = []
         lsns: list[int] = []
@@ -287,12 +287,12 @@ class SpooledRecords:
                 part = PartOf(before, self._start, fault, movable=0 < first == next_part - 1)
                 current = [self._part(records, lsns, part, (first, next_part - 1))]
                 before, first, records, lsns = before + len(records), next_part, [], []
-                yield current.pop()  # nothing here keeps it in memory
+                yield current.pop()  # no reference keeps it in memory
 
     def cut_otherwise(self, error: DecodeError) -> bool:
-        """Whether the newest part could not be decoded because of where it begins: then it begins one earlier now.
+        """Whether the newest part was undecodable because of where it begins: it then begins one frame earlier now.
 
-        A DELETE that takes an INSERT back stands right behind it, and both have to be in one part.
+        A DELETE that cancels an INSERT directly follows it, and both have to be in one part.
         """
         if not isinstance(error, UnmatchedDelete):
             return False
@@ -300,7 +300,7 @@ class SpooledRecords:
         return True
 
     def release(self) -> None:
-        """It is landed, or dropped: its records are not needed any more."""
+        """Free its records."""
         self.frames.close()
 
     def _part(self, records: list[bytes], lsns: list[int], part: PartOf, numbers: tuple[int, int]) -> RecordTransaction:
@@ -312,7 +312,7 @@ _U16: Final = struct.Struct(">H")
 
 
 class TableFilter:
-    """Leaves out what is not captured. `takes` is asked once a table; what cannot be read is kept, to be an error."""
+    """Drops rows of tables that are not captured. `takes` is called once per table; unreadable rows are kept."""
 
     def __init__(self, layouts: RelationResolver, takes: Callable[[TableName], bool]) -> None:
         self._layouts = layouts
@@ -322,7 +322,7 @@ class TableFilter:
     def rows(
         self, style: Style, records: Sequence[bytes], lsns: Sequence[int], size: int
     ) -> tuple[Sequence[bytes], Sequence[int], int]:
-        """Of rows, their LSNs and bytes those that are captured."""
+        """The captured rows, their LSNs and bytes."""
         wanted = self._binary if style is Style.BINARY else self._captures_text
         places = [index for index, record in enumerate(records) if wanted(record, style)]
         if len(places) == len(records):
@@ -331,7 +331,7 @@ class TableFilter:
         return captured, [lsns[index] for index in places], sum(map(len, captured))
 
     def _binary(self, record: bytes, _style: Style) -> bool:
-        """Schema and table stand at the head, each behind its length."""
+        """Schema and table are in the head, each after its length."""
         if len(record) < 5:
             return True
         middle = 3 + _U16.unpack_from(record, 1)[0]
@@ -344,7 +344,7 @@ class TableFilter:
                 table = binary_table(record, self._layouts.codec)
             except DecodeError:
                 return True
-            if table is None:  # no row: what it is of, its head does not say
+            if table is None:  # not a row: its head does not contain its table
                 return True
             captured = self._captured_heads[head] = self._takes(table)
         return captured
@@ -353,7 +353,7 @@ class TableFilter:
         try:
             read = read_record(style, record, self._layouts)
         except DecodeError:
-            return True  # said where the transaction is decoded, with its place
+            return True  # decoding reports the error with its location
         match read:
             case Row(table=table):
                 return self._takes(table)

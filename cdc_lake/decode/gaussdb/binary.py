@@ -1,6 +1,6 @@
-"""The plain decoder of style b: the reference for the columnar one.
+"""The row decoder of style b: the reference for the columnar one.
 
-A payload is records one behind the other, all numbers big-endian and unsigned::
+A payload is a sequence of records, all numbers big-endian and unsigned::
 
     record := u32 length  u64 lsn  body  ( 'P' | 'F' )      length: of lsn and body
     body   := 'B' u64 csn u64 first_lsn option*             option: X xid, T time, O origin id, N user
@@ -9,11 +9,11 @@ A payload is records one behind the other, all numbers big-endian and unsigned::
             | 'h' u64 u64 i64                               GaussDB's heartbeat
     tuple  := u16 columns  { u16 n name  u32 type oid  u32 m value }        m = 0xFFFFFFFF: NULL
 
-`F` ends the payload; after `P` comes another record or a length of zero, which ends it too. A body ends by its length,
-never by what stands in it: `P`, `F`, `N` and `O` occur as options as well. An option nobody knows hides the ones behind
-it, so the rest of such a body is skipped, and its letter told. Schema and table are raw, column names are SQL
-identifiers. A heartbeat may also be a payload of its own, without length and LSN. Source: openGauss 3.0 to 7.0,
-parallel_decode.cpp, and recordings.
+`F` ends the payload; after `P` comes another record or a length of zero, which ends it too. Only its length ends a
+body, not its content: `P`, `F`, `N` and `O` occur as options as well. An unknown option hides those after it, so the
+rest of such a body is skipped, and its letter reported. Schema and table are raw, column names are SQL identifiers. A
+heartbeat may also be a payload of its own, without length and LSN. Source: openGauss 3.0 to 7.0, parallel_decode.cpp,
+and recordings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
 _THREE: Final = struct.Struct(">QQq")
 LEAST: Final = 9
-"""Length of a record of one letter: LSN and letter."""
+"""Length of a record with one letter: LSN and letter."""
 
 
 def records_binary(payload: bytes, codec: Codec) -> list[Record]:
@@ -56,7 +56,7 @@ def records_binary(payload: bytes, codec: Codec) -> list[Record]:
 
 
 def record_end(payload: bytes, offset: int) -> int | None:
-    """Where the body of the record at `offset` ends; None for the zero length that ends a payload."""
+    """The end of the body of the record at `offset`; None for the zero length that ends a payload."""
     left = len(payload) - offset - 4
     if left < 0:
         raise TruncatedMessage(need=4, left=left + 4, offset=offset)
@@ -67,14 +67,14 @@ def record_end(payload: bytes, offset: int) -> int | None:
         return None
     if length < LEAST:
         raise MalformedMessage(f"a record of {length} bytes: an LSN and a letter need {LEAST}", offset=offset)
-    if length + 1 > left:  # with the letter behind it
+    if length + 1 > left:  # with the letter after it
         raise TruncatedMessage(need=length + 1, left=left, offset=offset + 4)
     end: int = offset + 4 + length
     return end
 
 
 def following(payload: bytes, end: int) -> int | None:
-    """Where the record after the one that ends at `end` starts; None where the payload ends with `F`."""
+    """The start of the record after the one that ends at `end`; None if the payload ends with `F`."""
     letter = payload[end]
     if letter == MORE:
         return end + 1
@@ -86,7 +86,7 @@ def following(payload: bytes, end: int) -> int | None:
 
 
 def record_of(data: bytes, codec: Codec, *, lsn: int | None = None, offset: int = 0, end: int | None = None) -> Record:
-    """The record whose body is `data[at:end]`, its letter first. Offsets in errors count from the start of `data`."""
+    """Parse the record whose body is `data[offset:end]`, its letter first. Error offsets count from `data`'s start."""
     body = _Body(data, offset, len(data) if end is None else end, codec)
     letter = body.byte()
     match letter:
@@ -102,7 +102,7 @@ def record_of(data: bytes, codec: Codec, *, lsn: int | None = None, offset: int 
 
 
 def binary_table(record: bytes, codec: Codec) -> TableName | None:
-    """The table at the head of a row in style b; None where there is no such head. Raises DecodeError."""
+    """The table in the head of a row in style b; None without such a head. Raises DecodeError."""
     if record[:1] not in (b"I", b"U", b"D"):
         return None
     middle = 3 + int.from_bytes(record[1:3], "big")
@@ -124,7 +124,7 @@ def _letter_text(letter: int) -> str:
 
 
 class _Body:
-    """A place in a record's body, moving forward only, never past the body's end."""
+    """A position in a record's body, moving forward only, never past the body's end."""
 
     __slots__ = ("_codec", "_data", "_end", "offset")
 
@@ -136,11 +136,11 @@ class _Body:
 
     @property
     def remaining_bytes(self) -> int:
-        """Bytes to the end of the body."""
+        """Number of bytes to the end of the body."""
         return self._end - self.offset
 
     def take(self, size: int) -> int:
-        """Where the next `size` bytes start; the place moves behind them."""
+        """Skip the next `size` bytes; returns where they start."""
         offset, left = self.offset, self._end - self.offset
         if size > left:
             raise TruncatedMessage(need=size, left=left, offset=offset)
@@ -171,13 +171,13 @@ class _Body:
         return self._codec.text(self._data[offset : offset + size], offset)
 
     def name(self) -> str:
-        """The next length of two bytes, and as many bytes as a name."""
+        """The next name, after its length of two bytes."""
         size = self.number(_U16)
         offset = self.take(size)
         return self._codec.name(self._data[offset : offset + size], offset)
 
     def skip(self) -> None:
-        """Go to the end of the body."""
+        """Skip to the end of the body."""
         self.offset = self._end
 
     def finish(self) -> None:
@@ -207,7 +207,7 @@ def _commit(body: _Body, lsn: int | None) -> Commit:
 
 
 def _options(body: _Body, known_letters: str) -> tuple[dict[str, int | str], str | None]:
-    """What stands in the options, and the letter of the first one that is not known."""
+    """The options, and the letter of the first unknown one."""
     options: dict[str, int | str] = {}
     while body.remaining_bytes:
         offset = body.offset

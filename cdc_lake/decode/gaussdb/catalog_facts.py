@@ -1,8 +1,8 @@
-"""What a row of the GaussDB family does not say of its table, as the catalog has it; and the family's types by OID.
+"""Catalog facts that rows of the GaussDB family omit about their table, and the family's types by OID.
 
-Binary rows name a type by its OID, text and JSON rows by what `format_type` prints without a modifier. Both are mapped
-here for the types a server has from the start, so that rows of a column that is gone from the catalog still have one.
-Source: openGauss, pg_type.h, and recordings. OIDs of PostgreSQL are the same; clob is printed as `text`.
+Binary rows name a type by its OID, text and JSON rows by the output of `format_type` without a modifier. Both are
+mapped here for built-in types, so that rows of a dropped column still have one. Source: openGauss, pg_type.h, and
+recordings. OIDs of PostgreSQL are the same; clob is printed as `text`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cdc_lake.model.relation import Missing, ReplicaIdentity, TableName
 
 
 class Storage(enum.Enum):
-    """A table's storage engine; it decides what the server logs of a table without replica identity."""
+    """A table's storage engine; it determines what the server logs for a table without replica identity."""
 
     ASTORE = "astore"
     USTORE = "ustore"
@@ -25,12 +25,12 @@ class Storage(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class GaussDbColumn:
-    """A column as the catalog has it.
+    """A column in the catalog.
 
-    `type_name`: `pg_type.typname`, with the schema before it outside `pg_catalog`. `printed`: `format_type(oid, NULL)`,
-    what text rows print; needed only where the type is not built in. `number`: `pg_attribute.attnum`; `missing`: what
-    rows from before it hold (`model.relation.Column`), by what the catalog keeps. `filled`: it may not be NULL, so that
-    old rows hold something also where the catalog keeps nothing.
+    `type_name`: `pg_type.typname`, with its schema outside `pg_catalog`. `printed`: `format_type(oid, NULL)`, as text
+    rows print it; needed only if the type is not built in. `number`: `pg_attribute.attnum`; `missing`: the value of
+    earlier rows (`model.relation.Column`), according to the catalog. `filled`: it is NOT NULL, so old rows have a value
+    even if the catalog has none.
     """
 
     name: str
@@ -43,13 +43,13 @@ class GaussDbColumn:
     filled: bool = False
 
     def describe(self) -> list[Any]:
-        """As JSON holds it."""
+        """Convert to JSON values."""
         missing = None if self.missing is None else [self.missing.text]
         return [self.name, self.type_name, self.type_oid, self.modifier, self.printed, self.number, missing]
 
     @classmethod
     def from_description(cls, description: Sequence[Any]) -> GaussDbColumn:
-        """The inverse, also of those that know neither number nor default; raises TypeError."""
+        """The inverse, also for descriptions without number or default; raises TypeError."""
         name, type_name, type_oid, modifier, printed, number, missing = (*description, None, None)[:7]
         before = None if missing is None else Missing(*missing)
         return cls(name, type_name, type_oid, modifier, printed, number, before)
@@ -57,17 +57,17 @@ class GaussDbColumn:
 
 @dataclass(frozen=True, slots=True)
 class GaussDbTableMetadata:
-    """What the catalog says of a table now.
+    """The current catalog facts of a table.
 
-    `columns` in attribute order, without dropped ones. `identity_columns`: of the primary key under DEFAULT, of the
-    index under INDEX; empty where the server logs no key. `type_names`: names by OID, of types that are not built in
-    and not of these columns; `printed_types`: OID and name of such a type by what text rows print, None: there is none.
-    `oid`: of the table; `attributes`: all columns that it ever had, but for those that rows leave out, empty: not
-    known; `key_changed`: see `announced.TableFacts`; `file`: `model.relation.Relation.storage`.
-    `skipped`: generated columns that are left out of new rows, and are none of `columns`; old rows have them
-    (`skip-generated-columns`). `indexes`: the unique ones; `identity_changed`: the transaction that wrote the row of
-    `pg_class`, which names the kind of replica identity. None where every UPDATE has an old row, so that nobody need
-    know. `version`: a text that is another one once the catalog says something else.
+    `columns` in attribute order, without dropped ones. `identity_columns`: of the primary key with DEFAULT, of the
+    index with INDEX; empty if the server logs no key. `type_names`: names by OID, of types that are neither built in
+    nor of these columns; `printed_types`: OID and name of such a type by its printed form, None: there is none. `oid`:
+    of the table; `attributes`: all columns that it ever had, except those that rows omit, empty if unknown;
+    `key_changed`: see `pgoutput.relations.TableFacts`; `file`: `model.relation.Relation.storage`. `skipped`: generated
+    columns that new rows omit, and that are not among `columns`; old rows have them (`skip-generated-columns`).
+    `indexes`: the unique ones; `identity_changed`: the transaction that wrote the row of `pg_class` with the kind of
+    replica identity. None if every UPDATE has an old row, so that it is not needed. `version`: a text that changes
+    whenever these facts do.
     """
 
     columns: tuple[GaussDbColumn, ...]
@@ -94,13 +94,13 @@ class GaussDbTableMetadata:
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """The transactions that wrote what the catalog says."""
+        """The transactions that wrote these facts."""
         written = {self.key_changed, self.identity_changed, *(row.changed for row in self.attributes)}
         written |= {number for row in self.indexes for number in (row.created, row.changed)}
         return tuple(row for row in written if row is not None)
 
     def describe(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Convert to JSON values."""
         return {
             "columns": [c.describe() for c in self.columns],
             "primary_key": list(self.primary_key),
@@ -117,7 +117,7 @@ class GaussDbTableMetadata:
 
     @classmethod
     def from_description(cls, info: Mapping[str, Any]) -> GaussDbTableMetadata:
-        """The inverse; raises KeyError, TypeError or ValueError where `info` is not one."""
+        """The inverse; raises KeyError, TypeError or ValueError if `info` is invalid."""
         return cls(
             columns=tuple(map(GaussDbColumn.from_description, info["columns"])),
             primary_key=tuple(info["primary_key"]),
@@ -139,35 +139,34 @@ def _attribute(description: Mapping[str, Any]) -> Attribute:
 
 
 FamilyCatalog: TypeAlias = Callable[[TableName], GaussDbTableMetadata | None]
-"""Where facts come from; None for a table that is not there now. Asked by the thread that tabulates, seldom: when a row
-has a shape that the last answer does not explain. Raises SourceError."""
+"""The source of facts; None for a table that does not exist now. Called by the thread that tabulates, rarely: when the
+last answer does not explain the columns of a row. Raises SourceError."""
 
 
 _FROZEN: Final = 2
 
 
 def named_by(version: str) -> str:
-    """By which transaction a table got its name, schema or owner, and the owner: its row type is written with them."""
+    """The transaction that set a table's name, schema or owner, and the owner: its row type is written with them."""
     return " ".join(version.split()[-2:])
 
 
 def named_anew(before: str, now: str) -> bool:
-    """Whether a table got another name, or the same one again, between two `named_by`; not where it only got an owner.
+    """Whether a table was renamed, even to the same name, between two `named_by`; not if only its owner changed.
 
-    Servers that freeze a row may write 2 over the number of its transaction.
+    Servers that freeze a row may replace the id of its transaction by 2.
     """
     (by, owner), (last, last_owner) = now.split(), before.split()
     return by != last and int(by) > _FROZEN and owner == last_owner
 
 
 Versions: TypeAlias = Callable[[Collection[TableName]], Mapping[TableName, tuple[int, str]]]
-"""OID and `FamilyTableFacts.version` of tables as the catalog has them now; nothing of those that are not there. Raises
-SourceError."""
+"""Current OID and `GaussDbTableMetadata.version` of tables, without those that do not exist. Raises SourceError."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltinType:
-    """`name` is `pg_type.typname`, `printed` what a text row has in brackets behind a column's name."""
+    """`name` is `pg_type.typname`, `printed` is what a text row has in brackets after a column's name."""
 
     name: str
     printed: str
@@ -265,4 +264,4 @@ BUILTIN: Final = _SCALARS | {
 """Types by OID."""
 
 OID_OF: Final = {kind.printed: oid for oid, kind in BUILTIN.items() if oid != 90}
-"""OIDs by what is printed; `text` is text, which a clob is printed as too."""
+"""OIDs by printed form; `text` is text, although a clob is printed as text too."""

@@ -1,13 +1,13 @@
 """The columnar decoder of the GaussDB family: the same result as the row decoder, a chunk of rows at a time.
 
 Rows are joined into chunks of two mebibytes, found by template and walked column by column (`row_templates`;
-`text_columnar` makes such a chunk of statements), and the values are copied once, by Arrow. Whatever is not regular
-goes to the row decoder, so an error is always the row decoder's; so do databases whose encoding is not UTF-8.
+`text_columnar` converts statements to such a chunk), and Arrow copies the values once. Anything irregular is passed to
+the row decoder, which therefore reports all errors; so are databases whose encoding is not UTF-8.
 
-Digests need no second form of the values. Before each value stand its type's OID and its length: with `t`, `n` or `u`
+Digests need no second form of the values. Each value follows its type's OID and its length: with `t`, `n` or `u`
 written over the OID's last byte, the bytes from there to the value's end are the value's canonical ones
-(`decode.hashing`). One `take` puts those of a row one behind the other, with an `n` for what an old row left out, and
-the head of the new tuple between old and new.
+(`decode.hashing`). One `take` concatenates those of a row, with an `n` for what an old row omits, and the head of the
+new tuple between old and new.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ from cdc_lake.model.relation import Relation, TableName
 
 @dataclass(frozen=True, slots=True)
 class _Tuples:
-    """Tuples of some rows of a chunk: the values sent, where each stands in its row, and how many values a row has."""
+    """Tuples of some rows of a chunk: the values sent, the index of each in its row, and the number of values of a
+    row.
+    """
 
     rows: Any
     values: Values
@@ -61,14 +63,14 @@ class _Tuples:
 
 
 def new_tuples(chunk: FrameBuffer, row_groups: list[RowGroup], count: int) -> pa.Array:
-    """The new tuples of `count` rows as lists, NULL where there is none."""
+    """The new tuples of `count` rows as lists, NULL without one."""
     tuples = [(group.rows, group.new) for group in row_groups if group.new is not None]
     parts = [_Tuples(rows, new, list(range(new.slots.shape[1])), new.slots.shape[1]) for rows, new in tuples]
     return _tuple_lists(chunk, parts, count)
 
 
 def old_tuples(chunk: FrameBuffer, row_groups: list[RowGroup], plans: list[RowMapping], count: int) -> pa.Array:
-    """The old tuples; as many values as the relation has columns: what was not sent is NULL."""
+    """The old tuples, with one value for each column of the relation: NULL if it was not sent."""
     parts = [
         _Tuples(group.rows, group.old, list(plan.places), len(plan.relation.columns))
         for group, plan in zip(row_groups, plans, strict=True)
@@ -78,7 +80,7 @@ def old_tuples(chunk: FrameBuffer, row_groups: list[RowGroup], plans: list[RowMa
 
 
 def unchanged_positions(row_groups: list[RowGroup], count: int) -> pa.Array:
-    """For each of `count` rows the positions of values that were not sent, NULL where all were."""
+    """For each of `count` rows the positions of unchanged values, NULL if all were sent."""
     unsent_parts = [
         (group.rows, group.new.unsent) for group in row_groups if group.new is not None and group.new.unsent is not None
     ]
@@ -103,7 +105,7 @@ def _tuple_lists(chunk: FrameBuffer, parts: list[_Tuples], count: int) -> pa.Arr
 
 
 def _texts(chunk: FrameBuffer, parts: list[_Tuples], lengths: Any) -> pa.Array:
-    """The values of all tuples in the order of rows, which have `lengths` values each."""
+    """The values of all tuples in row order; rows have `lengths` values."""
     complete = all(len(part.places) == part.width for part in parts)
     slots = _in_order(
         [(part.rows, part.values.slots.view(np.int64)[:, :, 0]) for part in parts], lengths, complete=complete
@@ -127,7 +129,7 @@ def _sizes(values: Values) -> Any:
 
 
 def _spread(part: _Tuples, entries: Any, missing: int) -> Any:
-    """One entry a column of the row, from one a value sent."""
+    """Expand entries of sent values to one entry per column."""
     if len(part.places) == part.width:
         return entries
     spread = np.full((len(entries), part.width), missing, entries.dtype)
@@ -136,7 +138,7 @@ def _spread(part: _Tuples, entries: Any, missing: int) -> Any:
 
 
 def _in_order(parts: list[tuple[Any, Any]], lengths: Any, *, complete: bool) -> Any:
-    """The entries (r, k) of all parts in row order. `complete`: rows have `lengths` entries, else fewer."""
+    """The entries (r, k) of all parts in row order. `complete`: rows have `lengths` entries, otherwise fewer."""
     if len(parts) == 1:
         return np.ascontiguousarray(parts[0][1]).ravel()
     if not complete:
@@ -156,19 +158,19 @@ def _in_order(parts: list[tuple[Any, Any]], lengths: Any, *, complete: bool) -> 
     return ordered
 
 
-_BEFORE: Final = 5  # the OID's last byte and the length
+_BEFORE: Final = 5  # bytes before a value: the OID's last byte and the length
 _LETTERS: Final = {OldKind.KEY: b"K", OldKind.FULL: b"O"}
 _NULL, _TEXT, _UNSENT = b"ntu"
-_NOTHING, _HEAD = -1, -2  # pieces that stand in the padding
+_NOTHING, _HEAD = -1, -2  # pieces in the padding
 
 
 def canonical_rows(chunk: FrameBuffer, row_groups: list[RowGroup], plans: list[RowMapping]) -> list[Canonical]:
-    """The canonical bytes of each group's rows; the chunk is written to, and only its values stay as they are."""
+    """The canonical bytes of each group's rows; modifies the chunk, except its values."""
     return [_of_group(chunk, group, plan) for group, plan in zip(row_groups, plans, strict=True)]
 
 
 def in_rows(row_groups: list[RowGroup], digests: list[bytes], count: int) -> Digests:
-    """One digest a row, from those of each group."""
+    """One digest per row, from those of each group."""
     if len(row_groups) == 1:
         return Digests(digests[0])
     ordered = np.empty((count, DIGEST_SIZE), np.uint8)
@@ -192,13 +194,13 @@ def _of_group(chunk: FrameBuffer, group: RowGroup, plan: RowMapping) -> Canonica
 
 
 def _tails(chunk: FrameBuffer, group: RowGroup, plan: RowMapping, prefix: bytes, head: bytes) -> Canonical:
-    """What follows the prefix in the canonical bytes of each row; `head`: what a new tuple begins with."""
+    """The canonical bytes of each row after the prefix; `head`: the beginning of a new tuple."""
     old = group.old if plan.old_kind is not None else None
     old_first = _stands_before(old, group.new)
     sent = (old, group.new) if old_first else (group.new, old)
     slots = [_mark_canonical(chunk, values) for values in sent if values is not None]
     pieces = sum(each.shape[0] * each.shape[1] for each in slots)
-    # the pieces of the chunk in its own order, then an `n` and the head of a new tuple, which stand in the padding
+    # the pieces of the chunk in its order, then an `n` and the head of a new tuple, which are in the padding
     padding = len(chunk.bytes) - len(PADDING)
     chunk.data[padding : padding + 1 + len(head)] = np.frombuffer(b"n" + head, np.uint8)
     constants = np.array([padding, padding + 1, padding + 1, padding + 1 + len(head)], np.int32)
@@ -217,14 +219,14 @@ def _tails(chunk: FrameBuffer, group: RowGroup, plan: RowMapping, prefix: bytes,
 
 
 def _stands_before(values: Values | None, others: Values | None) -> bool:
-    """Whether these values stand before the others in each row, as old ones do in text."""
+    """Whether these values precede the others in each row, as old ones do in text."""
     if values is None or others is None or not values.slots.size or not others.slots.size:
         return False
     return bool(values.slots[0, 0, 0] < others.slots[0, 0, 0])
 
 
 def _order(group: RowGroup, plan: RowMapping, pieces: int, *, old_first: bool) -> tuple[Any, int]:
-    """Which pieces make the rows, by their number in the array of pieces and gaps, and how many make one row."""
+    """The pieces of all rows, by index in the array of pieces and gaps, and the number of pieces per row."""
     width = len(plan.relation.columns)
     if plan.old_kind is None:
         return evens(pieces), width
@@ -241,7 +243,7 @@ def _order(group: RowGroup, plan: RowMapping, pieces: int, *, old_first: bool) -
 
 
 def _mark_canonical(chunk: FrameBuffer, values: Values) -> Any:
-    """The canonical bytes of each value as slots; the chunk is changed."""
+    """The canonical bytes of each value as slots; modifies the chunk."""
     slots = values.slots.copy()
     slots[:, :, 0] -= _BEFORE
     first = slots[:, :, 0]
@@ -257,13 +259,13 @@ def _mark_canonical(chunk: FrameBuffer, values: Values) -> Any:
 
 
 CHUNK_BYTES: Final = 2 << 20
-"""As much as is decoded at a time (`runtime.receive.commit_pipeline`); half of it costs a fourth more, twice as much
-the same.
+"""The amount that is decoded at a time (`runtime.receive.commit_pipeline`); half of it costs a fourth more, twice as
+much the same (measured).
 """
 
 SMALL: Final = 32
-"""Below this many rows the plain decoder is faster than setting up a walk, unless they are large: it copies them more
-often.
+"""Below this many rows the row decoder is faster than a columnar walk, unless they are large, because it copies them
+more often.
 """
 
 _HALF: Final = 1 << 31
@@ -278,8 +280,8 @@ def tabulate(
 ) -> ChangeColumns:
     """The changes of the transactions as columns, in order.
 
-    Equal in every field to `tabulate_plain(batch, layouts)`, and raises the same DecodeError for the same bytes. Asks
-    the catalog, so also SourceError. `hashing` is what makes digests of large chunks.
+    Equal in every field to `tabulate_plain(batch, layouts)`, with the same DecodeError for the same bytes. Queries the
+    catalog, so also raises SourceError. `hashing` computes the digests of large chunks.
     """
     sizes = [raw.count for raw in batch]
     worth = sum(sizes) >= SMALL or sum(raw.size for raw in batch) >= CHUNK_BYTES
@@ -294,7 +296,7 @@ def tabulate(
                 [raw for raw, _ in pairs] for _, pairs in groupby(zip(batch, apart, strict=True), lambda pair: pair[1])
             ]
             return concat_changes([(tabulate(run, layouts, hashing), len(run)) for run in runs], pa.concat_arrays)
-        if layouts.codec.policy is Policy.HEX and len(batch) > 1:  # a few odd values must not slow all of a batch down
+        if layouts.codec.policy is Policy.HEX and len(batch) > 1:  # a few odd values must not slow down the batch
             half = len(batch) // 2
             parts = ((batch[:half], half), (batch[half:], len(batch) - half))
             return concat_changes(
@@ -304,7 +306,7 @@ def tabulate(
 
 
 def _truncates(raw: RecordTransaction) -> bool:
-    """Whether it may have a TRUNCATE, which is no row; only serial decoding prints them."""
+    """Whether it may contain a TRUNCATE, which is not a row; only serial decoding prints them."""
     return raw.style is Style.SERIAL and any(_TRUNCATE in record for record in raw.records)
 
 
@@ -338,7 +340,7 @@ def _tabulate(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The columns of one cut; `cancels`: bool ndarray, the rows that take back an INSERT."""
+    """The columns of one cut; `cancels`: bool ndarray, the rows that cancel an INSERT."""
 
     op: Any
     relation: Any
@@ -360,7 +362,7 @@ def _part(
         kind[group.rows] = _KINDS[plan.old_kind]
         cancels[group.rows] = plan.cancels
     op = chunk.data[chunk.start]
-    digests = hashing(canonical_rows(chunk, row_groups, plans))  # which may go on elsewhere while values are copied
+    digests = hashing(canonical_rows(chunk, row_groups, plans))  # may run elsewhere while values are copied
     with meanwhile(digests):
         new, old = new_tuples(chunk, row_groups, count), old_tuples(chunk, row_groups, plans, count)
     return _Part(
@@ -376,12 +378,12 @@ def _part(
 
 
 def _outermost(xids: Sequence[int | None]) -> tuple[int | None, int | None]:
-    """The oldest and the newest of these transactions. Raises FallBackToRowDecoder if only some have a number."""
+    """The oldest and the newest of these transactions. Raises FallBackToRowDecoder if only some have an id."""
     known_xids = [xid for xid in xids if xid is not None]
     require(not known_xids or len(known_xids) == len(xids))
     if not known_xids:
         return None, None
-    ages = [(xid - known_xids[0] + _HALF) % (2 * _HALF) for xid in known_xids]  # numbers are compared modulo 2^32
+    ages = [(xid - known_xids[0] + _HALF) % (2 * _HALF) for xid in known_xids]  # ids are compared modulo 2^32
     return known_xids[ages.index(min(ages))], known_xids[ages.index(max(ages))]
 
 
@@ -411,9 +413,9 @@ def _groups(
 
 
 def _plans(row_groups: list[RowGroup], layouts: RelationResolver, xid: int | None) -> list[RowMapping]:
-    """The plan of each group, and the layouts as they are after the last row.
+    """The mapping of each group, and update the layouts as after the last row.
 
-    A DELETE has the layout its table had last. That has to be one in the whole chunk; otherwise FallBackToRowDecoder.
+    A DELETE has its table's last layout, which must be the same in the whole chunk; otherwise FallBackToRowDecoder.
     """
     before = layouts.latest()
     plans: list[RowMapping] = []
@@ -425,13 +427,13 @@ def _plans(row_groups: list[RowGroup], layouts: RelationResolver, xid: int | Non
             if len(relations_by_table.get(table, ())) > 1:
                 layouts.plan(
                     _previous_group(group, earlier[table]).row, xid
-                )  # a new plan takes what is not told from it
+                )  # a new mapping takes unknown parts from it
             plans.append(layouts.plan(group.row, xid))
             if group.new is not None:
                 relations_by_table.setdefault(table, set()).add(plans[-1].relation)
                 earlier.setdefault(table, []).append(group)
     except DecodeError:
-        raise FallBackToRowDecoder from None  # the plain decoder says it again, with its place
+        raise FallBackToRowDecoder from None  # the row decoder reports the error with its location
     require(not any(plan.first or -1 in plan.places for plan in plans))
     for name, relations in relations_by_table.items():
         if len(relations) > 1 and (facts := layouts.facts_of(name)) is not None and facts.identity_changed is not None:
@@ -446,13 +448,13 @@ def _plans(row_groups: list[RowGroup], layouts: RelationResolver, xid: int | Non
 
 
 def _previous_group(group: RowGroup, earlier: list[RowGroup]) -> RowGroup:
-    """Of groups that begin earlier the one with the last row before the first row of this one."""
+    """The earlier group with the last row before the first row of this one."""
     first = group.rows[0]
     return max(earlier, key=lambda candidate: int(candidate.rows[np.searchsorted(candidate.rows, first) - 1]))
 
 
 def _without_cancelled(columns: ChangeColumns, cancels: Any) -> ChangeColumns:
-    """The changes without those that take back the INSERT right before them, and without what they take back."""
+    """The changes without those that cancel the INSERT directly before them, and without these INSERTs."""
     names: dict[TableName, int] = {}
     tables = np.array([names.setdefault(relation.table, len(names)) for relation in columns.relations])
     deletes = np.flatnonzero(cancels[1:]) + 1

@@ -1,20 +1,19 @@
-"""Where records start in a payload of the GaussDB family, found without a step for each row, and its style.
+"""Finds the records in a payload of the GaussDB family without a step per row, and verifies its style.
 
-In style b the start of a record is known only from the one before it. But a separator `P` with the zero byte of a
-length behind it is seldom anything else, so all such places of a payload are taken for starts at once and compared
-with each other: in a run each record ends where the next one starts. What does not fit ends the run, and the slow way
-goes on.
+In style b the start of a record is known only from the previous one. But a separator `P` followed by the zero byte of a
+length rarely occurs elsewhere, so all such positions of a payload are assumed to be starts and compared with each
+other: in a run each record ends where the next one starts. A mismatch ends the run, and the slow way continues.
 
-Batches of styles t and j are statements one behind the other::
+Batches of styles t and j are sequences of statements::
 
     batch := { u32 length  u64 lsn  statement }  u32 0        length: of lsn and statement; big-endian
 
-With a heartbeat the end is not documented: it may also be a zero byte, the digit, or missing, and a heartbeat may
-stand without length and LSN.
+With a heartbeat the end is not documented: it may also be a zero byte, the digit, or missing, and a heartbeat may come
+without length and LSN.
 
-The style is verified by the first bytes: a server in the middle of an upgrade falls back to serial decoding without a
-word, and an option left out may have a default nobody expects. Only what is certainly of another style is refused: a
-bare row of JSON may be of serial decoding or of style j.
+The style is verified by the first bytes: a server in the middle of an upgrade silently falls back to serial decoding,
+and an omitted option may have an unexpected default. Only what is certainly of another style is refused: a bare row of
+JSON may be of serial decoding or of style j.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from cdc_lake.decode.gaussdb.records import END_MARKS, LETTER, SIZE, Style
 from cdc_lake.errors import MalformedMessage, StyleMismatch, TruncatedMessage
 
 SMALL: Final = 1 << 16
-"""Bytes of a payload below which it is not looked at: finding runs costs as much as going through so many."""
+"""Minimum bytes of a payload to search for runs: for less, the search costs as much as reading all records."""
 LONG: Final = 64
-"""Rows of a run; shorter ones are cheaper one by one."""
+"""Minimum rows of a run; shorter ones are cheaper one by one."""
 
 _INSERT, _UPDATE, _DELETE = b"IUD"
-_SAFE: Final = 16  # no record starts so close to the end
+_SAFE: Final = 16  # no record starts this close to the end
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordRun:
-    """n rows one behind the other: `start` and `end` of their bodies in `payload`, `lsn` (int64 ndarrays)."""
+    """n consecutive rows: `start` and `end` of their bodies in `payload`, `lsn` (int64 ndarrays)."""
 
     payload: bytes
     start: Any
@@ -72,7 +71,7 @@ class RecordRun:
 
 
 class Rows(Sequence[bytes]):
-    """Rows of a transaction as a list of bytes, which most of them are not until somebody asks for one."""
+    """Rows of a transaction as a sequence of bytes, created only when requested."""
 
     __slots__ = ("_rows", "parts")
 
@@ -105,7 +104,7 @@ class Rows(Sequence[bytes]):
 
 
 class Lsns(Sequence[int]):
-    """LSNs of a transaction's rows as a list of numbers, made of arrays once somebody asks for one."""
+    """LSNs of a transaction's rows as a sequence, created from arrays when requested."""
 
     __slots__ = ("_numbers", "parts")
 
@@ -138,9 +137,9 @@ class Lsns(Sequence[int]):
 
 
 def long_runs(payload: bytes) -> dict[int, tuple[RecordRun, int]]:
-    """The long runs of a payload by the byte where the first record's length stands, each with the byte behind it.
+    """The long runs of a payload by the offset of the first record's length, each with the offset after it.
 
-    A run is right only if a record starts there, which who asks for it knows.
+    A run is valid only if a record starts there, which the caller knows.
     """
     size = len(payload)
     if size < max(SMALL, 2 * _SAFE):
@@ -151,7 +150,7 @@ def long_runs(payload: bytes) -> dict[int, tuple[RecordRun, int]]:
     if payload[0] == 0:
         first = np.concatenate([np.zeros(1, np.int64), first])
     letter = data[first + BODY]
-    # lengths below 16 MiB and LSNs below 2^56; others are read the slow way
+    # lengths below 16 MiB and LSNs below 2^56; others are read one by one
     first = first[((letter == _INSERT) | (letter == _UPDATE) | (letter == _DELETE)) & (data[first + 4] == 0)]
     words = np.ndarray((size - 7,), ">u8", payload, strides=(1,))
     head = words[first].astype(np.int64)
@@ -171,10 +170,10 @@ def long_runs(payload: bytes) -> dict[int, tuple[RecordRun, int]]:
 
 
 def _places(data: Any, byte: int) -> Any:
-    """Where a byte that is seldom stands in `data` (uint8 ndarray): int64 ndarray, ascending.
+    """The positions of a rare byte in `data` (uint8 ndarray): int64 ndarray, ascending.
 
-    Looked for eight bytes at a time, and one at a time where it is among them: half of the time (measured). Up to seven
-    bytes at the end make no eight and are not looked at: a run that ends before them is gone on with the slow way.
+    Searches eight bytes at a time, and single bytes only after a hit: half of the time (measured). Up to seven bytes at
+    the end are not searched: there the records are read one by one.
     """
     eight = (data[: len(data) & -8] == byte).view(np.uint64)
     nonzero = np.flatnonzero(eight != 0)
@@ -197,14 +196,14 @@ _BRACE: Final = ord("{")
 
 
 def records_of_batch(payload: bytes) -> list[tuple[int, bytes]]:
-    """LSN and statement of each record, in order. A heartbeat without an LSN comes with the position it says it read.
+    """LSN and statement of each record, in order. A heartbeat without an LSN has its read position instead.
 
     Raises DecodeError, whose offset counts from the payload's start.
     """
     batch_records: list[tuple[int, bytes]] = []
     keep, unpack = batch_records.append, _HEAD.unpack_from
     size, offset = len(payload), 0
-    with suppress(struct.error):  # the end of the payload has no room for a head
+    with suppress(struct.error):  # the end of the payload
         while True:
             length, lsn = unpack(payload, offset)
             end = offset + 4 + length
@@ -218,7 +217,7 @@ def records_of_batch(payload: bytes) -> list[tuple[int, bytes]]:
 
 
 def parts_of_batch(payload: bytes) -> Sequence[RecordRun | tuple[int, bytes]]:
-    """As `records_of_batch`, with long sequences of rows as runs."""
+    """The same as `records_of_batch`, with long sequences of rows as runs."""
     if len(payload) < SMALL:
         return records_of_batch(payload)
     starts: list[int] = []
@@ -228,17 +227,17 @@ def parts_of_batch(payload: bytes) -> Sequence[RecordRun | tuple[int, bytes]]:
         append(offset)
         offset += 4 + unpack(payload, offset)[0]
     if payload[offset:] != _END or len(starts) < LONG:
-        return records_of_batch(payload)  # a heartbeat is in it, or something is wrong
+        return records_of_batch(payload)  # it contains a heartbeat, or an error
     return _by_runs(payload, np.array([*starts, offset]))
 
 
 def _by_runs(payload: bytes, border: Any) -> Sequence[RecordRun | tuple[int, bytes]]:
-    """The records that stand between these places (int64 ndarray), each at least twelve bytes behind the one before."""
+    """The records between these positions (int64 ndarray), each at least twelve bytes after the previous one."""
     words = np.ndarray((len(payload) - 7,), ">u8", payload, strides=(1,))
     first, ends = border[:-1] + HEAD, border[1:]
     if (ends < first).any() or (lsn := words[first - 8]).max() >= _TOP:
         return records_of_batch(payload)
-    # six bytes of a row stand before its end, and two more before the payload's
+    # the last six bytes of a row are before its end, and two more before the payload's
     start = words[np.minimum(first, len(payload) - 8)]
     row = (ends - first > len(_TABLE)) & ((start >> 16 == _TABLE_WORD) | (start >> 56 == _BRACE))
     edges = np.flatnonzero(row[1:] != row[:-1]) + 1
@@ -254,7 +253,7 @@ def _by_runs(payload: bytes, border: Any) -> Sequence[RecordRun | tuple[int, byt
 
 
 def frames(payload: bytes) -> list[tuple[int, int, bytes]]:
-    """As `records_of_batch`, each with the byte its statement starts at in front."""
+    """The same as `records_of_batch`, each preceded by the offset of its statement."""
     batch_records: list[tuple[int, int, bytes]] = []
     size, offset, unpack = len(payload), 0, _HEAD.unpack_from
     while offset + HEAD <= size:
@@ -304,7 +303,7 @@ _LETTER: Final = re.compile(rb"[BCIUDh]")
 
 
 def verify(payload: bytes, style: Style, *, batch: bool) -> None:
-    """Raises StyleMismatch if `payload` is certainly of another style than `style`, in batches if `batch`."""
+    """Raise StyleMismatch if `payload` is certainly of another style than `style`, in batches if `batch`."""
     actual = _detect_style(payload)
     if actual is not None and actual not in _fitting(style, batch=batch):
         raise StyleMismatch(asked=_style_name(style, batch=batch), actual=actual)

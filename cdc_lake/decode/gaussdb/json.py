@@ -1,12 +1,13 @@
 """Rows as JSON: serial mppdb_decoding and style j, which write the same bytes.
 
-One object with eight keys, always all, always in this order and without blanks: `table_name` (quoted, joined by a dot),
+One object with eight keys, always all, in this order and without blanks: `table_name` (quoted, joined by a dot),
 `op_type`, then `columns_name`, `columns_type`, `columns_val`, `old_keys_name`, `old_keys_type`, `old_keys_val`, which
-are arrays of strings. Names are identifiers, values SQL literals. A tuple the server did not send has empty arrays.
+are arrays of strings. Names are identifiers, values SQL literals. A tuple that was not sent has empty arrays.
 
-The part before the values is the same for all rows of one layout and operation and is read once. Strings are escaped
-byte by byte in the encoding of the database, and the second byte of a GBK character may be a backslash, which is then
-doubled: there, escapes are undone on bytes and the result is decoded. Source: openGauss 1.0 to 7.0, and recordings.
+The part before the values is the same for all rows of one layout and operation and is parsed once. Strings are escaped
+bytewise in the encoding of the database, and the second byte of a GBK character may be a backslash, which is then
+doubled: for such encodings, escapes are undone in bytes and the result is decoded. Source: openGauss 1.0 to 7.0, and
+recordings.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from cdc_lake.model.change import Value
 from cdc_lake.model.relation import TableName
 
 START: Final = b'{"table_name":"'
-"""How a row begins."""
+"""The beginning of a row."""
 
-# none of these can occur inside a string, where a quote has a backslash before it
+# none of these can occur inside a string, where a quote follows a backslash
 _VALUES: Final = b'],"columns_val":['
 _OLD: Final = b'],"old_keys_name":['
 _OLD_VALUES: Final = b'],"old_keys_val":['
@@ -55,7 +56,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER: Final = json.JSONDecoder(strict=False, object_pairs_hook=_object)
-"""A control character in a string is no reason to stop; a key that stands twice is: nobody knows which one counts."""
+"""A control character in a string is accepted; a duplicate key is an error, because it is ambiguous."""
 
 
 class _Head(NamedTuple):
@@ -66,7 +67,7 @@ class _Head(NamedTuple):
 
 
 def json_row(statement: bytes, codec: Codec, offset: int = 0) -> RowCells:
-    """The row of a JSON object that stands at byte `offset`. Raises DecodeError."""
+    """Parse the row of a JSON object at byte `offset`. Raises DecodeError."""
     values = statement.find(_VALUES)
     if values < 0 or not statement.startswith(START):
         return _any_row(statement, codec, offset)
@@ -91,7 +92,7 @@ def json_row(statement: bytes, codec: Codec, offset: int = 0) -> RowCells:
 
 @dataclass(frozen=True, slots=True)
 class JsonRowTemplate:
-    """What of a row stands before, between and after the values of its tuples, and how many values these have."""
+    """The parts of a row before, between and after the values of its tuples, and the number of these values."""
 
     before: bytes
     between: bytes
@@ -101,7 +102,7 @@ class JsonRowTemplate:
 
 
 def shape_of(statement: bytes, codec: Codec) -> tuple[RowCells, JsonRowTemplate | None]:
-    """A row, and what stands around its values; None if it is not written as servers write it. Raises DecodeError."""
+    """A row, and the template around its values; None if it is not formatted as by servers. Raises DecodeError."""
     row = json_row(statement, codec)
     values = statement.find(_VALUES) + len(_VALUES)
     old = statement.find(_OLD, values - 1)
@@ -114,11 +115,11 @@ def shape_of(statement: bytes, codec: Codec) -> tuple[RowCells, JsonRowTemplate 
 
 
 def _head(statement: bytes, codec: Codec, offset: int) -> _Head:
-    """What stands before the values of the new row."""
+    """The part before the values of the new row."""
     try:
         return _remembered_head(statement, codec)
     except DecodeError:
-        return _read_head(statement, codec, offset)  # raises it with its place
+        return _read_head(statement, codec, offset)  # raises the error with its location
 
 
 @lru_cache(maxsize=2048)
@@ -150,7 +151,7 @@ def _read_old_head(arrays: bytes, codec: Codec, offset: int) -> tuple[tuple[str,
 
 
 def _any_row(statement: bytes, codec: Codec, offset: int) -> RowCells:
-    """The same for an object whose keys stand in another order or with blanks between them."""
+    """The same for an object with another order of keys, or with blanks between them."""
     members = _parse_object(statement, offset)
     if set(members) != set(_KEYS):
         raise MalformedMessage("a row whose keys do not match the format", offset=offset)
@@ -172,7 +173,7 @@ def _any_row(statement: bytes, codec: Codec, offset: int) -> RowCells:
 
 
 def _parse_keyed_object(keys: tuple[str, ...], data: bytes, offset: int) -> dict[str, Any]:
-    """The object `data` is, which has these keys in this order."""
+    """Parse an object with these keys in this order."""
     members = _parse_object(data, offset)
     if tuple(members) != keys:
         raise MalformedMessage("a row whose keys do not match the format", offset=offset)
@@ -180,7 +181,7 @@ def _parse_keyed_object(keys: tuple[str, ...], data: bytes, offset: int) -> dict
 
 
 def _parse_object(data: bytes, offset: int) -> dict[str, Any]:
-    """The object `data` is, its strings byte by byte (as latin-1)."""
+    """Parse an object, with its strings bytewise (as latin-1)."""
     try:
         members = _DECODER.decode(data.decode("latin-1"))
     except (ValueError, RecursionError):
@@ -232,7 +233,7 @@ def _check_cells(
 
 
 def _values(array: bytes, codec: Codec, offset: int) -> tuple[Value, ...]:
-    """The values in `array`, what stands between its brackets."""
+    """The values in `array`, the content of its brackets."""
     if not array:
         return ()
     try:
@@ -241,13 +242,13 @@ def _values(array: bytes, codec: Codec, offset: int) -> tuple[Value, ...]:
             return tuple(map(value_of, literals))
     except (UnicodeDecodeError, NotALiteral):
         pass
-    # by bytes: the encoding has backslashes inside characters, or something is wrong and its place wanted
+    # bytewise: the encoding has backslashes inside characters, or an error needs its location
     strings = _strings(_parse_keyed_object(("",), b'{"":[' + array + b"]}", offset)[""], offset)
     return tuple([value_of_bytes(text, codec, offset) for text in strings])
 
 
 def _decoded_strings(array: bytes, codec: Codec) -> list[str] | None:
-    """The strings of an array decoded first and taken apart then; None where that is not possible."""
+    """Decode an array first and then split its strings; None if that is impossible."""
     if b"\\" not in array:
         text = codec.strict(array)
         strings = text[1:-1].split('","')

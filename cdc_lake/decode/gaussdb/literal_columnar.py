@@ -1,10 +1,10 @@
-"""Literals of the text formats, many rows at once: from where they stand to a chunk the columnar decoder reads.
+"""Converts literals of the text formats, for many rows at once, to a chunk for the columnar decoder.
 
-`text_columnar` finds the bytes of each literal for all rows of a template. What a literal stands for is decided here
-for all of them together: quotes come off, `null` is NULL, `true` is `t`; of a value that was not sent nothing is left,
-as of NULL. Then each value gets before itself what it has in style b, so that layouts, lists and digests are made by
-the same code: in place, if name and type leave room for it; in a new chunk, if quotes are doubled, JSON has escapes or
-there is no room. What is not regular is left to the row decoder.
+`text_columnar` finds the bytes of each literal for all rows of a template. Here they are converted together: quotes are
+removed, `null` is NULL, `true` is `t`; an unchanged value becomes empty, like NULL. Then each value is preceded by what
+precedes it in style b, so that the same code builds layouts, lists and digests: in place, if name and type leave space
+for it; in a new chunk, if quotes are doubled, JSON has escapes or there is not enough space. Anything irregular is left
+to the row decoder.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from cdc_lake.decode.gaussdb.row_templates import RowGroup, Values
 from cdc_lake.decode.gaussdb.text import BITS, NUMBER
 
 LARGE: Final = 64 << 10
-"""Bytes of a statement that is worth not being copied."""
+"""Bytes of a statement from which on copying it is avoided."""
 
 ROOM: Final = 5
 """Zero bytes at `Statements.room`."""
-_PADDING: Final = b"\0" * 16  # what is read eight bytes at a time may begin before the first statement, or end behind
+_PADDING: Final = b"\0" * 16  # eight-byte reads may begin before the first statement, or end after the last
 _WORD: Final = 8
 _BLANK: Final = b" "
 _BLANKS: Final = np.void(_BLANK * HEAD)
 
 
 class Statements:
-    """A chunk of statements, a blank behind each, that may be changed where nobody reads it again.
+    """A chunk of statements, each followed by a blank, that may be modified where it is not read again.
 
     `data`: the bytes as a uint8 ndarray; `start`, `end`: int64 ndarrays, the bounds of each statement; `little`: a
-    uint64 ndarray whose i-th entry is the eight bytes from i on as a number, the first byte the lowest. Between
-    statements are blanks, or in a run as many as there were bytes of heads.
+    uint64 ndarray whose i-th entry is the eight bytes from i on as a little-endian number. Between statements are
+    blanks, in a run as many as the bytes of the heads.
     """
 
     __slots__ = ("bytes", "data", "end", "little", "room", "start")
@@ -83,7 +83,7 @@ class Statements:
         return bytes(self.bytes[self.start[nth] : self.end[nth]])
 
     def outline(self, nth: int, holes: Callable[[int, int], Any]) -> bytes:
-        """One of the statements, a large one without its `holes`: by its bounds an int64 ndarray of pairs of bounds."""
+        """One of the statements, a large one without its `holes`: a function from its bounds to an array of bounds."""
         start, end = int(self.start[nth]), int(self.end[nth])
         if end - start < LARGE:
             return self.read_statement(nth)
@@ -91,7 +91,7 @@ class Statements:
         return b"".join(self.bytes[first:stop] for first, stop in zip(borders[::2], borders[1::2], strict=True))
 
     def has(self, offsets: Any, end: Any, wanted: bytes) -> Any:
-        """Whether `wanted` stands at each place, and ends at `end` or before: a bool ndarray."""
+        """Whether `wanted` is at each offset, and ends at `end` or before: a bool ndarray."""
         fits = offsets + len(wanted) <= end
         if fits.all():
             return self._has(offsets, wanted)
@@ -101,7 +101,7 @@ class Statements:
     def _has(self, offsets: Any, wanted: bytes) -> Any:
         if not wanted:
             return np.ones(len(offsets), bool)
-        # one gather of whole words, which may begin up to seven bytes before; those are masked out
+        # one gather of whole words, which may begin up to seven bytes earlier; those are masked
         count = -(-len(wanted) // _WORD)
         before = _WORD * count - len(wanted)
         words = np.frombuffer(wanted.rjust(_WORD * count, b"\0"), "<u8")
@@ -118,18 +118,18 @@ class Statements:
 
 
 _DOUBLED: Final = r"^(?:[^']|'')*$"
-_NO_BYTE: Final = re.compile(rb"\\u(?!00[0-7])")  # the server escapes bytes below 0x20 so, and no others
+_NO_BYTE: Final = re.compile(rb"\\u(?!00[0-7])")  # the server escapes only bytes below 0x20 in this form
 
 _PIECE: Final = 1 << 20
 _BORDER: Final = re.compile(rb"(?<!\\)(?<!\\u)(?<!\\u.)(?<!\\u..)[^\\'](?![\x80-\xbf])", re.DOTALL)
-"""A byte with which no escape begins or goes on, no doubled quote begins, and a letter ends."""
+"""A byte that neither begins nor continues an escape or a doubled quote, and that ends a character."""
 
 
 def rewritten(source: Statements, start: Any, end: Any, *, escaped: bool, inner: bool) -> tuple[FrameBuffer, Any]:
     """A chunk of the values between these bounds (int64 ndarrays), and their slots (n, 2) in it.
 
-    `escaped`: backslashes are JSON's; `inner`: there are quotes inside values. Before each value stands its length.
-    Raises FallBackToRowDecoder, also where they are more bytes than slots (int32) reach.
+    `escaped`: backslashes are JSON's; `inner`: values contain quotes. Each value is preceded by its length. Raises
+    FallBackToRowDecoder, also if the bytes exceed slots (int32).
     """
     require_offsets(int((end - start).sum()) + ROOM * len(start))
     if is_large(len(source.bytes), len(start)):
@@ -152,14 +152,14 @@ def write_lengths(chunk: FrameBuffer, start: Any, sizes: Any) -> None:
 
 
 def require_all(source: Statements, start: Any, end: Any, pattern: str) -> None:
-    """Raise FallBackToRowDecoder unless all that stands between these bounds is of this pattern."""
+    """Raise FallBackToRowDecoder unless everything between these bounds matches this pattern."""
     if len(start):
         texts, _ = _texts(source, start, end)
         require(pc.all(pc.match_substring_regex(texts, f"^(?:{pattern})$")).as_py())
 
 
 def _data(source: Statements, start: Any, end: Any, *, escaped: bool, inner: bool) -> tuple[Any, Any]:
-    """The values one behind the other with room before each, and the length of each (int64 ndarray)."""
+    """The concatenated values with space before each, and the length of each (int64 ndarray)."""
     if inner or (escaped and b"\\" in source.bytes):
         texts, places = _texts(source, start, end)
         texts = _undouble_quotes(_unescape_json(texts) if escaped else texts)
@@ -173,7 +173,7 @@ def _data(source: Statements, start: Any, end: Any, *, escaped: bool, inner: boo
 
 
 def _large(source: Statements, start: Any, end: Any, *, escaped: bool) -> tuple[FrameBuffer, Any]:
-    """The same as a chunk, value by value and those in pieces: of a large one there is no copy but this."""
+    """The same as a chunk, built value by value in pieces, so that a large value is copied only once."""
     data = bytearray(int((end - start).sum()) + ROOM * len(start) + len(PADDING))
     sizes = np.empty(len(start), np.int64)
     offset = 0
@@ -191,7 +191,7 @@ def _large(source: Statements, start: Any, end: Any, *, escaped: bool) -> tuple[
 
 
 def _unescape_piece(piece: bytes, *, escaped: bool) -> bytes:
-    """A piece of a value with escapes undone and quotes made single; most of the small ones have neither."""
+    """Undo escapes and doubled quotes in a piece of a value; most small ones have neither."""
     if b"'" not in piece and not (escaped and b"\\" in piece):
         return piece
     text = pa.array([piece], pa.binary())
@@ -200,7 +200,7 @@ def _unescape_piece(piece: bytes, *, escaped: bool) -> bytes:
 
 
 def _in_pieces(source: Statements, first: int, end: int) -> Iterator[bytes]:
-    """What stands between these bounds, a piece at a time. No escape is cut."""
+    """The bytes between these bounds in pieces that do not split escapes."""
     while first < end:
         border = _BORDER.search(source.bytes, first + _PIECE - 1, end) if end - first > _PIECE else None
         stop = end if border is None else border.end()
@@ -209,13 +209,13 @@ def _in_pieces(source: Statements, first: int, end: int) -> Iterator[bytes]:
 
 
 def _pieces(source: Statements, start: Any, end: Any) -> tuple[pa.Array, Any]:
-    """The bytes between these bounds, of which every second piece is a value, the last piece room for a length.
+    """The bytes between these bounds as pieces: every second one is a value, the last one is space for a length.
 
-    Also where the values are, in the order that was asked for; None where they are in it.
+    Also returns the indexes of the values in the requested order; None if they are in that order.
     """
     require(len(source.bytes) < 1 << 31)
     places = None
-    if not (start[1:] >= start[:-1]).all():  # of an update the old row stands first
+    if not (start[1:] >= start[:-1]).all():  # in an update the old row comes first
         order = np.argsort(start, kind="stable")
         start, end, places = start[order], end[order], np.empty(len(start), np.int64)
         places[order] = np.arange(len(start))
@@ -228,13 +228,13 @@ def _pieces(source: Statements, start: Any, end: Any) -> tuple[pa.Array, Any]:
 
 
 def _texts(source: Statements, start: Any, end: Any) -> tuple[pa.Array, Any]:
-    """The values as they ascend, and where they are in the order that was asked for; None where they are in it."""
+    """The values in ascending position, and their indexes in the requested order; None if they are in that order."""
     every, places = _pieces(source, start, end)
     return every.take(pa.array(np.arange(0, 2 * len(start), 2))), places
 
 
 def _unescape_json(texts: pa.Array) -> pa.Array:
-    """The texts with JSON's escapes undone."""
+    """Undo JSON's escapes in texts."""
     with_escape = pc.match_substring(texts, "\\")
     if not pc.any(with_escape).as_py():
         return texts
@@ -244,14 +244,14 @@ def _unescape_json(texts: pa.Array) -> pa.Array:
     try:
         decoded = json.loads(f'["{joined.decode()}"]', strict=False)
         replaced = pa.array([text.encode() for text in decoded], pa.binary())
-    except (ValueError, RecursionError):  # UnicodeError is one: half a character, or half of a pair
+    except (ValueError, RecursionError):  # including UnicodeError: half a character, or half of a surrogate pair
         raise FallBackToRowDecoder from None
     require(len(decoded) == len(strings))
     return pc.replace_with_mask(texts, with_escape, replaced)
 
 
 def _undouble_quotes(texts: pa.Array) -> pa.Array:
-    """The texts with doubled quotes made single."""
+    """Undo doubled quotes in texts."""
     with_quote = pc.match_substring(texts, "'")
     if not pc.any(with_quote).as_py():
         return texts
@@ -270,7 +270,7 @@ def _with_room(texts: pa.Array) -> tuple[Any, Any]:
 
 _WORDS: Final = 3
 LONGEST: Final = _WORD * _WORDS
-"""Bytes after the sign up to which a number is judged here."""
+"""Maximum bytes after the sign of a number that is checked here."""
 
 _MINUS: Final = ord("-")
 _ALL: Final = np.uint64((1 << 64) - 1)
@@ -286,9 +286,10 @@ _ABOVE_NINE: Final = _repeat_byte(0x76)  # 10 + 0x76 is 0x80
 
 
 def are_plain(source: Statements, start: Any, size: Any) -> Any:
-    """Which literals, at `start` and of `size` bytes, are digits with a dot at most, perhaps behind a minus.
+    """Which literals, at `start` and of `size` bytes, are digits with at most one dot, after an optional minus.
 
-    A bool ndarray. Others may be numbers too: with an exponent, without any digit before or behind the dot, longer.
+    A bool ndarray. Other literals may be numbers too: with an exponent, without a digit before or after the dot,
+    longer.
     """
     signed = source.data[start] == _MINUS
     start, size = start + signed, size - signed
@@ -296,7 +297,7 @@ def are_plain(source: Statements, start: Any, size: Any) -> Any:
     dots = np.zeros(len(start), np.int64)
     longest = int(size.max(initial=0))
     for nth in range(min(_WORDS, -(-longest // _WORD))):
-        # no byte behind the literal counts; a statement's padding is longer than what is read beyond its end
+        # bytes after the literal do not count; a statement's padding covers what is read beyond its end
         left = np.clip(size - _WORD * nth, 0, _WORD)
         offsets = np.minimum(start + _WORD * nth, len(source.bytes) - _WORD)
         inside = np.where(left == _WORD, _ALL, (np.uint64(1) << (left % _WORD * 8).astype(np.uint64)) - np.uint64(1))
@@ -324,9 +325,9 @@ _FOUR, _FIVE = (np.uint64((1 << 8 * size) - 1) for size in (4, 5))
 
 @dataclass(frozen=True, slots=True)
 class Literals:
-    """The literals of one tuple for each of r rows, w columns: int64 ndarrays (r, w), quotes included.
+    """The literals of one tuple for each of r rows, w columns: int64 ndarrays (r, w), including quotes.
 
-    `quoted`: columns all of whose literals are in quotes, which are left out of their bounds already.
+    `quoted`: columns whose literals are all quoted, with bounds that exclude the quotes already.
     """
 
     start: Any
@@ -344,7 +345,7 @@ class Literals:
 
 @dataclass(frozen=True, slots=True)
 class MatchedStatements:
-    """Rows of one shape: `row` is the first one, `rows` where they are among the statements, ascending."""
+    """Rows of one shape: `row` is the first one, `rows` are their indexes among the statements, ascending."""
 
     row: Row
     rows: Any
@@ -359,7 +360,7 @@ class MatchedStatements:
 def by_shape(count: int, next_shape: Callable[[Any], MatchedStatements]) -> list[MatchedStatements]:
     """All of `count` rows by shape, in the order of their first rows. Raises FallBackToRowDecoder if too few share one.
 
-    `next_shape` takes the rows that are left, ascending, and finds those of the first one's shape, itself among them.
+    `next_shape` takes the remaining rows, ascending, and returns those with the first one's shape, including it.
     """
     left = np.arange(count)
     shapes: list[MatchedStatements] = []
@@ -378,9 +379,9 @@ def by_shape(count: int, next_shape: Callable[[Any], MatchedStatements]) -> list
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """What literals stand for: int64 ndarrays of the bounds, without quotes.
+    """The bounds of the values of literals, int64 ndarrays, without quotes.
 
-    `null`, `unsent`: as `shapes.Values` has them; `closed`: how many literals have quotes.
+    `null`, `unsent`: see `row_templates.Values`; `closed`: the number of quoted literals.
     """
 
     start: Any
@@ -393,19 +394,19 @@ class _Bounds:
 def regular_chunk(
     source: Statements, shapes: Sequence[MatchedStatements], *, escaped: bool
 ) -> tuple[FrameBuffer, list[RowGroup]]:
-    """A chunk of the values, in the form of style b, and the groups in it. `escaped`: backslashes are JSON's.
+    """A chunk of the values, in the form of style b, and its groups. `escaped`: backslashes are JSON's.
 
-    Its `start` is where a letter stands that is the row's operation. The statements are of no other use afterwards.
-    Raises FallBackToRowDecoder if a literal is none, or if a value of an old row was not sent.
+    Its `start` is the position of the row's operation letter. The statements are of no other use afterwards. Raises
+    FallBackToRowDecoder for an invalid literal, or an unchanged value in an old row.
     """
     parts = [part for each in shapes for part in each.parts()]
     all_bounds, closed = _resolve_literals(source, parts)
     inner = source.bytes.count(_QUOTE) != 2 * closed
-    if parts and (escaped or inner):  # deletes may bring no values at all
+    if parts and (escaped or inner):  # deletes may contain no values at all
         chunk, slots = _rewritten(source, all_bounds, _row_order(shapes), escaped=escaped, inner=inner)
     else:
         chunk, slots = _in_place(source, all_bounds)
-    # the letters of operations stand at the very end of the padding, of which digests use the beginning
+    # the operation letters are at the very end of the padding; digests use its beginning
     chunk.data[-len(_LETTERS) :] = np.frombuffer(_LETTERS, np.uint8)
     chunk.start, chunk.end = np.full(len(source.start), len(chunk.bytes) - len(_LETTERS)), source.end
     for each in shapes:
@@ -421,7 +422,7 @@ def regular_chunk(
 
 
 def _resolve_literals(source: Statements, parts: Sequence[Literals]) -> tuple[list[_Bounds], int]:
-    """What the literals of each part stand for, (r, w), and how many have quotes."""
+    """The values of the literals of each part, (r, w), and the number of quoted ones."""
     all_bounds = [_Bounds(part.start, part.end, None, part.start.shape[0] * len(part.quoted)) for part in parts]
     bare = [[column for column in range(part.start.shape[1]) if column not in part.quoted] for part in parts]
     open_ones = [(nth, columns) for nth, columns in enumerate(bare) if columns]
@@ -452,7 +453,7 @@ def _resolve_literals(source: Statements, parts: Sequence[Literals]) -> tuple[li
 
 
 def _in_place(source: Statements, all_bounds: Sequence[_Bounds]) -> tuple[FrameBuffer, list[Any]]:
-    """The statements themselves as the chunk: before each value there is room, as its name and type stand there."""
+    """The statements themselves as the chunk: the name and type before each value leave enough space."""
     require(len(source.bytes) < 1 << 31)
     chunk = FrameBuffer(source.bytes, source.start, source.end)
     slots = []
@@ -464,7 +465,7 @@ def _in_place(source: Statements, all_bounds: Sequence[_Bounds]) -> tuple[FrameB
 
 
 def _row_order(shapes: Sequence[MatchedStatements]) -> Any:
-    """The order of the values by row, of each the new ones first: int64 ndarray of their numbers."""
+    """The order of the values by row, new ones first: int64 ndarray of their indexes."""
     rows = np.concatenate([np.repeat(each.rows, part.start.shape[1]) for each in shapes for part in each.parts()])
     return np.argsort(rows, kind="stable")
 
@@ -472,7 +473,7 @@ def _row_order(shapes: Sequence[MatchedStatements]) -> Any:
 def _rewritten(
     source: Statements, all_bounds: Sequence[_Bounds], order: Any, *, escaped: bool, inner: bool
 ) -> tuple[FrameBuffer, list[Any]]:
-    """A new chunk of the values in this order, quotes and escapes undone, and the slots of each part."""
+    """A new chunk of the values in this order, with quotes and escapes undone, and the slots of each part."""
     start, end = (
         np.concatenate([edge.ravel() for edge in edges])[order]
         for edges in ([part.start for part in all_bounds], [part.end for part in all_bounds])
@@ -488,7 +489,7 @@ def _rewritten(
 
 
 def _strip_quotes(source: Statements, start: Any, end: Any) -> _Bounds:
-    """What the literals between these bounds stand for; of NULL and what was not sent nothing is left."""
+    """The values of the literals between these bounds; empty for NULL and unchanged."""
     data, size = source.data, end - start
     require((size > 0).all())
     letter = data[start]
@@ -517,7 +518,7 @@ def _strip_quotes(source: Statements, start: Any, end: Any) -> _Bounds:
 
 
 def _are_unsent(source: Statements, start: Any, size: Any) -> Any:
-    """Which literals without quotes say that a value was not sent: a bool ndarray."""
+    """Which unquoted literals mark an unchanged value: a bool ndarray."""
     matches = size == len(_UNSENT)
     if matches.any():
         starts = start[matches]

@@ -1,13 +1,13 @@
-"""Records: what the GaussDB family's decoders print, one class for each kind, whichever style they came in.
+"""The records that the GaussDB family's decoders print, one class for each kind, in whatever style they came.
 
 Names are unquoted, LSNs numbers, values the output text of their type: `t` and not `true`, `101` and not `B'101'`,
 whatever the style wrote. What a server did not send is None. Times are the server's text. Rows of one layout share one
-tuple of names and one of types while the decoders remember it, so a layout is found by identity.
+tuple of names and one of types while the decoders cache it, so a layout is found by identity.
 
-GaussDB's documents say of a heartbeat that it begins with the letter h, then two positions and a time of eight bytes
-each, big-endian; not whether a length and an LSN stand in front, nor in what unit the time is, nor what the text form
-looks like. So every reading is accepted: a payload of the letter and 24 bytes, with or without an end mark; a record
-of that letter inside a batch; the unit by magnitude; and an unknown statement that begins with `h`.
+GaussDB's documentation says that a heartbeat begins with the letter h, followed by two positions and a time of eight
+bytes each, big-endian; it does not say whether a length and an LSN precede it, nor the unit of the time, nor the text
+form. So every reading is accepted: a payload of the letter and 24 bytes, with or without an end mark; a record with
+that letter inside a batch; the unit by magnitude; and an unknown statement that begins with `h`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cdc_lake.model.relation import TableName
 
 
 class Style(enum.Enum):
-    """How a stream is written: the first letter of `decode-style`, or one line a message (serial decoding)."""
+    """The format of a stream: the first letter of `decode-style`, or one line per message (serial decoding)."""
 
     BINARY = "b"
     TEXT = "t"
@@ -31,7 +31,7 @@ class Style(enum.Enum):
 
 
 class Operation(enum.Enum):
-    """What happened to a row."""
+    """The operation on a row."""
 
     INSERT = "I"
     UPDATE = "U"
@@ -40,7 +40,7 @@ class Operation(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A value of a tuple; its type by name (text, JSON) or by OID (binary), the other is None."""
+    """A value of a tuple; its type by name (text, JSON) or by OID (binary), the other one is None."""
 
     name: str
     value: Value
@@ -50,9 +50,9 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A transaction begins. `lsn`: of the record; serial BEGIN has no CSN, first_lsn may be garbage on 3.0.x.
+    """The start of a transaction. `lsn`: of the record; serial BEGIN has no CSN, first_lsn may be invalid on 3.0.x.
 
-    `skipped`: in style b, the letter of an option that nobody knows; what it hides is left out.
+    `skipped`: in style b, the letter of an unknown option; the options it hides are missing.
     """
 
     lsn: int | None = None
@@ -67,7 +67,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A transaction is complete. `lsn`: end of the commit record where the record has one of its own.
+    """The end of a transaction. `lsn`: end of the commit record, if the record has its own.
 
     `skipped`: as for Begin.
     """
@@ -81,7 +81,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class TransactionEnd:
-    """ABORT or PREPARE, of area decoding only: `word` says which."""
+    """ABORT or PREPARE, only in area decoding: `word` says which."""
 
     word: str
     lsn: int | None = None
@@ -112,7 +112,7 @@ class Truncated:
 
 @dataclass(frozen=True, slots=True)
 class Ddl:
-    """A DDL line of serial decoding, where a publication asks for it; `content` is what follows `content: `."""
+    """A DDL line of serial decoding, if a publication requests it; `content` is the part after `content: `."""
 
     prefix: str
     command: str
@@ -123,9 +123,9 @@ class Ddl:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """GaussDB's heartbeat: two positions (LSNs or CSNs, never to be confirmed), and µs since 1970 UTC.
+    """GaussDB's heartbeat: two positions (LSNs or CSNs, never to be acknowledged), and µs since 1970 UTC.
 
-    All three are None where only its letter could be read (text and JSON, whose form no document shows).
+    All three are None if only its letter could be read (text and JSON, whose form is not documented).
     """
 
     read: int | None = None
@@ -136,14 +136,14 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A line of serial decoding that is none of the above: noted, never an error."""
+    """Any other line of serial decoding: reported, never an error."""
 
     text: str
     lsn: int | None = None
 
 
 Record: TypeAlias = Begin | Commit | TransactionEnd | Row | Truncated | Ddl | Heartbeat | Other
-"""Everything a payload can hold."""
+"""Everything that a payload can contain."""
 
 
 class Cells(NamedTuple):
@@ -154,7 +154,7 @@ class Cells(NamedTuple):
     values: tuple[Value, ...]
 
     def fields(self) -> tuple[Field, ...]:
-        """The same as a record has it."""
+        """The fields of a record."""
         return tuple(map(Field, self.names, self.values, self.types))
 
 
@@ -167,16 +167,16 @@ class RowCells(NamedTuple):
     old: Cells | None
 
     def record(self, lsn: int | None) -> Row:
-        """The record of it."""
+        """The row as a record."""
         new = None if self.new is None else self.new.fields()
         return Row(self.operation, self.table, new, None if self.old is None else self.old.fields(), lsn)
 
 
 LETTER: Final = b"h"
 SIZE: Final = 25
-"""Bytes of the letter and its three numbers."""
+"""Bytes of the letter and the three numbers."""
 END_MARKS: Final = (b"", b"F", b"0", b"\0", b"\0\0\0\0")
-"""What may follow: `F` in style b, in batches of t and j a zero of an undocumented width, or the digit, or nothing."""
+"""Possible ends: `F` in style b, in batches of t and j a zero of an undocumented width, or the digit, or nothing."""
 
 _NUMBERS: Final = struct.Struct(">QQq")
 _SECONDS_BELOW: Final = 10**11
@@ -184,9 +184,10 @@ _MILLISECONDS_BELOW: Final = 10**14
 
 
 def bare(payload: bytes) -> Heartbeat | None:
-    """The heartbeat a payload is, without length and LSN; None where it is something else.
+    """Parse a payload that is a heartbeat without length and LSN; None if it is something else.
 
-    A framed record cannot be mistaken for it: its length would be above 1.7 GB. Nor can text: no position is so far on.
+    A framed record cannot be mistaken for it, because its length would be above 1.7 GB, nor can text, because its
+    position would be too large.
     """
     if payload[:2] == b"h\0" and payload[SIZE:] in END_MARKS and len(payload) >= SIZE:
         return _read_heartbeat(payload, None)
@@ -194,14 +195,14 @@ def bare(payload: bytes) -> Heartbeat | None:
 
 
 def of_statement(statement: bytes, lsn: int | None) -> Heartbeat:
-    """The heartbeat a statement of style t or j is. Never fails: one that cannot be read has no numbers."""
+    """Parse a heartbeat of style t or j. Never fails: an unreadable one has no numbers."""
     if statement[:2] == b"h\0" and len(statement) == SIZE:
         return _read_heartbeat(statement, lsn)
     return Heartbeat(lsn=lsn)
 
 
 def micros(time: int) -> int:
-    """A time since 1970 in microseconds; its unit is told by its magnitude."""
+    """A time since 1970 in microseconds; its magnitude determines its unit."""
     if abs(time) < _SECONDS_BELOW:
         return time * 1_000_000
     return time * 1_000 if abs(time) < _MILLISECONDS_BELOW else time

@@ -1,17 +1,17 @@
-"""The relation of a row of the GaussDB family: from its names and types, the catalog, and the layouts before.
+"""Derives the relation of a row of the GaussDB family from its names and types, the catalog, and previous layouts.
 
-A row says which columns it has and of which types, but not their modifiers, the key, or what an old row is. The
-catalog knows that, but speaks of now and not of the change. Which of the catalog's columns they are is worked out
-(`decode.historic_catalog`), by name if the catalog tells no numbers. A modifier comes from the catalog if it is of
-that type and no newer than the row, else from the layout before; else it is -1: nobody knows.
+A row contains its columns and their types, but not their modifiers, the key, or the meaning of an old row. The catalog
+has these, but as of now and not of the change. Which of the catalog's columns they are is derived in
+`decode.historic_catalog`, by name if the catalog has no numbers. A modifier comes from the catalog if it is of that
+type and no newer than the row, else from the previous layout; else it is -1, unknown.
 
 Old rows (openGauss 3.0 to 7.0, relcache.cpp, knl_uheap.cpp, and recordings):
 
-* The columns of the replica identity; what is missing of them is NULL (3.0.x leaves NULLs out).
-* All columns under identity FULL, and of a ustore table without one; 3.0.x sends all of every ustore table. If it is
-  some columns more than the key, nobody knows whether the others were NULL: they are taken for the key.
-* A DELETE without an old row, of a table that has an identity, is no delete: it takes back the INSERT before it.
-* A DELETE brings the key only: its layout is the last one that the table had, if that has the key, else the catalog's.
+* The columns of the replica identity; missing ones are NULL (3.0.x omits NULLs).
+* All columns with identity FULL, and of a ustore table without one; 3.0.x sends all of every ustore table. If there are
+  some columns besides the key, it is unknown whether the others were NULL: only the key is used.
+* A DELETE without an old row, of a table that has an identity, is no delete: it cancels the INSERT before it.
+* A DELETE contains only the key: its layout is the table's last one, if that has the key, else the catalog's.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Tu
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName, numeric_modifier
 
 Kind: TypeAlias = int | str
-"""A type as a row names it: its OID in style b, what is printed in the text styles."""
+"""A type as a row names it: its OID in style b, its printed form in the text styles."""
 Names: TypeAlias = tuple[tuple[str, Kind], ...]
 
 
 def all_columns(facts: GaussDbTableMetadata | None) -> Names:
-    """The columns of a table as the catalog has them."""
+    """The columns of a table in the catalog."""
     return tuple((c.name, c.type_oid) for c in facts.columns) if facts is not None else ()
 
 
 def layout_now(name: TableName, facts: GaussDbTableMetadata | None) -> Relation:
-    """The layout of a table as the catalog has it."""
+    """The layout of a table in the catalog."""
     attributes = (
         () if facts is None else tuple(attribute for attribute in facts.attributes if attribute.name is not None)
     )
@@ -72,7 +72,7 @@ def layout_now(name: TableName, facts: GaussDbTableMetadata | None) -> Relation:
 
 
 def columns_of_delete(latest: Relation | None, facts: GaussDbTableMetadata | None, sent: Names | None) -> Names:
-    """The columns of a table of which a row brings the key only."""
+    """The columns of a table for a row that contains only the key."""
     wanted = {name for name, _ in sent or ()}
     if latest is not None and wanted <= set(latest.names):
         return tuple((c.name, c.type_oid or c.type_name) for c in latest.columns)
@@ -83,13 +83,13 @@ def columns_of_delete(latest: Relation | None, facts: GaussDbTableMetadata | Non
 
 @dataclass(frozen=True, slots=True)
 class PriorRelation:
-    """What was known of a table before a row: its last layout, and the greatest number that a column of it had."""
+    """What was known of a table before a row: its last layout, and the greatest number of any of its columns."""
 
     latest: Relation | None = None
     highest: int = 0
 
     def if_same_table(self, facts: GaussDbTableMetadata | None) -> PriorRelation:
-        """The same, if the catalog's table of that name is the one that it is of."""
+        """The same, if the catalog's table of that name is the same table."""
         same = facts is not None and self.latest is not None and self.latest.oid == facts.oid
         return self if same else PriorRelation()
 
@@ -105,8 +105,8 @@ def relation_of(
     updates: bool = False,
     type_names: Mapping[int, str] = MappingProxyType({}),
 ) -> Relation:
-    """A layout of these columns, of a row of transaction `xid`, which `updates` another one or is new; `sent` are the
-    columns of the old row that came with it. `type_names`: names of types by OID, for a table without facts.
+    """A layout of these columns, for a row of transaction `xid`, which `updates` another one or is new; `sent`: the
+    columns of its old row. `type_names`: names of types by OID, for a table without facts.
     """
     latest, of_table = before.latest, before.if_same_table(facts)
     names = {column for column, _ in columns}
@@ -125,8 +125,8 @@ def relation_of(
     else:
         identity, primary_key, logged = ReplicaIdentity.DEFAULT, (), set()
     if facts is not None and facts.logs_full_rows:
-        # Servers leave NULLs out of whole old rows: one that has the columns of a key alone may be from before the
-        # identity was changed. As a key it is right in both cases; and what has no old row does not tell.
+        # Servers omit NULLs from whole old rows: one with only the columns of a key may precede a change of the
+        # identity. Treating it as a key is right in both cases; rows without an old one show nothing.
         key = _key_before(of_table.latest, numbers)
         if key and key <= names and (sent is None or sent_names == key):
             assert latest is not None, "it has a key"
@@ -135,7 +135,7 @@ def relation_of(
             by_key = sent_names == set(primary_key)
             identity, logged = ReplicaIdentity.DEFAULT if by_key else ReplicaIdentity.INDEX, sent_names
     by, was_whole = None, of_table.latest is not None and of_table.latest.identity is ReplicaIdentity.FULL
-    sure = updates or not (identity is ReplicaIdentity.FULL or was_whole)  # an INSERT never has an old row
+    sure = updates or not (identity is ReplicaIdentity.FULL or was_whole)  # INSERTs never have an old row
     if sent is None and sure and xid is not None and facts is not None and facts.identity_changed is not None:
         changes = facts.identity, facts.identity_changed
         by = identity_then(*changes, facts.indexes, of_table.latest, numbers.values(), xid)
@@ -143,7 +143,7 @@ def relation_of(
         identity, logged = by.kind, {column_name for column_name, number in numbers.items() if number in by.columns}
     more = logged and sent_names > logged and (sent_names == names or facts is None or facts.storage is Storage.USTORE)
     if identity is not ReplicaIdentity.FULL and not sent_names <= logged and not more:
-        # another identity than the catalog's of now: what was sent was logged
+        # an identity that differs from the current catalog: what was sent was logged
         identity, logged = ReplicaIdentity.FULL if sent_names == names else ReplicaIdentity.INDEX, sent_names
     is_full = identity is ReplicaIdentity.FULL
     if facts is not None:
@@ -169,7 +169,7 @@ def relation_of(
         primary_key=primary_key if set(primary_key) <= names else (),
         oid=oid,
         storage=storage,
-        # what was in doubt stays so, until it is settled
+        # ambiguous columns stay ambiguous until that is resolved
         ambiguous=by is not None
         and by.ambiguous
         and (updates or (of_table.latest is not None and of_table.latest.ambiguous)),
@@ -185,7 +185,7 @@ def _may_be_null(sent_names: Collection[str], facts: GaussDbTableMetadata, numbe
 
 
 def _key_before(latest: Relation | None, numbers: Mapping[str, int]) -> set[str]:
-    """What the layout before logged of old rows, where that was less than all, by the names of now."""
+    """The columns that the previous layout logged of old rows, if not all, by their current names."""
     if latest is None or latest.identity is ReplicaIdentity.FULL:
         return set()
     names = {number: name for name, number in numbers.items()}
@@ -199,7 +199,7 @@ def _is_key(
     names: Collection[str],
     primary_key: Collection[str],
 ) -> bool:
-    """Whether an old row that lacks columns is a key, and no whole one without its NULLs."""
+    """Whether an old row that lacks columns is a key, and not a whole one without its NULLs."""
     if not sent_names:
         return False
     if any(c.filled and c.name in names and c.name not in sent_names for c in facts.columns):
@@ -210,7 +210,7 @@ def _is_key(
 def _identify_columns(
     columns: Names, facts: GaussDbTableMetadata | None, before: PriorRelation, xid: int | None
 ) -> dict[str, tuple[int | None, bool]]:
-    """The number that each column had at its row, and whether it is uncertain; empty if the catalog does not tell."""
+    """The number of each column at its row, and whether it is ambiguous; empty if the catalog has no numbers."""
     if facts is None or not facts.attributes:
         return {}
     kinds = [kind if isinstance(kind, int) else _oid(column_name, kind, facts) for column_name, kind in columns]
@@ -219,7 +219,7 @@ def _identify_columns(
     if identified is None:
         of_now = {column_name.name: column_name.number for column_name in facts.attributes}
         return {column_name: (of_now.get(column_name), True) for column_name, _ in columns}
-    # what was in doubt stays so: rows of other shapes have the same layout
+    # ambiguous columns stay ambiguous: rows with other columns have the same layout
     doubtful = {c.number for c in (() if before.latest is None else before.latest.columns) if c.ambiguous}
     return {
         column_name: (number, position in identified.ambiguous or number in doubtful)
@@ -228,7 +228,7 @@ def _identify_columns(
 
 
 def _oid(name: str, kind: str, facts: GaussDbTableMetadata) -> int | None:
-    """The OID of a type that is printed; None where several may print so."""
+    """The OID of a printed type; None if several types have this form."""
     oid = next((c.type_oid for c in facts.columns if c.name == name and is_of(c, kind)), OID_OF.get(kind))
     if oid is None and (printed_type := facts.printed_types(kind)) is not None:
         return printed_type[0]
@@ -270,7 +270,7 @@ def _key_then(
 
 
 def old_kind_of(relation: Relation, sent: Names) -> OldKind | None:
-    """What an old tuple of these columns is; None for an empty one that cannot be a whole row of NULLs."""
+    """The kind of an old tuple with these columns; None for an empty one that cannot be a whole row of NULLs."""
     if relation.identity is ReplicaIdentity.FULL:
         return OldKind.FULL
     if not sent:
@@ -285,7 +285,7 @@ def logged_of(relation: Relation) -> set[str]:
 
 
 def is_of(column: GaussDbColumn | Column, kind: Kind) -> bool:
-    """Whether a column is of the type that a row names."""
+    """Whether a column has the type that a row names."""
     if isinstance(kind, int):
         return column.type_oid == kind
     printed = column.printed if isinstance(column, GaussDbColumn) else None
@@ -304,7 +304,7 @@ def _column(
     type_names: Mapping[int, str],
     key: bool,
 ) -> Column:
-    """A column by its number, where that is known, else by its name."""
+    """A column by its number, if known, else by its name."""
     number, ambiguous = identified or (None, False)
     latest = before.latest
     now = next((c for c in (facts.columns if facts is not None else ()) if _is(c, name, number)), None)
@@ -330,7 +330,7 @@ def _column(
 
 
 def _altered_since(facts: GaussDbTableMetadata | None, number: int | None, xid: int | None) -> bool:
-    """Whether what the catalog says of a column is known to be no older than transaction `xid`."""
+    """Whether the catalog's facts of a column are known to be no older than transaction `xid`."""
     if facts is None or xid is None:
         return False
     written = (attribute.changed for attribute in facts.attributes if attribute.number == number)
@@ -338,7 +338,7 @@ def _altered_since(facts: GaussDbTableMetadata | None, number: int | None, xid: 
 
 
 def _holds(now: GaussDbColumn | Column | None, then: Column | None) -> bool:
-    """Whether the type of now has all values of the one of then as they are: a decimal of more digits does."""
+    """Whether the current type has all values of the earlier one unchanged, like a decimal with more digits."""
     if now is None or then is None or now.type_oid != OID_OF["numeric"]:
         return False
     if (former := numeric_modifier(then.modifier)) is None:
@@ -358,14 +358,14 @@ def _type(
     latest: Relation | None,
     type_names: Mapping[int, str],
 ) -> tuple[str, int, int]:
-    """Name, OID and modifier of a type that neither the catalog nor the layout before has for a column."""
+    """Name, OID and modifier of a type that neither the catalog nor the previous layout has for a column."""
     if isinstance(kind, str):
         if (oid := OID_OF.get(kind, 0)) or facts is None or (printed_type := facts.printed_types(kind)) is None:
             return BUILTIN[oid].name if oid else kind, oid, -1
         return printed_type[1], printed_type[0], -1
     builtin = BUILTIN.get(kind)
     type_name = builtin.name if builtin is not None else type_names.get(kind)
-    if type_name is None and latest is not None:  # of a DELETE, whose columns are those of the layout before
+    if type_name is None and latest is not None:  # for a DELETE, which has the previous layout's columns
         type_name = next((c.type_name for c in latest.columns if c.type_oid == kind), None)
     if type_name is None:
         raise UnknownType(f"column `{name}` is of type OID {kind}, whose name is not known")
@@ -377,20 +377,19 @@ def _is(column: GaussDbColumn | Column, name: str, number: int | None) -> bool:
 
 
 DOUBTS: Final = 8
-"""Times the catalog is asked again about the identity of one table."""
+"""Maximum number of catalog queries because of doubts about one table's identity."""
 
 _Shape: TypeAlias = tuple[str, Names | None, Names | None, int]
-"""Operation, names of the new tuple and of the old one, and how many rows of the catalog are older (`Layouts.age`)."""
+"""Operation, names in the new and the old tuple, and the number of older catalog rows (`RelationResolver.age`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowMapping:
     """How rows of one shape become changes.
 
-    `first`: leading fields of a tuple that are no columns. `places[i]`: where the i-th field of the old tuple stands in
-    the relation, -1 for one that says nothing: a generated column that new rows do not have, what came besides a key.
-    `old_kind`: None where there is no old tuple.
-    `cancels`: the row takes back the INSERT before it.
+    `first`: leading fields of a tuple that are no columns. `places[i]`: the position of the old tuple's i-th field in
+    the relation, -1 for one that is ignored: a generated column that new rows omit, or one besides a key. `old_kind`:
+    None without an old tuple. `cancels`: the row cancels the INSERT before it.
     """
 
     relation: Relation
@@ -402,7 +401,7 @@ class RowMapping:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was known of one table at a mark."""
+    """Knowledge about one table at a checkpoint."""
 
     facts: GaussDbTableMetadata | None
     latest: Relation | None
@@ -411,18 +410,18 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class ResolverCheckpoint:
-    """What rows had taught of all tables until then, to go back to."""
+    """Knowledge from rows about all tables, to be restored."""
 
     tables: Mapping[TableName, _Known]
 
 
 @dataclass(slots=True)
 class _Table:
-    """What is known of one table. `deletes` are plans of rows without new tuple, which depend on `latest`. `highest`:
-    of the numbers of its columns; `round`: of `refresh`, in which it was looked whether it was altered; `used`: in
-    which rows of it came; `changes`: transactions that wrote what the catalog says of it.
+    """Knowledge about one table. `deletes` are mappings of rows without a new tuple, which depend on `latest`.
+    `highest`: the greatest column number; `round`: of `refresh` in which it was checked for alterations; `used`: in
+    which rows of it came; `changes`: transactions that wrote the catalog's facts.
 
-    `doubts`: how often the catalog was asked because an old row that should be whole was not.
+    `doubts`: number of catalog queries because a supposedly whole old row was not.
     """
 
     facts: GaussDbTableMetadata | None = None
@@ -438,15 +437,14 @@ class _Table:
 
 
 class RelationResolver:
-    """The layouts of a stream's tables. One instance a connection, used by one thread at a time.
+    """The layouts of a stream's tables. One instance per connection, used by one thread at a time.
 
-    `known_relations`: layouts that the stream had before, the last one of each table (bronze has them): without them a
-    DELETE that comes first has the layout of the catalog. `tables`: what style t needs where a name has a blank in it.
-    `takes`: whether a table is captured, asked of those that a TRUNCATE names. `takes_back`: a DELETE without an old
-    row takes back the INSERT before it; False: it names no row, whatever the table logs now. `versions` tells which
-    tables were altered since the catalog was asked; None: nobody alters any. `members`: OID and `named_by` of the
-    tables that the stream is read from, '' where it is not known. `type_names`: names of types by OID, for tables that
-    the catalog does not have any more.
+    `known_relations`: the last layout of each table in bronze; without them a first DELETE gets the catalog's layout.
+    `tables`: needed in style t for names with blanks. `takes`: whether a table is captured, called for those of a
+    TRUNCATE. `takes_back`: a DELETE without an old row cancels the INSERT before it; False: it identifies no row,
+    whatever the table logs now. `versions` finds tables that were altered since the catalog was queried; None: tables
+    are never altered. `members`: OID and `named_by` of the tables from which the stream is read, '' if unknown.
+    `type_names`: names of types by OID, for tables that the catalog no longer has.
     """
 
     def __init__(
@@ -481,16 +479,16 @@ class RelationResolver:
         return {name: table.latest for name, table in self._tables.items() if table.latest is not None}
 
     def refresh(self) -> None:
-        """Transactions came: before a row of them is read it is looked whether its table was altered since the catalog
-        was asked, of tables of the transactions before at once. A row of the same columns may be of other ones now.
-        Raises PublicationAltered where another table has the name of one, SourceError.
+        """Begin a batch: before a row is decoded, its table is checked for alterations since the last catalog query;
+        the tables of the previous batch are checked at once. A row with the same column names may have other columns
+        now. Raises PublicationAltered if another table has a table's name, SourceError.
         """
         recent = {name: table for name, table in self._tables.items() if table.used == self._round}
         self._round += 1
         self._ask_if_altered(recent)
 
     def _ask_if_altered(self, tables: Mapping[TableName, _Table]) -> None:
-        """Have the catalog asked again of those that were altered."""
+        """Mark altered tables, so that the catalog is queried again."""
         for table in tables.values():
             table.round = self._round
         asked = {name: table for name, table in tables.items() if table.asked}
@@ -506,22 +504,22 @@ class RelationResolver:
                 table.deletes.clear()
 
     def age(self, name: TableName, xid: int | None) -> int:
-        """How many of the transactions that wrote what the catalog says of a table are older than this one: rows of
-        one shape have the same plan where that is the same.
+        """How many of the transactions that wrote a table's catalog facts are older than this one: rows of one shape
+        have the same mapping if that is equal.
         """
         return 0 if xid is None else sum(precedes(change, xid) for change in self._table_state(name).changes)
 
     def mark(self) -> ResolverCheckpoint:
-        """What rows have taught so far."""
+        """The knowledge from rows so far."""
         table_states = self._tables.items()
         return ResolverCheckpoint(
             {name: _Known(table.facts, table.latest, dict(table.plans)) for name, table in table_states}
         )
 
     def restore(self, mark: ResolverCheckpoint) -> None:
-        """Forget what rows taught since; what the catalog said stays.
+        """Restore earlier knowledge from rows; the catalog's facts are kept.
 
-        Plans too: the identity and modifiers that the catalog does not tell are those of the layout before.
+        Mappings are dropped too: identity and modifiers that the catalog lacks come from the previous layout.
         """
         for name, table in self._tables.items():
             then = mark.tables.get(name, _Known(None, None, {}))
@@ -530,19 +528,19 @@ class RelationResolver:
             table.deletes.clear()
 
     def relation_of(self, name: TableName) -> Relation:
-        """The layout of a table without a row at hand (a truncate); without columns where nobody knows any."""
+        """The layout of a table without a row (for a truncate); without columns if they are unknown."""
         table = self._table_state(name)
         if table.latest is not None:
             return table.latest
         return layout_now(name, self.facts_of(name))
 
     def facts_of(self, name: TableName) -> GaussDbTableMetadata | None:
-        """What the catalog said of a table when it was asked last."""
+        """The last facts of the catalog about a table."""
         table = self._table_state(name)
         return table.facts if table.asked else self._facts(name, table)
 
     def change(self, row: Row, xid: int | None = None) -> Change | None:
-        """What a row of transaction `xid` did; None where it takes back the INSERT before it. Raises DecodeError."""
+        """The change of a row of transaction `xid`; None if it cancels the INSERT before it. Raises DecodeError."""
         plan = self.plan(row, xid)
         new = tuple([f.value for f in row.new[plan.first :]]) if row.new is not None else ()
         old = _old(row.old, plan) if row.old is not None and plan.old_kind is not None else None
@@ -561,7 +559,7 @@ class RelationResolver:
 
     def _apply_text_policy(self, relation: Relation, values: Tuple) -> Tuple:
         codec = self.codec
-        names = relation.names[: len(values)]  # of a DELETE there is no new row
+        names = relation.names[: len(values)]  # a DELETE has no new row
         return apply_text_policy(
             relation.table,
             names,
@@ -572,7 +570,7 @@ class RelationResolver:
         )
 
     def plan(self, row: Row, xid: int | None = None) -> RowMapping:
-        """The plan for rows of this shape in transaction `xid`; its layout is the table's last. Raises DecodeError."""
+        """The mapping for rows of this shape in transaction `xid`, with the table's last layout. Raises DecodeError."""
         table = self._table_state(row.table)
         if table.used != self._round:
             table.used = self._round
@@ -586,14 +584,14 @@ class RelationResolver:
         shape = (row.operation.value, new, old, self.age(row.table, xid))
         if (plan := table.plans.get(shape)) is None:
             plan = self._plan(row, table, new, old, xid)
-            table.plans[(*shape[:3], self.age(row.table, xid))] = plan  # planning may have asked the catalog
+            table.plans[(*shape[:3], self.age(row.table, xid))] = plan  # planning may have queried the catalog
         if table.latest is not plan.relation:
             if (
                 table.facts is not None
                 and table.facts.identity_changed is not None
                 and (table.latest is None or identified_by(table.latest) != identified_by(plan.relation))
             ):
-                # what the others are identified by may have been concluded from the layout before
+                # the identity of the others may have been derived from the previous layout
                 table.plans = {
                     plan_shape: plan_of_shape
                     for plan_shape, plan_of_shape in table.plans.items()
@@ -644,15 +642,15 @@ class RelationResolver:
             row.table, facts, before, columns, sent, xid, updates=updates, type_names=self._type_names
         )
         if relation == table.latest:
-            relation = table.latest  # one object a layout: what is compared and hashed is then compared by identity
+            relation = table.latest  # one object per layout, so that comparing and hashing use identity
         kind = None if sent is None else old_kind_of(relation, sent)
         names = relation.names
         if kind is not None and not {name for name, _ in sent or ()} <= set(names):
             raise MalformedMessage(f"an old row of {row.table} with columns that the new row lacks")
         if kind is OldKind.KEY:
             skipped |= {name for name, _ in sent or ()} - logged_of(relation)
-        # Where the identity has become NOTHING, a DELETE says as little as of an INSERT that is taken back: by what the
-        # table logged before, and not as the delete of no row.
+        # If the identity became NOTHING, a DELETE looks like one that cancels an INSERT: the identity logged before
+        # decides, so it is not the delete of no row.
         keyed = _identifies(relation) or (table.latest is not None and _identifies(table.latest))
         cancels = new is None and kind is None and keyed and self._takes_back
         return RowMapping(
@@ -665,17 +663,17 @@ class RelationResolver:
 
 
 def _identifies(relation: Relation) -> bool:
-    """Whether the server logs of old rows what tells them apart."""
+    """Whether the server logs columns of old rows that identify them."""
     return relation.identity is ReplicaIdentity.FULL or any(c.key for c in relation.columns)
 
 
 def identified_by(relation: Relation) -> tuple[frozenset[str], bool]:
-    """What rows are identified by, and whether it may be something else."""
+    """The columns that identify rows, and whether that is ambiguous."""
     return frozenset(logged_of(relation)), relation.ambiguous
 
 
 def _follow(table: _Table, relation: Relation) -> None:
-    """It has this layout now."""
+    """Set the table's current layout."""
     same = table.latest is not None and table.latest.oid == relation.oid
     table.latest = relation
     table.highest = max((table.highest if same else 0, *(c.number or 0 for c in relation.columns)))
@@ -686,7 +684,7 @@ def _places(names: Sequence[str], old: Names, skipped: Container[str]) -> tuple[
 
 
 def _check(row: Row) -> None:
-    """Refuse a row whose tuples are not those of its operation, or whose columns are ambiguous."""
+    """Refuse a row whose tuples do not suit its operation, or whose columns are ambiguous."""
     what = f"{row.operation.name} of {row.table}"
     if row.operation is Operation.DELETE:
         if row.new is not None:
@@ -718,7 +716,7 @@ def _old(fields: tuple[Field, ...], plan: RowMapping) -> Tuple:
 
 
 def _is_explained(facts: GaussDbTableMetadata | None, new: Names | None, old: Names | None) -> bool:
-    """Whether the catalog's last answer fits a row so well that asking again would tell nothing."""
+    """Whether the catalog's last answer fits a row so well that another query would be useless."""
     if facts is None:
         return False
     if new is not None and (
@@ -731,9 +729,9 @@ def _is_explained(facts: GaussDbTableMetadata | None, new: Names | None, old: Na
 
 
 def _doubtful(table: _Table, old: Names | None) -> bool:
-    """Whether an old row that the server logs whole lacks columns: they are NULL (3.0.x), or the identity was changed.
+    """Whether a supposedly whole old row lacks columns: they are NULL (3.0.x), or the identity was changed.
 
-    A few times, because on 3.0.x it may be any set of columns.
+    Limited in number, because on 3.0.x any set of columns may be missing.
     """
     facts = table.facts
     if facts is None or not facts.logs_full_rows or old is None or len(old) >= len(facts.columns):
@@ -743,6 +741,6 @@ def _doubtful(table: _Table, old: Names | None) -> bool:
 
 
 def _first(facts: GaussDbTableMetadata | None, names: Names | None) -> int:
-    """1 where a text row begins with the system column `oid`, which up to 3.0.2 is printed like a column."""
+    """1 if a text row begins with the system column `oid`, which up to 3.0.2 is printed like a column."""
     fake = bool(names) and names is not None and names[0] == ("oid", "oid")
     return int(fake and facts is not None and all(c.name != "oid" for c in facts.columns))

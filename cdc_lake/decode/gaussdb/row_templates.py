@@ -1,9 +1,9 @@
-"""Shapes: rows of style b that differ in nothing but their values, found and walked together.
+"""Finds rows of style b that differ only in their values, and reads them together, column by column.
 
-A row brings its table's name and, before each value, the column's name and type. Rows of one shape agree in all of
-these, so the first one tells where everything stands that is not a value, and of the others each such byte is
-compared with it, for whole columns: eight bytes of all rows at a time. What differs is of another shape and waits for
-its turn. The plain decoder reads each shape once; what it refuses is of none.
+A row contains its table's name and, before each value, the column's name and type. Rows of one shape are equal in all
+of these, so the first one shows the position of everything that is not a value, and each such byte of the others is
+compared with it, for whole columns: eight bytes of all rows at a time. Rows that differ have another shape and are
+processed later. The row decoder reads each shape once; what it refuses has none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cdc_lake.decode.gaussdb.records import Operation, Row
 from cdc_lake.errors import DecodeError
 
 FEW: Final = 16
-"""Rows of a shape below which a walk costs more than the plain decoder; a few such shapes do not matter."""
+"""Minimum rows of a shape: for fewer, the row decoder is faster; a few such shapes do not matter."""
 SOME: Final = 8
 
 _WORD: Final = 8
@@ -37,9 +37,9 @@ _UTF8: Final = Codec()
 class Values:
     """The values of one tuple for each of r rows, w columns.
 
-    `slots`: int32 ndarray (r, w, 2), start and end of the bytes; before the start stands the length, before that the
-    last byte of the type OID. `null`: bool ndarray (r, w), None where there is no NULL; its start and end are the same.
-    `unsent`: of those the ones that were not sent, None where there is none.
+    `slots`: int32 ndarray (r, w, 2), start and end of the bytes; before the start is the length, before that the last
+    byte of the type OID. `null`: bool ndarray (r, w), None without any NULL, whose start and end are equal. `unsent`:
+    those of them that were not sent, None without any.
     """
 
     slots: Any
@@ -49,7 +49,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of one shape: `row` is one with NULL for each value, `rows` where they are in the chunk, ascending."""
+    """Rows of one shape: `row` is one with NULL for each value, `rows` are their indexes in the chunk, ascending."""
 
     row: Row
     rows: Any
@@ -59,9 +59,9 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """What stands before each value of a column, as `words` of eight bytes, the last of them the OID and the length.
+    """What precedes each value of a column, as `words` of eight bytes, the last of them the OID and the length.
 
-    `mask` is what of the first word belongs to the column. Words are little-endian, as numbers are compared fastest.
+    `mask` selects the part of the first word that belongs to the column. Words are little-endian for fast comparison.
     """
 
     size: int  # bytes of name, OID and length
@@ -72,7 +72,7 @@ class _Column:
 
 @lru_cache(maxsize=4096)
 def _column(name: bytes, oid: bytes) -> _Column:
-    """From the length and the name, and the type OID, as they stand in a row."""
+    """Create it from the length and name, and the type OID, as they are in a row."""
     padded = name.rjust(-(-len(name) // _WORD) * _WORD, b"\0")
     return _Column(
         size=len(name) + _TAIL,
@@ -92,8 +92,8 @@ class _Shape:
 
 
 def groups(chunk: FrameBuffer) -> Iterator[RowGroup]:
-    """The rows of a chunk by shape, in the order of their first rows. Raises FallBackToRowDecoder where there is none,
-    or where shapes are so many that the plain decoder is faster.
+    """The rows of a chunk by shape, in the order of their first rows. Raises FallBackToRowDecoder if a row has none, or
+    if there are so many shapes that the row decoder is faster.
     """
     left = np.arange(len(chunk.start))
     allowed = SOME + len(left) // FEW
@@ -113,7 +113,7 @@ def groups(chunk: FrameBuffer) -> Iterator[RowGroup]:
 
 
 def _shape(frame: memoryview) -> _Shape:
-    """The shape of a row: all of it but its values. Raises FallBackToRowDecoder where its parts do not fit."""
+    """The shape of a row: everything but its values. Raises FallBackToRowDecoder if it is malformed."""
     head = 1
     for _ in range(2):
         head += _COUNT + int.from_bytes(frame[head : head + _COUNT], "big")
@@ -135,12 +135,12 @@ def _shape(frame: memoryview) -> _Shape:
 
 @lru_cache(maxsize=4096)
 def _shape_of(head: bytes, tuples: tuple[tuple[bytes, tuple[tuple[bytes, bytes], ...]], ...]) -> _Shape:
-    """The shape of these parts, as the plain decoder reads a row of nothing but NULL. Raises FallBackToRowDecoder."""
+    """The shape of these parts, from the row decoder's result for a row of NULLs. Raises FallBackToRowDecoder."""
     bodies = [before + b"".join([name + oid + _NO_VALUE for name, oid in columns]) for before, columns in tuples]
     try:
         row = record_of(head + b"".join(bodies), _UTF8)
     except DecodeError:
-        raise FallBackToRowDecoder from None  # the plain decoder says it again, with its place
+        raise FallBackToRowDecoder from None  # the row decoder reports the error with its location
     require(isinstance(row, Row))
     assert isinstance(row, Row)
     match row.operation:
@@ -165,7 +165,7 @@ def _alike(chunk: FrameBuffer, rows: Any, wanted: bytes) -> Any:
 
 
 def _equal(chunk: FrameBuffer, offsets: Any, wanted: bytes) -> Any:
-    """Whether these bytes stand at each place: a bool ndarray. They must not reach beyond the chunk's padding."""
+    """Whether these bytes are at each offset: a bool ndarray. They must not reach beyond the chunk's padding."""
     size = len(wanted)
     if size < _WORD:
         shift = np.uint64(8 * (_WORD - size))
@@ -181,16 +181,16 @@ def _equal(chunk: FrameBuffer, offsets: Any, wanted: bytes) -> Any:
 
 
 def _walk(chunk: FrameBuffer, rows: Any, shape: _Shape) -> tuple[Any, Values | None, Values | None]:
-    """The rows of this shape among those that begin like it, the first of them at least, and their values."""
+    """The rows of this shape among those that begin like it, at least the first one, and their values."""
     while True:
         good, values_by_letter = _attempt(chunk, rows, shape)
         if good is None:
             return rows, values_by_letter.get(_NEW), values_by_letter.get(_OLD)
-        rows = rows[good]  # each time from the start: it happens once a column at most
+        rows = rows[good]  # restart each time, at most once per column
 
 
 def _attempt(chunk: FrameBuffer, rows: Any, shape: _Shape) -> tuple[Any, dict[int, Values]]:
-    """The tuples of these rows, or, at the first place where some are of another shape, which are of this one."""
+    """The tuples of these rows, or, at the first mismatch, which of them have this shape."""
     offsets, end = chunk.start[rows] + len(shape.head), chunk.end[rows]
     values_by_letter: dict[int, Values] = {}
     for letter, before, columns in shape.tuples:
@@ -206,18 +206,18 @@ def _attempt(chunk: FrameBuffer, rows: Any, shape: _Shape) -> tuple[Any, dict[in
 
 
 def _columns(chunk: FrameBuffer, offsets: Any, end: Any, columns: tuple[_Column, ...]) -> tuple[Any, Values, Any]:
-    """Which rows have the columns as far as all have them, None for all rows and columns; values, and what follows."""
+    """Which rows have the columns up to the first mismatch, None for all rows and columns; values, and what follows."""
     slots = np.empty((len(offsets), len(columns), 2), np.int32)
     nulls = None
     words_of = {count: chunk.words(count) for count in {len(column.words) + 1 for column in columns}}
-    # no column is read that the frame has no room for: of every row there is left what all heads to come need
+    # no column is read for which the frame is too short: each row still has what all following heads need
     room = end - sum(column.size for column in columns)
     if not (good := offsets <= room).all():
         return good, Values(slots, None), offsets
     for nth, column in enumerate(columns):
         count = len(column.words) + 1
-        # one unaligned gather a column, of everything before the value (6 ns a row, a word alone is 5); what a tuple
-        # stands behind is longer than the seven bytes by which this may begin too early
+        # one unaligned gather per column, of everything before the value (6 ns per row, a word alone is 5); what
+        # precedes a tuple is longer than the seven bytes by which this may begin too early
         before = words_of[count][offsets + (column.size - count * _WORD)]
         words = before.view("<u8").reshape(len(offsets), count)
         halves = before.view("<u4").reshape(len(offsets), 2 * count)
@@ -225,7 +225,7 @@ def _columns(chunk: FrameBuffer, offsets: Any, end: Any, columns: tuple[_Column,
         start = offsets + column.size
         room += column.size
         offsets = start + size
-        if not (good := offsets <= room).all() and (null := size == NULL).any():  # read as a length, NULL fits nowhere
+        if not (good := offsets <= room).all() and (null := size == NULL).any():  # as a length, NULL never fits
             nulls = np.zeros(slots.shape[:2], bool) if nulls is None else nulls
             nulls[:, nth] = null
             size[null] = 0

@@ -1,7 +1,7 @@
-"""The row decoder of the GaussDB family: payloads to records, whatever plugin and style; the reference for fast ones.
+"""The row decoder of the GaussDB family: payloads to records, for any plugin and style; the reference for fast ones.
 
-A payload is what follows the header of a `w` message, or one row of `pg_logical_slot_peek_changes`. Lines that are no
-rows, in every known dialect::
+A payload is the content of a `w` message after its header, or one row of `pg_logical_slot_peek_changes`. Lines that are
+not rows, in every known dialect::
 
     serial    BEGIN [n] [ORIGIN_ID n]            COMMIT [n] [(at time)] [CSN n]
     parallel  BEGIN CSN: n first_lsn: X/X [xid: n] [commit_time: time] [origin_id: n]
@@ -12,11 +12,12 @@ rows, in every known dialect::
     6.0       table a.b, c.d: TRUNCATE: (no-flags) | [restart_seqs] [cascade]
               prefix: p, lsn: n, relid n, cmdtype: c, size: n, content: …        message: prefix p, relid n, …
 
-A label nobody knows in a BEGIN is left out, as an unknown option is in style b. A BEGIN or COMMIT that cannot be read
-is an error, any other unknown line of serial decoding is `Other`.
+An unknown label in a BEGIN is ignored, like an unknown option in style b. An unreadable BEGIN or COMMIT is an error,
+any other unknown line of serial decoding is `Other`.
 
-Times are `YYYY-MM-DD HH:MM:SS[.ffffff]±HH[:MM[:SS]]`: trailing zeros of the fraction are cut, years above 9999 have
-more digits, ` BC` may follow. The offset is that of the server's session, historical ones have seconds.
+Times are `YYYY-MM-DD HH:MM:SS[.ffffff]±HH[:MM[:SS]]`: without trailing zeros of the fraction, with more digits for
+years above 9999, optionally followed by ` BC`. The offset is that of the server's session; historical ones have
+seconds.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _PARTS: Final = re.compile(
 _DAYS_BEFORE: Final = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
 _DAYS_TO_1970: Final = 719_162  # from 0001-01-01
 _ROOM: Final = 1 << 63
-"""Microseconds that a column of times has room for, before 1970 and behind it: up to the year 294247."""
+"""Limit of microseconds in a column of times, before and after 1970: up to the year 294247."""
 
 
 def micros(text: str) -> int:
@@ -118,13 +119,13 @@ _DDL: Final = re.compile(
     re.DOTALL,
 )
 DDL_STARTS: Final = (b"prefix: ", b"message: prefix ")
-"""How a DDL line begins, of mppdb_decoding and of test_decoding."""
+"""Prefixes of DDL lines, of mppdb_decoding and of test_decoding."""
 
 
 def line_boundary(statement: bytes, lsn: int | None = None, offset: int = 0) -> Begin | Commit | None:
-    """The BEGIN or COMMIT a statement is, in any dialect, with `lsn` as its own; None where it is neither.
+    """Parse a BEGIN or COMMIT, in any dialect, with `lsn` as its own; None for anything else.
 
-    Raises MalformedMessage for one that cannot be read; `offset` is the byte it stands at.
+    Raises MalformedMessage for an unreadable one; `offset` is its byte position.
     """
     first = statement[:1]
     if first == b"B" and statement[:5] == b"BEGIN" and statement[5:6] in (b"", b" "):
@@ -135,7 +136,7 @@ def line_boundary(statement: bytes, lsn: int | None = None, offset: int = 0) -> 
 
 
 def line(statement: bytes, codec: Codec, lsn: int | None, offset: int = 0) -> TransactionEnd | Ddl | Other:
-    """Any other line of serial decoding that does not begin with `table`; `offset`: where it stands."""
+    """Parse any other line of serial decoding that does not begin with `table`; `offset`: its position."""
     return (
         ddl(statement, codec, lsn, offset)
         or _transaction_end(statement, lsn, offset)
@@ -144,9 +145,9 @@ def line(statement: bytes, codec: Codec, lsn: int | None, offset: int = 0) -> Tr
 
 
 def table_line(statement: bytes, codec: Codec, lsn: int | None, offset: int = 0) -> Truncated | Other | None:
-    """What a line of serial decoding that begins with `table` is, None for a row.
+    """Parse a line of serial decoding that begins with `table`; None for a row.
 
-    test_decoding of the 3.0 line says of a row in ustore storage its table, and nothing else: that is `Other`.
+    test_decoding of the 3.0 line prints only the table of a row in ustore storage: that is `Other`.
     """
     if statement[-1:] == b":" and _NOTHING.fullmatch(statement):
         return _other_line(statement, codec, lsn)
@@ -163,7 +164,7 @@ def table_line(statement: bytes, codec: Codec, lsn: int | None, offset: int = 0)
 
 
 def ddl(statement: bytes, codec: Codec, lsn: int | None, offset: int = 0) -> Ddl | None:
-    """The DDL a line is, line feeds and all; None where it is none. Its own LSN goes before the one given."""
+    """Parse a DDL line with its line feeds; None for anything else. Its own LSN takes precedence."""
     if not statement.startswith(DDL_STARTS):
         return None
     parts = _DDL.fullmatch(statement)
@@ -201,7 +202,7 @@ def _begin(statement: bytes, lsn: int | None, offset: int) -> Begin:
 
 
 def _read_labels(begin: Begin, statement: bytes, position: int, offset: int) -> Begin:
-    """The BEGIN with what stands behind its known part: labels in another order, or of another product."""
+    """The BEGIN with the labels after its known part, in another order or of another product."""
     labels: dict[str, str] = {}
     while position < len(statement):
         label = _LABEL.match(statement, position)
@@ -244,7 +245,7 @@ def _commit(statement: bytes, lsn: int | None, offset: int) -> Commit:
 
 
 def without_lsn(begin: Begin) -> Begin:
-    """The same BEGIN where its LSN says nothing."""
+    """The same BEGIN without its LSN, which is meaningless."""
     return replace(begin, lsn=None)
 
 
@@ -286,9 +287,9 @@ def records(
 ) -> list[Record]:
     """All records of one payload, in order.
 
-    `header_lsn` (of the `w` header, or the column `location`) is the LSN of records that have none of their own: in
-    serial decoding of all, in styles t and j without batches of all but COMMIT, whose end it is not. `plugin` is that
-    of the slot; parallel decoding does not ask for it. `tables` makes heads of style t certain; a frozenset is fast.
+    `header_lsn` (of the `w` header, or the column `location`) is the LSN of records without their own: of all in serial
+    decoding, of all but COMMIT, whose end it is not, in styles t and j without batches. `plugin` is that of the slot;
+    parallel decoding does not use it. `tables` resolves ambiguous heads of style t; a frozenset is fast.
 
     Raises DecodeError, whose offset counts from the payload's start.
     """
@@ -312,7 +313,7 @@ def records(
 def serial_record(
     statement: bytes, codec: Codec, lsn: int | None = None, *, plugin: str = "mppdb_decoding", offset: int = 0
 ) -> Record:
-    """The record of one line of serial decoding, of mppdb_decoding or test_decoding.
+    """Parse one line of serial decoding, of mppdb_decoding or test_decoding.
 
     A BEGIN without an LSN (`skip-empty-xacts` sends zero) has None. Raises DecodeError.
     """
@@ -338,10 +339,7 @@ def parallel_record(
     table_heads: TableHeads | None = None,
     offset: int = 0,
 ) -> Record:
-    """The record of one statement of style t or j that stands at byte `offset`. `end_lsn` is that of a COMMIT.
-
-    Raises DecodeError.
-    """
+    """Parse one statement of style t or j at byte `offset`. `end_lsn` is that of a COMMIT. Raises DecodeError."""
     first = statement[:1]
     if first == _BRACE:
         if style is not Style.JSON:

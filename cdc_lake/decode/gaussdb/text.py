@@ -8,18 +8,18 @@
     tuple := cols | " (no-tuple-data)"
     cols  := { " " name "[" type "]:" literal }
 
-In literals numbers stand bare and without a leading zero (`.5`), so do `NaN` and `Infinity`; booleans are `true` and
+In literals, numbers are bare and without a leading zero (`.5`), as are `NaN` and `Infinity`; booleans are `true` and
 `false`, bit strings `B'101'`, NULL is `null`; everything else is in single quotes, with quotes doubled and backslashes
-as they are. A bare `unchanged-toast-datum` is a value that was not sent; in quotes it is a text like any other. Which
-words need quotes in identifiers differs between releases, so names are always unquoted.
+unchanged. A bare `unchanged-toast-datum` is an unchanged value; in quotes it is an ordinary text. Which words need
+quotes in identifiers differs between releases, so names are always unquoted.
 
-Values hold line feeds, ` new-tuple:` and anything else in their quotes, so quotes are followed. A statement is decoded
-first and then scanned, so that no half of a character is taken for a quote; if it cannot be decoded, it is scanned
-byte by byte, as it was written, and its pieces are decoded one by one.
+Quoted values may contain line feeds, ` new-tuple:` and anything else, so quotes are tracked. A statement is decoded
+first and then scanned, so that no half of a character is mistaken for a quote; if it cannot be decoded, it is scanned
+bytewise, and its pieces are decoded one by one.
 
-The head of style t is ambiguous if a name has a blank. With the tables known (`TableHeads`), the longest known head
-that leads to a readable row is taken; without, or if none does, the reading with the shortest schema, then table. Two
-known tables with the same head are an error. Source: openGauss 3.0 to 7.0, PrintLiteral of parallel_decode.cpp, and
+The head of style t is ambiguous if a name contains a blank. If the tables are known (`TableHeads`), the longest known
+head that leads to a readable row is used; otherwise, or if none does, the reading with the shortest schema, then table.
+Two known tables with the same head are an error. Source: openGauss 3.0 to 7.0, PrintLiteral of parallel_decode.cpp, and
 recordings.
 """
 
@@ -41,7 +41,7 @@ _WORDS: Final[dict[str, Value]] = {"null": None, "true": "t", "false": "f", "unc
 NUMBER: Final = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?Infinity|NaN"
 """Pattern of a number, without groups and backtracking."""
 BITS: Final = "[01]*"
-"""Pattern of what a bit string has between its quotes."""
+"""Pattern of the content of a bit string."""
 
 _NUMBER: Final = re.compile(NUMBER)
 _BITS: Final = re.compile(f"B'({BITS})'")
@@ -49,11 +49,11 @@ _QUOTE: Final = "'"
 
 
 class NotALiteral(ValueError):
-    """What stands where a literal should is none; it never leaves this package."""
+    """Not a literal; never leaves this package."""
 
 
 def value_of(literal: str) -> Value:
-    """The value a literal stands for. Raises NotALiteral."""
+    """The value of a literal. Raises NotALiteral."""
     if literal[:1] == _QUOTE:
         inner = literal[1:-1]
         if literal[-1] == _QUOTE and len(literal) > 1:
@@ -73,7 +73,7 @@ def value_of(literal: str) -> Value:
 
 
 def value_of_bytes(literal: str, codec: Codec, offset: int) -> Value:
-    """The value of a literal given byte by byte (as latin-1), which stands at byte `offset`. Raises DecodeError."""
+    """The value of a literal in bytes (as latin-1), at byte `offset`. Raises DecodeError."""
     try:
         value = value_of(literal)
     except NotALiteral:
@@ -82,15 +82,15 @@ def value_of_bytes(literal: str, codec: Codec, offset: int) -> Value:
 
 
 QUOTED: Final = r'"[^"]*+(?:""[^"]*+)*+"'
-"""Pattern of an identifier in quotes."""
+"""Pattern of a quoted identifier."""
 NAME: Final = rf'(?:{QUOTED}|[^ \t\r\n"\'\[\]:.,(){{}}]++)'
-"""Pattern of an identifier: in quotes, or without any sign that could end it."""
+"""Pattern of an identifier: quoted, or without any character that could end it."""
 
 _QUALIFIED: Final = re.compile(rf"({NAME})\.({NAME})")
 
 
 def unquote(name: str, offset: int = 0) -> str:
-    """The name an identifier stands for. `offset` is the byte it stands at, for the error."""
+    """The name of an identifier. `offset` is its byte position, for the error."""
     if not name.startswith('"'):
         if not name:
             raise MalformedMessage("an empty name", offset=offset)
@@ -109,10 +109,10 @@ def table_name(text: str, offset: int = 0) -> TableName:
     return TableName(unquote(parts[1], offset), unquote(parts[2], offset))
 
 
-# The group gives back what it took: Python before 3.11.5 does not find what a possessive one should find here.
+# The group is not possessive: Python before 3.11.5 would not find a match here.
 _TYPE: Final = rf'[^\]"]*+(?:(?:\](?!:)|{QUOTED})[^\]"]*+)*'
 _LITERAL: Final = r"'[^']*+(?:''[^']*+)*+'|B'[01]*+'|[^ \t\r\n']++"
-# what cannot be read is caught as a whole: no place is tried twice, so no input takes more than linear time
+# the unreadable rest is matched as a whole: no position is tried twice, so matching takes linear time
 _COLUMN: Final = re.compile(rf" ({NAME})\[({_TYPE})\]:({_LITERAL})(?= |\Z)|((?s:.+))")
 _DOTTED: Final = re.compile(rf"table ({NAME})\.({NAME}): (INSERT|UPDATE|DELETE):(?= |\Z)")
 _OPERATION: Final = re.compile(r" (INSERT|UPDATE|DELETE):(?= |\Z)")
@@ -122,13 +122,13 @@ _OLD: Final = " old-key:"
 _NEW: Final = " new-tuple:"
 _NO_TUPLE: Final = " (no-tuple-data)"
 _LONGEST_HEAD: Final = 280
-"""Characters in which the operation begins: a name of a table has at most 63 bytes, of some products 127."""
+"""Characters within which the operation begins: a table's name has at most 63 bytes, in some products 127."""
 
 _Columns: TypeAlias = list[tuple[str, str, str, str]]
 
 
 class TableHeads:
-    """How the known tables begin their rows in style t. Build one per stream with `heads`, which remembers them."""
+    """How the known tables begin their rows in style t. Create one per stream with `heads`, which caches them."""
 
     __slots__ = ("_bytewise", "_decoded")
 
@@ -141,14 +141,14 @@ class TableHeads:
             try:
                 bytewise = head.encode(codec.python).decode("latin-1")
             except UnicodeEncodeError:
-                continue  # no such name can stand in this database
+                continue  # this database cannot have such a name
             self._bytewise[bytewise] = None if bytewise in self._bytewise else table
 
     def __bool__(self) -> bool:
         return bool(self._decoded)
 
     def find(self, head: str, *, bytewise: bool) -> TableName | None:
-        """The table that begins its rows with `head`; raises MalformedMessage if there are two."""
+        """The table whose rows begin with `head`; raises MalformedMessage if there are two."""
         tables = self._bytewise if bytewise else self._decoded
         if head not in tables:
             return None
@@ -168,7 +168,7 @@ def heads(tables: frozenset[TableName], codec: Codec) -> TableHeads:
 
 
 class _Unreadable(Exception):  # noqa: N818, RUF100
-    """What stands at `offset`, counted in what was scanned, is not of the grammar; never leaves this module."""
+    """The text at `offset`, counted in the scanned text, does not match the grammar; never leaves this module."""
 
     def __init__(self, message: str, offset: int) -> None:
         super().__init__(message)
@@ -177,14 +177,14 @@ class _Unreadable(Exception):  # noqa: N818, RUF100
 
 
 class _Part(NamedTuple):
-    """A tuple as it was scanned: where its first column begins, and its columns."""
+    """A scanned tuple: the position of its first column, and its columns."""
 
     offset: int
     columns: _Columns
 
 
 class _Scanned(NamedTuple):
-    """A row as it was scanned; its table by names without quotes, if it was not among the known ones."""
+    """A scanned row; its table by unquoted names, if it is not a known one."""
 
     operation: str
     table: TableName | tuple[str, str]
@@ -193,20 +193,20 @@ class _Scanned(NamedTuple):
 
 
 def serial_row(statement: bytes, codec: Codec, offset: int = 0) -> RowCells:
-    """The row of test_decoding that stands at byte `offset`. Raises DecodeError."""
+    """Parse the row of test_decoding at byte `offset`. Raises DecodeError."""
     return _row(statement, codec, offset, lambda text, _: _scan_dotted(text))
 
 
 def parallel_row(statement: bytes, codec: Codec, table_heads: TableHeads | None = None, offset: int = 0) -> RowCells:
-    """The row of style t that stands at byte `offset`. Raises DecodeError."""
+    """Parse the row of style t at byte `offset`. Raises DecodeError."""
     return _row(statement, codec, offset, lambda text, bytewise: _scan_raw(text, table_heads, bytewise=bytewise))
 
 
 @dataclass(frozen=True, slots=True)
 class TextRowTemplate:
-    """What of a row stands around its literals: `between` has one part more than there are literals.
+    """The parts of a row around its literals: `between` has one part more than there are literals.
 
-    The first `old` literals are of the old row, the others of the new one.
+    The first `old` literals belong to the old row, the others to the new one.
     """
 
     between: tuple[bytes, ...]
@@ -216,7 +216,7 @@ class TextRowTemplate:
 def shape_of(
     statement: bytes, codec: Codec, table_heads: TableHeads | None, *, serial: bool
 ) -> tuple[RowCells, TextRowTemplate]:
-    """A row, and what stands around its literals. Raises DecodeError."""
+    """A row, and the parts around its literals. Raises DecodeError."""
     row = serial_row(statement, codec) if serial else parallel_row(statement, codec, table_heads)
     scanned = _scan_row(statement.decode("latin-1"), table_heads, serial=serial)
     between, covered = [], 0
@@ -230,7 +230,7 @@ def shape_of(
 
 
 def _scan_row(text: str, table_heads: TableHeads | None, *, serial: bool) -> _Scanned:
-    """The parts of a row by bytes. Raises MalformedMessage where it is readable as text only, as damage makes it."""
+    """The parts of a row by bytes. Raises MalformedMessage if only its text is readable, as after damage."""
     try:
         return _scan_dotted(text) if serial else _scan_raw(text, table_heads, bytewise=True)
     except _Unreadable as unreadable:
@@ -243,7 +243,7 @@ def _row(statement: bytes, codec: Codec, offset: int, scan: Callable[[str, bool]
         return _decode_row(scan(codec.strict(statement), False))
     except (UnicodeDecodeError, MalformedMessage, _Unreadable):
         pass
-    # once more by bytes: some do not decode, or the place of the mistake is wanted in bytes
+    # again bytewise: some parts do not decode, or the error needs its byte position
     try:
         return _bytewise(scan(statement.decode("latin-1"), True), codec, offset)
     except _Unreadable as unreadable:
@@ -273,7 +273,7 @@ def _scan_raw(text: str, table_heads: TableHeads | None, *, bytewise: bool) -> _
 def _readings(
     text: str, table_heads: TableHeads | None, *, bytewise: bool
 ) -> Iterator[tuple[str, TableName | tuple[str, str], int]]:
-    """Operation, table, and where the tuples begin: each way to read the head, the best one first."""
+    """Operation, table, and start of the tuples: each possible reading of the head, the best one first."""
     start = len(_TABLE)
     if table_heads:
         for match in reversed(list(_OPERATION.finditer(text, start, _LONGEST_HEAD))):

@@ -1,9 +1,9 @@
-"""Rows of style t, test_decoding and JSON by the column: the fast path beside `text` and `json`.
+"""Reads rows of style t, test_decoding and JSON by column: the fast path besides `text` and `json`.
 
-Where literals are quoted is known for all rows of a chunk at once: every second quote opens or closes, and two that
-touch are a doubled one; in JSON every second quote that is not escaped opens a string. Rows of one template agree in
-everything but their literals. So a literal of text is followed over its quotes, or to the next blank, and what stands
-between two is compared with the first row's; the n-th value of a JSON row stands between the same two quotes of each.
+Quoted literals are found for all rows of a chunk at once: quotes alternately open and close, and two adjacent ones are
+a doubled quote; in JSON every second unescaped quote opens a string. Rows of one template differ only in their
+literals. A literal of text is therefore followed over its quotes, or to the next blank, and what is between two
+literals is compared with the first row's; the n-th value of a JSON row is between the same two quotes of each row.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _BLANKS: Final = np.uint64(0x2020202020202020)
 _ONES: Final = np.uint64(0x0101010101010101)
 _TOPS: Final = np.uint64(0x8080808080808080)
 _SHAPES: Final = 4096
-_LONGEST: Final = 64  # times eight bytes of a literal without quotes
+_LONGEST: Final = 64  # words of eight bytes in an unquoted literal
 
 
 @dataclass(frozen=True, slots=True)
 class _LiteralQuotes:
-    """Where quoted literals open and close, in order, and how many open before each statement."""
+    """The positions at which quoted literals open and close, in order, and the number before each statement."""
 
     opening: Any
     closing: Any
     before: Any
 
     def content_bounds(self, start: int, end: int) -> Any:
-        """The bounds of what quoted literals of a statement hold, which is no part of its shape."""
+        """The bounds of the contents of a statement's quoted literals, which are not part of its shape."""
         selection = slice(*np.searchsorted(self.opening, [start, end]).tolist())
         return np.stack([self.opening[selection] + 1, self.closing[selection]], axis=1)
 
@@ -68,7 +68,7 @@ def text_rows(
         head = statement[: statement.find(b"]:")]
         row, shape = shape_cache.get(head) or _text_shape(statement, codec, table_heads, serial=serial)
         walked = _walk_text(source, quotes, left, shape)
-        if walked is None:  # another shape that begins alike
+        if walked is None:  # another shape with the same beginning
             row, shape = _text_shape(statement, codec, table_heads, serial=serial)
             walked = _walk_text(source, quotes, left, shape)
         require(walked is not None)
@@ -87,7 +87,7 @@ def text_rows(
 def _shape_cache(
     codec: Codec, table_heads: TableHeads | None, *, serial: bool
 ) -> dict[bytes, tuple[Row, TextRowTemplate]]:
-    """Shapes by how their rows begin, which are tried first: a row of a shape differs from it in its literals only."""
+    """Shapes by the beginning of their rows, which are tried first."""
     del codec, table_heads, serial
     return {}
 
@@ -99,7 +99,7 @@ def _text_shape(
     try:
         cells, shape = text_shape_of(statement, codec, table_heads, serial=serial)
     except DecodeError:
-        raise FallBackToRowDecoder from None  # the plain decoder says it again, with its place
+        raise FallBackToRowDecoder from None  # the row decoder reports the error with its location
     require(not any(b"'" in part for part in shape.between))
     require(all(len(part) > ROOM for part in shape.between[:-1]))  # a blank, name and type
     row = cells.record(None)
@@ -111,7 +111,7 @@ def _literal_quotes(source: Statements) -> _LiteralQuotes:
     every = np.flatnonzero(source.data == _LITERAL_QUOTE)
     require(len(every) % 2 == 0)
     first, second = every[::2], every[1::2]
-    # a quote that closes and the next that opens touch: together they are one inside the literal
+    # an adjacent closing and opening quote are together a quote inside the literal
     ends = np.ones(len(second), bool)
     ends[:-1] = second[:-1] + 1 != first[1:]
     begins = np.ones(len(first), bool)
@@ -125,7 +125,7 @@ def _literal_quotes(source: Statements) -> _LiteralQuotes:
 def _walk_text(
     source: Statements, quotes: _LiteralQuotes, rows: Any, shape: TextRowTemplate
 ) -> tuple[Any, Literals] | None:
-    """The rows of this shape and their literals; None where the first row is not of it."""
+    """The rows of this shape and their literals; None if the first row has another shape."""
     while True:
         good, literals = _attempt(source, quotes, rows, shape)
         if good is None:
@@ -136,7 +136,7 @@ def _walk_text(
 
 
 def _attempt(source: Statements, quotes: _LiteralQuotes, rows: Any, shape: TextRowTemplate) -> tuple[Any, Literals]:
-    """The literals of these rows, or, at the first place where some are of another shape, which are of this one."""
+    """The literals of these rows, or, at the first mismatch, which of them have this shape."""
     offsets, end = source.start[rows], source.end[rows]
     first, last = (np.empty((len(rows), len(shape.between) - 1), np.int64) for _ in range(2))
     quoted: list[int] = []
@@ -168,7 +168,7 @@ def _attempt(source: Statements, quotes: _LiteralQuotes, rows: Any, shape: TextR
 def _after_literal(
     source: Statements, quotes: _LiteralQuotes, offsets: Any, nth: Any, quoted: Any
 ) -> tuple[Any, Any, Any]:
-    """The byte behind the literal at `offsets`, how many quoted ones were before it, and where there is one at all."""
+    """The offset after the literal at `offsets`, the number of quoted ones before it, and where there is one at all."""
     bits = (source.data[offsets] == ord("B")) & (source.data[offsets + 1] == _LITERAL_QUOTE)
     after, good = np.empty(len(offsets), np.int64), np.ones(len(offsets), bool)
     closed = quoted | bits
@@ -184,7 +184,7 @@ def _after_literal(
 
 
 def _blank_after(source: Statements, offsets: Any) -> Any:
-    """Where the next blank stands; a statement has one behind it."""
+    """The position of the next blank; one follows each statement."""
     blanks = np.empty(len(offsets), np.int64)
     waiting, here = np.arange(len(offsets)), offsets
     for _ in range(_LONGEST):
@@ -192,7 +192,7 @@ def _blank_after(source: Statements, offsets: Any) -> Any:
         zero = (word - _ONES) & ~word & _TOPS
         hit = zero != 0
         lowest = zero & (~zero + np.uint64(1))
-        # a power of two as a float has its exponent in its upper bits
+        # the exponent of a power of two is in the upper bits of the float
         place = ((lowest.astype(np.float64).view(np.int64) >> 52) - 1023) >> 3
         blanks[waiting] = here + place
         if hit.all():
@@ -212,7 +212,7 @@ _NO_BACKSLASH: Final = re.compile(rb"[^\\]")
 
 @dataclass(frozen=True, slots=True)
 class _JsonQuotes:
-    """Where quotes stand that are not escaped, and how many of them before each statement."""
+    """The positions of unescaped quotes, and the number before each statement."""
 
     offsets: Any
     before: Any
@@ -232,10 +232,10 @@ def json_rows(source: Statements, codec: Codec) -> list[MatchedStatements]:
 
 
 def _long(source: Statements, quotes: _JsonQuotes, start: int, end: int) -> Any:
-    """The bounds of what long literals of a statement hold in their quotes, which is no part of its shape."""
+    """The bounds of the contents of a statement's long quoted literals, which are not part of its shape."""
     first, last = np.searchsorted(quotes.offsets, [start, end])
     borders = quotes.offsets[first : last - (last - first) % 2].reshape(-1, 2)
-    opening, closing = borders[:, 0] + 1, borders[:, 1] - 1  # of a literal in a string
+    opening, closing = borders[:, 0] + 1, borders[:, 1] - 1  # of a quoted literal in a string
     long = (
         (closing - opening > _LONG)
         & (source.data[opening] == _LITERAL_QUOTE)
@@ -248,7 +248,7 @@ def _json_shape(statement: bytes, codec: Codec) -> tuple[Row, JsonRowTemplate]:
     try:
         cells, shape = json_shape_of(statement, codec)
     except DecodeError:
-        raise FallBackToRowDecoder from None  # the plain decoder says it again, with its place
+        raise FallBackToRowDecoder from None  # the row decoder reports the error with its location
     require(shape is not None)
     assert shape is not None
     return cells.record(None), shape
@@ -260,7 +260,7 @@ def _json_quotes(source: Statements) -> _JsonQuotes:
 
 
 def _blocks(source: Statements) -> Iterator[tuple[int, int]]:
-    """Bounds of pieces none of which ends with a backslash: of each byte of text there may be a few numbers."""
+    """Bounds of pieces that do not end with a backslash; limits memory, because each byte may need several numbers."""
     first, end = 0, len(source.bytes)
     while first < end:
         boundary = _NO_BACKSLASH.search(source.bytes, min(first + _BLOCK, end) - 1)
@@ -270,12 +270,12 @@ def _blocks(source: Statements) -> Iterator[tuple[int, int]]:
 
 
 def _opening_or_closing(source: Statements, first: int, stop: int) -> Any:
-    """Where quotes stand between these bounds that are not escaped."""
+    """The positions of unescaped quotes between these bounds."""
     data = source.data[first:stop]
     offsets = np.flatnonzero(data == _JSON_QUOTE)
     backslashes = np.flatnonzero(data == _BACKSLASH)
     if len(backslashes):
-        # of backslashes that touch, the first, third … one escapes what follows
+        # of adjacent backslashes, the first, third … one escapes the next character
         begins = np.ones(len(backslashes), bool)
         begins[1:] = backslashes[1:] != backslashes[:-1] + 1
         head = np.maximum.accumulate(np.where(begins, np.arange(len(backslashes)), 0))
@@ -289,7 +289,7 @@ def _opening_or_closing(source: Statements, first: int, stop: int) -> Any:
 def _walk_json(
     source: Statements, quotes: _JsonQuotes, rows: Any, shape: JsonRowTemplate
 ) -> tuple[Any, Literals, Literals]:
-    """The rows of this shape, the first one at least, and the literals of their new and old tuples."""
+    """The rows of this shape, at least the first one, and the literals of their new and old tuples."""
     start, end = source.start[rows], source.end[rows]
     good = source.has(start, end, shape.before)
     nth = quotes.before[rows] + _count(shape.before)
@@ -305,13 +305,13 @@ def _walk_json(
 
 
 def _count(part: bytes) -> int:
-    """How many quotes of this part are not escaped."""
+    """The number of unescaped quotes in this part."""
     return part.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"')
 
 
 def _array(source: Statements, quotes: _JsonQuotes, offsets: Any, nth: Any, width: int) -> tuple[Literals, Any, Any]:
-    """The strings of the array whose first one opens at `offsets` with the `nth` quote: what they hold, the byte behind
-    the last one, and where all of this is so.
+    """The strings of the array whose first one opens at `offsets` with the `nth` quote: their contents, the offset
+    after the last one, and where all of this is valid.
     """
     if not width:
         nothing = np.empty((len(offsets), 0), np.int64)
@@ -333,10 +333,10 @@ _JSON: Final = ord("{")
 def text_groups(
     source: Statements, style: Style, codec: Codec, table_heads: TableHeads | None = None
 ) -> tuple[FrameBuffer, list[RowGroup]]:
-    """The rows of these statements by shape, and a chunk of their values, in the form of `shapes`.
+    """The rows of these statements by shape, and a chunk of their values, in the form of `row_templates`.
 
-    `chunk.data[chunk.start]` are the letters of their operations, as in a chunk of style b. Types of the rows' fields
-    are by name. Only for databases in UTF-8. Raises FallBackToRowDecoder if one is no row, or no regular one.
+    `chunk.data[chunk.start]` are their operation letters, as in a chunk of style b. Types of fields are by name. Only
+    for databases in UTF-8. Raises FallBackToRowDecoder if a statement is not a row, or not a regular one.
     """
     require(codec.python == "utf-8")
     if source.data[source.start[0]] == _JSON:

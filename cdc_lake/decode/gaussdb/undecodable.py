@@ -1,7 +1,7 @@
-"""Transactions of the GaussDB family that are kept as bytes, and what they are once a version can decode them.
+"""Transactions of the GaussDB family that are stored as bytes, and decoded by a later version.
 
-Rows name their columns and types themselves; what else decoding them takes was known when they came, and is kept with
-the first one: what the catalog said of their tables, and where heads are ambiguous (style t) the tables there were.
+Rows contain the names and types of their columns; the other information needed for decoding is stored with the first
+row: the catalog's facts about their tables, and for ambiguous heads (style t) the tables that existed.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _OPERATION: Final = re.compile(rb" (?:INSERT|UPDATE|DELETE):")
 
 @dataclass(frozen=True, slots=True)
 class GaussDbFormat:
-    """Record transactions that may not decode (`decode.undecodable.Format`): a batch teaches the layouts of tables."""
+    """Record transactions that may not decode (`decode.undecodable.Format`): a batch reveals layouts of tables."""
 
     layouts: RelationResolver
     plugin: str
     columns: Callable[[Sequence[RecordTransaction], RelationResolver], ChangeColumns] = tabulate
 
     def tabulate(self, batch: Sequence[RecordTransaction]) -> ChangeColumns:
-        """The changes of whole transactions. Raises DecodeError; asks the catalog, so also SourceError."""
+        """The changes of whole transactions. Raises DecodeError; queries the catalog, so also SourceError."""
         self.layouts.refresh()
         for raw in batch:
             if raw.part is not None:
@@ -52,7 +52,7 @@ class GaussDbFormat:
         return self.columns(batch, self.layouts)
 
     def _begin(self, part: PartOf) -> None:
-        """With the first part of a large transaction, what was known before it; also where it is read again."""
+        """For the first part of a large transaction, restore the knowledge before it, also in a repeated pass."""
         if part.fault is not None:
             raise part.fault
         if not part.before:
@@ -62,16 +62,16 @@ class GaussDbFormat:
                 self.layouts.restore(part.start.mark)
 
     def mark(self) -> ResolverCheckpoint:
-        """What was learned so far."""
+        """The current knowledge."""
         return self.layouts.mark()
 
     def restore(self, mark: Any) -> None:
-        """Forget the layouts that were learned since the mark; what the catalog said stays."""
+        """Restore the layouts of the mark; the catalog's facts are kept."""
         self.layouts.restore(mark)
 
     def keep(self, raw: RecordTransaction, error: DecodeError) -> StoredTransaction:
-        """All records; of their tables the last layouts and the catalog's facts. Raises the error for a part that came
-        without a fault: its transaction is kept as a whole, or not at all.
+        """All records; the last layouts of their tables and the catalog's facts. Raises the error of a part without a
+        fault: a transaction is stored as a whole.
         """
         part = raw.part
         if part is not None:
@@ -92,13 +92,13 @@ class GaussDbFormat:
         if raw.style is Style.TEXT:
             info[_TABLES] = sorted(map(str, self.layouts.tables))
         frames[0] = Frame(frames[0].data, frames[0].lsn, frames[0].relation, info)
-        more = part is not None and part.before  # the first part says how they are all read
+        more = part is not None and part.before  # the first part says how to read them all
         reading = "" if more else f"{self.plugin} {raw.style.value} {self.layouts.codec.encoding}"
         return StoredTransaction(reading, frames, error, tables, [latest[table] for table in tables if table in latest])
 
 
 def raw_of(bounds: Boundaries, frames: Sequence[Frame]) -> RecordTransaction:
-    """The transaction again, to be decoded. Raises BronzeDamaged."""
+    """Restore the transaction for decoding. Raises BronzeDamaged."""
     records, lsns = [frame.data for frame in frames], [frame.lsn for frame in frames]
     return RecordTransaction(bounds, _reading(frames)[1], records, lsns, sum(map(len, records)))
 
@@ -112,10 +112,10 @@ def layouts_of(
     *,
     takes_back: bool = True,
 ) -> RelationResolver:
-    """Layouts as they were known when the transaction came. Raises BronzeDamaged, UnknownEncoding.
+    """Layouts as they were known when the transaction arrived. Raises BronzeDamaged, UnknownEncoding.
 
-    `described`: the layouts that were described with it; `codec` makes one of an encoding; `catalog` is asked of tables
-    that nothing was kept of; `takes`, `takes_back`: see RelationResolver.
+    `described`: the layouts that were described with it; `codec` returns the one of an encoding; `catalog` is queried
+    for tables without stored facts; `takes`, `takes_back`: see RelationResolver.
     """
     info = frames[0].info
     try:
@@ -165,7 +165,7 @@ def _reading(frames: Sequence[Frame]) -> tuple[str, Style, str]:
 
 
 def tables_of(style: Style, record: bytes, layouts: RelationResolver) -> list[TableName]:
-    """The tables that a record changes, also where no more than its head can be read."""
+    """The tables that a record changes, even if only its head can be read."""
     try:
         match read_record(style, record, layouts):
             case Row(table=changed):

@@ -1,11 +1,11 @@
-"""From pgoutput's messages to whole transactions, without decoding a single value.
+"""Assembles whole transactions from pgoutput's messages, without decoding values.
 
-Changes stay the bytes the server sent until a batch is closed; only boundaries and layouts are read here. What leaves
-has seen its COMMIT, so an aborted or torn transaction leaves no trace. This is the hot path of the receiver: a change
+Changes remain bytes until a batch is closed; only boundaries and layouts are parsed here. Transactions are returned
+after their COMMIT, so an aborted or torn transaction leaves no trace. This is the hot path of the receiver: a change
 costs two slices, a look-up and three appends.
 
-Blocks of several streamed transactions take turns and never nest; whole transactions come between them. Each is given
-back when it commits.
+Blocks of several streamed transactions alternate and never nest; whole transactions come between them. Each transaction
+is returned when it commits.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ from cdc_lake.model.relation import Relation
 
 
 class StreamedTransactions:
-    """What of one connection's streamed transactions has come, and of prepared ones if there is a `prepared_storage`.
+    """The streamed transactions of one connection, and prepared ones with `prepared_storage`.
 
-    `block`: the transaction whose block is open. `landed`: see `TwoPhaseAssembler`. With `keeps`, what cannot be taken
-    in is kept, and its transaction has a fault (`decode.pgoutput.assembler`).
+    `block`: the transaction whose block is open. `landed`: see `TwoPhaseAssembler`. With `keeps`, messages that cannot
+    be processed are kept, and their transaction has a fault (`decode.pgoutput.assembler`).
     """
 
     def __init__(
@@ -81,18 +81,18 @@ class StreamedTransactions:
 
     @property
     def open_bytes(self) -> int:
-        """Bytes of changes of transactions whose COMMIT has not come, but for those that are stored."""
+        """Bytes of changes of transactions without their COMMIT, except stored prepared ones."""
         preparing = 0 if (transaction := self._preparing) is None else transaction.frames.size
         return preparing + sum(transaction.frames.size for transaction in self._open.values())
 
     @property
     def outside_messages(self) -> int:
-        """Logical messages in blocks that belong to no transaction, which were dropped."""
+        """Number of dropped logical messages in blocks that belong to no transaction."""
         return self._under_way.outside_messages
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a block is open, or a transaction whose PREPARE has not come."""
+        """Whether a block is open, or a transaction without its PREPARE."""
         return self.block is not None or self._preparing is not None
 
     @property
@@ -100,7 +100,7 @@ class StreamedTransactions:
         return None if self._two_phase is None else self._two_phase.open
 
     def takes(self, payload: bytes) -> bool:
-        """Whether a message is for `feed`: it opens, closes or ends something here, or stands inside of it."""
+        """Whether a message is for `feed`: it opens, closes or ends a transaction here, or is inside one."""
         if payload[:1] == b"":
             return self.in_transaction
         if payload[0] in LETTERS or self.block is not None:
@@ -108,7 +108,7 @@ class StreamedTransactions:
         return self._two_phase is not None and self._two_phase.takes(payload)
 
     def forget(self) -> None:
-        """The next connection starts over."""
+        """Forget everything: the next connection starts over."""
         for transaction in self._open.values():
             transaction.frames.close()
         self._open, self.block = {}, None
@@ -116,7 +116,7 @@ class StreamedTransactions:
             self._two_phase.forget()
 
     def feed(self, payload: bytes, lsn: int) -> tuple[BufferedTransaction | SpooledTransaction, ...]:
-        """Take one message; what it completes. Raises DecodeError, LakeError, and what the catalog raises."""
+        """Take one message; returns what it completes. Raises DecodeError, LakeError, and errors of the catalog."""
         if self.block is None and self._two_phase is not None and self._two_phase.takes(payload):
             return self._two_phase.feed(payload, lsn, self._open)
         match stream_message(payload):
@@ -151,7 +151,7 @@ class StreamedTransactions:
     def _abort(self, abort: StreamAbort) -> None:
         self._require_no_block("an abort")
         if (transaction := self._open.get(abort.xid)) is None:
-            return  # nothing came of it, so nothing is to be forgotten
+            return  # it had no effect, so nothing has to be undone
         if abort.subxid != abort.xid:
             transaction.roll_back(abort.subxid)
             return
@@ -165,7 +165,7 @@ class StreamedTransactions:
     # ── inside a block ──
 
     def _take(self, transaction: StreamedTransaction, payload: bytes, lsn: int) -> None:
-        """A message of a block other than a change of a known table, which `Assembler.feed` takes itself."""
+        """Process a message of a block other than a change of a known table, which `Assembler.feed` handles."""
         letter = payload[:1]
         if letter == b"O":
             self._under_way.take_origin(transaction, payload)
@@ -194,24 +194,24 @@ class StreamedTransactions:
 __all__ = ["Assembler", "Catalog", "TableFacts"]
 
 _BORDERS: Final = frozenset(bytes([letter]) for letter in frozenset(b"BC") | LETTERS | PREPARED_LETTERS)
-"""Letters of what begins and ends transactions and their blocks."""
+"""Letters of messages that begin or end transactions and their blocks."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """The transaction whose COMMIT has not come yet."""
+    """The transaction without its COMMIT so far."""
 
     begin: Begin
     origin: str | None = None
     truncated: dict[int, tuple[Relation, ...]] = field(default_factory=dict)
-    growing: SpillingTransaction | None = None  # what was too much to be held
+    growing: SpillingTransaction | None = None  # its frames once it outgrew memory
     fault: DecodeError | None = None
-    repeated: set[bytes] = field(default_factory=set)  # OIDs whose wrong relation message is among the frames
+    repeated: set[bytes] = field(default_factory=set)  # OIDs whose invalid relation message is among the frames
 
 
 @dataclass(frozen=True, slots=True)
 class _Wrong:
-    """A relation message that could not be taken in."""
+    """A relation message that could not be processed."""
 
     payload: bytes
     lsn: int
@@ -219,16 +219,17 @@ class _Wrong:
 
 
 class Assembler:
-    """Takes the messages of one pgoutput connection in order, gives transactions back as they commit.
+    """Takes the messages of one pgoutput connection in order, returns transactions as they commit.
 
-    After a DecodeError, or when the connection is lost, `reset` before feeding again: the server then starts over
-    with whole transactions and announces every relation anew. A logical message outside of transactions is dropped, or
-    with `messages` a transaction of its own: without xid and time, at the position where its record ends in the log,
-    which lies between the transactions that ended before it and those that end behind it, and where the record of the
-    next COMMIT may begin. What a run wrote itself (`OWN_MESSAGES`) is dropped in any case.
+    After a DecodeError or a lost connection, call `reset` before `feed`: the server then sends whole transactions again
+    and announces every relation. A logical message outside of transactions is dropped, or with `messages` becomes a
+    transaction: without xid and time, at the end position of its record in the WAL, which lies between the transactions
+    that ended before it and those that end after it; the record of the next COMMIT may begin there. Messages of
+    cdc_lake (`OWN_MESSAGES`) are always dropped.
 
-    With `keeps`, a message inside a transaction that cannot be taken in is kept as it came, and the transaction has a
-    `fault`. BEGIN and COMMIT are errors as ever; so is a message that hides one of them, by the next that does not fit.
+    With `keeps`, a message inside a transaction that cannot be processed is kept as received, and the transaction has a
+    `fault`. Invalid BEGIN and COMMIT are always errors; so is a message that hides one of them, once the next one does
+    not fit.
     """
 
     def __init__(
@@ -243,11 +244,11 @@ class Assembler:
         landed: int = 0,
         layouts: Landed = no_layout,
     ) -> None:
-        """`frames` makes stores for transactions that are streamed or large; None: all are held in memory.
+        """`frames` makes stores for streamed or large transactions; None: all are in memory.
 
-        `ddl_messages` takes what logical messages tell of tables that were altered; None: they tell nothing.
-        `prepared_storage` keeps prepared ones, where the stream has any; of those everything up to `landed` is in
-        bronze. `layouts`: those that landed last.
+        `ddl_messages` processes logical messages about altered tables; None: they are ignored. `prepared_storage`
+        stores prepared transactions, with two-phase decoding; everything up to `landed` is in bronze. `layouts`: those
+        that landed last.
         """
         frames = frames or InMemoryFrameStores()
         self._announced = RelationCache(catalog, ddl_messages, layouts)
@@ -262,7 +263,7 @@ class Assembler:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the open transactions and what this connection announced."""
+        """Drop the open transactions and the relations of this connection."""
         if self._open is not None and self._open.growing is not None:
             self._open.growing.frames.close()
         self._streams.forget()
@@ -285,7 +286,7 @@ class Assembler:
 
     @property
     def outside_messages(self) -> int:
-        """Logical messages outside of transactions, which were dropped."""
+        """Number of dropped logical messages outside of transactions."""
         return self._outside_messages + self._streams.outside_messages
 
     @property
@@ -295,22 +296,22 @@ class Assembler:
 
     @property
     def completed_transactions(self) -> tuple[BufferedTransaction | SpooledTransaction, ...]:
-        """None: a message that cannot be read completes no transaction before that."""
+        """None: an unreadable message completes no earlier transaction."""
         return ()
 
     @property
     def open_bytes(self) -> int:
-        """Bytes of changes of the transactions that are open."""
+        """Bytes of changes of open transactions."""
         growing = None if self._open is None else self._open.growing
         return self._bytes + (0 if growing is None else growing.frames.size) + self._streams.open_bytes
 
     def feed(self, payload: bytes, lsn: int) -> tuple[BufferedTransaction | SpooledTransaction, ...]:
-        """Take one message and the WAL position it came with; the transaction it completes, where it completes one.
+        """Take one message and its WAL position; returns the transaction that it completes, if any, even without
+        changes.
 
-        Transactions without changes come out too. Raises DecodeError, whose `where` names the position; LakeError
-        where a store has no room.
+        Raises DecodeError, whose `where` names the position; LakeError if a store is full.
         """
-        relation = self._relations.get(payload[1:5])  # a key of four bytes: where it is found, payload[0] exists
+        relation = self._relations.get(payload[1:5])  # a key has four bytes, so after a hit payload[0] exists
         if relation is not None and payload[0] in ROW_CHANGES and self._open is not None:
             self._frames.append(payload)
             self._lsns.append(lsn)
@@ -337,7 +338,7 @@ class Assembler:
             return ()
 
     def _feed(self, payload: bytes, lsn: int) -> tuple[BufferedTransaction | SpooledTransaction, ...]:
-        """Everything but a change of a known relation in an open transaction."""
+        """Process everything but a change of a known relation in an open transaction."""
         match parse(payload):
             case Begin() as begin:
                 if self._open is not None:
@@ -385,7 +386,7 @@ class Assembler:
         return (BufferedTransaction(bounds, [payload], [message.lsn], [None], {}, len(payload)),)
 
     def _caught_up(self, payload: bytes) -> bool:
-        """Whether tables of a change were announced in a prepared transaction before, and are looked up now."""
+        """Whether tables of a change were announced in an earlier prepared transaction, and are looked up now."""
         letter = payload[:1]
         places: Iterable[int] = range(TRUNCATE_HEAD, len(payload), 4) if letter == b"T" else ()
         if letter and letter[0] in ROW_CHANGES:
@@ -424,7 +425,7 @@ class Assembler:
         return len(self._frames) + (0 if open_.growing is None else len(open_.growing.frames))
 
     def _outgrown(self, open_: _Open) -> None:
-        """The open transaction goes on in a store."""
+        """Move the open transaction to a store."""
         if open_.growing is None:
             open_.growing = SpillingTransaction(self._new_frames())
         open_.growing.extend(self._frames, self._lsns, self._layouts, open_.truncated)
@@ -458,7 +459,7 @@ class Assembler:
     # ── what cannot be taken in ──
 
     def _store_undecodable(self, payload: bytes, lsn: int, error: DecodeError) -> bool:
-        """Keep a message of the open transaction as it came; False where the stream itself is in doubt."""
+        """Keep a message of the open transaction as received; False if the stream itself is in doubt."""
         if self._open is None or payload[:1] in _BORDERS:
             return False
         match payload[:1]:
@@ -475,13 +476,13 @@ class Assembler:
 
     def _keep_announcement(self, payload: bytes, lsn: int, error: DecodeError) -> bool:
         if len(payload) < 5:
-            return False  # of which table nobody knows
+            return False  # of an unknown table
         self._announced.put(payload[1:5], None, self._announced.next_arrival(), payload, lsn)
         self._wrong[payload[1:5]] = _Wrong(payload, lsn, error)
         return True
 
     def _keep_change(self, open_: _Open, payload: bytes, lsn: int, oids: list[bytes]) -> bool:
-        """A change of tables whose announcements were wrong, behind those; others a new connection announces."""
+        """Keep a change of tables with invalid announcements, after these; others need a new connection."""
         if not all(oid in self._wrong for oid in oids):
             return False
         for oid in oids:

@@ -1,8 +1,8 @@
 """Arrays, ranges, network addresses and geometric values in binary format, as the text that the server prints.
 
-A function takes the bytes of one value; those of arrays, ranges and multiranges are made for the type of what they
-hold. Raises MalformedMessage. Source: arrayfuncs.c, rangetypes.c, multirangetypes.c, network.c, inet_net_ntop.c and
-geo_ops.c of PostgreSQL.
+Each function takes the bytes of one value; those for arrays, ranges and multiranges are created for their element type.
+Raises MalformedMessage. Source: arrayfuncs.c, rangetypes.c, multirangetypes.c, network.c, inet_net_ntop.c and geo_ops.c
+of PostgreSQL.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def spans(element: Text) -> Text:
 
 
 def _part(reader: Reader, text: Text) -> str | None:
-    """A value behind its length, None for NULL."""
+    """A value after its length, None for NULL."""
     size = reader.i32()
     return None if size == -1 else text(reader.take(size))
 
@@ -117,13 +117,13 @@ _MAPPED: Final = 0xFFFF
 
 
 def inet(data: bytes) -> str:
-    """An address, with its network's bits where those are not all."""
+    """An address, with the netmask length unless it covers all bits."""
     address, network, most = _read(data)
     return address if network == most else f"{address}/{network}"
 
 
 def cidr(data: bytes) -> str:
-    """A network, always with its bits."""
+    """A network, always with its netmask length."""
     address, network, _ = _read(data)
     return f"{address}/{network}"
 
@@ -141,7 +141,7 @@ def _four(address: bytes) -> str:
 
 
 def _six(address: bytes) -> str:
-    """Eight words, the first of the longest runs of at least two zeros left out; some end in an address of IPv4."""
+    """Eight words without the first of the longest runs of at least two zeros; may end in an IPv4 address."""
     words = struct.unpack(">8H", address)
     runs, index = [], 0
     for zero, group in groupby(words, lambda word: word == 0):
@@ -195,7 +195,7 @@ def polygon(data: bytes) -> str:
 
 
 def path(data: bytes) -> str:
-    """Points in round brackets where it is closed, in square ones where it is open."""
+    """Points in parentheses if it is closed, in brackets if it is open."""
     if data[:1] not in (b"\0", b"\1"):
         raise MalformedMessage("a binary path that is neither open nor closed")
     points = _counted_points(data[1:])

@@ -27,7 +27,7 @@ _NEGATIVE: Final = 0x4000
 _SIGNS: Final = {0: "", _NEGATIVE: "-"}
 _NO_NUMBER: Final = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 _HALVES: Final = {8: 2.0**50, 4: 2.0**20}
-"""By bytes: from where on a short decimal may lie halfway between two floats; below, it has too many digits."""
+"""By size: from where on a short decimal may lie halfway between two floats; below, it has too many digits."""
 
 
 def unpack(layout: struct.Struct, data: bytes) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ _LSN: Final = struct.Struct(">II")
 
 
 def tid(data: bytes) -> str:
-    """A row's place: block and number."""
+    """A row's location: block and number."""
     block, number = unpack(_TID, data)
     return f"({block},{number})"
 
@@ -105,7 +105,7 @@ _FLOAT4: Final = struct.Struct(">f")
 
 
 def _format_float(value: float, size: int, plain_below: int) -> str:
-    """With an exponent from ten to that power on, and below 0.0001 (`double_to_shortest_decimal_buf`)."""
+    """With an exponent from that power of ten on, and below 0.0001 (`double_to_shortest_decimal_buf`)."""
     if math.isnan(value):
         return "NaN"
     sign = "-" if math.copysign(1.0, value) < 0 else ""
@@ -122,11 +122,11 @@ def _format_float(value: float, size: int, plain_below: int) -> str:
 
 
 def _shortest(value: float, size: int) -> tuple[str, int]:
-    """The fewest digits between the neighbours' halfway points, and the exponent of the first."""
+    """The fewest digits between the halfway points to both neighbours, and the exponent of the first digit."""
     exact = np.float32(value) if size == 4 else np.float64(value)  # bytes
     text = str(np.format_float_scientific(exact, unique=True, trim="-"))
     if value >= _HALVES[size] and _halfway(text, exact):
-        # the server leaves out a decimal that lies exactly halfway, though it reads back as this float
+        # the server excludes a decimal exactly halfway, although it reads back as this float
         most = 9 if size == 4 else 17
         tries = (f"{value:.{count}e}" for count in range(most))
         text = next(
@@ -138,7 +138,7 @@ def _shortest(value: float, size: int) -> tuple[str, int]:
 
 def _halfway(text: str, exact: np.floating) -> bool:
     decimal, value = Fraction(text), Fraction(float(exact))
-    with np.errstate(over="ignore"):  # the greatest one has none beyond
+    with np.errstate(over="ignore"):  # the greatest float has no greater neighbour
         beyond = np.nextafter(exact, type(exact)(math.inf if decimal > value else -math.inf))
     return decimal != value and not np.isinf(beyond) and 2 * decimal == value + Fraction(float(beyond))
 
@@ -154,18 +154,18 @@ def text(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         wrong = error.start
-    raise InvalidText(offset=wrong)  # out here, because the cause would carry the value itself
+    raise InvalidText(offset=wrong)  # raised here, because the cause would contain the value
 
 
 def versioned_text(data: bytes) -> str:
-    """Text behind a byte that says which version of its format follows (jsonb, jsonpath): 1."""
+    """Text after a byte with the version of its format (jsonb, jsonpath): 1."""
     if data[:1] != b"\1":
         raise MalformedMessage("a binary document that is not of version 1")
     return text(data[1:])
 
 
 def letter(data: bytes) -> str:
-    """The type `"char"`: a byte; zero prints as nothing, and what is not ASCII in octal digits from version 16 on."""
+    """The type `"char"`: one byte; zero is printed as nothing, and from version 16 on non-ASCII in octal digits."""
     if len(data) != 1 or data[0] >= _ASCII:
         raise MalformedMessage(
             'a binary "char" that is not one byte of ASCII: server versions print others differently'
@@ -226,12 +226,12 @@ def date(data: bytes) -> str:
 
 
 def time(data: bytes) -> str:
-    """`HH:MM:SS.ffffff` without zeros at its end."""
+    """`HH:MM:SS.ffffff` without trailing zeros."""
     return _clock(unpack(_TIME, data)[0])
 
 
 def timetz(data: bytes) -> str:
-    """The same, and the zone."""
+    """The same with its zone."""
     micros, west = unpack(_TIMETZ, data)
     minutes, seconds = divmod(abs(west), 60)
     hours, minutes = divmod(minutes, 60)
@@ -252,7 +252,7 @@ def timestamptz(data: bytes) -> str:
 
 
 def interval(data: bytes) -> str:
-    """ISO 8601: `P1Y2M3DT4H5M6.7S`, each part with a sign of its own; `infinity`."""
+    """ISO 8601: `P1Y2M3DT4H5M6.7S`, with a sign for each part; `infinity`."""
     micros, days, months = unpack(_INTERVAL, data)
     if (micros, days, months) == _EVER:
         return "infinity"
@@ -287,9 +287,9 @@ def _endless(number: int, size: int) -> str:
 
 
 def _date(days: int) -> tuple[str, str]:
-    """A day of the Gregorian calendar, counted from 2000-01-01, and its era where that is before Christ.
+    """A day of the Gregorian calendar, counted from 2000-01-01, and its era if it is BC.
 
-    Years begin in March here, so that the leap day is their last one.
+    Years begin in March here, so that the leap day is the last one.
     """
     era, day = divmod(days + _SINCE_MARCH_0, _ERA)
     year = (day - day // 1460 + day // 36524 - day // 146_096) // 365

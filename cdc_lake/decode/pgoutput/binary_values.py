@@ -1,11 +1,11 @@
-"""Binary values of pgoutput as exactly the text the server prints, for many tuples at once and one by one.
+"""Converts binary values of pgoutput to exactly the text that the server prints, for many tuples at once or singly.
 
-Integers, booleans, texts, dates, timestamps, uuids, most floats and numerics are read for all rows at once; of other
-types and values each different one is read once. What is vectorised is exact for most values only, and says for which:
-the others are read one by one (`SelectedTexts`). What does not fit raises `FallBackToRowDecoder`.
+Integers, booleans, texts, dates, timestamps, uuids, most floats and numerics are converted for all rows at once; of
+other types each distinct value is converted once. Vectorized conversions are exact for most values and state for which
+(`SelectedTexts`); the others are converted singly. Anything else raises `FallBackToRowDecoder`.
 
-Types whose bytes mean something that only the server knows (labels and parts of what users made, words that depend on
-its settings) are refused in binary: `UnreadBinary`.
+Types whose bytes only the server can interpret (labels and parts of user-defined types, words that depend on its
+settings) are refused in binary: `UnreadBinary`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cdc_lake.model.change import Tuple, Value
 from cdc_lake.model.relation import Column, Relation, TableName
 
 TEXTS: Final = frozenset((19, 25, 114, 705, 1042, 1043, 2275))
-"""Types that are sent as their text: name, text, json, unknown, bpchar, varchar, cstring."""
+"""Types whose binary form is their text: name, text, json, unknown, bpchar, varchar, cstring."""
 
 JSONB: Final = 3802
 
@@ -81,9 +81,9 @@ _SCALARS: Final[Mapping[int, Text]] = {
     **dict.fromkeys(TEXTS, binary_scalars.text),
 }
 RANGES: Final = {3904: 23, 3906: 1700, 3908: 1114, 3910: 1184, 3912: 1082, 3926: 20}
-"""Ranges: their own OID, and that of their bounds."""
+"""Ranges: their own OID, and that of their subtype."""
 MULTIRANGES: Final = {4451: 23, 4532: 1700, 4533: 1114, 4534: 1184, 4535: 1082, 4536: 20}
-"""The same of multiranges."""
+"""The same for multiranges."""
 _SPANS: Final = {oid: span(_SCALARS[of]) for oid, of in RANGES.items()} | {
     oid: spans(_SCALARS[of]) for oid, of in MULTIRANGES.items()
 }
@@ -103,11 +103,11 @@ READERS: Final[Mapping[int, Text]] = {
     **_ELEMENTS,
     **{oid: array(_ELEMENTS[of], of, ";" if of == BOX else ",") for oid, of in ARRAYS.items()},
 }
-"""How the binary values of a type are read, by its OID."""
+"""Converters of binary values, by type OID."""
 
 
 class BinaryValue(str):
-    """A binary value until its column says what its bytes mean; `offset`: where they begin in the message."""
+    """A binary value until its column is known; `offset`: its position in the message."""
 
     __slots__ = ("data", "offset")
     data: bytes
@@ -122,7 +122,7 @@ class BinaryValue(str):
 
 
 def in_text(relation: Relation, values: Tuple, *, lenient: bool) -> Tuple:
-    """A tuple with the texts of its binary values. `lenient`: values may be bytes that are no text (`UndecodableText`).
+    """A tuple with the texts of its binary values. `lenient`: values may be invalid text (`UndecodableText`).
 
     Raises UnreadBinary, MalformedMessage, InvalidText.
     """
@@ -145,22 +145,22 @@ def _text(table: TableName, column: Column, value: BinaryValue, *, lenient: bool
 
 
 def reader_of(table: TableName, column: Column) -> Text:
-    """How a column's binary values are read. Raises UnreadBinary where they are not."""
+    """The converter for a column's binary values. Raises UnreadBinary if there is none."""
     if (read := READERS.get(column.type_oid)) is None:
         raise UnreadBinary(table.column(column.name), column.type_name)
     return read
 
 
-_WORD: Final = 8  # bytes that are read at once
-_GROUP: Final = 4  # decimal digits in one of a numeric's
-_GROUPS: Final = 8  # of a numeric, as many as are read at once
-_DIGITS: Final = 18  # of a numeric, with zeros, as an integer
+_WORD: Final = 8  # bytes read at once
+_GROUP: Final = 4  # decimal digits in one digit of a numeric
+_GROUPS: Final = 8  # maximum digits of a numeric that are read at once
+_DIGITS: Final = 18  # maximum decimal digits of a numeric, with zeros, as an integer
 _NUMERIC_HEAD: Final = 8  # bytes
 _NEGATIVE: Final = 0x4000
 _POWERS: Final = 10 ** np.arange(_DIGITS + 1, dtype=np.int64)
 _PLAIN: Final = {4: (1e-4, 1e6), 8: (1e-4, 1e10)}
-"""By bytes of a float: from where on and below where Arrow prints it as the server does: the fewest digits that tell it
-from its neighbours, of those the nearest, without an exponent. Beyond 2**20 and 2**50 there are two nearest ones.
+"""By size of a float: the range in which Arrow prints it as the server does: the fewest digits that distinguish it from
+its neighbours, of those the nearest, without an exponent. Beyond 2**20 and 2**50 there are two nearest ones.
 """
 _DASHES: Final = (8, 13, 18, 23)
 _UUID: Final = 16  # bytes
@@ -169,14 +169,14 @@ _HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class SelectedTexts:
-    """The texts of some of n values: `texts`, one a True of `which` (bool ndarray, n)."""
+    """The texts of some of n values: `texts` has one entry for each True in `which` (bool ndarray, n)."""
 
     texts: pa.Array
     which: Any
 
 
 def floats(chunk: FrameBuffer, slots: Any, size: int) -> SelectedTexts:
-    """Of floats of 4 or 8 bytes."""
+    """The texts of floats of 4 or 8 bytes."""
     start, end = slots & 0xFFFFFFFF, slots >> 32
     require((end - start == size).all())
     words: Any = chunk.window[start].astype(np.uint64)
@@ -188,7 +188,7 @@ def floats(chunk: FrameBuffer, slots: Any, size: int) -> SelectedTexts:
 
 
 def numerics(chunk: FrameBuffer, slots: Any) -> SelectedTexts:
-    """Of numerics."""
+    """The texts of numerics."""
     start, size = slots & 0xFFFFFFFF, (slots >> 32) - (slots & 0xFFFFFFFF)
     require((size >= _NUMERIC_HEAD).all())
     head = chunk.window[start].astype(np.int64)
@@ -211,14 +211,12 @@ def numerics(chunk: FrameBuffer, slots: Any) -> SelectedTexts:
 
 
 def _decimal(number: Any, scale: Any, negative: Any) -> pa.Array:
-    """The texts of integers, each with so many digits behind its point."""
+    """The texts of integers with the given numbers of fractional digits."""
     power = _POWERS[scale]
     texts = pa.array(number // power).cast(pa.string())
     if scale.any():
         fraction = pa.array(number % power + power).cast(pa.string())
-        fraction = pc.replace_substring_regex(
-            fraction, "^1", "."
-        )  # the digits with their zeros, for there was a 1 before
+        fraction = pc.replace_substring_regex(fraction, "^1", ".")  # the digits with their zeros, after the leading 1
         if not scale.all():
             fraction = pc.if_else(pa.array(scale > 0), fraction, "")
         texts = pc.binary_join_element_wise(texts, fraction, "")
@@ -228,7 +226,7 @@ def _decimal(number: Any, scale: Any, negative: Any) -> pa.Array:
 
 
 def uuids(chunk: FrameBuffer, slots: Any) -> SelectedTexts:
-    """Of uuids: of all of them."""
+    """The texts of all uuids."""
     start, end = slots & 0xFFFFFFFF, slots >> 32
     require((end - start == _UUID).all())
     data = chunk.data[start[:, None] + np.arange(_UUID)]
@@ -249,7 +247,7 @@ _ZEROS: Final = r"\.?0+$"
 
 
 def binary_texts(chunk: FrameBuffer, tuples: TupleOffsets, relation: Any, relations: Sequence[Relation]) -> pa.Array:
-    """The values as a string array (v), NULL where absent. `relation`: of each tuple, an index into `relations`."""
+    """The values as a string array (v), NULL if absent. `relation`: for each tuple an index into `relations`."""
     oids = _type_oids(tuples, relation, relations)
     rest = np.flatnonzero(~tuples.binary)
     parts, places = [sent_texts(chunk, tuples, rest)], [rest]
@@ -306,13 +304,13 @@ def _no_texts(_: FrameBuffer, slots: Any) -> SelectedTexts:
 
 
 def _one_by_one(oid: int, values: pa.Array) -> pa.Array:
-    """Each different value once."""
+    """Convert each distinct value once."""
     require(oid in READERS)
     read, encoded = READERS[oid], values.dictionary_encode()
     try:
         texts = [read(value) for value in encoded.dictionary.to_pylist()]
     except DecodeError:
-        raise FallBackToRowDecoder from None  # the plain decoder says it again, with its place
+        raise FallBackToRowDecoder from None  # the row decoder reports the error with its location
     return pa.array(texts, pa.string()).take(encoded.indices)
 
 
@@ -345,14 +343,14 @@ def _moment(number: Any, zone: str, plain: Callable[[bytes], str]) -> pa.Array:
     ok = (number >= _YEAR_1 * binary_scalars.DAY) & (number < _YEAR_10_000 * binary_scalars.DAY)
     micros = np.where(ok, number, 0) + _SINCE_1970 * binary_scalars.DAY
     printed = pa.array(micros).cast(pa.timestamp("us")).cast(pa.string())
-    # Arrow prints six digits behind the point, always
+    # Arrow always prints six fractional digits
     printed = pc.if_else(pa.array(micros % 10 == 0), pc.replace_substring_regex(printed, _ZEROS, ""), printed)
     texts = pc.binary_join_element_wise(printed, zone, "") if zone else printed
     return _but(texts, ~ok, number, 8, plain)
 
 
 def _but(texts: pa.Array, odd: Any, number: Any, size: int, plain: Callable[[bytes], str]) -> pa.Array:
-    """The texts, those of odd values as the plain decoder has them."""
+    """The texts, with those of odd values from the row decoder."""
     if not odd.any():
         return texts
     again = [plain(value.to_bytes(size, "big", signed=True)) for value in number[odd].tolist()]
@@ -372,11 +370,11 @@ _FAST: Final[dict[int, tuple[int, Callable[[Any], pa.Array]]]] = {
     1114: (8, _timestamp),
     1184: (8, _timestamptz),
 }
-"""Types of a fixed size: bytes, and what makes texts of their numbers (int64 ndarray)."""
+"""Types of a fixed size: bytes, and a function from their numbers (int64 ndarray) to texts."""
 _SOME: Final[dict[int, Callable[[FrameBuffer, Any], SelectedTexts]]] = {
     700: partial(floats, size=4),
     701: partial(floats, size=8),
     1700: numerics,
     2950: uuids,
 }
-"""Types of which most values are read at once."""
+"""Types of which most values are converted at once."""

@@ -1,12 +1,12 @@
 """The columnar decoder of pgoutput: the same result as the row decoder, a chunk of frames at a time.
 
 Frames are joined into chunks of a few megabytes (larger ones miss the cache), their columns are read for all rows at
-once (`decode.columnar_reader`), and the values are copied once, by Arrow. Whatever is not regular goes to the row
-decoder, so an error is always the row decoder's. Digests need no decoding: the bytes of the wire are the canonical
-ones, except for those of binary values.
+once (`decode.columnar_reader`), and Arrow copies the values once. Anything irregular is passed to the row decoder,
+which therefore reports all errors. Digests need no decoding: the received bytes are the canonical ones, except for
+binary values.
 
-`tabulate_plain`, the reference and fallback, is built from the row decoder and values of the model only, so that
-nothing the columnar decoder does with bytes is shared with it.
+`tabulate_plain`, the reference and fallback, is built only from the row decoder and values of the model, so that it
+shares no byte handling with the columnar decoder.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from cdc_lake.model.relation import Relation
 TUPLES = pa.list_(pa.string())
 POSITIONS = pa.list_(pa.int32())
 MAX_BYTES = (1 << 31) - (1 << 20)
-"""What the 32-bit offsets of one Arrow array address, less room for padding."""
+"""Maximum bytes that the 32-bit offsets of one Arrow array can address, minus padding."""
 
 
 def refuse_oversize(size: int) -> None:
-    """Raise BatchTooLarge where so many bytes of frames are more than one array of values can address."""
+    """Raise BatchTooLarge if so many bytes of frames exceed one array of values."""
     if size > MAX_BYTES:
         raise BatchTooLarge(f"a batch of {size} bytes of changes: at most {MAX_BYTES} fit")
 
 
 def tabulate_plain(batch: Sequence[BufferedTransaction], in_hex: InHex | None = None) -> ChangeColumns:
-    """The changes of the transactions, in order. Raises the DecodeError of the first change that cannot be read.
+    """The changes of the transactions, in order. Raises the DecodeError of the first invalid change.
 
-    `in_hex`: which columns may hold bytes that are no text (`decode.encoding`), None: no column.
+    `in_hex`: which columns may contain invalid text (`decode.encoding`), None: no column.
     """
     refuse_oversize(sum(len(frame) for raw in batch for frame in raw.frames))
     return columns_of(
@@ -68,7 +68,7 @@ def tabulate_plain(batch: Sequence[BufferedTransaction], in_hex: InHex | None = 
 
 
 def columns_of(decoded: Sequence[tuple[int, int, Change]]) -> ChangeColumns:
-    """Changes as columns; each comes with the index of its transaction, ascending, and its LSN."""
+    """Changes as columns; each comes with the ascending index of its transaction, and its LSN."""
     all_changes = [change for _, _, change in decoded]
     numbering = Numbering()
     return ChangeColumns(
@@ -132,8 +132,8 @@ CHUNK_BYTES: Final = 2 << 20
 """Measured: half of it costs an eighth more, a quarter of a mebibyte a third, 16 of them a fifth (page faults)."""
 
 SMALL: Final = 32
-"""Below this many changes the plain decoder is faster than setting up a walk (measured). Of large rows it makes several
-copies, and of a text with one odd character one of four times its size, so those are walked however few they are.
+"""Below this many changes the row decoder is faster than a columnar walk (measured). But it makes several copies of
+large rows, and four times the size of a text with one non-ASCII character, so large rows are always walked.
 """
 
 _INSERT, _UPDATE, _DELETE, _TRUNCATE, _MESSAGE = b"IUDTM"
@@ -147,8 +147,8 @@ def tabulate(
 ) -> ChangeColumns:
     """The changes of the transactions as columns, in order.
 
-    Equal in every field to `tabulate_plain(batch, in_hex)`, and raises the same DecodeError for the same bytes.
-    `hashing` is what makes digests of large chunks.
+    Equal in every field to `tabulate_plain(batch, in_hex)`, with the same DecodeError for the same bytes. `hashing`
+    computes the digests of large chunks.
     """
     sizes = [len(raw.frames) for raw in batch]
     if sum(sizes) >= SMALL or sum(raw.size for raw in batch) >= CHUNK_BYTES:
@@ -156,7 +156,7 @@ def tabulate(
             columns = _tabulate(batch, sizes, hashing)
             require(in_hex is None or not (any_prefixed(columns.new) or any_prefixed(columns.old)))
             return columns
-        if in_hex is not None and len(batch) > 1:  # a few odd values must not slow all of a batch down
+        if in_hex is not None and len(batch) > 1:  # a few odd values must not slow down the whole batch
             half = len(batch) // 2
             parts = ((batch[:half], half), (batch[half:], len(batch) - half))
             return concat_changes([(tabulate(part, in_hex, hashing), count) for part, count in parts], pa.concat_arrays)
@@ -185,13 +185,13 @@ def _tabulate(batch: Sequence[BufferedTransaction], sizes: list[int], hashing: H
     binary = np.flatnonzero(np.concatenate([part.binary for part in parts]))
     if not len(binary):
         return columns
-    # of texts, in the place of those of binary values
+    # of texts, instead of those of binary values
     return replace(columns, digests=digests_anew(columns, binary, hashing))
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Consecutive frames of a batch, whatever transactions they are of; `first` is the index of the first."""
+    """Consecutive frames of a batch, across transactions; `first` is the index of the first one."""
 
     first: int
     frames: list[bytes]
@@ -200,7 +200,7 @@ class _Cut:
 
 
 def _cuts(batch: Sequence[BufferedTransaction], sizes: list[int]) -> Iterator[_Cut]:
-    """The batch in pieces of about `CHUNK_BYTES`, at least one frame each."""
+    """Divide the batch into pieces of about `CHUNK_BYTES`, at least one frame each."""
     frames = list(chain.from_iterable(raw.frames for raw in batch))
     layouts = list(chain.from_iterable(raw.layouts for raw in batch))
     truncated = {
@@ -219,8 +219,8 @@ def _cuts(batch: Sequence[BufferedTransaction], sizes: list[int]) -> Iterator[_C
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The columns of one cut; `frame` is, per change, the index of its frame in the batch, `binary` (bool ndarray)
-    whether it came with binary values: its digest is of these.
+    """The columns of one piece; `frame`: for each change the index of its frame in the batch; `binary` (bool ndarray):
+    whether it had binary values, so that its digest covers the bytes of these.
     """
 
     frame: Any
@@ -237,9 +237,9 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Per frame: letter, kind of its first tuple, relation number and column count (-1 and 0 for odd frames).
+    """For each frame: letter, kind of its first tuple, relation number and column count (-1 and 0 for odd frames).
 
-    Odd frames are truncates and logical messages: `odd` is a bool ndarray, `changes` what they did, by frame.
+    Odd frames are truncates and logical messages: `odd` is a bool ndarray, `changes` are their changes, by frame.
     """
 
     letter: Any
@@ -257,7 +257,7 @@ def _part(cut: _Cut, numbering: Numbering, hashing: Hashing) -> _Part:
     count = len(cut.frames)
     old_rows, old, new_rows, new = _tuples(chunk, shape)
     binary = _with_binary(old, old_rows, count) | _with_binary(new, new_rows, count)
-    # goes on elsewhere, it may be, while values are copied
+    # may run in another process while values are copied
     digests = _digests(chunk, shape, numbering, hashing, none=bool((binary | shape.odd).all()))
     with meanwhile(digests):
         both = ((new, new_rows), (old, old_rows))
@@ -280,7 +280,7 @@ def _part(cut: _Cut, numbering: Numbering, hashing: Hashing) -> _Part:
 def _digests(
     chunk: FrameBuffer, shape: _Shape, numbering: Numbering, hashing: Hashing, *, none: bool
 ) -> Callable[[], Digests]:
-    """One digest for each frame, begun; not for odd frames and binary values (`none`: all are), which follow later."""
+    """Begin the digests of frames, except odd frames and binary values (`none`: all are), which follow later."""
     if none:
         return lambda: Digests(bytes(DIGEST_SIZE * len(shape.letter)))
     return frame_digests(chunk, shape.letter, shape.relation, numbering.relations, hashing)
@@ -290,13 +290,13 @@ def _shape(cut: _Cut, chunk: FrameBuffer, numbering: Numbering) -> _Shape:
     letter, kind = chunk.data[chunk.start], chunk.data[chunk.start + 5]
     odd = (letter == _TRUNCATE) | (letter == _MESSAGE)
     changes = {index: _odd_change(cut, index) for index in np.flatnonzero(odd).tolist()}
-    # layouts are told apart by identity, then numbered in the order of their first change
+    # layouts are distinguished by identity, then numbered in the order of their first change
     ids = np.fromiter(map(id, cut.layouts), np.int64, len(cut.layouts))
     ids[odd] = 0
     distinct = np.array(sorted(set(ids.tolist())), np.int64)
     which = np.searchsorted(distinct, ids)
     first = np.empty(len(distinct), np.int64)
-    first[which[::-1]] = np.arange(len(ids) - 1, -1, -1)  # of several writes the last one stays: the first frame
+    first[which[::-1]] = np.arange(len(ids) - 1, -1, -1)  # the last write wins: the first frame
     layouts = [None if odd[index] else cut.layouts[index] for index in first.tolist()]
     require(all(layout is not None or odd[index] for index, layout in zip(first.tolist(), layouts, strict=True)))
     appearances = [(index, layout) for index, layout in zip(first.tolist(), layouts, strict=True) if layout is not None]
@@ -312,7 +312,7 @@ def _odd_change(cut: _Cut, index: int) -> tuple[Change, ...]:
     try:
         return change_of(cut.frames[index], cut.layouts[index], cut.truncated.get(index, ()))
     except DecodeError:
-        raise FallBackToRowDecoder from None  # the plain decoder says it again, with its place
+        raise FallBackToRowDecoder from None  # the row decoder reports the error with its location
 
 
 def _tuples(chunk: FrameBuffer, shape: _Shape) -> tuple[Any, TupleOffsets | None, Any, TupleOffsets | None]:
@@ -354,7 +354,7 @@ def _tuple_lists(
 
 
 def _with_binary(tuples: TupleOffsets | None, rows: Any, count: int) -> Any:
-    """For `count` changes, of which `rows` have these tuples: whether a value of theirs is binary."""
+    """For `count` changes, of which `rows` have these tuples: whether any of their values is binary."""
     mask = np.zeros(count, bool)
     if tuples is not None and tuples.binary is not None:
         mask[rows[np.searchsorted(tuples.offsets, np.flatnonzero(tuples.binary), side="right") - 1]] = True
@@ -370,7 +370,7 @@ def _old_kinds(shape: _Shape, rows: Any, count: int) -> pa.Array:
 
 
 def _with_odd(part: _Part, shape: _Shape, numbering: Numbering) -> _Part:
-    """The part with its truncates, one change a table, and messages filled in."""
+    """The part with its truncates, one change per table, and messages filled in."""
     repeats = np.ones(len(part.op), np.int64)
     for index, truncates in shape.changes.items():
         repeats[index] = len(truncates)

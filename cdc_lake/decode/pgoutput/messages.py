@@ -1,8 +1,8 @@
-"""What one pgoutput message says, one class for each letter of protocol version 1, and bounds-checked reads over it.
+"""The messages of pgoutput protocol version 1, one class per letter, and a bounds-checked reader.
 
 LSNs are numbers, times microseconds since 1970-01-01 UTC, names as the server stores them; numbers are big-endian,
-strings UTF-8. Whatever the bytes, a read gives a value or raises a `DecodeError` that knows its byte: never a
-`struct.error` or an `IndexError`. Specification: PostgreSQL's documentation, "Logical Replication Message Formats".
+strings UTF-8. For any bytes, a read returns a value or raises a `DecodeError` with the offset: never a `struct.error`
+or an `IndexError`. Specification: PostgreSQL's documentation, "Logical Replication Message Formats".
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class OriginMessage:
-    """`O`: where the transaction came from, with its commit LSN there."""
+    """`O`: the origin of the transaction, with its commit LSN there."""
 
     lsn: int
     name: str
@@ -56,7 +56,7 @@ class AnnouncedColumn:
 
 @dataclass(frozen=True, slots=True)
 class RelationMessage:
-    """`R`: a table's layout. No primary key and no type names: those come from the catalog."""
+    """`R`: a table's layout, without the primary key and type names, which come from the catalog."""
 
     oid: int
     table: TableName
@@ -219,7 +219,7 @@ class Reader:
             wrong = offset + error.start
         if self._lenient:
             return UndecodableText.from_bytes(data, wrong)
-        raise InvalidText(offset=wrong)  # raised out here, because the cause would carry the value itself
+        raise InvalidText(offset=wrong)  # raised here, because the cause would contain the value
 
     def cstring(self) -> str:
         """A string up to its terminating zero byte, which is read too."""
@@ -238,7 +238,9 @@ class Reader:
 
 
 def storable(lsn: int, offset: int) -> int:
-    """The WAL position read as a signed number at byte `offset`: above 63 bits it could not be stored, and none is."""
+    """Check a WAL position read as a signed number at `offset`: more than 63 bits could not be stored, and never
+    occur.
+    """
     if lsn < 0:
         raise MalformedMessage("a WAL position that exceeds 63 bits", offset=offset)
     return lsn
@@ -249,5 +251,5 @@ def _decode(data: bytes, offset: int) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         wrong = offset + error.start
-    # raised out here, because the cause would carry the value itself
+    # raised here, because the cause would contain the value
     raise InvalidText(offset=wrong)

@@ -1,13 +1,12 @@
 """The row decoder of pgoutput, the reference for the columnar one: any bytes give a record or a `DecodeError`.
 
-`parse` turns one message into a record; `changes` turns a whole transaction into values of the model. A binary value
-is read once its column is known (`binary_values`).
+`parse` converts one message to a record; `changes` converts a whole transaction to values of the model. A binary value
+is converted once its column is known (`binary_values`).
 
-Versions 2 to 4 of the protocol: a transaction that is still in progress at the server comes in blocks, between which
-others come, and the messages in a block have a (sub)transaction id behind their letter. A prepared transaction comes
-between Begin Prepare and Prepare, or in blocks with Stream Prepare behind them; what became of it comes later, alone.
-Specification: PostgreSQL's documentation, "Logical Replication Message Formats", "Logical Streaming Replication
-Parameters".
+In versions 2 to 4 of the protocol, a transaction in progress comes in blocks, with others between them, and messages in
+a block have a (sub)transaction id after their letter. A prepared transaction comes between Begin Prepare and Prepare,
+or in blocks followed by Stream Prepare; its end comes later, alone. Specification: PostgreSQL's documentation, "Logical
+Replication Message Formats", "Logical Streaming Replication Parameters".
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 POSTGRES_EPOCH: Final = 946_684_800_000_000
 """2000-01-01 UTC, PostgreSQL's zero of time, in microseconds since 1970."""
 
-# between two changes of a small transaction stand these two: each is read in one step
+# these two come between changes of small transactions: each is read in one step
 _BEGIN: Final = struct.Struct(">qqI")
 _COMMIT: Final = struct.Struct(">Bqqq")
 
@@ -78,9 +77,9 @@ TRANSACTIONAL_FLAG: Final = 1  # Message message, flags
 
 
 def parse(payload: bytes, columns: int | None = None, *, lenient: bool = False) -> WireMessage:
-    """One message. `columns` is how many values a tuple must have, where the layout is known. Raises DecodeError.
+    """Parse one message. `columns`: the number of values of a tuple, if the layout is known. Raises DecodeError.
 
-    `lenient`: values may be bytes that are no text (`decode.encoding`).
+    `lenient`: values may be invalid text (`decode.encoding`).
     """
     reader = Reader(payload, lenient=lenient)
     letter = reader.take(1)
@@ -92,10 +91,10 @@ def parse(payload: bytes, columns: int | None = None, *, lenient: bool = False) 
 
 
 def changes(raw: BufferedTransaction, in_hex: InHex | None = None) -> Iterator[tuple[int, Change]]:
-    """The changes of a raw transaction in order, each with the index of its frame; one a table of a truncate.
+    """The changes of a raw transaction in order, each with the index of its frame; a truncate has one per table.
 
-    `in_hex`: which columns may hold bytes that are no text, None: no column. Raises DecodeError, whose `where` names
-    the transaction and the change.
+    `in_hex`: which columns may contain invalid text, None: no column. Raises DecodeError, whose `where` names the
+    transaction and the change.
     """
     for index, frame in enumerate(raw.frames):
         try:
@@ -112,7 +111,7 @@ def changes(raw: BufferedTransaction, in_hex: InHex | None = None) -> Iterator[t
 def change_of(
     frame: bytes, layout: Relation | None, truncated: tuple[Relation, ...] = (), in_hex: InHex | None = None
 ) -> tuple[Change, ...]:
-    """What one data message did, as its bytes: see `to_changes`. Raises DecodeError."""
+    """The changes of one data message, from its bytes: see `to_changes`. Raises DecodeError."""
     message = parse(frame, None if layout is None else len(layout.columns), lenient=in_hex is not None)
     return to_changes(message, layout, truncated, in_hex)
 
@@ -120,7 +119,7 @@ def change_of(
 def to_changes(
     message: WireMessage, layout: Relation | None, truncated: tuple[Relation, ...] = (), in_hex: InHex | None = None
 ) -> tuple[Change, ...]:
-    """What one data message did, under the layout in force: one change, for a truncate one a table."""
+    """The changes of one data message with its layout: one, or for a truncate one per table."""
     match message:
         case InsertMessage(new=new):
             relation = _require_relation(layout)
@@ -248,7 +247,7 @@ def _truncate(reader: Reader, _columns: int | None) -> TruncateMessage:
     if not (count := reader.u32()):
         raise MalformedMessage("a truncate without a table", offset=offset)
     flags = _flags(reader, CASCADE_FLAG | RESTART_FLAG, "truncate")
-    # each read checks its bound, so a count beyond the message ends at the first missing OID
+    # each read checks its bound, so an excessive count ends at the first missing OID
     oids = tuple(reader.u32() for _ in range(count))
     return TruncateMessage(oids, bool(flags & CASCADE_FLAG), bool(flags & RESTART_FLAG))
 
@@ -307,10 +306,10 @@ _KNOWN: Final = " ".join(letter.decode() for letter in _LETTERS)
 
 
 WITH_XID: Final = frozenset(b"RYIUDTM")
-"""Letters of version 1 that stand inside a transaction; they are followed by its id inside a block."""
+"""Letters of version 1 inside a transaction, which are followed by its id inside a block."""
 
 LETTERS: Final = frozenset(b"SEcA")
-"""Letters of the messages that are read here."""
+"""Letters of the messages that are parsed here."""
 
 _PLAIN_ABORT: Final = 9  # bytes: letter and two transaction ids
 
@@ -340,9 +339,9 @@ class StreamCommit:
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """`A`: of the transaction `xid` the subtransaction `subxid` was rolled back, or all of it, where they are the same.
+    """`A`: the subtransaction `subxid` of transaction `xid` was rolled back, or the whole one if they are equal.
 
-    `lsn` and `aborted_at` (µs since 1970 UTC) come with parallel streaming only.
+    `lsn` and `aborted_at` (µs since 1970 UTC) come only with parallel streaming.
     """
 
     xid: int
@@ -355,7 +354,7 @@ StreamMessage: TypeAlias = StreamStart | StreamStop | StreamCommit | StreamAbort
 
 
 def stream_message(payload: bytes) -> StreamMessage | None:
-    """The record of a message; None for a letter that is none of these. Raises DecodeError."""
+    """The record of a message; None for another letter. Raises DecodeError."""
     reader = Reader(payload)
     match reader.take(1):
         case b"S":
@@ -373,7 +372,7 @@ def stream_message(payload: bytes) -> StreamMessage | None:
 
 
 def without_xid(payload: bytes) -> bytes:
-    """A message of a block as version 1 has it. Raises DecodeError where it ends before that."""
+    """A message of a block in the form of version 1. Raises DecodeError if it ends before that."""
     Reader(payload).take(5)
     return payload[:1] + payload[5:]
 
@@ -398,12 +397,12 @@ def _abort(reader: Reader, *, parallel: bool) -> StreamAbort:
 
 
 PREPARED_LETTERS: Final = frozenset(b"bPpKr")
-"""Letters of the messages that are read here."""
+"""Letters of the messages that are parsed here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Which prepared transaction it is: of the PREPARE's record begin and end, and its time in µs since 1970 UTC."""
+    """Identifies a prepared transaction: begin and end of the PREPARE's record, and its time in µs since 1970 UTC."""
 
     xid: int
     gid: str
@@ -414,14 +413,14 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class BeginPrepare:
-    """`b`: what follows up to the Prepare is of this transaction."""
+    """`b`: the following messages up to the Prepare belong to this transaction."""
 
     prepared: Prepared
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """`P`: it is prepared; nothing more comes of it but its end. `streamed`: `p`, of one that came in blocks."""
+    """`P`: the transaction is prepared; only its end follows. `streamed`: `p`, of one that came in blocks."""
 
     prepared: Prepared
     streamed: bool
@@ -442,7 +441,7 @@ class CommitPrepared:
 class RollbackPrepared:
     """`r`: a prepared transaction was rolled back at `rolled_back_at`, by a record that ends at `end_lsn`.
 
-    `prepare_end_lsn` and `prepared_at`: the end of its PREPARE's record, and that one's time.
+    `prepare_end_lsn` and `prepared_at`: end and time of its PREPARE's record.
     """
 
     xid: int
@@ -457,7 +456,7 @@ PreparedMessage: TypeAlias = BeginPrepare | Prepare | CommitPrepared | RollbackP
 
 
 def prepared_message(payload: bytes) -> PreparedMessage | None:
-    """The record of a message; None for a letter that is none of these. Raises DecodeError."""
+    """The record of a message; None for another letter. Raises DecodeError."""
     reader = Reader(payload)
     match reader.take(1):
         case b"b":
@@ -467,7 +466,7 @@ def prepared_message(payload: bytes) -> PreparedMessage | None:
             message = Prepare(_read_prepared(reader), letter == b"p")
         case b"K":
             _no_flags(reader)
-            committed = _read_prepared(reader)  # of the same form, with the commit's numbers
+            committed = _read_prepared(reader)  # the same form, with the commit's numbers
             message = CommitPrepared(
                 committed.xid, committed.gid, committed.lsn, committed.end_lsn, committed.prepared_at
             )
@@ -502,9 +501,9 @@ def _no_flags(reader: Reader) -> None:
 
 
 def bounds_of(commit: Commit | StreamCommit | CommitPrepared, xid: int, origin: str | None) -> Boundaries:
-    """The boundaries of the transaction `xid` that it ends.
+    """The boundaries of the transaction `xid` that the message ends.
 
-    Raises MalformedMessage where the record ends before it starts.
+    Raises MalformedMessage if the record ends before it starts.
     """
     if commit.end_lsn < commit.commit_lsn:
         end_lsn_at = 14 if isinstance(commit, StreamCommit) else 10

@@ -1,12 +1,11 @@
-"""The relations and types that pgoutput announced on one connection, with the catalog's facts and DDL messages.
+"""Relations and types announced by pgoutput on one connection, completed by the catalog and by DDL messages.
 
-A relation message that cannot be read replaces the one before it: the changes behind it have a layout that nobody
-knows, and none of an older one.
+A relation message that cannot be read replaces the previous one: the changes after it have an unknown layout.
 
-A relation message names columns and leaves their numbers out; the catalog has those of now. Between the two stands
-what an event trigger (`source.postgres.catalog`) told in the transaction that altered the table. Anybody who may write
-logical messages may write one of these as well, so nothing is taken from one but column numbers, and these only if
-neither the relation message nor the catalog speaks against them (decision 0046).
+A relation message names columns without their numbers; the catalog has the current numbers. In between, an event
+trigger (`source.postgres.catalog`) reports the columns in the transaction that altered the table. Anybody who may write
+logical messages can forge such a message, so only column numbers are taken from it, and only if neither the relation
+message nor the catalog contradicts them (decision 0046).
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from cdc_lake.errors import UnknownRelation, UnknownType
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 
 VERSION: Final = 1
-_KEPT: Final = 32  # states of a table: where it is altered more often between two changes, the oldest are forgotten
+_KEPT: Final = 32  # states of a table: if it is altered more often between two changes, the oldest are dropped
 
 Say: TypeAlias = Callable[[str], None]
-"""Takes why a message is not used."""
+"""Reports why a message is not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class DdlColumn:
-    """A column of a table as it was. `filled`: rows from before it hold something other than NULL, or may do so."""
+    """A column of a table at some time. `filled`: earlier rows may have another value than NULL."""
 
     number: int
     type_oid: int
@@ -54,10 +53,10 @@ Columns: TypeAlias = Mapping[str, DdlColumn]
 
 
 class DdlMessages:
-    """What was told of each table, by its OID, the newest last. One instance a run of the stream."""
+    """The reported states of each table, by its OID, newest last. One instance per run of the stream."""
 
     def __init__(self, known_relations: Iterable[Relation] = (), say: Say = lambda _: None) -> None:
-        """`known_relations`: layouts that were landed before."""
+        """`known_relations`: layouts that landed before."""
         self._states: dict[int, deque[Columns]] = {}
         self._landed: dict[int, Columns] = {}
         self._say = say
@@ -71,7 +70,7 @@ class DdlMessages:
                 self._landed[relation.oid] = columns
 
     def take(self, content: bytes) -> None:
-        """A message of the trigger. One that is none is not used, and said."""
+        """Take a message of the trigger. An invalid one is reported and ignored."""
         try:
             altered = _parse_message(content)
         except (ValueError, TypeError, KeyError, RecursionError) as wrong:
@@ -83,9 +82,9 @@ class DdlMessages:
             self._states.setdefault(oid, deque(maxlen=_KEPT)).append(columns)
 
     def columns_of(self, message: RelationMessage, now: Mapping[int, str], *, by_layout: bool = True) -> Columns | None:
-        """The columns of the table that a relation message announces; None: nobody told.
+        """The columns of the table that a relation message announces; None if nothing was reported.
 
-        `now`: names of the columns that the catalog has by now, by number; `by_layout`: what landed before tells too.
+        `now`: names of the columns in the current catalog, by number; `by_layout`: use landed layouts too.
         """
         states = [state for state in reversed(self._states.get(message.oid, ())) if _announces(message, state)]
         for columns in states:
@@ -100,7 +99,7 @@ class DdlMessages:
 
 
 def _announces(message: RelationMessage, columns: Columns) -> bool:
-    """Whether all columns of a relation message are among these; columns that are not published may be more."""
+    """Whether these contain all columns of a relation message; unpublished columns may be more."""
     return all(
         (ddl_column := columns.get(announced.name)) is not None
         and (ddl_column.type_oid, ddl_column.modifier) == (announced.type_oid, announced.modifier)
@@ -109,9 +108,9 @@ def _announces(message: RelationMessage, columns: Columns) -> bool:
 
 
 def _may_have_been(columns: Columns, announced: Collection[str], now: Mapping[int, str]) -> bool:
-    """Whether a table with the columns of now had these, of which some are announced."""
+    """Whether a table with the current columns may have had these, of which some are announced."""
     numbers = {column.number for column in columns.values()}
-    # a column that is there now was there ever since its number was given, and numbers are given in order
+    # a current column has existed since its number was assigned, and numbers are assigned in order
     if not {number for number in now if number <= max(numbers, default=0)} <= numbers:
         return False
     return all(
@@ -120,7 +119,7 @@ def _may_have_been(columns: Columns, announced: Collection[str], now: Mapping[in
 
 
 def _are_unchanged(columns: Columns, now: Mapping[int, str]) -> bool:
-    """Whether none of these was dropped and made again, for all that the catalog tells: nobody else may have told."""
+    """Whether, according to the catalog, none of these was dropped and added again without a report."""
     return all(column.number in now or name not in now.values() for name, column in columns.items())
 
 
@@ -159,7 +158,7 @@ def _number(value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
-    """What relation messages leave out of a column (`model.relation.Column`)."""
+    """What relation messages omit about a column (`model.relation.Column`)."""
 
     number: int | None = None
     missing: Missing | None = None
@@ -167,15 +166,15 @@ class ColumnFacts:
 
 
 UNTOLD: Final = ColumnFacts()
-"""Of a column that the catalog of now does not have any more."""
+"""For a column that the current catalog does not have."""
 UNKNOWN: Final = ColumnFacts(missing=Missing(None))
-"""Of a column that may be any of its table's."""
+"""For a column that may be any of its table's."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedAs:
-    """The root of a partition; `numbers`: of its columns, by those of the partition, which has them in an own order;
-    `attached`: the transaction by which the one belongs to the other.
+    """The root of a partition; `numbers`: of its columns, by those of the partition, which has its own order;
+    `attached`: the transaction that attached it.
     """
 
     table: TableName
@@ -186,14 +185,13 @@ class PublishedAs:
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """What relation messages leave out: primary key names in key order, type names by type OID, columns by name.
+    """What relation messages omit: primary key names in key order, type names by type OID, columns by name.
 
     `attributes`: all columns that the table ever had, by number. `key_changed`: the transaction that wrote the row of
-    the primary key's index. `storage`: see `model.relation.Relation`. `root`: of a partition, the table that its
-    changes are published as; `published_as`: it too, where the partition's own changes are to be taken for its.
-    `partitions`: of a partitioned table, the columns that each partition logs of old rows, by OID; None: all.
-    `member`: the name by which the stream is read from the table behind a position, where it is announced under another
-    one.
+    the primary key's index. `storage`: see `model.relation.Relation`. `root`: the table as which a partition's changes
+    are published; `published_as`: the same, if the partition's own changes are to be attributed to it. `partitions`: of
+    a partitioned table, the columns that each partition logs of old rows, by OID; None: all. `member`: the name under
+    which the stream is read from the table after a position, if it is announced under another one.
     """
 
     primary_key: tuple[str, ...]
@@ -210,26 +208,26 @@ class TableFacts:
 
 
 Catalog: TypeAlias = Callable[[int, TableName], TableFacts] | Mapping[TableName, TableFacts]
-"""Where facts come from: a function of (table OID, name), or a mapping by name. Asked at each relation message, by
-the thread that feeds."""
+"""The source of facts: a function of (table OID, name), or a mapping by name. Called for each relation message, by the
+thread that feeds."""
 
 
 Landed: TypeAlias = Callable[[int, TableName], Relation | None]
-"""The layout of a table, by OID and name, that landed last."""
+"""The last landed layout of a table, by OID and name."""
 
 
 def no_layout(_oid: int, _table: TableName) -> None:
-    """Of a stream of which nothing landed, or nobody looks."""
+    """For a stream without landed layouts."""
 
 
 class RelationCache:
-    """`relations` by OID as four bytes: what a change begins with behind its letter.
+    """`relations` by OID as four bytes, which follow the letter of a change.
 
-    A streamed transaction announces tables for itself alone, and when it commits for all that comes behind it. Which of
-    two announcements of a table came last is told by `next_arrival`.
+    A streamed transaction announces tables for itself only, and when it commits for everything after it. `next_arrival`
+    determines which of two announcements of a table is newer.
 
-    `came`: the message that announced each table last for all, and its LSN. `deferred`: those of `came` that are to be
-    looked up once a change of all follows them.
+    `came`: the last message that announced each table for all, and its LSN. `deferred`: those of `came` that are looked
+    up when a change outside of their transaction follows.
     """
 
     def __init__(self, catalog: Catalog, ddl_messages: DdlMessages | None = None, landed: Landed | None = None) -> None:
@@ -252,7 +250,7 @@ class RelationCache:
         self._deferred_partitions: dict[bytes, set[bytes]] = {}
 
     def forget(self) -> None:
-        """The next connection announces everything anew."""
+        """Forget everything: the next connection announces it again."""
         self.relations = {}
         self._types = {}
         self._arrived = {}
@@ -261,17 +259,17 @@ class RelationCache:
         self._deferred_at, self._deferred_partitions = None, {}
 
     def next_arrival(self) -> int:
-        """The number of an announcement that came now."""
+        """The number of an announcement that arrives now."""
         self._arrivals += 1
         return self._arrivals
 
     def take_told(self, content: bytes) -> None:
-        """What a message tells of tables that were altered, where such messages count."""
+        """Process a message about altered tables, if such messages are used."""
         if self._ddl_messages is not None:
             self._ddl_messages.take(content)
 
     def type(self, message: TypeMessage) -> None:
-        """Note the name of a type."""
+        """Record the name of a type."""
         self._types[message.oid] = (
             message.name if message.schema == "pg_catalog" else f"{message.schema}.{message.name}"
         )
@@ -284,15 +282,15 @@ class RelationCache:
         xid: int | None = None,
         place: tuple[int, int] | None = None,
     ) -> Relation:
-        """Note a table's layout, as it came, in transaction `xid`; `place`: see `resolved`, and the position of the
-        transaction is the first of it. Raises DecodeError, and what the catalog raises.
+        """Record a table's layout as received, in transaction `xid`; `place`: see `resolve_relation`; its first number
+        is the position of the transaction. Raises DecodeError, and errors of the catalog.
         """
         relation = self.resolve_relation(message, xid, place, 0 if place is None else place[0])
         self.put(message.oid.to_bytes(4, "big"), relation, self.next_arrival(), payload, lsn)
         return relation
 
     def defer(self, payload: bytes, lsn: int, place: tuple[int, int]) -> None:
-        """Note a relation message that nothing has followed yet; `place`: see `resolved`."""
+        """Record a relation message without a following change; `place`: see `resolve_relation`."""
         oid = payload[1:5]
         self.put(oid, None, self.next_arrival(), payload, lsn)
         self.deferred[oid] = payload, lsn
@@ -302,8 +300,8 @@ class RelationCache:
             self._deferred_at = oid, place
 
     def late(self, oid: bytes) -> list[tuple[bytes, int]]:
-        """The deferred messages of a table that is changed or announced now, and of its partitions, which changes do
-        not name: they came directly behind it. They are deferred no more.
+        """Take the deferred messages of a table that is changed or announced now, and of its partitions, which changes
+        do not name: these followed it directly.
         """
         partitions = sorted(self._deferred_partitions.pop(oid, ()))
         return [
@@ -311,7 +309,7 @@ class RelationCache:
         ]
 
     def put(self, oid: bytes, relation: Relation | None, arrival: int, payload: bytes, lsn: int) -> None:
-        """The layout of a table, None: nobody knows it; passed over where a later announcement is known."""
+        """Record the layout of a table, None: unknown; ignored if a later announcement is known."""
         if arrival < self._arrived.get(oid, 0):
             return
         self._arrived[oid] = arrival
@@ -329,14 +327,14 @@ class RelationCache:
     def resolve_relation(
         self, message: RelationMessage, xid: int | None = None, place: tuple[int, int] | None = None, position: int = 0
     ) -> Relation:
-        """A table's layout, which is not noted; `place`: the same for messages that nothing comes between; `position`:
-        of the transaction. Raises DecodeError, and what the catalog raises.
+        """A table's layout, without recording it; `place`: equal for consecutive messages; `position`: of the
+        transaction. Raises DecodeError, and errors of the catalog.
         """
         now, before = self._facts(message), self._layout_before(message)
         if not now.columns and before is not None and before.oid == message.oid:
             now = _facts_of_dropped(now, before)
         if now.member is not None and position > now.member[1]:
-            message = replace(message, table=now.member[0])  # it had the other name for a while
+            message = replace(message, table=now.member[0])  # it temporarily had the other name
         message = _named_apart(message, now, before, xid, self._highest.get(message.oid, 0))
         facts = self._at_its_place(message, now, before, xid)
         relation = Relation(
@@ -362,19 +360,19 @@ class RelationCache:
         relation = self._as_partitions_log(message, relation, now, place)
         if now.published_as is not None and precedes(now.published_as.attached, xid):
             relation = _of_root(relation, now.published_as)
-        # the same layout announced again keeps its object, and with it the cached hash
+        # a repeated layout keeps its object, and with it the cached hash
         if self._latest_relations.get(message.table) == relation:
             relation = self._latest_relations[message.table]
         self._latest_relations[message.table] = relation
         return relation
 
     def note_repeat(self, oid: bytes, place: tuple[int, int]) -> None:
-        """What is known of a table was announced again; `place`: see `resolved`."""
+        """Record that a known layout was announced again; `place`: see `resolve_relation`."""
         if oid in self._roots:
             self._root_before = int.from_bytes(oid, "big"), place
 
     def root_of(self, oid: bytes) -> tuple[bytes, Relation] | None:
-        """The root of an announced partition, by OID, and its layout as all partitions log by now; None of others."""
+        """The root of an announced partition, by OID, and its layout by the current partitions; None for others."""
         number = int.from_bytes(oid, "big")
         root = next((root for root, leaves in self._partitions.items() if number in leaves), None)
         root_layout = None if root is None else self._roots.get(root.to_bytes(4, "big"))
@@ -391,12 +389,12 @@ class RelationCache:
     def _as_partitions_log(
         self, message: RelationMessage, relation: Relation, now: TableFacts, place: tuple[int, int] | None
     ) -> Relation:
-        """The layout of a partitioned table as its partitions log old rows. Each is announced with its own identity,
-        behind its root and before its first change; until then it has the one of now.
+        """The layout of a partitioned table according to its partitions' logging. Each is announced with its own
+        identity, after its root and before its first change; until then the catalog's current one is used.
         """
         root = now.root
         if root is None and self._root_before is not None and place is not None and self._root_before[1] == place:
-            root = self._root_before[0]  # what is announced together with it was its partition, and is detached or gone
+            root = self._root_before[0]  # partitions announced together with it were its own, even if detached now
         if now.partitioned:
             self._root_before = message.oid, place
         if root is not None:
@@ -411,7 +409,7 @@ class RelationCache:
         return as_logged(relation, {**now.partitions, **self._partitions.get(message.oid, {})}.values())
 
     def _layout_before(self, message: RelationMessage) -> Relation | None:
-        """The layout of the table that came last, in this stream or in what landed before it."""
+        """The previous layout of the table, in this stream or landed before it."""
         if message.oid not in self._before:
             landed = self._landed(message.oid, message.table)
             self._before[message.oid] = landed if landed is not None and landed.oid == message.oid else None
@@ -427,11 +425,11 @@ class RelationCache:
     def _at_its_place(
         self, message: RelationMessage, now: TableFacts, before: Relation | None, xid: int | None
     ) -> TableFacts:
-        """The catalog's facts, which are of now, by the names that the columns had where the message stands."""
+        """The current facts of the catalog, with the column names at the position of the message."""
         names_now = {
             column_facts.number: name for name, column_facts in now.columns.items() if column_facts.number is not None
         }
-        by_layout = not now.attributes  # with them more is known of what landed than names
+        by_layout = not now.attributes  # with attributes, more is known of landed layouts than names
         ddl_columns = (
             None
             if self._ddl_messages is None
@@ -460,7 +458,7 @@ class RelationCache:
         return replace(now, primary_key=key, columns=columns)
 
     def _type_name(self, facts: TableFacts, oid: int, column: str) -> str:
-        # the catalog's spelling first: it is the one that casts are chosen by
+        # the catalog's spelling first, because casts depend on it
         name = facts.type_names.get(oid) or self._types.get(oid)
         if name is None:
             raise UnknownType(f"column `{column}` is of type OID {oid}, whose name is not known")
@@ -468,13 +466,13 @@ class RelationCache:
 
 
 def _of_root(relation: Relation, root: PublishedAs) -> Relation:
-    """The layout of a partition as one of its root: the publication has it under its own name for a while only."""
+    """The layout of a partition as one of its root: it is only temporarily published under its own name."""
     columns = tuple(replace(c, number=root.numbers.get(c.number or 0), missing=None) for c in relation.columns)
     return replace(relation, table=root.table, oid=root.oid, columns=columns, storage=None)
 
 
 def _facts_of_dropped(now: TableFacts, before: Relation) -> TableFacts:
-    """What is known of a table that is not there any more: what it was when its last layout landed."""
+    """The facts of a dropped table: those when its last layout landed."""
     attributes = tuple(
         Attribute(c.number, c.name, c.type_oid, c.modifier) for c in before.columns if c.number is not None
     )
@@ -485,8 +483,8 @@ def _facts_of_dropped(now: TableFacts, before: Relation) -> TableFacts:
 def _named_apart(
     message: RelationMessage, now: TableFacts, before: Relation | None, xid: int | None, highest: int
 ) -> RelationMessage:
-    """The message with no name twice. In a transaction of which a part was rolled back, a server may read some columns
-    as they were and others as a later command makes them; those of one name have the names of now.
+    """The message with unique names. In a transaction that was partly rolled back, a server may read some columns as
+    they were and others as a later command made them; columns with equal names get their current ones.
     """
     names = Counter(column.name for column in message.columns)
     if len(names) == len(message.columns):
@@ -523,7 +521,7 @@ def _columns_then(
     xid: int | None,
     highest: int,
 ) -> dict[str, ColumnFacts]:
-    """The columns of the message: by what was told of them, else by what their history can have been."""
+    """The columns of the message: as reported, or else derived from possible histories."""
     announced = [Named(c.name, c.type_oid, c.modifier) for c in message.columns]
     identified = identify(announced, now.attributes, before, xid, highest) if ddl_columns is None else None
     if ddl_columns is not None:
@@ -548,7 +546,7 @@ def _key_then(
     before: Relation | None,
     xid: int | None,
 ) -> tuple[str, ...]:
-    """The primary key where the message stands, by the names of its columns there."""
+    """The primary key at the position of the message, by the names of its columns there."""
     numbers = {name: column.number for name, column in columns.items() if column.number is not None}
     names = {number: name for name, number in numbers.items()}
     of_now = {column.name: column.number for column in now.attributes if column.name is not None}

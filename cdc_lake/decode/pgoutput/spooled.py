@@ -1,15 +1,14 @@
-"""Transactions of pgoutput whose frames are in a store: in progress at the server, prepared, or too large for memory.
+"""Transactions of pgoutput whose frames are in a store: in progress, prepared, or too large for memory.
 
-A large committed one is decoded a part at a time, each a transaction of some of the frames; marks say which layout
-each change follows. What a rolled back subtransaction did is cut off from its first message on: whatever came behind
-that is of it or of one inside it (PostgreSQL's own subscriber relies on the same, `stream_abort_internal` in
-worker.c).
+A large committed one is decoded in parts, each a transaction with some of the frames; marks define the layout of each
+change. A rolled-back subtransaction is cut off from its first message on: everything after it belongs to it or to a
+nested one (PostgreSQL's own subscriber relies on the same, `stream_abort_internal` in worker.c).
 
-Other transactions come between the beginning and the end of one in progress. Announcements of tables are kept until
-its COMMIT and only then looked up: before, nobody else sees in the catalog what the transaction itself made.
+Other transactions come between the beginning and the end of one in progress. Announcements of tables are kept until its
+COMMIT and only then looked up: before that, the catalog does not show what the transaction created.
 
 `PreparedStorage` is the port for prepared transactions. Once the slot is confirmed beyond a PREPARE, the server sends
-only what became of the transaction: so what is stored survives everything that bronze survives.
+only the end of the transaction, so stored transactions must be as durable as bronze.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ _TRUNCATE: Final = ord("T")
 
 @dataclass(frozen=True, slots=True)
 class RelationMark:
-    """From frame number `frame_index` on, changes of the table with this OID (four bytes) follow `relation`.
+    """From frame number `frame_index` on, changes of the table with this OID (four bytes) have the layout `relation`.
 
-    None: its announcement could not be taken in; `wrong` has that message and its LSN, where it is to be kept.
+    None: its announcement could not be processed; `wrong`: that message and its LSN, if it is to be stored.
     """
 
     frame_index: int
@@ -56,14 +55,14 @@ class RelationMark:
 
 @dataclass(frozen=True, slots=True)
 class SpooledTransaction:
-    """A committed transaction in parts (implements `decode.transaction.ReceivedTransaction`). `fault`: as
-    `BufferedTransaction` has it.
+    """A committed transaction in parts (implements `decode.transaction.ReceivedTransaction`). `fault`: see
+    `BufferedTransaction`.
 
     `marks` ascend, all of them before the end of `frames`, which are sealed.
     """
 
     in_order: ClassVar = False
-    """What is decoded before and behind it may be so at any time: a part has all that decoding it takes."""
+    """Parts are self-contained, so transactions before and after it may be decoded at any time."""
 
     bounds: Boundaries
     frames: FrameStore
@@ -72,18 +71,18 @@ class SpooledTransaction:
 
     @property
     def size(self) -> int:
-        """Bytes of all frames, and of announcements that were wrong."""
+        """Bytes of all frames, and of invalid announcements."""
         return self.frames.size + sum(len(mark.wrong[0]) for mark in self.marks if mark.wrong is not None)
 
     @property
     def count(self) -> int:
-        """How many data messages it has, and announcements that were wrong."""
+        """Number of data messages, and of invalid announcements."""
         return len(self.frames) + sum(mark.wrong is not None for mark in self.marks)
 
     def parts(self, fault: DecodeError | None = None) -> Iterator[BufferedTransaction]:
-        """Its parts in order; with `fault`, to be kept as bytes. Can be asked for again.
+        """Its parts in order; with `fault`, to be stored as bytes. Repeatable.
 
-        Raises LakeError, and UnknownRelation where there is no `fault`.
+        Raises LakeError, and UnknownRelation without `fault`.
         """
         fault = fault or self.fault
         force: dict[bytes, Relation | None] = {}
@@ -96,20 +95,20 @@ class SpooledTransaction:
             current = [self._part(frames, lsns, marks, force, fault)]
             first = end
             del frames
-            yield current.pop()  # nothing here keeps it in memory
+            yield current.pop()  # no reference keeps it in memory
 
     def to_raw_transaction(self) -> BufferedTransaction:
-        """It as one raw transaction, where it is not large. Raises LakeError, UnknownRelation."""
+        """The transaction as one raw transaction, if it is not large. Raises LakeError, UnknownRelation."""
         parts = list(self.parts()) or [self._part([], [], [], {}, self.fault)]
         assert len(parts) == 1, "frames in memory are one part"
         return replace(parts[0], part=False)
 
     def cut_otherwise(self, error: DecodeError) -> bool:  # noqa: ARG002 - as other formats have it
-        """Whether its parts begin elsewhere now: no error comes of where they begin."""
+        """Whether its parts begin elsewhere now: no error is caused by where they begin."""
         return False
 
     def release(self) -> None:
-        """It is landed: its frames are not needed any more."""
+        """Free its frames."""
         self.frames.close()
 
     def _part(
@@ -120,7 +119,7 @@ class SpooledTransaction:
         force: dict[bytes, Relation | None],
         fault: DecodeError | None,
     ) -> BufferedTransaction:
-        """A part whose marks are at these of its frames. `force`: layouts in force at its start, then at its end."""
+        """A part with the marks of its frames. `force`: layouts at its start, then at its end."""
         size = sum(map(len, frames)) + sum(len(mark.wrong[0]) for _, mark in marks if mark.wrong is not None)
         raw = BufferedTransaction(self.bounds, [], [], [], {}, size, fault, part=True)
         starts = sorted({0, len(frames), *(index for index, _ in marks)})
@@ -145,7 +144,7 @@ class SpooledTransaction:
 
 
 def _truncate(raw: BufferedTransaction, payload: bytes, lsn: int, tables: tuple[Relation, ...] | None) -> None:
-    """Add a truncate, so far as it is one of its `tables`; None: they are not all known."""
+    """Add a truncate of its `tables`; None: they are not all known."""
     if tables is not None:
         payload, tables = of_its_own(payload, tables)
         if not tables:
@@ -156,8 +155,8 @@ def _truncate(raw: BufferedTransaction, payload: bytes, lsn: int, tables: tuple[
 
 
 def of_its_own(payload: bytes, tables: Sequence[Relation]) -> tuple[bytes, tuple[Relation, ...]]:
-    """A truncate without the partitions that are taken for their root, and the tables that are left: it is none of the
-    root's, as the server does not send which rows go with a partition.
+    """A truncate without partitions that are attributed to their root, and its remaining tables. It does not truncate
+    the root: the server does not send which rows a partition had.
     """
     oids = [payload[offset : offset + 4] for offset in range(TRUNCATE_HEAD, len(payload), 4)]
     own = [nth for nth, table in enumerate(tables) if table.oid in (None, int.from_bytes(oids[nth], "big"))]
@@ -176,7 +175,7 @@ def _append(raw: BufferedTransaction, payload: bytes, lsn: int) -> None:
 def _truncated_tables(
     frame: bytes, force: Mapping[bytes, Relation | None], fault: DecodeError | None
 ) -> tuple[Relation, ...] | None:
-    """The tables of a truncate; None where they are not all known and the transaction is kept as bytes."""
+    """The tables of a truncate; None if they are not all known and the transaction is stored as bytes."""
     try:
         message = parse(frame)
         assert isinstance(message, TruncateMessage)
@@ -195,7 +194,7 @@ def _truncated_tables(
 
 
 class SpillingTransaction:
-    """An open transaction that outgrew memory: its frames so far, and marks of the layouts that they followed."""
+    """An open transaction that outgrew memory: its frames so far, and marks of their layouts."""
 
     def __init__(self, frames: FrameStore) -> None:
         self.frames = frames
@@ -209,7 +208,7 @@ class SpillingTransaction:
         layouts: Sequence[Relation | None],
         truncated: Mapping[int, tuple[Relation, ...]],
     ) -> None:
-        """Add frames as `BufferedTransaction` has them; `truncated` by their number from the transaction's start.
+        """Add frames as in `BufferedTransaction`; `truncated` by their number from the transaction's start.
 
         Raises LakeError.
         """
@@ -233,7 +232,7 @@ class SpillingTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A relation message as version 1 has it, with its LSN: changes from frame number `frame_index` on follow it."""
+    """A relation message in the form of version 1, with its LSN, valid from frame number `frame_index` on."""
 
     frame_index: int
     payload: bytes
@@ -242,12 +241,12 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True)
 class PreparedContent:
-    """What came of a prepared transaction. `frames` are as `BufferedTransaction` has them; so is `fault`.
+    """The content of a prepared transaction. `frames` and `fault`: see `BufferedTransaction`.
 
-    `ddl_messages`: what its messages say about tables that it altered (`decode.pgoutput.relations`). Every table that
-    messages change is announced here, whatever the connection knew of it.
+    `ddl_messages`: its messages about tables that it altered (`decode.pgoutput.relations`). Every changed table is
+    announced here, whatever the connection knew of it.
 
-    Lines (test_decoding) announce nothing: `tables` are those that they change, `encoding` is what they are in.
+    Lines (test_decoding) have no announcements: `tables` are those that they change, `encoding` is theirs.
     """
 
     frames: FrameStore
@@ -260,46 +259,46 @@ class PreparedContent:
 
 
 class PreparedStorage(Protocol):
-    """Keeps prepared transactions of one stream. Used by one thread. Raises LakeError."""
+    """Stores prepared transactions of one stream. Used by one thread. Raises LakeError."""
 
     def park(self, prepared: Prepared, content: PreparedContent) -> None:
-        """Keep one, durably when this returns; one that is kept already is not kept twice."""
+        """Store one durably; one that is stored already is not stored twice."""
 
     def commit_prepared(self, xid: int, gid: str, end_lsn: int) -> PreparedContent | None:
-        """It committed by a record that ends at `end_lsn`: what was stored, None where nothing was."""
+        """Record a COMMIT PREPARED whose record ends at `end_lsn`; returns the stored content, None without one."""
 
     def has_changes(self, xid: int, end_lsn: int) -> bool:
-        """Whether one of which nothing is stored changed anything, by what the server says. Raises SourceError."""
+        """Whether a transaction that is not stored changed anything, according to the server. Raises SourceError."""
 
     def rolled_back(self, xid: int, gid: str, end_lsn: int) -> None:
-        """It was rolled back by such a record; nothing happens where nothing was stored."""
+        """Record such a ROLLBACK PREPARED; does nothing if the transaction is not stored."""
 
 
 _HALF: Final = 1 << 31
 
 Resolve: TypeAlias = Callable[[bytes, int, tuple[int, int]], Relation | DecodeError]
-"""The layout that a relation message with its LSN announces at a place of the stream, or why it cannot be read
+"""The layout that a relation message with its LSN announces at a place of the stream, or its error
 (`RelationCache.resolve_relation`).
 """
 
 Put: TypeAlias = Callable[[bytes, Relation | None, int, bytes, int], None]
-"""Notes the layout of a table (`decode.pgoutput.relations.RelationCache.put`)."""
+"""Records the layout of a table (`decode.pgoutput.relations.RelationCache.put`)."""
 
 
 class Subtransactions:
-    """Where the first message of each subtransaction stands; 20 bytes for each, whatever their number."""
+    """The positions of each subtransaction's first message; 20 bytes for each, whatever their number."""
 
     def __init__(self) -> None:
         self._xids = array("I")
         self._frames = array("Q")
         self._announcements = array("Q")
         self._greatest: int | None = None
-        self._again: set[int] = set()  # that came back after others: few, the outer ones
+        self._again: set[int] = set()  # those that returned after others: few, the outer ones
 
     def begins(self, xid: int, frames: int, announcements: int) -> None:
-        """A message of `xid` comes behind so many frames and announcements; only its first one counts."""
+        """Record a message of `xid` after so many frames and announcements; only its first one counts."""
         if self._greatest is not None and (xid - self._greatest) % (2 * _HALF) >= _HALF:
-            # an outer one: it may have been here, ids are given in ascending order
+            # an outer one: it may have been recorded, because ids ascend
             if xid in self._again or self._first(xid) is not None:
                 self._again.add(xid)
                 return
@@ -312,7 +311,7 @@ class Subtransactions:
         self._announcements.append(announcements)
 
     def cut(self, xid: int) -> tuple[int, int] | None:
-        """Forget `xid` and what began behind it; how many frames and announcements stand before. None: nothing did."""
+        """Forget `xid` and what began after it; returns the frames and announcements before. None: nothing began."""
         index = len(self._xids) - 1 if len(self._xids) and self._xids[-1] == xid else self._first(xid)
         if index is None:
             return None
@@ -328,7 +327,7 @@ class Subtransactions:
 
 @dataclass(slots=True)
 class _Announcement:
-    """A relation message before frame number `frame_index`, as version 1 has it; `arrival`: when it came last."""
+    """A relation message before frame number `frame_index`, in the form of version 1; `arrival`: its last arrival."""
 
     frame_index: int
     oid: bytes
@@ -338,7 +337,9 @@ class _Announcement:
 
 
 class StreamedTransaction:
-    """One transaction under way. `announced`: its tables, by OID as four bytes. `fault`: see `BufferedTransaction`."""
+    """One transaction in progress. `announced`: its tables, by OID as four bytes. `fault`: see
+    `BufferedTransaction`.
+    """
 
     def __init__(self, xid: int, frames: FrameStore) -> None:
         self.xid = xid
@@ -354,7 +355,7 @@ class StreamedTransaction:
 
     @classmethod
     def from_prepared(cls, xid: int, content: PreparedContent) -> Self:
-        """One that was stored, for its end."""
+        """A stored one, at its end."""
         transaction = cls(xid, content.frames)
         transaction.origin, transaction.fault = content.origin, content.fault
         transaction.ddl_messages = [(0, message) for message in content.ddl_messages]
@@ -367,7 +368,7 @@ class StreamedTransaction:
         return transaction
 
     def to_prepared(self) -> PreparedContent:
-        """What is to be kept of it until its end."""
+        """What to store until its end."""
         announcements = [
             Announcement(announcement.frame_index, announcement.payload, announcement.lsn)
             for announcement in self._announcements
@@ -377,7 +378,7 @@ class StreamedTransaction:
         )
 
     def enter(self, xid: bytes) -> None:
-        """The next message is of this subtransaction, or of the transaction itself."""
+        """Start a message of this subtransaction, or of the transaction itself."""
         if xid != self._last:
             self._last = xid
             if xid != self._top:
@@ -385,7 +386,7 @@ class StreamedTransaction:
                 self._subtransactions.begins(number, len(self.frames), len(self._announcements))
 
     def announce(self, payload: bytes, lsn: int, arrival: int) -> None:
-        """A relation message of at least five bytes; one that comes again at its place only comes later."""
+        """Record a relation message of at least five bytes; a repeated one only arrives later."""
         oid = payload[1:5]
         previous = self.announced.get(oid)
         if previous is not None and previous.payload == payload and previous.frame_index == len(self.frames):
@@ -395,11 +396,11 @@ class StreamedTransaction:
         self._announcements.append(self.announced[oid])
 
     def add_ddl_message(self, content: bytes) -> None:
-        """A message about tables that it altered (`decode.pgoutput.relations`)."""
+        """Record a message about tables that it altered (`decode.pgoutput.relations`)."""
         self.ddl_messages.append((len(self.frames), content))
 
     def roll_back(self, subxid: int) -> None:
-        """Forget what a subtransaction did."""
+        """Drop what a subtransaction did."""
         self._last = self._top
         before = self._subtransactions.cut(subxid)
         if before is None:
@@ -412,10 +413,10 @@ class StreamedTransaction:
             self.announced = {item.oid: item for item in self._announcements}
 
     def marks(self, resolve: Resolve, put: Put, announced: RelationCache) -> list[RelationMark]:
-        """The layouts of its frames, looked up now that it is committed; each is `put` for what comes behind. What a
-        partition says of its root counts from there on.
+        """Look up the layouts of its frames, now that it is committed; each is `put` for later transactions. From there
+        on the root has what a partition announces.
 
-        `resolve` of one that cannot be taken in gives why, which then is the transaction's fault.
+        If `resolve` fails for one, the returned error becomes the transaction's fault.
         """
         marks: list[RelationMark] = []
         latest: dict[bytes, tuple[bytes, Relation | None]] = {}
@@ -447,9 +448,10 @@ _RELATION_HEAD: Final = 5  # bytes: letter and OID
 
 
 class InProgressTransactions:
-    """Takes messages, as version 1 has them, of transactions that are not committed.
+    """Takes messages, in the form of version 1, of transactions in progress.
 
-    With `keeps`, what cannot be taken in is kept, and its transaction has a fault (`decode.pgoutput.assembler`).
+    With `keeps`, messages that cannot be processed are kept, and their transaction has a fault
+    (`decode.pgoutput.assembler`).
     """
 
     def __init__(self, announced: RelationCache, *, keeps: bool) -> None:
@@ -458,14 +460,14 @@ class InProgressTransactions:
         self._keeps = keeps
 
     def take(self, transaction: StreamedTransaction, bare: bytes, lsn: int, *, left_out: int = 0) -> None:
-        """A message other than a change of a table that `transaction` announced. Raises DecodeError.
+        """Take a message other than a change of a table that `transaction` announced. Raises DecodeError.
 
-        `left_out`: bytes behind its letter that are not in `bare`, for what an error says of its place.
+        `left_out`: number of bytes after its letter that are not in `bare`, for the offset in an error.
         """
         letter = bare[:1]
         if letter == b"R":
             if len(bare) < _RELATION_HEAD:
-                parse(bare)  # says that it ends early
+                parse(bare)  # reports that it ends early
             transaction.announce(bare, lsn, self.announced.next_arrival())
         elif letter and letter[0] in ROW_CHANGES:
             raise _unknown("change", int.from_bytes(bare[1:5], "big"), 1 + left_out)
@@ -473,7 +475,7 @@ class InProgressTransactions:
             self._take_other(transaction, bare, lsn, left_out)
 
     def take_origin(self, transaction: StreamedTransaction, payload: bytes) -> None:
-        """Where it came from. Raises DecodeError."""
+        """Record its origin. Raises DecodeError."""
         origin = parse(payload)
         assert isinstance(origin, OriginMessage)
         transaction.origin = origin.name
@@ -496,7 +498,7 @@ class InProgressTransactions:
                             raise _unknown("truncate", oid, TRUNCATE_HEAD + left_out + 4 * index)
         except DecodeError as error:
             if not self._keeps or isinstance(error, UnknownRelation):
-                raise  # a table that was not announced is announced by a new connection
+                raise  # a new connection announces the table
             error.where = error.where or f"the message at {Lsn(lsn)}"
             transaction.fault = transaction.fault or error
         transaction.frames.append(bare, lsn)
@@ -504,8 +506,8 @@ class InProgressTransactions:
     def commit_transaction(
         self, transaction: StreamedTransaction, bounds: Boundaries, put: Put, part: int
     ) -> BufferedTransaction | SpooledTransaction:
-        """It committed: what its messages tell counts now, and its layouts are looked up; each is `put`. `part`: see
-        `decode.transaction.FrameStoreFactory`. Raises DecodeError, LakeError, and what the catalog raises.
+        """Commit it: its messages count now, and its layouts are looked up and `put`. `part`: see
+        `decode.transaction.FrameStoreFactory`. Raises DecodeError, LakeError, and errors of the catalog.
         """
         for _, content in transaction.ddl_messages:
             self.announced.take_told(content)
@@ -518,7 +520,7 @@ class InProgressTransactions:
     def _resolve_relation(
         self, xid: int, position: int, payload: bytes, lsn: int, place: tuple[int, int]
     ) -> Relation | DecodeError:
-        """The layout that a relation message announces; with `keeps`, why it cannot be taken in."""
+        """The layout that a relation message announces; with `keeps`, or its error."""
         try:
             message = parse(payload)
             assert isinstance(message, RelationMessage)
@@ -531,13 +533,13 @@ class InProgressTransactions:
 
 
 def check_inside(letter: bytes, where: str) -> None:
-    """Raise OutOfSequence for a message that does not belong into a transaction."""
+    """Raise OutOfSequence for a message that does not belong in a transaction."""
     if not letter or letter[0] not in WITH_XID:
         raise OutOfSequence(f"a message `{letter.decode(errors='replace')}` inside {where}", offset=0)
 
 
 def _given_back(large: SpooledTransaction, part: int) -> BufferedTransaction | SpooledTransaction:
-    """A committed transaction as it goes on: whole, where less than `part` bytes are a part, or memory holds it."""
+    """A committed transaction as it is returned: as a whole if it is in memory or smaller than `part` bytes."""
     if large.frames.is_spilled and large.frames.size >= part:
         return large
     raw = large.to_raw_transaction()

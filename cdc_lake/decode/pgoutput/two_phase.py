@@ -1,15 +1,15 @@
 r"""Prepared transactions of pgoutput, stored from their PREPARE to their COMMIT PREPARED or ROLLBACK PREPARED.
 
-What stands in one counts where it is committed, at the position of its COMMIT PREPARED. An announcement in it counts
-for whole transactions behind it too, as the server counts, but is looked up only once one of them needs it: what the
-prepared transaction made, the catalog shows nobody else.
+A prepared transaction counts where it is committed, at the position of its COMMIT PREPARED. An announcement in it also
+applies to later whole transactions, as on the server, but is looked up only when one of them needs it: before the
+commit, the catalog does not show what the prepared transaction created.
 
-The stored form is read back by another process, on another machine::
+The stored form can be read by another process, on another machine::
 
     CDC_LAKE PREPARED 1\n   header: size, CRC, JSON   part: count, size, CRC, sizes, LSNs, frames   part …
 
-The header has what the PREPARE said, the announcements and how many frames there are, so that what is cut off is
-noticed. Numbers are little-endian. Pure.
+The header contains the PREPARE's data, the announcements and the number of frames, so that truncation is noticed.
+Numbers are little-endian. Pure.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ Done: TypeAlias = tuple[BufferedTransaction | SpooledTransaction, ...]
 
 
 class TwoPhaseAssembler:
-    """Takes the messages of prepared transactions. `open`: the one whose PREPARE has not come.
+    """Takes the messages of prepared transactions. `open`: the one without its PREPARE so far.
 
-    `landed`: what was committed up to there is in bronze, so nothing of it needs to be stored any more.
+    `landed`: everything committed up to there is in bronze, and need not be stored any more.
     """
 
     def __init__(
@@ -73,19 +73,18 @@ class TwoPhaseAssembler:
         self.open: StreamedTransaction | None = None
 
     def forget(self) -> None:
-        """The next connection starts over."""
+        """Forget everything: the next connection starts over."""
         if self.open is not None:
             self.open.frames.close()
         self.open = None
 
     def takes(self, payload: bytes) -> bool:
-        """Whether a message, outside of blocks and not empty, is for `feed`."""
+        """Whether a non-empty message outside of blocks is for `feed`."""
         return self.open is not None or payload[0] in PREPARED_LETTERS
 
     def feed(self, payload: bytes, lsn: int, streamed: dict[int, StreamedTransaction]) -> Done:
-        """Take one message; what it completes. A streamed transaction that is prepared is taken out of `streamed`.
-
-        Raises DecodeError, LakeError, and what the catalog raises.
+        """Take one message; returns what it completes. A streamed transaction that is prepared is removed from
+        `streamed`. Raises DecodeError, LakeError, and errors of the catalog.
         """
         match prepared_message(payload):
             case None:
@@ -101,7 +100,7 @@ class TwoPhaseAssembler:
                 self._park(prepared, transaction)
             case Prepare(prepared=prepared):
                 transaction, self.open = self.open, None
-                if transaction is None:  # PostgreSQL 18 sends no beginning of one that did nothing but lock rows
+                if transaction is None:  # PostgreSQL 18 sends no beginning of one that only locked rows
                     transaction = StreamedTransaction(prepared.xid, self._frames())
                 elif prepared != self._prepared:
                     raise MalformedMessage("a PREPARE of another transaction than the announced one", offset=2)
@@ -143,7 +142,7 @@ class TwoPhaseAssembler:
             self._announced.defer(payload, lsn, (transaction.xid, len(transaction.frames)))
 
     def _introduce(self, transaction: StreamedTransaction, oid: bytes) -> None:
-        """A table announced before it, with its partitions: who reads what is stored knows nothing of that."""
+        """Add a table announced before it, with its partitions: readers of the stored form need them."""
         if oid in transaction.announced:
             return
         for table_oid in (oid, *self._announced.partitions_of(oid)):
@@ -169,24 +168,24 @@ class TwoPhaseAssembler:
                 raise PreparedUnknown(text, offset=0)
             content = PreparedContent(
                 self._frames(), ()
-            )  # up to version 17 a server sends no PREPARE of what only locked rows
+            )  # up to version 17 a server sends no PREPARE if it only locked rows
         bounds = bounds_of(commit, commit.xid, content.origin)
         transaction = StreamedTransaction.from_prepared(commit.xid, content)
-        # for others its layouts count from the PREPARE on
+        # for others its layouts apply from the PREPARE on
         return (self._under_way.commit_transaction(transaction, bounds, lambda *_: None, self._frames.part),)
 
 
 MAGIC: Final = b"CDC_LAKE PREPARED 1\n"
 _HEADER: Final = struct.Struct("<II")  # size and CRC of the JSON text
-_PART: Final = struct.Struct("<IQI")  # frames, their bytes, CRC of all that follows
+_PART: Final = struct.Struct("<IQI")  # frames, their bytes, CRC of the rest
 _SIZE, _LSN = np.dtype("<u4"), np.dtype("<u8")
 
 Read: TypeAlias = Callable[[int, int], bytes]
-"""So many bytes from an offset on, fewer at the end. Raises LakeError."""
+"""That many bytes from an offset on, fewer at the end. Raises LakeError."""
 
 
 def encode_prepared(prepared: Prepared, content: PreparedContent) -> Iterator[bytes]:
-    """The bytes, a block at a time, none larger than a part of the frames."""
+    """The bytes in blocks, none larger than a part of the frames."""
     fault = content.fault
     header = {
         "xid": prepared.xid,
@@ -213,7 +212,7 @@ def encode_prepared(prepared: Prepared, content: PreparedContent) -> Iterator[by
 
 
 def read_back(read: Read, part: int, where: str) -> tuple[Prepared, PreparedContent]:
-    """The transaction that `read` gives; `part`: see `transaction.FrameStoreFactory`. Raises PreparedDamaged."""
+    """Parse the transaction that `read` returns; `part`: see `FrameStoreFactory`. Raises PreparedDamaged."""
     head = read(0, len(MAGIC) + _HEADER.size)
     if len(head) < len(MAGIC) + _HEADER.size or not head.startswith(MAGIC):
         raise PreparedDamaged("the beginning of a prepared transaction's file is not valid", where=where)
@@ -228,7 +227,7 @@ def read_back(read: Read, part: int, where: str) -> tuple[Prepared, PreparedCont
     ]
     frames = PreparedFrames(read, len(head) + size, (header["frames"], header["bytes"]), part, where)
     ddl_messages = [base64.b64decode(data) for data in header["told"]]
-    # files of versions that stored messages only say nothing of the last two
+    # files of versions that stored only messages lack the last two
     lines = header.get("tables", ()), header.get("encoding")
     return prepared, PreparedContent(
         frames, announcements, ddl_messages, header["origin"], _fault(header["fault"]), *lines
@@ -236,12 +235,12 @@ def read_back(read: Read, part: int, where: str) -> tuple[Prepared, PreparedCont
 
 
 class PreparedFrames:
-    """Frames of a prepared transaction, read where they are kept (implements `decode.transaction.FrameStore`)."""
+    """Frames of a stored transaction, read from the storage (implements `decode.transaction.FrameStore`)."""
 
     is_spilled = True
 
     def __init__(self, read: Read, start: int, counted: tuple[int, int], part: int, where: str) -> None:
-        """The parts begin at `start`; `counted`: how many frames there are, and their bytes."""
+        """The parts begin at `start`; `counted`: number and bytes of the frames."""
         self._read = read
         self._start = start
         self._count, self.size = counted
@@ -252,22 +251,22 @@ class PreparedFrames:
         return self._count
 
     def append(self, payload: bytes, lsn: int) -> None:
-        """Nothing more comes of a prepared transaction."""
+        """Not supported: a prepared transaction is complete."""
         raise NotImplementedError
 
     def extend(self, payloads: Sequence[bytes], lsns: Sequence[int]) -> None:
-        """Nothing more comes of a prepared transaction."""
+        """Not supported: a prepared transaction is complete."""
         raise NotImplementedError
 
     def truncate(self, count: int) -> None:
-        """Nothing of it is rolled back any more."""
+        """Not supported: a prepared transaction is complete."""
         raise NotImplementedError
 
     def seal(self) -> None:
-        """It is."""
+        """Does nothing: it is sealed."""
 
     def parts(self) -> Iterator[Part]:
-        """All frames in parts of some `part` bytes. Raises PreparedDamaged."""
+        """All frames in parts of about `part` bytes. Raises PreparedDamaged."""
         frames: list[bytes] = []
         lsns: list[int] = []
         offset, size, left = self._start, 0, self._count
@@ -281,10 +280,10 @@ class PreparedFrames:
                 frames, lsns, size = [], [], 0
 
     def close(self) -> None:
-        """What is kept stays until it is landed."""
+        """Does nothing: the file remains until it is landed."""
 
     def _read_part(self, offset: int) -> tuple[list[bytes], list[int], int]:
-        """The frames and LSNs of the part at an offset, and where the next one begins."""
+        """The frames and LSNs of the part at an offset, and the start of the next one."""
         head = self._read(offset, _PART.size)
         count, size, crc = _PART.unpack(head) if len(head) == _PART.size else (0, 0, 0)
         sizes_end = count * _SIZE.itemsize
@@ -301,7 +300,7 @@ class PreparedFrames:
 
 
 def _fault(description: list[Any] | None) -> DecodeError | None:
-    """The error that was noted, as the class that has its code."""
+    """The recorded error, as the class with its code."""
     if description is None:
         return None
     code, message, offset, where, remedy = description
