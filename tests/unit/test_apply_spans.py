@@ -27,6 +27,7 @@ from cdc_lake.tables.commit_audit import CommitMetrics, read_commit_metrics
 from cdc_lake.tables.silver_table import Marker, iceberg_catalog
 from cdc_lake.tables.table_stats import TableStatistics, all_below, weight
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from tests.pipeline_file import make_project
 from tests.seeds import one_seed
 
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
@@ -180,13 +181,7 @@ def test_rounded_bounds_hold_those_given_and_are_an_eighth_wider_at_most_on_eith
 
 def spans(root: Path, sizes: list[tuple[int, int]], **apply: Any) -> list[int]:
     """How many transactions each span takes; `sizes`: changes, and bytes of each change's text."""
-    document = {
-        "version": 1,
-        "pipeline": "shop",
-        "source": {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]},
-        "apply": apply,
-    }
-    project = Project(Pipeline.model_validate(document), root / "shop.yaml", root)
+    project = make_project(root, apply=apply)
     bronze = DeltaBronze(project.bronze, durability="os")
     state = bronze.begin_stream("s", 10)
     for number, (changes, text) in enumerate(sizes):

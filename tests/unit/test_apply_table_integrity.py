@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cuts import BROKEN, IN, TableState
 from cdc_lake.control.quarantine import hold_log
@@ -31,6 +30,7 @@ from cdc_lake.runtime.restart import check_pasts
 from cdc_lake.tables.control_schema import schema_of
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_table import Marker, app_id
+from tests.pipeline_file import make_project
 from tests.silver_commits import STREAM, make, write
 
 LISTED = TableState("silver.orders", "delta", 7, 40, IN, held=0, merged=40)
@@ -103,10 +103,7 @@ def row(position: int, key: str | None, reason: str = "failed") -> dict[str, Any
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    return Project(
-        Pipeline.model_validate({"version": 1, "pipeline": "shop", "source": source}), tmp_path / "p", tmp_path
-    )
+    return make_project(tmp_path)
 
 
 def lost(project: Project, listed: TableState) -> str:

@@ -16,8 +16,6 @@ from cdc_lake.api import Pipeline as Shop
 from cdc_lake.bronze.change_reader import ChangeReader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
-from cdc_lake.config.model import Pipeline
-from cdc_lake.config.project import Project
 from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.undecodable import PgoutputFormat, StoreUndecodable
 from cdc_lake.errors import (
@@ -36,7 +34,8 @@ from cdc_lake_testing.histories import History
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from cdc_lake_testing.object_store import LocalStore
 from tests.bronze_formats import Place
-from tests.bronze_object_stores import FORMATS, store, stored
+from tests.bronze_object_stores import FORMATS, stored
+from tests.pipeline_file import make_project
 from tests.seeds import one_seed
 
 ORDERS = table("public.orders", id="int8", note="text")
@@ -221,9 +220,7 @@ def test_a_transaction_that_is_not_decoded_stops_the_reading(bronze: TableBronze
 
 
 def test_what_was_decoded_later_is_read_in_its_place(tmp_path: Path) -> None:
-    made = {"version": 1, "pipeline": "shop", "bronze": {"undecodable": "land"}}
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    project = Project(Pipeline.model_validate({**made, "source": source}), tmp_path / "shop.yaml", tmp_path)
+    project = make_project(tmp_path, bronze={"undecodable": "land"})
     writer = DeltaBronze(project.bronze, durability="os")
     writer.begin_stream("pg:1:shop:shop:0/64", 100)
     sound = PgoutputFormat(tabulate)
@@ -298,9 +295,6 @@ def test_one_percent_of_the_positions_is_at_most_five_percent_of_the_bytes(
     assert rows.num_rows == 20 * 8
     assert pc.min(rows["_position"]).as_py() == 11_010
     assert counted.bytes_read <= 0.05 * whole, f"{counted.bytes_read:,} of {whole:,} bytes"
-
-
-__all__ = ["store"]
 
 
 @pytest.mark.parametrize("kind", FORMATS)

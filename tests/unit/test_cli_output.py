@@ -27,13 +27,9 @@ from cdc_lake.model.position import OrderDomain
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.ops.status import Status, status
 from tests.cut_lake import CutLake, ids
+from tests.golden_commands import Terminal
 from tests.odd_names import odd_text
 from tests.seeds import one_seed
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 class Ended(Exception):

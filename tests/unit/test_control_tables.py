@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -32,13 +32,6 @@ from cdc_lake_testing.object_store import LocalStore, storage_at
 from tests.seeds import seeds
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[LocalStore]:
-    with LocalStore() as running:
-        running.bucket("lake")
-        yield running
 
 
 @pytest.fixture

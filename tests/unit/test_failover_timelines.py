@@ -9,8 +9,6 @@ import pytest
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.config.model import Pipeline
-from cdc_lake.config.project import Project
 from cdc_lake.connectors.failover import check_timeline, last_timeline, note_timeline
 from cdc_lake.decode.hashing import GENESIS
 from cdc_lake.errors import MalformedPosition, OtherTimeline, StreamProtocol, TimelineUntold
@@ -19,15 +17,14 @@ from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.source.base import StreamIdentity
 from cdc_lake.source.primary import Branch, Timeline, parse_history
 from cdc_lake.tables.control_tables import ControlTables
+from tests.pipeline_file import make_project
 
 STATE = StreamCheckpoint(str(StreamIdentity("7", "shop", "s", Lsn(0x10))), 1, 0x40, 0x40, GENESIS)
 
 
 @pytest.fixture
 def reader(tmp_path: Path) -> BronzeReader:
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    pipeline = Pipeline.model_validate({"version": 1, "pipeline": "shop", "source": source})
-    return bronze_reader(Project(pipeline, tmp_path / "shop.yaml", tmp_path))
+    return bronze_reader(make_project(tmp_path))
 
 
 @pytest.mark.parametrize(

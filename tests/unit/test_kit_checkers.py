@@ -23,7 +23,6 @@ from deltalake import Transaction as Marked
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.control.cuts import IN, Cut, TableState, write_cut
 from cdc_lake.errors import SlotMissing
@@ -45,6 +44,7 @@ from cdc_lake_testing.server import HOST
 from cdc_lake_testing.verdict import INVARIANTS
 from cdc_lake_testing.watermarks import Watch
 from cdc_lake_testing.whole import assert_whole_transactions
+from tests.pipeline_file import make_project
 from tests.seeds import one_seed
 
 ORDERS = table("public.orders", id="int8", note="text")
@@ -59,9 +59,7 @@ MADE = [transaction(20), transaction(30), transaction(40, Update(ORDERS, ("20", 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    document = {"version": 1, "pipeline": "shop", "source": source}
-    return Project(Pipeline.model_validate(document), tmp_path / "p.yaml", tmp_path)
+    return make_project(tmp_path)
 
 
 @pytest.fixture

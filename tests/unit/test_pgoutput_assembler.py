@@ -6,7 +6,6 @@ import pytest
 
 from cdc_lake.decode.pgoutput.assembler import Assembler, TableFacts
 from cdc_lake.decode.pgoutput.columnar import tabulate
-from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import MalformedMessage, OutOfSequence, TruncatedMessage, UnknownRelation, UnknownType
 from cdc_lake.model.change import (
     OWN_MESSAGES,
@@ -24,6 +23,7 @@ from cdc_lake_testing import messages
 from cdc_lake_testing.decoded import of_messages as transaction
 from cdc_lake_testing.messages import boundaries, catalog_of, encode_stream, encode_transaction, raw_transaction, table
 from cdc_lake_testing.streaming import inside, stream_commit, stream_start, stream_stop
+from tests.unit.test_pgoutput_streaming import fed
 
 ORDERS = table("public.orders", id="int8", note="text")
 WIDER = table("public.orders", id="int8", note="text", more="text")
@@ -188,12 +188,6 @@ def test_one_connection_announces_a_layout_once():
 
 
 OUTSIDE = messages.message("p", b"\0c", 184, transactional=False)
-
-
-def fed(assembler: Assembler, *payloads: bytes) -> list[BufferedTransaction]:
-    out = [raw for nth, payload in enumerate(payloads) for raw in assembler.feed(payload, nth)]
-    assert all(isinstance(raw, BufferedTransaction) for raw in out)
-    return out  # type: ignore[return-value]
 
 
 def test_a_message_outside_of_transactions_is_one_of_its_own_between_those_around_it() -> None:

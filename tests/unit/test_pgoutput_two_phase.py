@@ -51,7 +51,7 @@ from cdc_lake_testing.two_phase import (
     rollback_prepared,
     stream_prepare,
 )
-from tests.bronze_object_stores import BUCKET, store
+from tests.bronze_object_stores import BUCKET
 
 A = table("public.a", id="int8", note="text")
 ROW = ("1", "x")
@@ -336,8 +336,6 @@ def test_what_others_put_into_the_folder_is_let_be(place: Counting, spool: Spool
     assert len(place.sizes()) == 6
     assert waiting_files(place, STATE.epoch) == [file_name(STATE.epoch, 7, "g")]
 
-
-__all__ = ["store"]
 
 _NUMBERS = itertools.count()
 

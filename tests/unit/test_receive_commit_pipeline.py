@@ -21,8 +21,7 @@ import pytest
 import cdc_lake
 from cdc_lake.bronze.contract import BronzeCommit, StreamCheckpoint, Tabulate, TransactionBatch
 from cdc_lake.bronze.row_builder import build
-from cdc_lake.config.model import Batch, Pipeline
-from cdc_lake.config.project import Project
+from cdc_lake.config.model import Batch
 from cdc_lake.connectors.open_stream import OrderedTransaction
 from cdc_lake.decode.change_batch import ChangeColumns, concat_changes
 from cdc_lake.decode.hashing import GENESIS
@@ -35,6 +34,7 @@ from cdc_lake.runtime.receive.commit_pipeline import BronzeCommitPipeline
 from cdc_lake.runtime.receive.loop import OpenBatch, ReceiveLoop
 from cdc_lake_testing.memory_server import MemoryServer
 from cdc_lake_testing.messages import table
+from tests.pipeline_file import make_project
 
 COLUMNS = (Column("id", "int4", 23, -1, True), Column("name", "text", 25, -1, False))
 A, B = (Relation(TableName("public", name), COLUMNS, ReplicaIdentity.DEFAULT, ("id",)) for name in "ab")
@@ -235,9 +235,7 @@ class Calls(threading.local):
 
 
 def test_an_insert_gets_from_the_wire_to_bronze_through_few_files_and_calls(tmp_path: Path) -> None:
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    document = {"version": 1, "pipeline": "shop", "source": source}
-    project = Project(Pipeline.model_validate(document), tmp_path / "p.yaml", tmp_path)
+    project = make_project(tmp_path)
     server = MemoryServer([ORDERS])
     server.commit(Insert(ORDERS, ("1", "note")))
     assert server.received(project) is None  # the table is made

@@ -17,7 +17,6 @@ from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.gaussdb.csn_order import keep_late
 from cdc_lake.connectors.redaction import (
@@ -43,6 +42,7 @@ from cdc_lake.tables.control_schema import ConfigurationRow
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.canary import leaks
+from tests.pipeline_file import make_project
 
 CANARY = "kanari3n"
 USERS = table("public.users", id="int8", email="text", ssn="text", note="text")
@@ -56,9 +56,7 @@ def redaction(**strategies: Strategy) -> Redaction:
 
 
 def pipeline_of(root: Path, **bronze: Any) -> Project:
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    document = {"version": 1, "pipeline": "shop", "source": source, "bronze": bronze}
-    return Project(Pipeline.model_validate(document), root / "shop.yaml", root)
+    return make_project(root, bronze=bronze)
 
 
 def test_transactions_copies_and_what_came_too_late_hold_no_canary(tmp_path: Path):

@@ -11,8 +11,7 @@ import pytest
 from deltalake import write_deltalake
 
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.config.model import Pipeline
-from cdc_lake.config.project import Project, Target
+from cdc_lake.config.project import Target
 from cdc_lake.config.silver_tables import Declared, TypePolicy
 from cdc_lake.errors import DestructiveChange, ShapeForeign, SilverNameShared, Unconvertible
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
@@ -38,7 +37,7 @@ from cdc_lake.tables.schema_evolution import (
 )
 from cdc_lake.tables.types import SilverColumn
 from tests.mistakes import kept
-from tests.spark.conftest import make_project
+from tests.pipeline_file import make_project
 
 OIDS = {"int2": 21, "int4": 23, "int8": 20, "text": 25, "varchar": 1043, "float4": 700, "float8": 701, "date": 1082}
 
@@ -298,9 +297,7 @@ def test_the_decimal_beside_a_text_that_is_not_declared_any_more_has_a_remedy() 
 
 
 def test_names_that_fold_to_one_are_told_with_both(tmp_path: Path) -> None:
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    given = {"version": 1, "pipeline": "shop", "source": source}
-    project = Project(Pipeline.model_validate(given), tmp_path / "shop.yaml", tmp_path)
+    project = make_project(tmp_path)
     names = [TableName("public", name) for name in ("orders", "Orders", "строки", "поля__", "items", "a b", "a_b")]
     shared = shared_names(project, names)
     assert {str(table) for table in shared} == {

@@ -11,8 +11,7 @@ import pyarrow as pa
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.row_history import replay_rows
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.model import Pipeline, Snapshot
-from cdc_lake.config.project import Project
+from cdc_lake.config.model import Snapshot
 from cdc_lake.connectors.snapshot_copy import RateLimiter, chunk_rows
 from cdc_lake.control.snapshots import (
     COMPLETE,
@@ -31,6 +30,7 @@ from cdc_lake.runtime.apply.span_planning import rebuild_plan
 from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from tests.pipeline_file import make_project
 
 A, B = TableName("public", "a"), TableName("Odd.", "b\\")
 
@@ -77,9 +77,7 @@ def test_rows_of_a_copy_that_broke_off_are_told_apart() -> None:
 
 def test_a_table_is_folded_and_rebuilt_from_its_own_copy_on(tmp_path: Path) -> None:
     """What is in the copy already is not applied to it, also where a transaction ends right at its position."""
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    document = {"version": 1, "pipeline": "shop", "source": source}
-    project = Project(Pipeline.model_validate(document), tmp_path / "shop.yaml", tmp_path)
+    project = make_project(tmp_path)
     bronze = DeltaBronze(project.bronze, durability="os")
     state = bronze.begin_stream("s1", 10)
 

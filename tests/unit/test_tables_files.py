@@ -15,8 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from cdc_lake.config.model import Pipeline
-from cdc_lake.config.project import Project
 from cdc_lake.model.relation import TableName
 from cdc_lake.ops.report_data import Evidence
 from cdc_lake.ops.status import status
@@ -26,6 +24,7 @@ from cdc_lake.tables.silver_table import iceberg_catalog
 from cdc_lake.tables.table_stats import silver_rows, silver_shape
 from cdc_lake_testing.histories import LINE_BREAKS
 from tests.cut_lake import CutLake
+from tests.pipeline_file import make_project
 
 TYPES = {
     "int": pa.int32(),
@@ -46,9 +45,7 @@ TYPES = {
 
 @pytest.mark.parametrize("fmt", ["delta", "iceberg"])
 def test_types_are_named_as_spark_names_them(tmp_path: Path, fmt: str) -> None:
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    values = {"version": 1, "pipeline": "p", "source": source, "silver": {"defaults": {"format": fmt}}}
-    project = Project(Pipeline.model_validate(values), tmp_path / "p.yaml", tmp_path)
+    project = make_project(tmp_path, "p", silver={"defaults": {"format": fmt}})
     target = project.target(TableName("public", "t"))
     assert silver_shape(project, target) is None
     fields = {f"c{n}": kind for n, kind in enumerate(TYPES.values())}

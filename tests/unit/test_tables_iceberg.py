@@ -15,7 +15,6 @@ from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
 from cdc_lake.bronze.open import bronze_table
 from cdc_lake.config.effective import effective
-from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.errors import TableChangedMeanwhile
 from cdc_lake.model.relation import TableName
@@ -38,6 +37,7 @@ from cdc_lake.tables.silver_table import iceberg_catalog
 from cdc_lake.tables.spark_session import static_settings
 from cdc_lake.tables.types import SilverColumn
 from cdc_lake_testing.rest_catalog import RestCatalogServer
+from tests.pipeline_file import make_project
 
 BEGUN, DONE = Progress("app", 7, done=False), Progress("app", 7, done=True)
 
@@ -160,12 +160,9 @@ class Place:
 @pytest.fixture(params=["sql", "rest"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     with RestCatalogServer(tmp_path / "server") as server:
-        source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-        values: dict[str, Any] = {"version": 1, "pipeline": "shop", "source": source}
-        values["silver"] = {"defaults": {"format": "iceberg", "namespace": "silver"}}
-        if request.param == "rest":
-            values["lake"] = {"iceberg": {"type": "rest", "uri": server.uri}}
-        yield Place(Project(Pipeline.model_validate(values), tmp_path / "shop.yaml", tmp_path))
+        lake = {"lake": {"iceberg": {"type": "rest", "uri": server.uri}}} if request.param == "rest" else {}
+        silver = {"defaults": {"format": "iceberg", "namespace": "silver"}}
+        yield Place(make_project(tmp_path, silver=silver, **lake))
 
 
 def test_a_draft_is_not_seen_until_it_is_published_and_then_whole(place: Place) -> None:
@@ -231,10 +228,7 @@ def test_a_draft_of_a_table_without_a_version_gives_it_its_first(place: Place) -
 
 
 def project(root: Path, iceberg: dict[str, Any] | None = None, **bronze: Any) -> Project:
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    lake = {"iceberg": iceberg or {}}
-    values = {"version": 1, "pipeline": "shop", "source": source, "lake": lake, "bronze": bronze}
-    return Project(Pipeline.model_validate(values), root / "shop.yaml", root)
+    return make_project(root, lake={"iceberg": iceberg or {}}, bronze=bronze)
 
 
 def test_the_format_says_which_table_bronze_is(tmp_path: Path):
