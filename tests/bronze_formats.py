@@ -9,16 +9,22 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
 
+from cdc_lake.bronze.compaction import MaintainedTable
 from cdc_lake.bronze.data_files import BronzeTable
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import TableBronze
-from cdc_lake.tables.catalog import CatalogAddress
+from cdc_lake.decode.transaction import BufferedTransaction
+from cdc_lake.model.change import Insert, Transaction
+from cdc_lake.tables.catalog import CatalogAddress, open_catalog
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
 FORMATS = ("delta", "iceberg")
+ORDERS = table("public.orders", id="int8", note="text")
 
 
 @dataclass(frozen=True)
@@ -57,3 +63,20 @@ class Place:
 @pytest.fixture(params=FORMATS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(request.param, tmp_path / "b")
+
+
+def transaction(position: int, rows: int = 1) -> BufferedTransaction:
+    return raw_transaction(
+        Transaction(boundaries(position), tuple(Insert(ORDERS, (f"{position}{n}", "note")) for n in range(rows)))
+    )
+
+
+def loaded(place: Place) -> Table:
+    """The table as its Iceberg catalog has it."""
+    return open_catalog(place.address()).load_table(("bronze", "shop"))
+
+
+def maintained(place: Place) -> MaintainedTable:
+    table = place.table()
+    assert isinstance(table, DeltaBronzeTable | IcebergBronzeTable)
+    return table

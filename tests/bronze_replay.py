@@ -24,6 +24,13 @@ def bronze_rows(project: Project) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda r: (r["epoch"], r["position"], r["ordinal"] if r["ordinal"] is not None else -1))
 
 
+def landed_position(project: Project) -> int:
+    """How far bronze is."""
+    state = bronze_reader(project).state()
+    assert state is not None
+    return state.upto
+
+
 def tables_from_bronze(project: Project) -> Tables:
     """The tables as they are at the end."""
     *_, (_, tables) = replayed(project)

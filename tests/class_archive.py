@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cdc_lake.tables.spark_session import start
 from tests.conftest import NO_WORD, filling_jars
-from tests.spark.conftest import make_project
+from tests.pipeline_file import make_project
 
 
 def make(archive: Path) -> None:

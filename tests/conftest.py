@@ -28,10 +28,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 from cdc_lake_testing.server import HOST, EmbeddedServer
 from tests.bronze_formats import place  # noqa: F401 - a fixture
+from tests.bronze_object_stores import store  # noqa: F401 - a fixture
 from tests.browser import chromium  # noqa: F401 - a fixture
 from tests.canary import told  # noqa: F401 - a fixture
 from tests.maven_postgres import jar, unpacked
-from tests.seeds import one_seed
+from tests.seeds import dice, one_seed  # noqa: F401 - a fixture
 
 # Tests are short: Java's second compiler costs more than it gives before they end (a first apply: 18 s instead of 30).
 # Memory for classes to begin with spares a start of Spark six full collections, each of which makes more room, and memory

@@ -10,8 +10,6 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.model import Pipeline
-from cdc_lake.config.project import Project
 from cdc_lake.control.cuts import ACTIVE, TableState, table_facts
 from cdc_lake.model.change import Boundaries, Insert, Transaction
 from cdc_lake.model.relation import TableName
@@ -19,6 +17,7 @@ from cdc_lake.tables.control_schema import CutRow
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_table import iceberg_catalog, iceberg_table
 from cdc_lake_testing.messages import raw_transaction, table
+from tests.pipeline_file import make_project
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 T = table("public.t", id="int4")
@@ -37,10 +36,8 @@ class CutLake:
     def __init__(
         self, root: Path, fmt: str = "delta", stream: str = PG, *, silver: dict[str, Any] | None = None, **sections: Any
     ) -> None:
-        source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
         tables = {"defaults": {"format": fmt}, **(silver or {})}
-        values = {"version": 1, "pipeline": "shop", "source": source, "silver": tables, **sections}
-        self.project = Project(Pipeline.model_validate(values), root / "shop.yaml", root)
+        self.project = make_project(root, silver=tables, **sections)
         self.bronze = DeltaBronze(self.project.bronze, durability="os")
         self.control = ControlTables(self.project.control, durability="os")
         self.epoch = 0

@@ -1,10 +1,12 @@
-"""The pipeline file of a test's database, as people write one; a small table for it."""
+"""Pipelines of tests: the file of a test's database, as people write one, and projects that need no server."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from cdc_lake.config.loader import load_project
+from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from tests.conftest import Database
 
@@ -23,6 +25,14 @@ source:
   tables: ["public.*"]
 
 {more}"""
+
+
+def make_project(root: Path, name: str = "shop", **sections: Any) -> Project:
+    """A project of which nothing is on disk, on a PostgreSQL that nobody asks."""
+    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
+    values = {"version": 1, "pipeline": name, "source": source, **sections}
+    root.mkdir(parents=True, exist_ok=True)
+    return Project(Pipeline.model_validate(values), root / "shop.yaml", root)
 
 
 def pipeline_file(

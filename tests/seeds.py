@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 
+import pytest
+
 
 def seeds(count: int) -> list[int]:
     """As many as asked for, or CDC_LAKE_SEED alone. Processes side by side must collect the same tests, so their chance is that of the run."""
@@ -17,3 +19,10 @@ def seeds(count: int) -> list[int]:
 def one_seed() -> int:
     """The first of them, for a test that draws everything from one."""
     return seeds(1)[0]
+
+
+@pytest.fixture
+def dice() -> random.Random:
+    seed = one_seed()
+    print(f"seed {seed}")
+    return random.Random(seed)

@@ -14,10 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
 
 CDC_LAKE = str(Path(sys.executable).with_name("cdc-lake"))
+
+
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    """What a command prints in this process, or what it says of its failure."""
+    assert run_command(app, [*arguments]) == code
+    heard = capsys.readouterr()
+    return heard.out if code == 0 else heard.err
 
 
 @dataclass(frozen=True)

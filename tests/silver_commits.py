@@ -9,19 +9,17 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.silver_table import APP_PROPERTY, GENERATION_PROPERTY, POSITION_PROPERTY, iceberg_catalog
+from tests.pipeline_file import make_project
 
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
 STREAM = "postgres:7:slot"
 
 
 def make(root: Path, fmt: str) -> tuple[Project, Any]:
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    values = {"version": 1, "pipeline": "shop", "source": source, "silver": {"defaults": {"format": fmt}}}
-    project = Project(Pipeline.model_validate(values), root / "shop.yaml", root)
+    project = make_project(root, silver={"defaults": {"format": fmt}})
     return project, project.target(TableName("public", "t"))
 
 

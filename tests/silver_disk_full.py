@@ -29,7 +29,7 @@ from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.spark_session import RUNTIME_SETTINGS, start
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.conftest import INTERPRETED
-from tests.spark.conftest import make_project
+from tests.pipeline_file import make_project
 
 _DISK = 96 << 20
 _ROWS = 60

@@ -30,7 +30,7 @@ from cdc_lake.tables.control_schema import StreamRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.spark_session import start
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
-from tests.spark.conftest import make_project
+from tests.pipeline_file import make_project
 from tests.tarballs import unpack
 
 ROOT = Path("/tmp/cdc_lake_contract1_control1")  # its path is in the metadata of its Iceberg tables

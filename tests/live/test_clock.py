@@ -24,7 +24,6 @@ from cdc_lake_testing.workload import Workload
 from cdc_lake_testing.wrong_clock import WrongClock, can_be_made
 from tests.bronze_replay import bronze_rows
 from tests.conftest import Database
-from tests.seeds import one_seed
 from tests.tally import tally
 
 pytestmark = [
@@ -75,13 +74,6 @@ SHIFTS = {
 @pytest.fixture
 def clock(tmp_path: Path) -> WrongClock:
     return WrongClock(tmp_path / "clock")
-
-
-@pytest.fixture
-def dice() -> random.Random:
-    seed = one_seed()
-    print(f"seed {seed}")
-    return random.Random(seed)
 
 
 def pipeline_of(database: Database, root: Path, name: str, environment: dict[str, str], fmt: str = "delta") -> Pipeline:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.bronze import compaction
-from cdc_lake.bronze.open import bronze_reader, bronze_table, bronze_writer
+from cdc_lake.bronze.open import bronze_table, bronze_writer
 from cdc_lake.config.project import Project
 from cdc_lake.errors import AnotherReceiver, BronzeBusy, SlotActive
 from cdc_lake.observability.events import silent
@@ -26,6 +26,7 @@ from cdc_lake_testing.invariants import Known, invariants
 from cdc_lake_testing.kills import Watching
 from cdc_lake_testing.ledger import at_source
 from cdc_lake_testing.watermarks import Watch
+from tests.bronze_replay import landed_position
 from tests.conftest import Database
 from tests.live.test_immediate_stops import write_until
 from tests.live.test_receive_loop import once, project_of
@@ -108,8 +109,8 @@ def test_two_receivers_with_upkeep_beside_them_land_everything_once(
         beside(lambda stop: write_until(stop, database)),
     ):
         for number in range(ROUNDS):
-            before = position(project)
-            until(lambda least=before: position(project) > least, f"round {number}: rows land")
+            before = landed_position(project)
+            until(lambda least=before: landed_position(project) > least, f"round {number}: rows land")
             watch.look()
             time.sleep(dice.uniform(0, 0.05))
             admin.execute(
@@ -130,10 +131,3 @@ def test_two_receivers_with_upkeep_beside_them_land_everything_once(
     assert kept.done
     assert kept.removed or fmt == "iceberg"  # whose snapshots name them still
     tally("R16", ends, rounds=ROUNDS, refused=ends.total(), compacted=kept.done, removed=kept.removed)
-
-
-def position(project: Project) -> int:
-    """How far bronze is."""
-    state = bronze_reader(project).state()
-    assert state is not None
-    return state.upto

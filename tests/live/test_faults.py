@@ -21,7 +21,6 @@ from cdc_lake_testing.beside import beside
 from cdc_lake_testing.faults import Pipeline
 from cdc_lake_testing.workload import Workload
 from tests.conftest import Database
-from tests.seeds import one_seed
 
 pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.timeout(1200), pytest.mark.usefixtures("jars")]
 
@@ -77,13 +76,6 @@ def pipeline(database: Database, tmp_path: Path) -> Pipeline:
     file.write_text(FILE.format(**where))
     os.environ["FAULTS_PASSWORD"] = database.password  # also read here, when the lake is looked into
     return Pipeline(file, {})
-
-
-@pytest.fixture
-def dice() -> random.Random:
-    seed = one_seed()
-    print(f"seed {seed}")
-    return random.Random(seed)
 
 
 def go_on(workload: Workload, over: threading.Event) -> None:

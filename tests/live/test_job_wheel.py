@@ -30,6 +30,7 @@ from cdc_lake.control.streams import is_complete
 from cdc_lake.deploy.databricks_bundle import variable
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake_testing.object_store import LocalStore
+from tests.bronze_replay import landed_position
 from tests.conftest import Database
 
 ROOT = Path(__file__).parents[2]
@@ -218,10 +219,10 @@ def received(workspace: Workspace, project: Project, database: Database) -> None
     receiver = workspace.start("receive")
     try:
         wait(lambda: copied(project), receiver)
-        landed = upto(project)
+        landed = landed_position(project)
         with database.connect() as db:
             db.execute("UPDATE orders SET amount = 0 WHERE id = 1")
-        wait(lambda: upto(project) > landed, receiver)
+        wait(lambda: landed_position(project) > landed, receiver)
     finally:
         receiver.kill()
         receiver.communicate()
@@ -229,12 +230,6 @@ def received(workspace: Workspace, project: Project, database: Database) -> None
 
 def copied(project: Project) -> bool:
     return is_complete(bronze_reader(project).state(), control_tables(project))
-
-
-def upto(project: Project) -> int:
-    state = bronze_reader(project).state()
-    assert state is not None
-    return state.upto
 
 
 def wait(reached: Any, process: subprocess.Popen[str]) -> None:

@@ -47,7 +47,6 @@ from tests.live import test_gaussdb_receive, test_receive_loop
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import bronze_rows
 from tests.postgres_with_test_decoding import start_decoding_server
-from tests.seeds import one_seed
 from tests.tally import tally
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(3600)]
@@ -61,13 +60,6 @@ OUTAGES = [2.5] if BUDGET == 1 else [6.0, 12.0, 3.0]
 BACK_WITHIN = 2.0  # seconds, as the promise has it
 FAMILY = Kind(Style.BINARY, batch=True)
 AT_ONCE = (0.0, 0.001)  # seconds, and up to twenty times that behind a stream that was cut before anything came
-
-
-@pytest.fixture
-def dice() -> random.Random:
-    seed = one_seed()
-    print(f"seed {seed}")
-    return random.Random(seed)
 
 
 @dataclass

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.config.project import Project
 from cdc_lake_testing.beside import beside, until
+from tests.bronze_replay import landed_position
 from tests.live.kill_sources import Ground, decoding_server, ground
 from tests.live.test_gaussdb_workload import stand_in
 from tests.seeds import seeds
@@ -60,13 +59,6 @@ class Load:
             stop.wait(max(size / PER_SECOND, 0.005))
 
 
-def held(project: Project) -> int:
-    """How far bronze is: there are always changes under way, so each commit takes it on."""
-    state = bronze_reader(project).state()
-    assert state is not None
-    return state.upto
-
-
 @pytest.mark.parametrize(("source", "fmt"), CASES if FULL else SMALL)
 def test_killed_at_any_moment_under_load_bronze_ends_as_its_source(
     request: pytest.FixtureRequest, tmp_path: Path, source: str, fmt: str
@@ -82,15 +74,15 @@ def test_killed_at_any_moment_under_load_bronze_ends_as_its_source(
         kills = landing = 0
         with beside(load.write):
             while kills < KILLS or not load.enough:
-                before = held(there.project)
+                before = landed_position(there.project)
                 with there.receivers.running():
                     if dice.random() < 0.5:
-                        until(lambda before=before: held(there.project) > before, "a commit of bronze")
+                        until(lambda before=before: landed_position(there.project) > before, "a commit of bronze")
                         time.sleep(dice.uniform(0, 0.3))
                     else:
                         time.sleep(dice.uniform(0, 1.2))
                 kills += 1
-                landing += held(there.project) > before
+                landing += landed_position(there.project) > before
         print(f"{landing} of {kills} had committed something")
         assert there.receivers.run(seconds=900) == 0
         there.assert_proven()

@@ -40,13 +40,6 @@ pytestmark = pytest.mark.live
 NOTHING = StreamCheckpoint("", 0, -1, -1, b"")
 
 
-@pytest.fixture(scope="module")
-def store() -> Iterator[LocalStore]:
-    with LocalStore() as running:
-        running.bucket("lake")
-        yield running
-
-
 def stored(database: Database, root: Path, kind: str, endpoint: str) -> Project:
     storage = storage_at(endpoint, patience=900).model_dump()
     bronze: dict[str, Any] = {"batch": {"max_transactions": 20, "max_delay": "20 ms"}}

@@ -36,10 +36,7 @@ from tests.live.test_large_transactions import landed, pipeline, streaming
 from tests.live.test_receive_loop import bronze_rows, once
 from tests.live.test_test_decoding_live import streamed
 from tests.live.test_two_phase_live import (
-    BUDGET,
     ON,
-    OTHERS,
-    OWN,
     Phases,
     ahead,
     an_error_where_the_file_is_lost_or_damaged,
@@ -47,6 +44,7 @@ from tests.live.test_two_phase_live import (
     changed,
     confirmed_beyond,
     ended,
+    killed_at_every_durable_step,
     parked,
     parked_and_passed,
     prepared,
@@ -245,21 +243,7 @@ def test_killed_at_every_durable_step_of_a_prepared_transaction(
     phased: Database, tmp_path: Path, mode: dict[str, Any], seed: int
 ) -> None:
     project = by_lines_of(phased, tmp_path, **mode)
-    receivers = receivers_of(project, phased.password)
-    assert receivers.run() == 0
-    others = OTHERS if BUDGET > 1 else random.Random(seed).sample(OTHERS, 1)
-    for nth, step in enumerate([*OWN, *others]):
-        rows = 900 if nth % 2 else 1
-        many = f"INSERT INTO a SELECT g, 1, repeat('y', 100) FROM generate_series({nth}001, {nth}000 + {rows}) g"
-        prepared(phased, f"gid {nth}", many)
-        dies = step == at.PREPARE_KEPT
-        assert receivers.run(f"{step}:1" if dies else "") == (KILLED if dies else 0), step
-        assert len(parked(project)) > 0
-        ended(phased, f"gid {nth}")
-        assert receivers.run(f"{step}:1") == (0 if dies else KILLED), step
-    assert receivers.run() == 0
-    assert parked(project) == []
-    assert_whole(project, phased)
+    killed_at_every_durable_step(project, phased, seed)
 
 
 # ── the first start ──

@@ -577,10 +577,8 @@ OWN = (at.PREPARE_KEPT, at.PREPARE_ENDED, at.PREPARE_CLEANED)
 OTHERS = (at.FILE_WRITTEN, at.COMMIT_WRITTEN, at.BRONZE_COMMITTED, at.CONFIRMED)
 
 
-@pytest.mark.parametrize("seed", seeds(1))
-def test_killed_at_every_durable_step_of_a_prepared_transaction(phased: Database, tmp_path: Path, seed: int) -> None:
+def killed_at_every_durable_step(project: Project, phased: Database, seed: int) -> None:
     """With a small budget at one of the steps that all transactions have."""
-    project = pipeline(phased, tmp_path, "killed", **ON)
     receivers = receivers_of(project, phased.password)
     assert receivers.run() == 0
     others = OTHERS if BUDGET > 1 else random.Random(seed).sample(OTHERS, 1)
@@ -596,6 +594,12 @@ def test_killed_at_every_durable_step_of_a_prepared_transaction(phased: Database
     assert receivers.run() == 0
     assert parked(project) == []
     assert_whole(project, phased)
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_killed_at_every_durable_step_of_a_prepared_transaction(phased: Database, tmp_path: Path, seed: int) -> None:
+    project = pipeline(phased, tmp_path, "killed", **ON)
+    killed_at_every_durable_step(project, phased, seed)
 
 
 @pytest.mark.parametrize("seed", seeds(1))

@@ -15,7 +15,7 @@ from cdc_lake.tables.types import LEDGER, Loss
 from tests.conftest import Database
 from tests.live.test_gaussdb_receive import project_of as family_project
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
-from tests.spark.conftest import make_project
+from tests.pipeline_file import make_project
 from tests.type_cases import create, create_types, every
 
 pytestmark = pytest.mark.live

@@ -25,11 +25,9 @@ from cdc_lake_testing.doubted import Doubts, torn_metadata
 from cdc_lake_testing.faulty_store import Chance, Fault, FaultyStore, Request, honest
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from cdc_lake_testing.object_store import LocalStore
-from tests.bronze_object_stores import FORMATS, Stored, store, stored
+from tests.bronze_object_stores import FORMATS, Stored, stored
 from tests.seeds import one_seed
 from tests.tally import tally
-
-__all__ = ["store"]
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 FAULTS, COMMITS = 20 * BUDGET, 10 * BUDGET

@@ -19,7 +19,6 @@ import pytest
 from cdc_lake.bronze.contract import TransactionBatch
 from cdc_lake.bronze.open import bronze_table
 from cdc_lake.bronze.writer import TableBronze
-from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.pgoutput.assembler import Assembler
 from cdc_lake.decode.pgoutput.spooled import SpooledTransaction
@@ -33,6 +32,7 @@ from cdc_lake_testing.memory_server import START, MemoryServer
 from cdc_lake_testing.messages import boundaries, encode_change, raw_transaction, table
 from cdc_lake_testing.power_loss import LyingDisk
 from cdc_lake_testing.verdict import Signature
+from tests.pipeline_file import make_project
 from tests.seeds import one_seed
 from tests.tally import tally
 
@@ -51,13 +51,7 @@ def insert(number: int) -> Insert:
 
 def project_of(root: Path) -> Project:
     root.mkdir(parents=True, exist_ok=True)
-    document = {
-        "version": 1,
-        "pipeline": "shop",
-        "source": {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]},
-        "bronze": {"batch": {"max_transactions": 2, "max_delay": "5 ms"}},
-    }
-    return Project(Pipeline.model_validate(document), root / "p.yaml", root)
+    return make_project(root, bronze={"batch": {"max_transactions": 2, "max_delay": "5 ms"}})
 
 
 def judged(project: Project, server: MemoryServer, ended: BaseException | None) -> Judged:

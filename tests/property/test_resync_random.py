@@ -21,8 +21,6 @@ from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.writer import BesideBronze, DeltaBronze
-from cdc_lake.config.model import Pipeline
-from cdc_lake.config.project import Project
 from cdc_lake.connectors.table_sync import changes_of, newcomers
 from cdc_lake.control.snapshots import (
     COMPLETE,
@@ -47,6 +45,7 @@ from cdc_lake_testing.histories import History
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from cdc_lake_testing.oracle import Oracle
 from tests.bronze_replay import change_of
+from tests.pipeline_file import make_project
 from tests.seeds import seeds
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
@@ -64,10 +63,8 @@ class World:
     """A source, what its stream carries, and what `source.tables` chooses."""
 
     def __init__(self, root: Path, dice: random.Random) -> None:
-        source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
         kinds = [{"from": str(name), "kind": dice.choice(("current", "history"))} for name in RELATIONS]
-        document = {"version": 1, "pipeline": "shop", "source": source, "silver": {"tables": kinds}}
-        self.project = Project(Pipeline.model_validate(document), root / "shop.yaml", root)
+        self.project = make_project(root, silver={"tables": kinds})
         self.dice = dice
         self.control = control_tables(self.project, "os")
         self.bronze = DeltaBronze(self.project.bronze, durability="os")

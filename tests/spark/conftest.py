@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.config.model import Pipeline
-from cdc_lake.config.project import Project
 from cdc_lake.tables.spark_session import RUNTIME_SETTINGS, apply_settings, start
 from tests.conftest import INTERPRETED, filling_jars
+from tests.pipeline_file import make_project
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 COMPILED = {
@@ -22,13 +21,6 @@ COMPILED = {
     "spark.sql.adaptive.enabled": "true",
 }
 """As in production."""
-
-
-def make_project(root: Path, name: str = "shop", **sections: Any) -> Project:
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    values = {"version": 1, "pipeline": name, "source": source, **sections}
-    root.mkdir(parents=True, exist_ok=True)
-    return Project(Pipeline.model_validate(values), root / "shop.yaml", root)
 
 
 _named: Counter[str] = Counter()

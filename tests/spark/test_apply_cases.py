@@ -26,8 +26,9 @@ from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.silver_table import read_marker
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from tests.pipeline_file import make_project
 
-from .conftest import make_project, new_name
+from .conftest import new_name
 from .formats import FORMATS, drawn, either
 
 pytestmark = pytest.mark.spark

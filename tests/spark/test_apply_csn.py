@@ -45,8 +45,7 @@ from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.silver_table import read_marker
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
-
-from .conftest import make_project
+from tests.pipeline_file import make_project
 
 pytestmark = pytest.mark.spark
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,19 +24,11 @@ from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.silver_table import read_marker
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from cdc_lake_testing.object_store import LocalStore, storage_at
-
-from .conftest import make_project
+from tests.pipeline_file import make_project
 
 pytestmark = pytest.mark.spark
 T = table("public.t", id="int4", amount="int4", body="text")
 U = table("public.u", id="int4", amount="int4", body="text")
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[LocalStore]:
-    with LocalStore() as running:
-        running.bucket("lake")
-        yield running
 
 
 def stored_project(root: Path, store: LocalStore, kind: str, name: str, **sections: Any) -> Project:

@@ -38,11 +38,10 @@ from cdc_lake_testing.expected import LINEAGE, CurrentRows, Expected, HistoryRow
 from cdc_lake_testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
 from cdc_lake_testing.messages import raw_transaction
 from cdc_lake_testing.oracle import AGAIN
+from tests.pipeline_file import make_project
 from tests.random_tables import RandomTable, Reread, Traffic, random_tables
 from tests.seeds import seeds
 from tests.silver_rows import Texts, as_texts, silver_rows
-
-from .conftest import make_project
 
 pytestmark = pytest.mark.spark
 

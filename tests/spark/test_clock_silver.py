@@ -14,13 +14,13 @@ from cdc_lake_testing.faults import Pipeline
 from cdc_lake_testing.workload import Workload
 from cdc_lake_testing.wrong_clock import WrongClock
 from tests.conftest import Database
-from tests.live.test_clock import DAY, clock, dice, pipeline_of
+from tests.live.test_clock import DAY, clock, pipeline_of
 from tests.live.test_clock import pytestmark as needs
 from tests.tally import tally
 
 pytestmark = [*needs, pytest.mark.slow, pytest.mark.spark, pytest.mark.usefixtures("jars")]
 
-__all__ = ["clock", "dice"]
+__all__ = ["clock"]
 
 
 @contextmanager

@@ -23,9 +23,9 @@ from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake_testing.histories import History, interleave
 from cdc_lake_testing.messages import raw_transaction
 from cdc_lake_testing.oracle import Oracle
+from tests.pipeline_file import make_project
 from tests.seeds import one_seed
 
-from .conftest import make_project
 from .two_tables import PLAIN, WHOLE, same
 
 pytestmark = pytest.mark.spark

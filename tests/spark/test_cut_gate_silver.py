@@ -14,8 +14,8 @@ from cdc_lake.model.position import as_of
 from cdc_lake.runtime.cut_gate import withheld
 from cdc_lake.runtime.cut_retention import pin_cut
 from cdc_lake.tables.control_tables import ControlTables
+from tests.pipeline_file import make_project
 
-from .conftest import make_project
 from .formats import drawn
 from .test_apply_cases import Lake, T, insert
 

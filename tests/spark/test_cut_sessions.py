@@ -22,9 +22,10 @@ from cdc_lake.runtime.cut_retention import pin_cut, unpin_cut
 from cdc_lake.tables.silver_table import iceberg_table
 from cdc_lake.tables.spark_session import derive
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from tests.pipeline_file import make_project
 from tests.seeds import one_seed
 
-from .conftest import BUDGET, make_project
+from .conftest import BUDGET
 
 pytestmark = pytest.mark.spark
 NAMES = {"rows_d": "current", "rows_i": "current", "past_d": "history", "past_i": "history", "log_i": "append"}

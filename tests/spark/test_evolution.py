@@ -29,22 +29,17 @@ from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.spark_session import derive
 from cdc_lake.tables.types import SilverColumn
 from cdc_lake_testing.messages import boundaries, raw_transaction
+from tests.pipeline_file import make_project
 from tests.schema_changes import Evolving
 from tests.seeds import one_seed
 
-from .conftest import make_project, new_name
+from .conftest import new_name
 from .formats import FORMATS, drawn
+from .interrupted_pipeline import Anything
 
 pytestmark = pytest.mark.spark
 BUDGET = float(os.environ.get("CDC_LAKE_BUDGET", "1"))
 TURNS = 2 if BUDGET == 1 else int(3 * BUDGET)
-
-
-class Anything(frozenset[str]):
-    """Allows every operation."""
-
-    def __contains__(self, words: object) -> bool:
-        return True
 
 
 class Killed(BaseException):

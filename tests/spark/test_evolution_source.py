@@ -27,8 +27,7 @@ from cdc_lake.runtime.run import run
 from cdc_lake.tables.control_tables import control_tables
 from tests.conftest import Database
 from tests.live.test_receive_loop import once
-
-from .conftest import make_project
+from tests.pipeline_file import make_project
 
 pytestmark = [
     pytest.mark.spark,

@@ -19,9 +19,9 @@ from cdc_lake.runtime.apply.applier import apply
 from cdc_lake.runtime.resync import resync
 from cdc_lake.runtime.run import run
 from tests.conftest import Database
+from tests.pipeline_file import make_project
 from tests.silver_rows import silver_rows
 
-from .conftest import make_project
 from .formats import either
 
 pytestmark = [

@@ -17,8 +17,9 @@ from cdc_lake.tables.silver_table import Marker
 from cdc_lake.tables.spark_session import derive, static_settings
 from cdc_lake.tables.types import SilverColumn
 from cdc_lake_testing.rest_catalog import RestCatalogServer
+from tests.pipeline_file import make_project
 
-from .conftest import BUDGET, make_project
+from .conftest import BUDGET
 
 pytestmark = pytest.mark.spark
 

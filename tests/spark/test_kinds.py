@@ -24,8 +24,8 @@ from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
 from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from tests.pipeline_file import make_project
 
-from .conftest import make_project
 from .formats import FORMATS, drawn, either
 from .test_apply_cases import Lake, T, insert
 

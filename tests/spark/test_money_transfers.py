@@ -25,9 +25,8 @@ from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake_testing.faults import assert_cuts_are_true
 from cdc_lake_testing.messages import boundaries, raw_transaction
 from tests.money_transfers import CURRENCIES, TABLES, TOTAL, Bank, Reader, total
+from tests.pipeline_file import make_project
 from tests.seeds import one_seed
-
-from .conftest import make_project
 
 pytestmark = pytest.mark.spark
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))

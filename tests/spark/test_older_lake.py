@@ -26,9 +26,9 @@ from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.data import make_lake
+from tests.pipeline_file import make_project
 from tests.tarballs import unpack
 
-from .conftest import make_project
 from .test_apply_cases import Lake
 
 DATA = Path(__file__).parents[1] / "data" / "lake_0_2_0.tar.xz"

@@ -24,8 +24,8 @@ from cdc_lake.tables.open_silver_table import store
 from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.silver_table import PIPELINE, STREAM, Owner, read_owner
 from cdc_lake_testing.messages import table
+from tests.pipeline_file import make_project
 
-from .conftest import make_project
 from .formats import FORMATS, drawn
 from .test_apply_cases import Lake, T, insert, row
 

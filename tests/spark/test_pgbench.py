@@ -18,8 +18,9 @@ from cdc_lake.runtime.apply.applier import apply
 from cdc_lake.runtime.run import run
 from cdc_lake_testing.beside import beside, until
 from tests.conftest import Database
+from tests.pipeline_file import make_project
 
-from .conftest import BUDGET, make_project
+from .conftest import BUDGET
 
 pytestmark = [pytest.mark.spark, pytest.mark.live]
 

@@ -38,8 +38,8 @@ from cdc_lake_testing.histories import History, interleave
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from cdc_lake_testing.oracle import Oracle, Row
 from cdc_lake_testing.partly_told import NOT_SENT, WAITS, PartlyTold
+from tests.pipeline_file import make_project
 from tests.seeds import one_seed
-from tests.spark.conftest import make_project
 
 pytestmark = pytest.mark.spark
 

@@ -17,9 +17,8 @@ from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.applier import apply
 from cdc_lake.runtime.run import run
 from tests.conftest import Database
+from tests.pipeline_file import make_project
 from tests.silver_rows import silver_rows
-
-from .conftest import make_project
 
 pytestmark = [
     pytest.mark.spark,

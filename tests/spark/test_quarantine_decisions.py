@@ -29,10 +29,10 @@ from cdc_lake_testing.broken_off import broken_off
 from cdc_lake_testing.histories import History
 from cdc_lake_testing.messages import boundaries, raw_transaction, table, transaction_at
 from cdc_lake_testing.oracle import Oracle, Versions
+from tests.pipeline_file import make_project
 from tests.seeds import seeds
 from tests.silver_rows import silver_rows
 
-from .conftest import make_project
 from .formats import either
 
 pytestmark = pytest.mark.spark

@@ -29,10 +29,10 @@ from tests.live.test_binary_values import RANDOM, create_cases
 from tests.live.test_random_schemas import WAYS, RandomTable, any_kinds, changed
 from tests.live.test_receive_loop import tables_at_source
 from tests.odd_names import odd_names
+from tests.pipeline_file import make_project
 from tests.postgres_with_test_decoding import server  # noqa: F401 - a fixture
 from tests.seeds import seeds
 from tests.silver_rows import Texts, silver_rows
-from tests.spark.conftest import make_project
 from tests.type_cases import insert
 
 pytestmark = [

@@ -23,8 +23,7 @@ from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake_testing.invariants import Known, invariants
 from tests.conftest import Database
-
-from .conftest import make_project
+from tests.pipeline_file import make_project
 
 pytestmark = [
     pytest.mark.spark,

@@ -25,8 +25,8 @@ from cdc_lake.tables.open_silver_table import store
 from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.spark_session import derive
 from tests.conftest import Database
+from tests.pipeline_file import make_project
 
-from .conftest import make_project
 from .formats import drawn
 
 pytestmark = [

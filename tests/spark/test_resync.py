@@ -36,10 +36,10 @@ from cdc_lake_testing.histories import History
 from cdc_lake_testing.messages import raw_transaction, transaction_at
 from cdc_lake_testing.messages import table as layout_of
 from cdc_lake_testing.oracle import Oracle, Versions
+from tests.pipeline_file import make_project
 from tests.seeds import seeds
 from tests.silver_rows import silver_rows
 
-from .conftest import make_project
 from .formats import BESIDE
 from .two_tables import PLAIN, WHOLE
 

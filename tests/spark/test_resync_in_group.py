@@ -26,9 +26,9 @@ from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
 from cdc_lake_testing.faults import assert_cuts_are_true
 from cdc_lake_testing.messages import raw_transaction, transaction_at
+from tests.pipeline_file import make_project
 from tests.silver_rows import silver_rows
 
-from .conftest import make_project
 from .formats import BESIDE
 from .test_quarantine_groups import ALONE, BUDGET, GROUP, LIMIT, LINES, ORDERS, RULE
 

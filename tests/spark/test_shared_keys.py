@@ -19,9 +19,9 @@ from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.applier import apply
 from cdc_lake.runtime.run import run
 from tests.conftest import Database
+from tests.pipeline_file import make_project
 from tests.seeds import one_seed
 
-from .conftest import make_project
 from .formats import drawn
 
 pytestmark = [

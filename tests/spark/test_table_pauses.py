@@ -22,8 +22,7 @@ from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_reader import read_silver, silver_exists
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
-
-from .conftest import make_project
+from tests.pipeline_file import make_project
 
 STAYS, FLOWS, LATER = (table(f"public.{name}", id="int4") for name in ("stays", "flows", "later"))
 

@@ -21,8 +21,8 @@ from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.silver_table import actual_layout, declared_layout, iceberg_table
 from cdc_lake.tables.types import SilverColumn
 from cdc_lake_testing.messages import table
+from tests.pipeline_file import make_project
 
-from .conftest import make_project
 from .formats import FORMATS, drawn, either
 from .test_apply_cases import Lake, T, insert
 

@@ -25,8 +25,8 @@ from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.types import Loss
 from tests.conftest import Database, drop_database, make_database, make_role
+from tests.pipeline_file import make_project
 from tests.postgres_with_test_decoding import start_decoding_server
-from tests.spark.conftest import make_project
 from tests.type_cases import Values, create, create_types, every, insert
 
 pytestmark = [

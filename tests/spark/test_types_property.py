@@ -25,8 +25,8 @@ from cdc_lake.silver.transforms import plain
 from cdc_lake.tables.canonical_values import elements_of
 from cdc_lake.tables.casts import cast_sql, fits_sql
 from cdc_lake.tables.types import ColumnType, Family, column_type, companion_type
+from tests.pipeline_file import make_project
 from tests.seeds import one_seed
-from tests.spark.conftest import make_project
 
 pytestmark = [
     pytest.mark.compiled,

@@ -13,7 +13,7 @@ from cdc_lake.tables.casts import cast_sql, fits_sql
 from cdc_lake.tables.delta_log import json_lines
 from cdc_lake.tables.silver_reader import read_silver, silver_exists, silver_version
 from cdc_lake.tables.types import column_type
-from tests.spark.conftest import make_project
+from tests.pipeline_file import make_project
 from tests.type_cases import Case, cases
 
 pytestmark = [

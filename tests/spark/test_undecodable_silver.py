@@ -30,8 +30,7 @@ from cdc_lake_testing.beside import beside, until
 from cdc_lake_testing.histories import History, interleave
 from cdc_lake_testing.messages import raw_transaction, table
 from cdc_lake_testing.oracle import Oracle
-
-from .conftest import make_project
+from tests.pipeline_file import make_project
 
 pytestmark = pytest.mark.spark
 SEED = 20

@@ -9,8 +9,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake_testing.messages import table
 from cdc_lake_testing.oracle import Row
-
-from .conftest import make_project
+from tests.pipeline_file import make_project
 
 PLAIN = table("public.plain", id="int4", amount="int4", body="text")
 WHOLE = table(

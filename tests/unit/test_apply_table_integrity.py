@@ -1,14 +1,19 @@
-"""What the last cut counts of a table and the table itself does not have: a commit in whose place another one is."""
+"""What the last cut counts of a table and the table does not have: commits, quarantined keys, a past that others damaged."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 
-from cdc_lake.control.cuts import ACTIVE, TableState
-from cdc_lake.errors import SilverLost, SilverRestored
+from cdc_lake.config.project import Project, Target
+from cdc_lake.control.cuts import ACTIVE, FAILED, TableState
+from cdc_lake.control.quarantine import quarantine_log
+from cdc_lake.errors import OtherWriter, SilverLost, SilverRestored
+from cdc_lake.model.relation import TableName
 from cdc_lake.runtime.apply.table_integrity import (
     CommitLost,
     CommitUnrecorded,
@@ -18,9 +23,14 @@ from cdc_lake.runtime.apply.table_integrity import (
     Violated,
     find_violation,
     first_merge_was_lost,
+    missing_quarantine_rows,
     reconcile,
 )
+from cdc_lake.runtime.restart import check_pasts
+from cdc_lake.tables.control_schema import schema_of
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_table import Marker, app_id
+from tests.pipeline_file import make_project
 from tests.silver_commits import STREAM, make, write
 
 LISTED = TableState("silver.orders", "delta", 7, 40, ACTIVE, held=0, merged=40)
@@ -80,3 +90,66 @@ def test_a_table_without_a_marker_is_empty_again_where_another_commit_is_in_the_
     assert error is not None
     assert "empty again" in error.message
     assert first_merge_was_lost(project, target, STREAM, replace(listed, version=taken), Marker(30, taken)) is None
+
+
+HELD = TableState("silver.orders", "delta", 7, 40, ACTIVE, held=2)
+
+
+def row(position: int, key: str | None, reason: str = "failed") -> dict[str, Any]:
+    place = {"relation": "public.orders", "epoch": 1, "generation": 1, "position": position, "ordinal": 1}
+    empty = dict.fromkeys(schema_of("held").names)
+    return {**empty, **place, "reason": reason, "key": None if key is None else [key]}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return make_project(tmp_path)
+
+
+def lost(project: Project, listed: TableState) -> str:
+    held = quarantine_log(ControlTables(project.control))
+    error = missing_quarantine_rows(held, project.target(TableName.parse("public.orders")), 1, listed)
+    return "" if error is None else error.message
+
+
+def test_keys_that_a_cut_counts_and_nothing_records_are_lost(project: Project) -> None:
+    control = ControlTables(project.control)
+    assert "counts 2 held keys of silver.orders, but 0 are recorded" in lost(project, HELD)
+    control.append("held", [row(20, "1"), row(30, "2", "waiting"), row(50, "3")])
+    assert not lost(project, HELD)
+    assert "but 2 are" in lost(project, replace(HELD, held=3)), "what lies above the table's position is not merged"
+    assert "but 0 are" in lost(project, replace(HELD, generation=2)), "nor is it of another content"
+    control.delete("held", pc.field("position") == 20)
+    assert "but 1 are" in lost(project, HELD)
+
+
+def test_what_ended_since_is_not_lost(project: Project) -> None:
+    """A cut that counts fewer keys than were ever held: a truncate or a decision ended the others."""
+    ControlTables(project.control).append("held", [row(20, "1"), row(30, "2"), row(35, None, "closed")])
+    assert not lost(project, replace(HELD, held=0))
+    assert not lost(project, replace(HELD, held=1))
+
+
+PAST = Target(TableName("public", "past"), "silver", "past", "delta", None, (), kind="history")
+WRITTEN = ("LAK467", "silver.past was modified outside cdc_lake", "run `cdc-lake rebuild public.past` for it")
+LISTED_PAST = TableState("silver.past", "delta", 7, 100, FAILED, 0, error=WRITTEN)
+
+
+def test_a_past_that_others_damaged_is_mended_first(project: Project):
+    with pytest.raises(OtherWriter, match=r"make the damage to the past of silver\.past permanent") as refused:
+        check_pasts(project, "s", [PAST], {"public.past": LISTED_PAST})
+    assert refused.value.remedy.startswith("run `cdc-lake rebuild public.past` for it, before you restart")
+
+
+@pytest.mark.parametrize(
+    ("target", "listed"),
+    [
+        (PAST, replace(LISTED_PAST, state=ACTIVE)),
+        (PAST, replace(LISTED_PAST, error=("LAK410", "another layout", "allow"))),
+        (replace(PAST, name="anew"), LISTED_PAST),
+        (replace(PAST, kind="current"), LISTED_PAST),
+    ],
+    ids=["gone", "waits for something else", "goes to another table", "begins with the copy"],
+)
+def test_a_restart_goes_on_where_nothing_of_a_past_is_damaged(project: Project, target: Target, listed: TableState):
+    check_pasts(project, "s", [target], {"public.past": listed})

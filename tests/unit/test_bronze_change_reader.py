@@ -1,4 +1,4 @@
-"""The ledger: changes typed, transactions, spans; what is absent has a name; and only what a span needs is read."""
+"""Bronze as changes: typed, by transaction and span; what is absent has a name; only what a span needs is read."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from cdc_lake.api import Pipeline as Shop
 from cdc_lake.bronze.change_reader import ChangeReader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
-from cdc_lake.config.model import Pipeline
-from cdc_lake.config.project import Project
 from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.undecodable import PgoutputFormat, StoreUndecodable
 from cdc_lake.errors import (
@@ -33,7 +32,10 @@ from cdc_lake.runtime.redecode import retry
 from cdc_lake_testing.counted import CountedReader
 from cdc_lake_testing.histories import History
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.object_store import LocalStore
 from tests.bronze_formats import Place
+from tests.bronze_object_stores import FORMATS, stored
+from tests.pipeline_file import make_project
 from tests.seeds import one_seed
 
 ORDERS = table("public.orders", id="int8", note="text")
@@ -218,9 +220,7 @@ def test_a_transaction_that_is_not_decoded_stops_the_reading(bronze: TableBronze
 
 
 def test_what_was_decoded_later_is_read_in_its_place(tmp_path: Path) -> None:
-    made = {"version": 1, "pipeline": "shop", "bronze": {"undecodable": "land"}}
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    project = Project(Pipeline.model_validate({**made, "source": source}), tmp_path / "shop.yaml", tmp_path)
+    project = make_project(tmp_path, bronze={"undecodable": "land"})
     writer = DeltaBronze(project.bronze, durability="os")
     writer.begin_stream("pg:1:shop:shop:0/64", 100)
     sound = PgoutputFormat(tabulate)
@@ -295,3 +295,23 @@ def test_one_percent_of_the_positions_is_at_most_five_percent_of_the_bytes(
     assert rows.num_rows == 20 * 8
     assert pc.min(rows["_position"]).as_py() == 11_010
     assert counted.bytes_read <= 0.05 * whole, f"{counted.bytes_read:,} of {whole:,} bytes"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_bronze_in_a_store_is_read(kind: str, store: LocalStore, tmp_path: Path) -> None:
+    place = stored(kind, store, tmp_path)
+    writer = place.writer()
+    writer.begin_stream("pg:1:shop:shop:0/64", 100)
+    for position in (200, 300):
+        raw = raw_transaction(Transaction(boundaries(position), (Insert(ORDERS, (str(position), "a")),)))
+        writer.append([raw])
+    ledger = ChangeReader(place.reader())
+    assert ledger.changes("public.orders", ledger.span(200, 300))["id"].to_pylist() == [300]
+    assert ledger.transactions()["position"].to_pylist() == [200, 300]
+    assert ledger.verify().holds
+    files = place.reader().files()
+    near = ledger._local_paths(files, files.paths)
+    assert sum(pq.read_metadata(path).num_rows for path in near) == 8  # two times R B I C
+    folder = Path(near[0]).parent
+    del ledger
+    assert not folder.exists()

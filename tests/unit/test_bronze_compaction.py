@@ -20,7 +20,6 @@ from cdc_lake.bronze.compaction import MaintainedTable, plan
 from cdc_lake.bronze.contract import SCHEMA
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.hash_chain_verify import verify
-from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.row_history import history
 from cdc_lake.bronze.span_index import outline
@@ -32,8 +31,7 @@ from cdc_lake.model.position import Span
 from cdc_lake.tables import orphan_files
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
-from tests.bronze_formats import Place
-from tests.seeds import one_seed
+from tests.bronze_formats import Place, maintained
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 ORDERS = table("public.orders", id="int8", note="text")
@@ -43,25 +41,12 @@ LATER = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
 
 
 @pytest.fixture
-def dice() -> random.Random:
-    seed = one_seed()
-    print(f"seed {seed}")
-    return random.Random(seed)
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "bronze"
 
 
 def delta(folder: Path) -> DeltaBronzeTable:
     return DeltaBronzeTable(LocalDeltaStorage(folder, durable=False))
-
-
-def kept_up(place: Place) -> MaintainedTable:
-    table = place.table()
-    assert isinstance(table, DeltaBronzeTable | IcebergBronzeTable)
-    return table
 
 
 def writer_of(folder: Path) -> TableBronze:
@@ -143,7 +128,7 @@ def told(reader: BronzeReader) -> tuple[object, ...]:
 def test_a_year_of_history_compacted_reads_the_same_row_for_row_and_hash_for_hash(place: Place, dice: random.Random):
     writer = a_year(place, dice)
     before, told_before, files = rows_of(place.reader()), told(place.reader()), len(place.reader().files().paths)
-    groups = upkeep.compact(kept_up(place), dice.randint(2, 9), ignore_tiers=True)
+    groups = upkeep.compact(maintained(place), dice.randint(2, 9), ignore_tiers=True)
     assert 3 <= len(place.reader().files().paths) < files / 10
     assert sum(len(g.paths) for g in groups) > files * 0.9
     assert without_layouts(rows_of(place.reader())).equals(without_layouts(before)), "every row, in its order"
@@ -154,7 +139,7 @@ def test_a_year_of_history_compacted_reads_the_same_row_for_row_and_hash_for_has
 
 def test_compacted_files_keep_their_bounds_and_their_order_in_and_across_files(place: Place, dice: random.Random):
     a_year(place, dice)
-    upkeep.compact(kept_up(place), 5)
+    upkeep.compact(maintained(place), 5)
     files = place.reader().files()
     for path, row in zip(files.paths, files.actions.to_pylist(), strict=True):
         rows = files.read([path], SCHEMA.names)
@@ -170,12 +155,12 @@ def test_a_receiver_goes_on_above_upkeep(place: Place):
     writer = place.writer()
     writer.begin_stream("s", 0)
     after = commits(writer, 1, 5)
-    assert upkeep.prepare(kept_up(place))
-    assert upkeep.compact(kept_up(place), 2)
+    assert upkeep.prepare(maintained(place))
+    assert upkeep.compact(maintained(place), 2)
     after = commits(writer, after, 5)
     writer.advance(200, 200)
-    upkeep.compact(kept_up(place), 2)
-    upkeep.tidy(kept_up(place), 0.0, time.time() + 10_000)
+    upkeep.compact(maintained(place), 2)
+    upkeep.tidy(maintained(place), 0.0, time.time() + 10_000)
     assert writer.advance(300, 300).upto == 300
     assert verify(place.reader()).transactions == after - 1
 
@@ -185,16 +170,16 @@ def test_a_receiver_that_was_idle_for_long_goes_on_where_the_log_went_on_without
     writer.begin_stream("s", 0)
     after = commits(writer, 1, 5)
     for later in (10_000, 20_000):
-        upkeep.compact(kept_up(place), 2, ignore_tiers=True)
-        upkeep.prepare(kept_up(place))
-        upkeep.tidy(kept_up(place), 3600.0, time.time() + later)
+        upkeep.compact(maintained(place), 2, ignore_tiers=True)
+        upkeep.prepare(maintained(place))
+        upkeep.tidy(maintained(place), 3600.0, time.time() + later)
     if place.format == "delta":
         assert len(list((place.folder / "_delta_log").glob("*.json"))) == 1
     commits(writer, after, 1)
     idle = place.writer()
     idle.state()
     commits(writer, after + 1, 30)
-    upkeep.tidy(kept_up(place), 3600.0, time.time() + 10_000)
+    upkeep.tidy(maintained(place), 3600.0, time.time() + 10_000)
     with pytest.raises(AnotherReceiver):
         commits(idle, after + 1, 1)
     assert verify(place.reader()).transactions == after + 30
@@ -204,7 +189,7 @@ def test_upkeep_goes_on_above_a_receiver(place: Place, monkeypatch: pytest.Monke
     writer = place.writer()
     writer.begin_stream("s", 0)
     after = commits(writer, 1, 5)
-    exchange, late = type(kept_up(place)).exchange, iter([True, True, False])
+    exchange, late = type(maintained(place)).exchange, iter([True, True, False])
 
     def overtaken(self: MaintainedTable, *given: object, **more: object) -> int:
         nonlocal after
@@ -212,8 +197,8 @@ def test_upkeep_goes_on_above_a_receiver(place: Place, monkeypatch: pytest.Monke
             after = commits(writer, after, 2)
         return exchange(self, *given, **more)
 
-    monkeypatch.setattr(type(kept_up(place)), "exchange", overtaken)
-    assert len(upkeep.compact(kept_up(place), 2)) == 1
+    monkeypatch.setattr(type(maintained(place)), "exchange", overtaken)
+    assert len(upkeep.compact(maintained(place), 2)) == 1
     assert len(place.reader().files().paths) == 1 + 4
     assert commits(writer, after, 1) == after + 1
     assert verify(place.reader()).transactions == after
@@ -224,9 +209,9 @@ def test_a_second_receiver_is_refused_with_upkeep_between(place: Place):
     first.begin_stream("s", 0)
     commits(first, 1, 3)
     second.state()
-    upkeep.compact(kept_up(place), 2)
+    upkeep.compact(maintained(place), 2)
     commits(first, 4, 1)
-    upkeep.compact(kept_up(place), 2)
+    upkeep.compact(maintained(place), 2)
     with pytest.raises(AnotherReceiver):
         commits(second, 4, 1)
     with pytest.raises(AnotherReceiver):
@@ -249,15 +234,15 @@ def test_two_upkeeps_at_once_do_each_piece_once(place: Place, monkeypatch: pytes
     writer.begin_stream("s", 0)
     commits(writer, 1, 6)
     before = rows_of(place.reader())
-    exchange, first = type(kept_up(place)).exchange, iter([True])
+    exchange, first = type(maintained(place)).exchange, iter([True])
 
     def overtaken(self: MaintainedTable, *given: object, **more: object) -> int:
         if next(first, False):
-            assert upkeep.compact(kept_up(place), 2)
+            assert upkeep.compact(maintained(place), 2)
         return exchange(self, *given, **more)
 
-    monkeypatch.setattr(type(kept_up(place)), "exchange", overtaken)
-    assert upkeep.compact(kept_up(place), 2) == []
+    monkeypatch.setattr(type(maintained(place)), "exchange", overtaken)
+    assert upkeep.compact(maintained(place), 2) == []
     assert without_layouts(rows_of(place.reader())).equals(without_layouts(before))
 
 
@@ -289,7 +274,7 @@ def test_retention_lets_whole_files_leave_and_the_chain_starts_behind_them(place
     writer = a_year(place, dice)
     state = writer.state()
     assert state is not None
-    upkeep.compact(kept_up(place), 4)
+    upkeep.compact(maintained(place), 4)
     whole = verify(place.reader())
     files = place.reader().files()
     middle = files.actions.select(["max.epoch", "max.position"]).to_pylist()[len(files.paths) // 2]
@@ -298,7 +283,7 @@ def test_retention_lets_whole_files_leave_and_the_chain_starts_behind_them(place
     trim = upkeep.trimmable(files, floor, LATER)
     assert trim is not None
     assert (trim.epoch, trim.position) <= floor
-    assert upkeep.trim(kept_up(place), trim)
+    assert upkeep.trim(maintained(place), trim)
     reader = place.reader()
     verdict = verify(reader)
     assert verdict.holds, verdict.reason
@@ -315,7 +300,7 @@ def test_retention_lets_whole_files_leave_and_the_chain_starts_behind_them(place
 
 def test_retention_in_steps_ends_at_the_same_chain(place: Place, dice: random.Random):
     writer = a_year(place, dice)
-    table = kept_up(place)
+    table = maintained(place)
     while table.refresh() and (trim := upkeep.trimmable(table.files(), (3, 130), LATER)) is not None:
         few = upkeep.Trim(trim.paths[:25], -1, 0, trim.epoch, trim.position)
         if not upkeep.trim(table, few) or len(trim.paths) <= 25:
@@ -384,7 +369,7 @@ def test_a_file_that_is_to_be_committed_stays_though_the_clock_went_on_by_days(p
     writer = place.writer()
     writer.begin_stream("s", 0)
     commits(writer, 1, 3)
-    table = kept_up(place)
+    table = maintained(place)
     assert table.refresh()
     before = {path for path in place.folder.rglob("*") if path.is_file()}
     files = table.files()
@@ -392,17 +377,17 @@ def test_a_file_that_is_to_be_committed_stays_though_the_clock_went_on_by_days(p
     (written,) = {path for path in place.folder.rglob("*.parquet") if path.is_file()} - before
     for path in before | {written}:
         os.utime(path, (time.time() - 2 * 86_400 + (path == written),) * 2)
-    upkeep.tidy(kept_up(place), 3600.0)
+    upkeep.tidy(maintained(place), 3600.0)
     assert written.exists()
     commits(writer, 4, 1)
-    upkeep.tidy(kept_up(place), 3600.0)
+    upkeep.tidy(maintained(place), 3600.0)
     assert not written.exists(), "by then it is a leftover of a day ago"
 
 
 def test_a_table_without_a_stream_has_nothing_to_keep_up(place: Place):
-    assert not upkeep.prepare(kept_up(place))
-    assert upkeep.compact(kept_up(place), 2) == []
-    assert upkeep.tidy(kept_up(place), 0.0) is None
+    assert not upkeep.prepare(maintained(place))
+    assert upkeep.compact(maintained(place), 2) == []
+    assert upkeep.tidy(maintained(place), 0.0) is None
     with pytest.raises(NoStream):
         place.writer().append([transaction(1)])
 
@@ -433,7 +418,7 @@ def test_files_stay_few_however_many_commits_there_are(folder: Path, monkeypatch
 def test_a_row_group_is_small_in_memory_however_well_it_packs(place: Place):
     """Two of the commits fill a row group."""
     before = packs_well(place, 10)
-    assert len(upkeep.compact(kept_up(place), 10)) == 1
+    assert len(upkeep.compact(maintained(place), 10)) == 1
     (file,) = {*place.data_files()} - before
     footer = pq.read_metadata(file)
     groups = [footer.row_group(n).num_rows // 210 for n in range(footer.num_row_groups)]
@@ -443,8 +428,8 @@ def test_a_row_group_is_small_in_memory_however_well_it_packs(place: Place):
 def test_a_file_is_full_by_what_it_has_in_memory_too(place: Place, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compaction, "FULL_UNPACKED", 7_000_000)
     packs_well(place, 10)
-    assert [len(group.paths) for group in upkeep.compact(kept_up(place), 2)] == [3, 3, 3]
-    assert upkeep.compact(kept_up(place), 2) == []
+    assert [len(group.paths) for group in upkeep.compact(maintained(place), 2)] == [3, 3, 3]
+    assert upkeep.compact(maintained(place), 2) == []
     assert len(place.reader().files().paths) == 4
     assert verify(place.reader()).transactions == 10
 

@@ -24,28 +24,18 @@ from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.loader import load_project
-from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import AnotherReceiver, BronzeNotWritten, CatalogUnreachable, CommitUncertain
-from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.model.position import Span
 from cdc_lake.runtime.maintain import maintain
 from cdc_lake.tables import iceberg_log, rest_catalog
 from cdc_lake.tables import iceberg_log as iceberg_manifests
 from cdc_lake.tables.catalog import CatalogAddress, open_catalog
 from cdc_lake.tables.orphan_files import OrphanFiles
-from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from cdc_lake_testing.rest_catalog import Loss, RestCatalogServer
-from tests.bronze_formats import Place
+from tests.bronze_formats import ORDERS, Place, loaded, transaction
 from tests.conftest import Database
 
-ORDERS = table("public.orders", id="int8", note="text")
 ALL = Span(1, 0, 1 << 62)
-
-
-def transaction(position: int, rows: int = 1) -> BufferedTransaction:
-    return raw_transaction(
-        Transaction(boundaries(position), tuple(Insert(ORDERS, (f"{position}{n}", "note")) for n in range(rows)))
-    )
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "rest"])
@@ -86,10 +76,6 @@ def iceberg(tmp_path: Path) -> Place:
     place = Place("iceberg", tmp_path / "b")
     place.writer().begin_stream("s1", 100)
     return place
-
-
-def loaded(place: Place) -> Table:
-    return open_catalog(place.address()).load_table(("bronze", "shop"))
 
 
 def test_every_catalog_keeps_rows_markers_and_the_fence(address: CatalogAddress):

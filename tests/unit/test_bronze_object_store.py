@@ -23,7 +23,7 @@ from cdc_lake.tables.object_store import sign_headers
 from cdc_lake.tables.orphan_files import OrphanFiles
 from cdc_lake_testing.faulty_store import Fault, FaultyStore, Request
 from cdc_lake_testing.object_store import LocalStore, storage_at
-from tests.bronze_object_stores import FORMATS, Stored, store, stored
+from tests.bronze_object_stores import FORMATS, Stored, stored
 from tests.unit.test_bronze_hash_chain import (
     landed,
     test_every_epoch_is_verified,
@@ -52,7 +52,6 @@ __all__ = [
     "bronze",
     "landed",
     "reader",
-    "store",
     "test_a_commit_that_did_not_land_is_said_and_can_be_tried_again",
     "test_a_commit_that_landed_before_its_call_failed_counts_as_landed",
     "test_a_replayed_batch_changes_nothing",

@@ -25,18 +25,10 @@ from cdc_lake.tables.delta_log import mend
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from cdc_lake_testing.power_loss import LyingDisk
-from tests.seeds import one_seed
 from tests.tally import tally
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 ORDERS = table("public.orders", id="int8", note="text")
-
-
-@pytest.fixture
-def dice() -> random.Random:
-    seed = one_seed()
-    print(f"seed {seed}")
-    return random.Random(seed)
 
 
 def transaction(position: int) -> BufferedTransaction:

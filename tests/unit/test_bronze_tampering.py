@@ -8,21 +8,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from pyiceberg.table import Table
 
 from cdc_lake.bronze import compaction
-from cdc_lake.bronze.compaction import MaintainedTable
 from cdc_lake.bronze.contract import SCHEMA
-from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.hash_chain_verify import verify
-from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
 from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import BronzeAltered
 from cdc_lake.model.change import Insert, Transaction
-from cdc_lake.tables.catalog import open_catalog
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
-from tests.bronze_formats import Place
+from tests.bronze_formats import Place, loaded, maintained
 
 ORDERS = table("public.orders", id="int8", note="text")
 _POSITIONS = (200, 210, 220, 230, 240)
@@ -59,10 +54,6 @@ def opened(place: Place) -> DeltaTable:
     return DeltaTable(str(place.folder))
 
 
-def loaded(place: Place) -> Table:
-    return open_catalog(place.address()).load_table(("bronze", "shop"))
-
-
 def rows_of(place: Place) -> pa.Table:
     files = place.reader().files()
     return files.read(files.paths[:1], SCHEMA.names)
@@ -80,12 +71,6 @@ def before_last(place: Place, back: int) -> int:
 
 def set_main(place: Place, snapshot: int) -> None:
     loaded(place).manage_snapshots().set_current_snapshot(snapshot_id=snapshot).commit()
-
-
-def maintained(place: Place) -> MaintainedTable:
-    table = place.table()
-    assert isinstance(table, DeltaBronzeTable | IcebergBronzeTable)
-    return table
 
 
 def append_some(place: Place) -> None:

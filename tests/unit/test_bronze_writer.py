@@ -18,25 +18,15 @@ from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
 from cdc_lake.decode.hashing import GENESIS
-from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import AnotherReceiver, BronzeNotWritten, BronzeUnknown, NoStream, NotInOrder
-from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.model.position import Span
 from cdc_lake.tables import delta_log
 from cdc_lake.tables.catalog import open_catalog
 from cdc_lake.tables.iceberg_log import IcebergLog
-from cdc_lake_testing.messages import boundaries, raw_transaction, table
-from tests.bronze_formats import Place
+from tests.bronze_formats import ORDERS, Place, transaction
 from tests.seeds import one_seed
 
-ORDERS = table("public.orders", id="int8", note="text")
 ALL = Span(1, 0, 1 << 62)
-
-
-def transaction(position: int, rows: int = 1) -> BufferedTransaction:
-    return raw_transaction(
-        Transaction(boundaries(position), tuple(Insert(ORDERS, (f"{position}{n}", "note")) for n in range(rows)))
-    )
 
 
 @pytest.fixture

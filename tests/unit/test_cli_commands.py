@@ -1,4 +1,4 @@
-"""The command line as people and programs meet it: no terminal, no colour, 60 columns.
+"""The command line as people and programs meet it: no terminal, no colour, 60 columns; the demo that `init demo` writes.
 
 What ends a process, or is told by one that begins, is looked at in real ones; everything else in this process.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.cli.project_template import pipeline_name, scaffold, templates
+from cdc_lake.config.loader import load_project
 from cdc_lake.config.model import SilverTable
 from tests.shell import QuickShell, Said
 
@@ -434,3 +435,25 @@ def test_a_file_where_the_lake_has_a_folder_is_named(project: Path, file: str, c
     assert place.read_text() == "mine"
     place.rename(place.with_suffix(".away"))
     assert f"error[{code}]" not in cdc_lake(project, *verb).err
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", ["shop.yaml", "shop_workload.py"])
+def test_template_is_the_repositorys_own_file(name: str) -> None:
+    template = ROOT / "cdc_lake" / "cli" / "templates" / "demo" / "pipelines" / name
+    assert template.read_text() == (ROOT / "pipelines" / name).read_text()
+
+
+def test_dev_is_laid_over_the_shop(tmp_path: Path) -> None:
+    for name in ("pipelines/shop.yaml", "conf/dev.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    (tmp_path / ".demo").mkdir()
+    (tmp_path / ".demo" / "port").write_text("5432")
+    (tmp_path / ".demo" / "password").write_text("secret")
+    plain = load_project(tmp_path / "pipelines" / "shop.yaml")
+    dev = load_project(tmp_path / "pipelines" / "shop.yaml", environment="dev")
+    assert (plain.lake.name, plain.pipeline.bronze.durability) == ("lake", "fsync")
+    assert (dev.lake.name, dev.pipeline.bronze.durability) == ("lake-dev", "os")

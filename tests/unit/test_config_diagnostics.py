@@ -286,7 +286,7 @@ ELSEWHERE = {
     "CFG144": "`init` cannot write: tests/unit/test_cli_commands.py",
     "CFG145": "a command that does not read from such a source: tests/unit/test_config_gaussdb.py",
     "CFG146": "the mode of a file with secrets: tests/unit/test_config_secrets.py",
-    "CFG154": "redaction beside the tables of the server: tests/unit/test_redaction_places.py",
+    "CFG154": "redaction beside the tables of the server: tests/unit/test_redaction.py",
     "CFG155": "`record` without `--redact` or `--raw`: tests/live/test_record.py",
 }
 """Codes that no content of a pipeline file raises, and why."""

@@ -1,11 +1,13 @@
-"""Control tables: what goes in comes out, once where it says so, from several processes."""
+"""Control tables: what goes in comes out, once where it says so, from several processes; the lease on silver."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -19,10 +21,10 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_lake.config.model import ObjectAddress
-from cdc_lake.errors import LakeError, Retry
+from cdc_lake.errors import AnotherApply, LakeError, Retry
 from cdc_lake.tables import delta_log
 from cdc_lake.tables.control_schema import TABLES, CutRow, RunRow, SnapshotRow, StreamRow, schema_of, utc_now
-from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.control_tables import ControlTables, lease
 from cdc_lake.tables.delta_storage import ObjectStoreDeltaStorage
 from cdc_lake.tables.object_store import ObjectStore
 from cdc_lake_testing.faulty_store import Chance, FaultyStore
@@ -30,13 +32,6 @@ from cdc_lake_testing.object_store import LocalStore, storage_at
 from tests.seeds import seeds
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[LocalStore]:
-    with LocalStore() as running:
-        running.bucket("lake")
-        yield running
 
 
 @pytest.fixture
@@ -307,3 +302,29 @@ def test_a_cut_in_a_compacted_file_is_still_the_last_of_its_stream(opened: Calla
     assert control.last_cut("a") == cut(80, 1, "a")
     assert control.last_cut("b") == cut(75, 1, "b")
     assert control.last_cut() == cut(80, 1, "a")
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from cdc_lake.tables.control_tables import lease
+with lease(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_lease_is_refused_while_held_and_goes_with_a_killed_process(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(AnotherApply, match=f"process {holder.pid} "), lease(tmp_path):
+            pass
+    finally:
+        holder.kill()
+        holder.communicate()
+    with lease(tmp_path):
+        pass
+    with lease(tmp_path):
+        pass

@@ -11,8 +11,6 @@ import pytest
 from deltalake import DeltaTable
 
 import cdc_lake
-from cdc_lake.cli.app import app
-from cdc_lake.cli.process import run_command
 from cdc_lake.control.cuts import parse_cut, pinned_cuts
 from cdc_lake.errors import NotPinned, VersionGone
 from cdc_lake.model.position import Latest, as_of
@@ -22,6 +20,7 @@ from cdc_lake.runtime.cut_retention import Keeper, pin_cut, unpin_cut
 from cdc_lake.tables.silver_table import iceberg_table
 from cdc_lake.tables.version_retention import retention_changes
 from tests.cut_lake import CutLake, forget, ids, listed
+from tests.shell import output_of
 
 SHOP = """\
 version: 1
@@ -47,9 +46,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CutLake:
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    assert run_command(app, ["cuts", *arguments]) == code
-    heard = capsys.readouterr()
-    return heard.out if code == 0 else heard.err
+    return output_of(capsys, "cuts", *arguments, code=code)
 
 
 def tags(lake: CutLake, name: str) -> dict[str, int]:

@@ -12,13 +12,12 @@ import pyarrow as pa
 import pytest
 
 import cdc_lake
-from cdc_lake.config.model import Pipeline
-from cdc_lake.config.project import Project
 from cdc_lake.errors import CutNotReached, NotInCut, SilverMissing, TableBehind, VersionGone
 from cdc_lake.model.position import Latest, Position
 from cdc_lake.runtime.cut_retention import show_cut
 from cdc_lake.silver.kinds import rows_as_of
 from tests.cut_lake import CutLake, at, forget, ids, listed
+from tests.pipeline_file import make_project
 from tests.tarballs import unpack
 
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
@@ -193,10 +192,7 @@ def test_a_history_is_asked_by_epoch_before_position() -> None:
 def test_a_lake_of_0_2_0_is_read_at_its_cuts(tmp_path: Path) -> None:
     with tarfile.open(Path(__file__).parents[1] / "data" / "lake_0_2_0.tar.xz") as archive:
         unpack(archive, tmp_path)
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    silver = {"defaults": {"namespace": "old_delta"}}
-    values = {"version": 1, "pipeline": "old_delta", "source": source, "silver": silver}
-    project = Project(Pipeline.model_validate(values), tmp_path / "shop.yaml", tmp_path)
+    project = make_project(tmp_path, "old_delta", silver={"defaults": {"namespace": "old_delta"}})
     early = cdc_lake.Pipeline(project).cut(as_of=139)
     assert (early.position, early.held) == ("0/78", {"public.t": 1})
     assert listed(early.read("t")) == [2, 3, 500]

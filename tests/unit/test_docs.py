@@ -16,16 +16,25 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.cli.app import app
+from cdc_lake.cli.app import ORDER, app
+from cdc_lake.cli.text import codes
 from cdc_lake.config.loader import validate
+from cdc_lake.config.model import Pipeline
 from cdc_lake.config.schema import SOURCE_TYPES
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.change import Insert, Transaction, Update
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from tests.live.test_postgres_versions import BEHAVIOURS
+from tests.postgres_matrix import HEAD, PAGE, VERSIONS
+from tests.postgres_matrix import page as matrix_page
+from tools.docs import REFERENCE
+from tools.docs.command_line import EXIT_CODES
 from tools.docs.lake_tables import example
+from tools.docs.pages import PAGES as GENERATED
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -260,3 +269,53 @@ def finished_lake(folder: Path) -> None:
     bronze.append_snapshot("initial-1", 0, orders, pa.array([["1", "new"]]), 0, 1000)
     for position, change in ((2000, Insert(orders, ("2", "new"))), (3000, Update(orders, ("1", "paid")))):
         bronze.append([raw_transaction(Transaction(boundaries(position), (change,)))])
+
+
+@pytest.mark.parametrize("name", sorted(GENERATED.keys() - {"licences.md"}))
+def test_a_generated_page_is_current(name):
+    """All but the page of licences: what is installed differs a little from machine to machine (test_packaging.py)."""
+    assert (REFERENCE / name).read_text(encoding="utf-8") == GENERATED[name](), "run `make docs`"
+
+
+def test_every_key_has_a_description():
+    schema = json.loads(GENERATED["pipeline.schema.json"]())
+    for name, node in [("Pipeline", schema), *schema["$defs"].items()]:
+        for key, value in node.get("properties", {}).items():
+            assert value.get("description") or "$ref" in value, f"{name}.{key}"
+
+
+def test_the_schema_knows_every_top_level_key():
+    schema = json.loads(GENERATED["pipeline.schema.json"]())
+    assert set(schema["properties"]) == {i.alias or n for n, i in Pipeline.model_fields.items()}
+    assert schema["additionalProperties"] is False
+
+
+def test_the_page_of_errors_has_every_code_once_with_its_exit_code():
+    rows = dict(
+        re.findall(r"^\| \[(\w+)\]\(\S+\) \| .+ \| (\d+) \| (?:yes)? \|$", GENERATED["errors.md"](), re.MULTILINE)
+    )
+    assert sorted(rows) == codes()
+    assert {rows["SRC201"], rows["CFG104"], rows["QUA501"], rows["STA612"]} == {"4", "3", "5", "1"}
+    assert {int(code) for code in rows.values()} <= {code for code, _, _ in EXIT_CODES}
+
+
+def test_every_verb_has_its_place_in_the_list():
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    assert {name for name, command in group.commands.items() if not command.hidden} == set(ORDER)
+
+
+def test_the_page_is_of_these_behaviours() -> None:
+    text = PAGE.read_text()
+    assert text.startswith(HEAD)
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.removeprefix(HEAD).splitlines()]
+    head, _, *rows = lines
+    assert tuple(int(version.partition(".")[0]) for version in head[1:]) == VERSIONS
+    assert [row[0] for row in rows] == [one.title for one in BEHAVIOURS]
+    for one, row in zip(BEHAVIOURS, rows, strict=True):
+        for version, cell in zip(VERSIONS, row[1:], strict=True):
+            assert cell == ("yes" if version >= one.since else "")
+    found = {
+        version: {"version": head[nth], **{row[0]: row[nth] for row in rows}} for nth, version in enumerate(VERSIONS, 1)
+    }
+    assert matrix_page(found, [row[0] for row in rows]) == text

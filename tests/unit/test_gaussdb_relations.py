@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata, Storage
+from cdc_lake.decode.gaussdb.catalog_facts import GaussDbColumn, GaussDbTableMetadata, Storage, named_anew, named_by
 from cdc_lake.decode.gaussdb.records import Field, Operation, Row
 from cdc_lake.decode.gaussdb.relations import PriorRelation, RelationResolver, relation_of
 from cdc_lake.decode.historic_catalog import Attribute
@@ -409,3 +409,12 @@ def test_another_table_that_has_a_tables_name_ends_the_reading() -> None:
 def test_what_is_kept_of_facts_is_what_they_were() -> None:
     facts = altered(3, file=17, skipped=frozenset("g"))
     assert GaussDbTableMetadata.from_description(json.loads(json.dumps(facts.describe()))) == facts
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [("700 10", False), ("800 10", True), ("800 11", False), ("2 10", False), ("9000000000 10", True)],
+    ids=["as it was", "renamed", "another owner", "frozen", "of 64 bits"],
+)
+def test_a_name_is_anew_where_the_row_type_is_written_and_has_its_owner(now: str, *, expected: bool) -> None:
+    assert named_anew("700 10", named_by(f"16500 900 16500 5 3500 1 700 {now}")) is expected

@@ -1,4 +1,4 @@
-"""What a server of the GaussDB family says of itself, its slots and its snapshots."""
+"""What a server of the GaussDB family says of itself, its slots, its snapshots and the defaults of columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from cdc_lake.errors import (
     WrongOutputOrder,
 )
 from cdc_lake.model.position import Csn, Lsn, OrderDomain
+from cdc_lake.model.relation import Missing
 from cdc_lake.source.gaussdb import slot
+from cdc_lake.source.gaussdb.catalog import missing_of
 from cdc_lake.source.gaussdb.server import (
     TRAPS,
     Effect,
@@ -369,3 +371,38 @@ def test_the_section_source_becomes_a_target() -> None:
     assert (target.tls.mode, target.tls.root_cert) == ("verify-full", Path("/project/conf/ca.pem"))
     assert target.connect_timeout == 2.5
     assert "secret" not in repr(target)
+
+
+def told(type_name: str, kept: str | None, *, has_default: bool = True) -> Missing | None:
+    return missing_of(
+        type_name,
+        kept,
+        has_default=has_default,
+        decode=lambda image: image.decode("gbk"),
+        printed=lambda number: number.replace("0.", ".", 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("type_name", "kept", "text"),
+    [
+        ("numeric", "28000000 0081 0c00 480d", "12.34"),  # the short header
+        ("numeric", "20000000 3fa0 0100", "-1" + "0" * 252),  # its greatest weight
+        ("numeric", "0d 0081 0c00 480d", "12.34"),  # one byte of length
+        ("numeric", "20000000 7f82 0500", ".0005"),
+        ("numeric", "20000000 00d0 0000", None),  # a form of columnar tables
+        ("numeric", "18000000 00c0", "NaN"),
+        ("text", "20000000 c3fb d7d6", "名字"),
+        ("int1", "ff", "255"),
+        ("smalldatetime", "0080ad77fc790200", "2022-02-02 00:00:00"),
+        ("timestamp", "ffffffffffffff7f", None),
+        ("timetz", "000000000000000000000000", None),
+    ],
+)
+def test_bytes_are_read_or_nobody_can_say(type_name: str, kept: str, text: str | None) -> None:
+    assert told(type_name, kept.replace(" ", "")) == Missing(text)
+
+
+def test_without_bytes_old_rows_are_null_unless_there_is_a_default():
+    assert told("int4", None, has_default=False) is None
+    assert told("int4", None) == Missing(None)

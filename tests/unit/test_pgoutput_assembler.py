@@ -1,15 +1,29 @@
-"""The assembler gives whole transactions only, as bytes, under the layouts in force."""
+"""The assembler gives whole transactions only, as bytes, under the layouts in force, with the logical messages that land."""
 
 from __future__ import annotations
 
 import pytest
 
 from cdc_lake.decode.pgoutput.assembler import Assembler, TableFacts
+from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.errors import MalformedMessage, OutOfSequence, TruncatedMessage, UnknownRelation, UnknownType
-from cdc_lake.model.change import Boundaries, Delete, Insert, Message, OldKind, Transaction, Truncate, Update
+from cdc_lake.model.change import (
+    OWN_MESSAGES,
+    Boundaries,
+    Delete,
+    Insert,
+    Message,
+    OldKind,
+    Transaction,
+    Truncate,
+    Update,
+)
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake_testing import messages
+from cdc_lake_testing.decoded import of_messages as transaction
 from cdc_lake_testing.messages import boundaries, catalog_of, encode_stream, encode_transaction, raw_transaction, table
+from cdc_lake_testing.streaming import inside, stream_commit, stream_start, stream_stop
+from tests.unit.test_pgoutput_streaming import fed
 
 ORDERS = table("public.orders", id="int8", note="text")
 WIDER = table("public.orders", id="int8", note="text", more="text")
@@ -171,3 +185,41 @@ def test_one_connection_announces_a_layout_once():
     both = [Transaction(boundaries(at), (Insert(ORDERS, ("1", "x")),)) for at in (900, 1900)]
     letters = b"".join(payload[:1] for _, payload in encode_stream(both))
     assert letters == b"BRICBIC"
+
+
+OUTSIDE = messages.message("p", b"\0c", 184, transactional=False)
+
+
+def test_a_message_outside_of_transactions_is_one_of_its_own_between_those_around_it() -> None:
+    before = (messages.begin(100), messages.message("p", b"b"), messages.commit(100, 160))
+    behind = (messages.begin(200), messages.message("p", b"a"), messages.commit(200, 248))
+    assembler = Assembler({}, messages=True)
+    raws = fed(assembler, *before, OUTSIDE, *behind)
+    assert [raw.bounds.position for raw in raws] == [160, 184, 248]
+    assert raws[1].bounds == Boundaries(position=184, confirm=184)
+    assert transaction(raws[1]).changes == (Message("p", b"\0c"),)
+    assert len(tabulate(raws)) == 3
+    assert (assembler.outside_messages, assembler.in_transaction) == (0, False)
+
+
+def test_without_being_asked_for_it_is_dropped_and_counted() -> None:
+    assembler = Assembler({})
+    assert fed(assembler, OUTSIDE) == []
+    assert assembler.outside_messages == 1
+
+
+def test_it_cannot_stand_inside_a_transaction() -> None:
+    with pytest.raises(OutOfSequence, match="inside one"):
+        fed(Assembler({}, messages=True), messages.begin(100), OUTSIDE)
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+def test_what_a_run_writes_itself_is_never_landed(transactional: bool) -> None:
+    own = messages.message(OWN_MESSAGES, b"heartbeat", 120, transactional=transactional)
+    if not transactional:
+        assert fed(Assembler({}, messages=True), own) == []
+        return
+    [whole] = fed(Assembler({}, messages=True), messages.begin(100), own, messages.commit(100, 148))
+    started, stop = stream_start(7, first=True), stream_stop()
+    [streamed] = fed(Assembler({}, messages=True), started, inside(own, 7), stop, stream_commit(7, 100, 148))
+    assert (whole.count, streamed.count) == (0, 0)

@@ -15,7 +15,6 @@ import pytest
 
 from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.errors import DecodeError
 from cdc_lake.model.change import Change, Delete, Insert, OldKind, Update
@@ -24,6 +23,7 @@ from cdc_lake_testing.invariants import Known, invariants
 from cdc_lake_testing.memory_server import MemoryServer
 from cdc_lake_testing.messages import encode_change, relation, table
 from tests.bronze_replay import bronze_rows
+from tests.pipeline_file import make_project
 from tests.tally import tally
 
 ORDERS = table("public.orders", id="int8", note="text")
@@ -55,13 +55,7 @@ POISON: dict[str, list[bytes]] = {
 
 
 def project_of(root: Path) -> Project:
-    document = {
-        "version": 1,
-        "pipeline": "shop",
-        "source": {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]},
-        "bronze": {"batch": {"max_delay": "5 ms"}},
-    }
-    return Project(Pipeline.model_validate(document), root / "p.yaml", root)
+    return make_project(root, bronze={"batch": {"max_delay": "5 ms"}})
 
 
 def with_poison(frames: Sequence[bytes], *, keeps: bool) -> MemoryServer:

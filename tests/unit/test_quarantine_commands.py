@@ -10,8 +10,6 @@ import pytest
 
 import cdc_lake
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.cli.app import app
-from cdc_lake.cli.process import run_command
 from cdc_lake.config.project import Project
 from cdc_lake.control.table_pauses import pause, resume
 from cdc_lake.errors import AnotherApply, DecidedOtherwise, NotQuarantined, QuarantineRemains
@@ -23,6 +21,7 @@ from cdc_lake.tables.control_schema import CutRow, utc_now
 from cdc_lake.tables.control_tables import control_tables, lease
 from cdc_lake_testing.broken_off import broken_off
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from tests.shell import output_of
 
 SHOP = """\
 version: 1
@@ -74,9 +73,7 @@ def _held(position: int, ordinal: int, reason: str, rules: list[str], key: str, 
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    assert run_command(app, ["held", *arguments]) == code
-    heard = capsys.readouterr()
-    return heard.out if code == 0 else heard.err
+    return output_of(capsys, "held", *arguments, code=code)
 
 
 def decisions(project: Project) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ import pytest
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, write_cut
 from cdc_lake.control.quarantine import quarantine_log
@@ -30,6 +29,7 @@ from cdc_lake.runtime.apply.transaction_groups import AheadTable, passed_by, ren
 from cdc_lake.tables.control_schema import schema_of
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake_testing.messages import raw_transaction, table, transaction_at
+from tests.pipeline_file import make_project
 from tests.seeds import seeds
 
 ORDERS, LINES, ALONE = (TableName("public", name) for name in ("orders", "lines", "alone"))
@@ -42,11 +42,9 @@ def project(tmp_path: Path) -> Project:
 
 
 def made(root: Path, kind: str) -> Project:
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
     group = {"name": "shop", "tables": ["public.orders", "public.lines"], "hold": "transaction"}
     silver = {"defaults": {"kind": kind}, "groups": [group]}
-    document = {"version": 1, "pipeline": "shop", "source": source, "snapshot": {"mode": "none"}, "silver": silver}
-    return Project(Pipeline.model_validate(document), root / "p", root)
+    return make_project(root, snapshot={"mode": "none"}, silver=silver)
 
 
 @pytest.fixture
@@ -194,10 +192,8 @@ class Behind:
     def __init__(self, root: Path, dice: random.Random) -> None:
         kinds = [{"from": f"public.{name}", "kind": dice.choice(("current", "history"))} for name in NAMES]
         group = {"name": "shop", "tables": [f"public.{name}" for name in NAMES], "hold": "transaction"}
-        source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
         silver = {"tables": kinds, "groups": [group]}
-        document = {"version": 1, "pipeline": "shop", "source": source, "snapshot": {"mode": "none"}, "silver": silver}
-        self.project = Project(Pipeline.model_validate(document), root / "p", root)
+        self.project = make_project(root, snapshot={"mode": "none"}, silver=silver)
         self.control = ControlTables(self.project.control)
         bronze = DeltaBronze(self.project.bronze, durability="os")
         bronze.begin_stream("test", 10)

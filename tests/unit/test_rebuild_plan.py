@@ -14,8 +14,6 @@ from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.writer import BesideBronze, DeltaBronze
 from cdc_lake.cli.commands.maintenance import rebuilt_text
-from cdc_lake.config.model import Pipeline
-from cdc_lake.config.project import Project
 from cdc_lake.control.snapshots import CopiedTable, copy_name, record_recopied
 from cdc_lake.errors import NothingToRebuild, PastTrimmed, PositionUnavailable, RebuildNeedsPlace, SnapshotIncomplete
 from cdc_lake.model.change import Change, Insert, Transaction
@@ -29,6 +27,7 @@ from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables, control_tables
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from tests.pipeline_file import make_project
 
 T = table("public.t", id="int4", amount="int4")
 WIDE = table("public.t", id="int4", amount="int4", note="text")
@@ -39,9 +38,7 @@ class Bronze:
     """A stream that begins at 10, with what the test lands."""
 
     def __init__(self, root: Path, **settings: Any) -> None:
-        source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-        values = {"version": 1, "pipeline": "shop", "source": source, "snapshot": {"mode": "none"}, **settings}
-        self.project = Project(Pipeline.model_validate(values), root / "shop.yaml", root)
+        self.project = make_project(root, snapshot={"mode": "none"}, **settings)
         self.writer = DeltaBronze(self.project.bronze, durability="os")
         self.writer.begin_stream("test", 10)
 

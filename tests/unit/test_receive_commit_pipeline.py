@@ -1,23 +1,40 @@
-"""Landing: what is decoded in parts lands as if it had been decoded at once, and nothing is passed over."""
+"""From the wire to bronze: how batches close, what is decoded in parts lands whole, and how many files an INSERT passes.
+
+Measured as it runs, over a server in memory: the loop, the assembler, the decoder, the writer and Delta are the real
+ones. What opens a stream, redaction, and the retries around a lake that is away are not on that way, nor is what
+reports the commit. Of `apply` see tests/spark/test_apply_merge_plans.py.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 
+import cdc_lake
 from cdc_lake.bronze.contract import BronzeCommit, StreamCheckpoint, Tabulate, TransactionBatch
 from cdc_lake.bronze.row_builder import build
+from cdc_lake.config.model import Batch
+from cdc_lake.connectors.open_stream import OrderedTransaction
 from cdc_lake.decode.change_batch import ChangeColumns, concat_changes
 from cdc_lake.decode.hashing import GENESIS
 from cdc_lake.decode.pgoutput.columnar import columns_of
-from cdc_lake.decode.transaction import DecodedMarker, ReceivedTransaction
+from cdc_lake.decode.transaction import BufferedTransaction, DecodedMarker, ReceivedTransaction
 from cdc_lake.errors import MalformedMessage
 from cdc_lake.model.change import Boundaries, Change, Delete, Insert, Message, OldKind, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.runtime.receive.commit_pipeline import BronzeCommitPipeline
+from cdc_lake.runtime.receive.loop import OpenBatch, ReceiveLoop
+from cdc_lake_testing.memory_server import MemoryServer
+from cdc_lake_testing.messages import table
+from tests.pipeline_file import make_project
 
 COLUMNS = (Column("id", "int4", 23, -1, True), Column("name", "text", 25, -1, False))
 A, B = (Relation(TableName("public", name), COLUMNS, ReplicaIdentity.DEFAULT, ("id",)) for name in "ab")
@@ -146,3 +163,112 @@ def test_decoding_is_behind_until_its_bytes_are_columns() -> None:
         assert [landing.is_saturated] == [False]
         landing.append(TransactionBatch(large[:2], 2, 2))
         assert landing.drain() is not None
+
+
+def raw(frames: int, size: int) -> BufferedTransaction:
+    return BufferedTransaction(Boundaries(1, 1), [b""] * frames, [0] * frames, [None] * frames, {}, size)
+
+
+def test_a_batch_closes_at_whichever_limit_comes_first() -> None:
+    now = [0.0]
+    for limits, more in (
+        (Batch(max_bytes=10, max_rows=99, max_transactions=99), raw(1, 5)),
+        (Batch(max_bytes=99, max_rows=10, max_transactions=99), raw(5, 1)),
+        (Batch(max_bytes=99, max_rows=99, max_transactions=2), raw(1, 1)),
+    ):
+        batch = OpenBatch(limits, lambda: now[0], 0, 0)
+        batch.add(OrderedTransaction(1, 1, more))
+        assert not batch.is_full
+        batch.add(OrderedTransaction(1, 1, more))
+        assert batch.is_full
+        assert batch.take() == TransactionBatch([more, more], 1, 1)
+        assert not batch.is_full
+        assert len(batch) == 0
+
+
+def test_after_a_pause_a_transaction_is_due_at_once_and_then_one_batch_every_delay() -> None:
+    now = [100.0]
+    batch = OpenBatch(Batch(max_delay=200), lambda: now[0], 0, 0)
+    batch.add(OrderedTransaction(1, 1, raw(1, 1)))
+    assert batch.due_in <= 0
+    batch.take()
+    now[0] = 100.05
+    batch.add(OrderedTransaction(2, 2, raw(1, 1)))
+    now[0] = 100.15
+    batch.add(OrderedTransaction(3, 3, raw(1, 1)))
+    assert 0.049 < batch.due_in < 0.051
+    now[0] = 100.2
+    assert batch.due_in <= 0
+    batch.take()
+    now[0] = 101.0
+    batch.add(OrderedTransaction(4, 4, raw(1, 1)))
+    assert batch.due_in <= 0
+
+
+def test_what_is_handed_over_for_decoding_is_held_without_its_bytes() -> None:
+    batch = OpenBatch(Batch(), lambda: 0.0, 0, 0)
+    first, second = raw(1, 5), raw(2, 7)
+    batch.add(OrderedTransaction(1, 1, first))
+    assert batch.to_decode == 5
+    assert batch.hand_over() == [first]
+    batch.add(OrderedTransaction(2, 2, second))
+    assert batch.to_decode == 7
+    assert batch.hand_over() == [second]
+    assert batch.to_decode == 0
+    assert batch.hand_over() == []
+    kept = [DecodedMarker(one.bounds, one.size, one.count) for one in (first, second)]
+    assert batch.take() == TransactionBatch(kept, 2, 2)
+    batch.add(OrderedTransaction(3, 3, first))
+    assert batch.hand_over() == [first]
+
+
+PACKAGE = f"{Path(str(cdc_lake.__file__)).parent}/"
+FILES_AT_MOST, DEPTH_AT_MOST = 25, 10
+ORDERS = table("public.orders", id="int8", note="text")
+
+
+class Calls(threading.local):
+    """The functions of the package that a thread is in, as far as they count."""
+
+    def __init__(self) -> None:
+        self.under: list[str] = []
+
+
+def test_an_insert_gets_from_the_wire_to_bronze_through_few_files_and_calls(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    server = MemoryServer([ORDERS])
+    server.commit(Insert(ORDERS, ("1", "note")))
+    assert server.received(project) is None  # the table is made
+    server.commit(Insert(ORDERS, ("2", "note")))
+    calls, files, deepest = Calls(), set[str](), list[str]()
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event not in {"call", "return"} or not code.co_filename.startswith(PACKAGE) or "<" in code.co_name:
+            return
+        if event == "return":
+            if calls.under:
+                calls.under.pop()
+            return
+        calls.under.append(f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_qualname}")
+        if not any(name.endswith("._report_commit") for name in calls.under):
+            files.add(code.co_filename.removeprefix(PACKAGE))
+            deepest[:] = max(deepest, [*calls.under], key=len)
+
+    run = ReceiveLoop.run
+
+    def traced(loop: ReceiveLoop, stream: Any) -> None:
+        threading.setprofile(profile)
+        sys.setprofile(profile)
+        try:
+            run(loop, stream)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+
+    with mock.patch.object(ReceiveLoop, "run", traced):
+        assert server.received(project) is None
+    print(f"{len(files)} files, {len(deepest)} calls deep:", *sorted(files), *deepest, sep="\n")
+    assert {"runtime/receive/loop.py", "decode/pgoutput/parser.py", "bronze/writer.py", "tables/delta_log.py"} <= files
+    assert len(files) <= FILES_AT_MOST
+    assert len(deepest) <= DEPTH_AT_MOST

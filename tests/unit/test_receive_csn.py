@@ -24,7 +24,6 @@ from cdc_lake.bronze.contract import BronzeWriter
 from cdc_lake.bronze.hash_chain_verify import ChainVerdict, verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.gaussdb.csn_order import CsnOrdering, recorded_gaps
 from cdc_lake.control.streams import begin_stream
@@ -45,6 +44,7 @@ from cdc_lake.runtime.receive.stream_setup import OpenStream
 from cdc_lake.source.base import Kind, StreamIdentity
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake_testing.recordings import RecordingSource
+from tests.pipeline_file import make_project
 
 TRANSFERS = Path(__file__).resolve().parents[1] / "data" / "opengauss" / "6.0.2" / "transfers"
 FIRST, LAST = 2681328, 2708050  # CSNs of the stream
@@ -175,13 +175,7 @@ class Lossy(GaussDbAssembler):
 
 
 def project_of(root: Path, **batch: Any) -> Project:
-    document = {
-        "version": 1,
-        "pipeline": "transfers",
-        "source": {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]},
-        "bronze": {"durability": "os", "batch": batch},
-    }
-    return Project(Pipeline.model_validate(document), root / "p.yaml", root)
+    return make_project(root, "transfers", bronze={"durability": "os", "batch": batch})
 
 
 def receive(project: Project, tell: Any = silent) -> ReceiveSummary:

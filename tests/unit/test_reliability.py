@@ -1,4 +1,4 @@
-"""The runner of the fault tests: what it adds up, when it is red, what it keeps; the page is made of what is kept."""
+"""The runner of the fault tests: what it draws, what it adds up, when it is red, what it keeps; the page is made of what is kept."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from tests import reliability
 from tests.promises import PROMISES, Found, Promise
 from tests.reliability import ROOT, Row, counted, keep, kept, page, tried
+from tests.seeds import one_seed, seeds
 
 KEPT = """\
 from tests.tally import tally
@@ -199,3 +200,22 @@ def test_the_page_is_made_of_what_is_kept() -> None:
     assert list(rows) == [p.number for p in PROMISES if p.number in rows]
     assert json.loads(reliability.KEPT.read_text(encoding="utf-8")) == {n: row.document() for n, row in rows.items()}
     assert all(row.version and row.day and row.chance and row.found.seconds for row in rows.values())
+
+
+def test_a_chance_gives_as_many_seeds_as_asked_for_and_the_same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CDC_LAKE_SEED", raising=False)
+    monkeypatch.setenv("CDC_LAKE_CHANCE", "a tree")
+    assert len({*seeds(150)}) == 150
+    assert seeds(3) == seeds(150)[:3]
+    assert one_seed() == seeds(150)[0]
+    monkeypatch.setenv("CDC_LAKE_CHANCE", "another tree")
+    first = one_seed()
+    monkeypatch.setenv("CDC_LAKE_CHANCE", "a tree")
+    assert first != one_seed()
+
+
+def test_one_seed_is_repeated_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CDC_LAKE_CHANCE", "a tree")
+    monkeypatch.setenv("CDC_LAKE_SEED", "7")
+    assert seeds(150) == [7]
+    assert one_seed() == 7

@@ -1,4 +1,4 @@
-"""What a new layout of a source table asks of its silver table."""
+"""What a new layout of a source table asks of its silver table, and names that are one name in silver."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from deltalake import write_deltalake
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Target
 from cdc_lake.config.silver_tables import Declared, TypePolicy
-from cdc_lake.errors import DestructiveChange, Unconvertible, UnexpectedColumn
+from cdc_lake.errors import DestructiveChange, SilverNameShared, Unconvertible, UnexpectedColumn
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.ops.plan import _copy_again, _foreign
-from cdc_lake.runtime.apply.schema_changes import check_columns, refuse
+from cdc_lake.runtime.apply.schema_changes import check_columns, check_names, refuse, shared_names
 from cdc_lake.runtime.apply.table_integrity import ApprovedOperations
 from cdc_lake.tables.casts import conversion
 from cdc_lake.tables.schema_evolution import (
@@ -37,7 +37,7 @@ from cdc_lake.tables.schema_evolution import (
 )
 from cdc_lake.tables.types import SilverColumn
 from tests.mistakes import kept
-from tests.spark.conftest import make_project
+from tests.pipeline_file import make_project
 
 OIDS = {"int2": 21, "int4": 23, "int8": 20, "text": 25, "varchar": 1043, "float4": 700, "float8": 701, "date": 1082}
 
@@ -294,3 +294,21 @@ def test_the_decimal_beside_a_text_that_is_not_declared_any_more_has_a_remedy() 
     kept("another-shape", refused.value)
     check_columns(target, ["n", "n_decimal"], relation, [other])  # one that the source had, and that is kept
     check_columns(replace(target, types=TypePolicy(Declared.parse("both(9,2)"), ())), ["n", "n_decimal"], relation, [])
+
+
+def test_names_that_fold_to_one_are_told_with_both(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    names = [TableName("public", name) for name in ("orders", "Orders", "строки", "поля__", "items", "a b", "a_b")]
+    shared = shared_names(project, names)
+    assert {str(table) for table in shared} == {
+        "public.orders",
+        "public.Orders",
+        "public.строки",
+        "public.поля__",
+        "public.a b",
+        "public.a_b",
+    }
+    assert "`public.Orders` and `public.orders` would both be written to silver.orders" in shared[names[0]].message
+    with pytest.raises(SilverNameShared):
+        check_names(project, names)
+    check_names(project, [TableName("public", "items"), TableName("other", "items")])

@@ -15,8 +15,6 @@ import pytest
 import cdc_lake
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.cli.app import app
-from cdc_lake.cli.process import run_command
 from cdc_lake.control.cuts import ACTIVE, FAILED, PAUSED, last_cut
 from cdc_lake.control.table_pauses import apply_pause_state, pause, paused_tables, resume, stopped_tables
 from cdc_lake.errors import NoStream, TableBehind, TableNotKnown
@@ -32,7 +30,8 @@ from cdc_lake.tables.control_schema import PauseRow, SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.cut_lake import CutLake, at, ids
-from tests.spark.conftest import make_project
+from tests.pipeline_file import make_project
+from tests.shell import output_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,22 +58,16 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CutLake:
     return lake
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    assert run_command(app, [*arguments]) == code
-    heard = capsys.readouterr()
-    return heard.out if code == 0 else heard.err
-
-
 def test_pause_and_resume_say_what_stands_and_do_nothing_twice(lake: CutLake, capsys: Any) -> None:
-    assert "silver.t is paused: a run stops it at its next span" in said(capsys, "pause", "t")
-    document = json.loads(said(capsys, "pause", "public.t", "--json"))
+    assert "silver.t is paused: a run stops it at its next span" in output_of(capsys, "pause", "t")
+    document = json.loads(output_of(capsys, "pause", "public.t", "--json"))
     assert document["schema"] == "cdc-lake/pause/1"
     assert (document["source"], document["paused"], document["changed"]) == ("public.t", True, False)
-    assert "is already paused, since" in said(capsys, "pause", "t")
+    assert "is already paused, since" in output_of(capsys, "pause", "t")
     assert list(paused_tables(lake.control)) == ["public.t"]
-    assert "silver.t continues with the next span" in said(capsys, "resume", "t")
-    assert "silver.t is not paused" in said(capsys, "resume", "t")
-    assert "silver.b is not paused" in said(capsys, "resume", "b")
+    assert "silver.t continues with the next span" in output_of(capsys, "resume", "t")
+    assert "silver.t is not paused" in output_of(capsys, "resume", "t")
+    assert "silver.b is not paused" in output_of(capsys, "resume", "b")
     assert paused_tables(lake.control) == {}
     assert lake.control.read("pauses").num_rows == 2
 
@@ -96,7 +89,7 @@ def test_the_tables_of_a_group_stop_and_go_on_together(tmp_path: Path) -> None:
 
 
 def test_a_table_that_bronze_does_not_know_is_refused(lake: CutLake, capsys: Any, tmp_path: Path) -> None:
-    assert "error[STA690]: bronze has no table `orders`; it has public.b, public.t" in said(
+    assert "error[STA690]: bronze has no table `orders`; it has public.b, public.t" in output_of(
         capsys, "pause", "orders", code=1
     )
     with pytest.raises(TableNotKnown):

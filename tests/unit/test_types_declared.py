@@ -33,7 +33,7 @@ from cdc_lake.tables.types import (
     typed_columns,
 )
 from tests.mistakes import kept
-from tests.spark.conftest import make_project
+from tests.pipeline_file import make_project
 
 NUMERIC = Column("n", "numeric", 1700)
 BOUNDED = Column("b", "numeric", 1700, ((10 << 16) | 2) + 4)

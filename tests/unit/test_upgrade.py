@@ -16,8 +16,6 @@ from cdc_lake.api import Pipeline
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.cli.app import app
-from cdc_lake.cli.process import run_command
 from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
 from cdc_lake.control.cuts import FAILED, RESYNCING, Cut, TableState, parse_cut, write_cut
@@ -42,6 +40,7 @@ from cdc_lake.tables.control_schema import (
 from cdc_lake.tables.control_tables import ControlTables, lease
 from cdc_lake_testing.broken_off import broken_off
 from tests.data import make_lake
+from tests.shell import output_of
 from tests.tarballs import unpack
 
 DATA = Path(__file__).parents[1] / "data" / "lake_0_2_0.tar.xz"
@@ -68,9 +67,7 @@ def control(project: Project, name: str) -> DeltaTable:
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    assert run_command(app, ["upgrade", *arguments]) == code
-    heard = capsys.readouterr()
-    return heard.out if code == 0 else heard.err
+    return output_of(capsys, "upgrade", *arguments, code=code)
 
 
 def test_without_yes_it_says_what_it_takes_and_changes_nothing(old: Project, capsys: Any) -> None:

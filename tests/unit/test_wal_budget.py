@@ -46,8 +46,8 @@ from cdc_lake.runtime.receive.wal_budget_monitor import WalBudgetMonitor, budget
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.golden_lake import YAML
 from tests.mistakes import kept
+from tests.pipeline_file import make_project
 from tests.seeds import seeds
-from tests.spark.conftest import make_project
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,11 +1,16 @@
-"""The checker of the invariants: each can be broken, and what nobody looked at is not held.
+"""The kit's checkers and oracles: each violation is found, and what nobody looked at is not held.
 
 Bugs of the product that it has to find are planted in tests/property/test_negative_controls.py and in
 tests/spark/test_silver_negative_controls.py.
+
+Beside the truth: what does not wait is as the source has it, so nothing wrong is shown, and not all waits.
 """
 
 from __future__ import annotations
 
+import gzip
+import os
+import socket
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,20 +23,29 @@ from deltalake import Transaction as Marked
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.control.cuts import ACTIVE, Cut, TableState, write_cut
 from cdc_lake.errors import SlotMissing
-from cdc_lake.model.change import Change, Insert, Transaction, Update
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Transaction, Update
 from cdc_lake.observability.events import silent
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_table import FIRST, app_id
+from cdc_lake_testing import histories
+from cdc_lake_testing.beside import until
 from cdc_lake_testing.committed import Committed
+from cdc_lake_testing.faulty_relay import FaultyRelay
+from cdc_lake_testing.histories import History
 from cdc_lake_testing.invariants import Bound, Known, Standing, invariants
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.oracle import Oracle, Row
+from cdc_lake_testing.partly_told import NOT_SENT, WAITS, PartlyTold
+from cdc_lake_testing.secrets import leaks
+from cdc_lake_testing.server import HOST
 from cdc_lake_testing.verdict import INVARIANTS
 from cdc_lake_testing.watermarks import Watch
 from cdc_lake_testing.whole import assert_whole_transactions
+from tests.pipeline_file import make_project
+from tests.seeds import one_seed
 
 ORDERS = table("public.orders", id="int8", note="text")
 
@@ -45,9 +59,7 @@ MADE = [transaction(20), transaction(30), transaction(40, Update(ORDERS, ("20", 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    document = {"version": 1, "pipeline": "shop", "source": source}
-    return Project(Pipeline.model_validate(document), tmp_path / "p.yaml", tmp_path)
+    return make_project(tmp_path)
 
 
 @pytest.fixture
@@ -186,3 +198,91 @@ def test_a_version_of_an_older_cut_may_be_gone_where_silver_was_kept_up_and_of_t
     invariants(project, replace(known, upkept=True)).assert_held("I1", "I3", "I4", "I5")
     merged(project, 40, {20: "another note", 30: "note"}, version=7)
     assert "I3" in invariants(project, replace(known, upkept=True)).broken
+
+
+T = table("public.t", id="int4", amount="int4", body="text")
+SEEDS = 200 * int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+
+
+def matches(row: Row) -> bool:
+    return row["amount"] is not None and int(row["amount"]) < 60 and row["body"] is not None
+
+
+def table_of(*changes: Change) -> PartlyTold:
+    made = PartlyTold({"amount", "body"}, T.names, T.names, matches)
+    made.run(Transaction(boundaries(10 * n), (change,), (n,)) for n, change in enumerate(changes, start=1))
+    return made
+
+
+def update(at: str, amount: str, body: str | None = None, *, was: str | None = None) -> Update:
+    """Of a row at key `at`, that it had at `was` before."""
+    old = None if was is None else (was, None, None)
+    return Update(T, (at, amount, body or UNCHANGED), old, None if was is None else OldKind.KEY)
+
+
+def test_a_row_that_left_takes_its_values_along():
+    done = table_of(Insert(T, ("1", "5", "x")), update("1", "70"), update("1", "6"), update("1", "7", "y"))
+    assert done.held == [(30, 1, NOT_SENT), (40, 1, WAITS)]
+    assert (done.rows, done.waiting) == ({}, {("1",)})
+
+
+def test_a_row_that_leaves_while_its_key_waits_makes_the_key_wait_that_it_goes_to():
+    """Silver's row is not the one that moves, so its value cannot tell that the one at the other key does not match."""
+    left = [Insert(T, ("1", "5", "x")), update("1", "70"), update("1", "6")]
+    done = table_of(*left, update("2", "80", was="1"), update("2", "5", "y"))
+    assert done.held == [(30, 1, NOT_SENT), (40, 1, WAITS), (50, 1, WAITS)]
+    told = table_of(*left, update("2", "80", "z", was="1"), update("2", "5", "y"))
+    assert told.held == [(30, 1, NOT_SENT), (40, 1, WAITS)]
+    assert told.rows == {("2",): {"id": "2", "amount": "5", "body": "y"}}
+
+
+def test_a_row_in_silver_tells_what_was_not_sent_also_of_one_that_leaves():
+    done = table_of(Insert(T, ("1", "5", "x")), update("1", "6"), update("2", "7", was="1"), update("3", "70", was="2"))
+    assert (done.held, done.rows) == ([], {})
+    done = table_of(Insert(T, ("1", "5", "x")), Delete(T, ("1", None, None), OldKind.KEY), Insert(T, ("1", "80", "x")))
+    assert (done.held, done.rows) == ([], {})
+
+
+def test_what_does_not_wait_is_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without swaps: a key that the server logs alone is one that it checks at once."""
+    monkeypatch.setattr(histories, "KINDS", {k: n for k, n in histories.KINDS.items() if k not in histories.DEFERRED})
+    seed = one_seed()
+    print(f"seed {seed}")
+    shown = wanted = held = 0
+    for n in range(SEEDS):
+        history, truth, told = History(seed + n, [T]), Oracle(), table_of()
+        transactions = [history.transaction(10 * at) for at in range(1, 13)]
+        truth.run(transactions)
+        told.run(transactions)
+        rows = {key: row for key, row in truth.tables.get(T.table, {}).items() if matches(row)}
+        free = {key: row for key, row in rows.items() if key not in told.waiting}
+        assert {key: row for key, row in told.rows.items() if key not in told.waiting} == free
+        shown, wanted, held = shown + len(free), wanted + len(rows), held + len(told.held)
+    assert shown > wanted / 4
+    assert held
+
+
+SECRET = "correct horse"
+
+
+def test_a_row_that_is_packed_is_found_in_whichever_row_group_it_is(tmp_path: Path):
+    rows = pa.table({"note": ["x" * 10_000] * 50 + [SECRET]})
+    pq.write_table(rows, tmp_path / "a.parquet", compression="zstd", row_group_size=10)
+    (tmp_path / "log.gz").write_bytes(gzip.compress(f"... {SECRET}".encode()))
+    assert leaks(tmp_path, [SECRET, "nowhere"]) == [f"a.parquet: {SECRET}", f"log.gz: {SECRET}"]
+
+
+def test_a_file_that_was_torn_as_its_writer_was_killed_is_looked_at_as_it_is(tmp_path: Path):
+    for name, text in {"with": SECRET, "without": "nothing"}.items():
+        pq.write_table(pa.table({"note": [text]}), tmp_path / name, compression="none")
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[: len(whole) - 8])
+    assert leaks(tmp_path, [SECRET]) == [f"with: {SECRET}"]
+
+
+def test_a_connection_that_was_over_before_is_cut_as_any_other() -> None:
+    with socket.create_server((HOST, 0)) as server, FaultyRelay(HOST, server.getsockname()[1]) as relay:
+        with socket.create_connection((HOST, relay.port)):
+            server.accept()[0].close()
+        until(lambda: relay._open and all(one.client.fileno() == -1 for one in relay._open), "it is closed")
+        relay.cut(reset=True)

@@ -1,10 +1,12 @@
-"""Names are the field's: what `tools/house.py` counts of them, and that it finds names that say nothing."""
+"""Names are the field's, as `tools/house.py` counts them, and the page of the architecture says what there is."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -57,3 +59,31 @@ def test_a_circle_of_imports_is_found_also_through_a_function_and_a_type(house: 
     modules = [house.Module(name, Path(f"{name}.py"), 2, ast.parse(text)) for name, text in texts.items()]
     assert house.import_cycles(modules) == [["p.a", "p.b", "p.c"]]
     assert house.import_cycles(modules[1:]) == []
+
+
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PACKAGE = ROOT / "cdc_lake"
+
+
+@pytest.mark.parametrize("file", sorted(set(re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", PAGE))))
+def test_a_file_of_the_page_exists(file: str) -> None:
+    assert (PACKAGE / file).is_file() or (ROOT / file).is_file()
+
+
+@pytest.mark.parametrize(
+    "line", re.findall(r"^\d\. `([^`]+\.py)`: (?:a )?`(\w+)`", PAGE, re.MULTILINE), ids=lambda line: line[1]
+)
+def test_a_name_of_the_page_is_in_its_file(line: tuple[str, str]) -> None:
+    file, name = line
+    assert re.search(rf"^(class|def) {name}\b", (PACKAGE / file).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_packages_stand_in_the_order_in_which_they_import() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    listed = re.findall(r"^\| `([a-z]+)` \|", PAGE.partition("## Packages")[2].partition("## From")[0], re.MULTILINE)
+    assert [f"cdc_lake.{name}" for name in reversed(listed)] == layers
+    found = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    assert {*listed} == found | {"api"}

@@ -1,8 +1,9 @@
-"""Which rows of bronze are a table's copy, by what the control table `snapshots` says."""
+"""Snapshots: which rows of bronze are a table's copy, and how quickly a copy goes."""
 
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,8 +11,8 @@ import pyarrow as pa
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.row_history import replay_rows
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.model import Pipeline
-from cdc_lake.config.project import Project
+from cdc_lake.config.model import Snapshot
+from cdc_lake.connectors.snapshot_copy import RateLimiter, chunk_rows
 from cdc_lake.control.snapshots import (
     COMPLETE,
     STARTED,
@@ -29,6 +30,7 @@ from cdc_lake.runtime.apply.span_planning import rebuild_plan
 from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from tests.pipeline_file import make_project
 
 A, B = TableName("public", "a"), TableName("Odd.", "b\\")
 
@@ -75,9 +77,7 @@ def test_rows_of_a_copy_that_broke_off_are_told_apart() -> None:
 
 def test_a_table_is_folded_and_rebuilt_from_its_own_copy_on(tmp_path: Path) -> None:
     """What is in the copy already is not applied to it, also where a transaction ends right at its position."""
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    document = {"version": 1, "pipeline": "shop", "source": source}
-    project = Project(Pipeline.model_validate(document), tmp_path / "shop.yaml", tmp_path)
+    project = make_project(tmp_path)
     bronze = DeltaBronze(project.bronze, durability="os")
     state = bronze.begin_stream("s1", 10)
 
@@ -99,3 +99,51 @@ def test_a_table_is_folded_and_rebuilt_from_its_own_copy_on(tmp_path: Path) -> N
     assert now_there is not None
     plan = rebuild_plan(project, reader, now_there, T.table, 40)
     assert (plan.begins, plan.layout, [part.span.after for part in plan.parts]) == (30, T.layout, [30])
+
+
+class Clock(threading.Event):
+    """Time that passes only while somebody waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.now += timeout
+        return False
+
+
+def test_whichever_limit_is_reached_first_holds_it_back() -> None:
+    clock = Clock()
+    pace = RateLimiter(rows=100, size=1_000, clock=clock)
+    pace.took(50, 200, clock)
+    assert round(clock.now, 6) == 100.5
+    pace.took(50, 3_000, clock)
+    assert round(clock.now, 6) == 103.5
+
+
+def test_time_that_passed_otherwise_counts_only_once() -> None:
+    clock = Clock()
+    pace = RateLimiter(rows=100, clock=clock)
+    pace.took(100, 0, clock)
+    clock.now += 60
+    pace.took(100, 0, clock)
+    assert round(clock.now, 6) == 162
+
+
+def test_without_limits_nothing_waits_and_stopping_ends_the_wait() -> None:
+    clock, stop = Clock(), threading.Event()
+    RateLimiter(clock=clock).took(1_000_000, 1 << 30, clock)
+    assert clock.now == 100.0
+    stop.set()
+    RateLimiter(rows=1).took(1_000, 0, stop)
+
+
+def test_chunks_of_a_copy_that_is_held_back_are_of_a_second() -> None:
+    assert chunk_rows(Snapshot()) == 100_000
+    assert chunk_rows(Snapshot(max_rows_per_second=500)) == 500
+    assert chunk_rows(Snapshot(chunk_rows=10, max_rows_per_second=500)) == 10

@@ -1,11 +1,14 @@
-"""Every way into the lake redacts: transactions, copies, what came too late."""
+"""Every way into the lake redacts, and redaction that changes in the middle of a stream makes tables wait."""
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -14,22 +17,32 @@ from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.model import Pipeline
-from cdc_lake.config.project import Project
+from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.gaussdb.csn_order import keep_late
-from cdc_lake.connectors.redaction import RedactedBronze, redaction_of, with_redaction
+from cdc_lake.connectors.redaction import (
+    NOTHING,
+    RedactedBronze,
+    changed_columns,
+    check_unchanged,
+    redaction_of,
+    with_redaction,
+)
 from cdc_lake.connectors.snapshot_copy import CopyPoint, TableCopy, copy_tables
 from cdc_lake.control.snapshots import COMPLETE
 from cdc_lake.control.streams import record_copy
 from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.redaction import Redaction, Strategy
-from cdc_lake.errors import RedactionUnfit
+from cdc_lake.errors import DestructiveChange, RedactionUnfit
 from cdc_lake.model.change import Insert, Message, Transaction
+from cdc_lake.model.position import Span
+from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_planning import rebuild_plan
+from cdc_lake.tables.control_schema import ConfigurationRow
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.canary import leaks
+from tests.pipeline_file import make_project
 
 CANARY = "kanari3n"
 USERS = table("public.users", id="int8", email="text", ssn="text", note="text")
@@ -43,9 +56,7 @@ def redaction(**strategies: Strategy) -> Redaction:
 
 
 def pipeline_of(root: Path, **bronze: Any) -> Project:
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    document = {"version": 1, "pipeline": "shop", "source": source, "bronze": bronze}
-    return Project(Pipeline.model_validate(document), root / "shop.yaml", root)
+    return make_project(root, bronze=bronze)
 
 
 def test_transactions_copies_and_what_came_too_late_hold_no_canary(tmp_path: Path):
@@ -105,3 +116,66 @@ def test_nothing_gets_past_a_pipeline_that_was_made_without_a_file(tmp_path: Pat
     rules = [{"columns": ["public.*.email"], "strategy": "sha256"}]
     with pytest.raises(RedactionUnfit):
         redaction_of(pipeline_of(tmp_path, redact=rules, **bronze))
+
+
+USERS_WITHOUT_NOTE = table("public.users", id="int8", email="text", ssn="text")
+ORDERS = table("public.orders", id="int8", email="text")
+HASHED = {"redact": [["public.*.email", "sha256"]], "key": "a"}
+
+
+def changed(before, after) -> list[str]:
+    return changed_columns(before, after, lambda: [USERS_WITHOUT_NOTE, ORDERS])
+
+
+def test_what_bronze_holds_and_is_redacted_otherwise_is_named():
+    assert changed(NOTHING, HASHED) == ["public.orders.email", "public.users.email"]
+    assert changed(HASHED, NOTHING) == ["public.orders.email", "public.users.email"]
+    assert changed(HASHED, {**HASHED, "key": "b"}) == ["public.orders.email", "public.users.email"]
+    more = {**HASHED, "redact": [*HASHED["redact"], ["public.users.ssn", "drop"]]}
+    assert changed(HASHED, more) == ["public.users.ssn"]
+
+
+def test_rules_that_mean_the_same_or_what_comes_later_change_nothing():
+    same = {**HASHED, "redact": [["public.orders.email", "sha256"], ["public.users.email", "sha256"]]}
+    assert changed(HASHED, same) == []
+    assert changed(HASHED, {**HASHED, "redact": [*HASHED["redact"], ["public.*.phone", "drop"]]}) == []
+
+    def unread():
+        raise AssertionError("bronze is read although nothing changed")
+
+    assert changed_columns(HASHED, dict(HASHED), unread) == []
+
+
+def row(number: int, changed: list[str], epoch: int, position: int | None) -> ConfigurationRow:
+    return ConfigurationRow(number, "", "{}", json.dumps(changed), epoch, position, datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def target(name: str, kind: Literal["current", "history"] = "current") -> Target:
+    return Target(TableName("public", name), "silver", name, "delta", None, (), kind=kind)
+
+
+def test_a_table_waits_from_where_a_column_of_it_changes():
+    rows = [row(1, [], 0, None), row(2, ["public.users.email"], 1, 100)]
+    users, orders = target("users"), target("orders")
+    for span in (Span(1, 0, 100), Span(2, 0, 900)):
+        check_unchanged(rows, users, span, lambda: 0)
+    check_unchanged(rows, orders, Span(1, 0, 900), lambda: 0)
+    check_unchanged(rows, target("user"), Span(1, 0, 900), lambda: 0)
+    for span in (Span(1, 50, 101), Span(1, 500, 900)):
+        with pytest.raises(DestructiveChange, match=r"`public.users.email` is redacted differently"):
+            check_unchanged(rows, users, span, lambda: 0)
+
+
+def test_a_copy_that_is_behind_the_change_has_the_column_as_it_is_redacted_now():
+    rows = [row(1, ["public.users.email"], 1, 100)]
+    users = target("users")
+    check_unchanged(rows, users, Span(1, 150, 900), lambda: 101)
+    with pytest.raises(DestructiveChange):
+        check_unchanged(rows, users, Span(1, 50, 900), lambda: 100)
+
+
+@pytest.mark.parametrize(("kind", "verb"), [("current", "resync public.users"), ("history", "restart")])
+def test_the_hint_is_what_can_be_done_for_the_kind(kind: Literal["current", "history"], verb: str):
+    with pytest.raises(DestructiveChange) as refused:
+        check_unchanged([row(1, ["public.users.email"], 1, 100)], target("users", kind), Span(1, 50, 900), lambda: 0)
+    assert re.findall("`cdc-lake (.*?)`", refused.value.remedy) == [verb]

@@ -1,4 +1,4 @@
-"""How a span is written is decided from facts: bounds of files, sizes that were counted."""
+"""Where a span ends, and how it is written: decided from facts, by bounds of files and sizes that were counted."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from cdc_lake.bronze.span_index import RelationVersionRun, SpanSummary
+from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project, Target
-from cdc_lake.model.change import Truncated
+from cdc_lake.model.change import Insert, Transaction, Truncated
 from cdc_lake.model.position import Span
+from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.merge import choose, fits, round_bounds
 from cdc_lake.runtime.apply.rule_gate import SpanProfile
+from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.layout_mapping import make_shape
 from cdc_lake.tables.commit_audit import CommitMetrics, read_commit_metrics
 from cdc_lake.tables.silver_table import Marker, iceberg_catalog
 from cdc_lake.tables.table_stats import TableStatistics, all_below, weight
-from cdc_lake_testing.messages import table
+from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from tests.pipeline_file import make_project
 from tests.seeds import one_seed
 
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
@@ -173,3 +177,35 @@ def test_rounded_bounds_hold_those_given_and_are_an_eighth_wider_at_most_on_eith
         assert wide[1] < 1 << 63
     assert round_bounds(120, 202_249) == round_bounds(169, 202_499), "spans over much of the same keys share them"
     assert round_bounds(-(1 << 63), (1 << 63) - 1) == (-(1 << 63), (1 << 63) - 1)
+
+
+def spans(root: Path, sizes: list[tuple[int, int]], **apply: Any) -> list[int]:
+    """How many transactions each span takes; `sizes`: changes, and bytes of each change's text."""
+    project = make_project(root, apply=apply)
+    bronze = DeltaBronze(project.bronze, durability="os")
+    state = bronze.begin_stream("s", 10)
+    for number, (changes, text) in enumerate(sizes):
+        rows = tuple(Insert(T, (str(n), "x" * text)) for n in range(changes))
+        bronze.append([raw_transaction(Transaction(boundaries(100 + 10 * number), rows))])
+    top, position, found = 100 + 10 * len(sizes), 10, []
+    advance: Any = SpanLoop(project, None, silent)  # type: ignore[arg-type] # choosing a span needs no Spark
+    while commits := advance._next_transactions(state, Span(1, position, top)):
+        found.append(len(commits))
+        position = commits[-1].position
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bounds", "want"),
+    [
+        ([(10, 1)] * 7, {"span_rows": 30}, [3, 3, 1]),
+        ([(10, 1)] * 7, {"span_rows": 35}, [3, 3, 1]),
+        ([(1, 1000)] * 7, {"span_bytes": "3500 B"}, [3, 3, 1]),
+        ([(1, 1), (100, 1000), (1, 1), (1, 1)], {"span_bytes": "2 KiB"}, [1, 1, 2]),
+        ([(1, 1), (100, 1), (1, 1), (1, 1)], {"span_rows": 10}, [1, 1, 2]),
+    ],
+)
+def test_a_span_is_closed_by_changes_or_bytes_and_never_inside_a_transaction(
+    tmp_path: Path, sizes: list[tuple[int, int]], bounds: dict[str, Any], want: list[int]
+) -> None:
+    assert spans(tmp_path, sizes, **bounds) == want

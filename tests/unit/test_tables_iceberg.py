@@ -1,0 +1,287 @@
+"""Iceberg tables without Spark: schema changes, staged tables, and settings of catalogs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.types import BooleanType
+
+from cdc_lake.bronze.delta_table import DeltaBronzeTable
+from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
+from cdc_lake.bronze.open import bronze_table
+from cdc_lake.config.effective import effective
+from cdc_lake.config.project import Project
+from cdc_lake.errors import ConcurrentModification
+from cdc_lake.model.relation import TableName
+from cdc_lake.tables.catalog import POSTGRES_DRIVER, catalog_address, catalog_packages, catalog_settings
+from cdc_lake.tables.iceberg_silver import StagedTable
+from cdc_lake.tables.schema_evolution import (
+    AddColumn,
+    ChangeType,
+    DropColumn,
+    Progress,
+    RenameColumn,
+    SchemaChange,
+    assignments,
+    begin,
+    finish,
+    is_promotion,
+    progress,
+)
+from cdc_lake.tables.silver_table import iceberg_catalog
+from cdc_lake.tables.spark_session import static_settings
+from cdc_lake.tables.types import SilverColumn
+from cdc_lake_testing.rest_catalog import RestCatalogServer
+from tests.pipeline_file import make_project
+
+BEGUN, DONE = Progress("app", 7, done=False), Progress("app", 7, done=True)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[Any]:
+    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}")
+    catalog.create_namespace("s")
+    rows = pa.table(
+        {"id": pa.array([1], pa.int32()), "a": ["left"], "b": ["right"], "r": pa.array([0.5], pa.float32()), "n": ["7"]}
+    )
+    made = catalog.create_table("s.t", rows.schema)
+    made.append(rows)
+    yield made
+    catalog.close()
+
+
+def read(table: Any) -> list[dict[str, Any]]:
+    return list(table.refresh().scan().to_arrow().to_pylist())
+
+
+def test_names_change_places_types_are_promoted_and_a_name_comes_back_empty(table: Any) -> None:
+    changes: list[SchemaChange] = [
+        DropColumn(SilverColumn("n", "string")),
+        RenameColumn("a", "b"),
+        RenameColumn("b", "a"),
+        ChangeType("id", "int", "bigint"),
+        ChangeType("r", "float", "double"),
+        AddColumn(SilverColumn("n", "decimal(10,2)")),
+        AddColumn(SilverColumn("tags", "array<string>")),
+    ]
+    begin(table, table.current_snapshot().snapshot_id, changes, DONE)
+    assert read(table) == [{"id": 1, "b": "left", "a": "right", "r": 0.5, "n": None, "tags": None}]
+    assert progress(table) == DONE
+    assert str(table.schema().find_field("id").field_type) == "long"
+
+
+def test_a_type_that_iceberg_does_not_promote_is_a_new_column_that_takes_the_place(table: Any) -> None:
+    change = ChangeType("m", "string", "int")
+    version = table.current_snapshot().snapshot_id
+    begin(table, version, [RenameColumn("n", "m"), change], BEGUN)
+    assert progress(table.refresh()) == BEGUN
+    (written,) = assignments([change], "true")
+    assert written == "_cdc_next_m"
+    assert list(table.schema().column_names)[-1] == written
+    finish(table, version, [change], DONE)
+    assert read(table) == [{"id": 1, "a": "left", "b": "right", "r": 0.5, "m": None}]
+    assert str(table.schema().find_field("m").field_type) == "int"
+
+
+def test_a_column_takes_the_name_that_another_one_leaves(table: Any) -> None:
+    of = table.schema().find_field("n").field_id
+    added = AddColumn(SilverColumn("n", "bigint"))
+    begin(table, table.current_snapshot().snapshot_id, [RenameColumn("n", "m"), added], DONE)
+    schema = table.refresh().schema()
+    assert (schema.find_field("m").field_id, str(schema.find_field("n").field_type)) == (of, "long")
+    assert schema.find_field("n").field_id != of
+
+
+def test_a_table_whose_rows_are_others_by_now_is_left_as_it_is(table: Any) -> None:
+    version = table.current_snapshot().snapshot_id
+    table.append(table.scan().to_arrow())
+    before = table.schema()
+    with pytest.raises(ConcurrentModification):
+        begin(table, version, [DropColumn(SilverColumn("n", "string"))], DONE)
+    assert table.refresh().schema() == before
+    assert progress(table) is None
+
+
+def test_of_two_that_do_the_same_the_second_is_refused(table: Any) -> None:
+    other = table.catalog.load_table("s.t")
+    version, changes = table.current_snapshot().snapshot_id, [AddColumn(SilverColumn("more", "int"))]
+    begin(table, version, changes, DONE)
+    with pytest.raises(ConcurrentModification):
+        begin(other, version, changes, DONE)
+    assert list(table.refresh().schema().column_names)[-1] == "more"
+
+
+def test_an_empty_table_is_reshaped_too(table: Any) -> None:
+    bare = table.catalog.create_table("s.bare", pa.schema([("id", pa.int32())]))
+    begin(bare, None, [ChangeType("id", "int", "bigint")], DONE)
+    assert str(bare.refresh().schema().find_field("id").field_type) == "long"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "native"),
+    [
+        ("int", "bigint", True),
+        ("decimal(10,2)", "decimal(12,2)", True),
+        ("decimal(10,2)", "decimal(12,4)", False),
+        ("date", "timestamp_ntz", False),
+    ],
+)
+def test_what_iceberg_promotes_by_itself_is_known(old: str, new: str, native: bool) -> None:
+    assert is_promotion(ChangeType("n", old, new)) is native
+
+
+class Place:
+    """A table with one version of one row, and its catalog."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.target = project.target(TableName("public", "t"))
+        self.catalog = iceberg_catalog(project)
+        self.catalog.create_namespace_if_not_exists("silver")
+        self.catalog.create_table(("silver", "t"), pa.schema([("id", pa.int64())])).append(pa.table({"id": [1]}))
+        self.base = self.table().current_snapshot().snapshot_id
+
+    def table(self, name: str = "t") -> Any:
+        return self.catalog.load_table(("silver", name))
+
+    def write(self, draft: StagedTable) -> None:
+        """What Spark does to a draft, but that the rows before stay."""
+        table = self.table(draft.name)
+        with table.update_schema() as schema:
+            schema.add_column("live", BooleanType())
+        table.append(pa.table({"id": [2], "live": [True]}), snapshot_properties={"made": "by the draft"})
+
+
+@pytest.fixture(params=["sql", "rest"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    with RestCatalogServer(tmp_path / "server") as server:
+        lake = {"lake": {"iceberg": {"type": "rest", "uri": server.uri}}} if request.param == "rest" else {}
+        silver = {"defaults": {"format": "iceberg", "namespace": "silver"}}
+        yield Place(make_project(tmp_path, silver=silver, **lake))
+
+
+def test_a_draft_is_not_seen_until_it_is_published_and_then_whole(place: Place) -> None:
+    place.table().manage_snapshots().create_tag(place.base, "promised").commit()
+    with StagedTable(place.project, place.target) as draft:
+        place.write(draft)
+        before = place.table()
+        assert before.current_snapshot().snapshot_id == place.base
+        assert before.scan().to_arrow().column_names == ["id"]
+        draft.publish(place.base)
+    after = place.table()
+    assert after.current_snapshot().summary["made"] == "by the draft"
+    assert sorted(map(str, after.scan().to_arrow().to_pylist())) == [
+        "{'id': 1, 'live': None}",
+        "{'id': 2, 'live': True}",
+    ]
+    assert after.scan(snapshot_id=place.base).to_arrow().to_pylist() == [{"id": 1}], "old versions keep their columns"
+    assert set(after.refs()) == {"main", "promised"}
+    assert [name[-1] for name in place.catalog.list_tables("silver")] == ["t"]
+    after.append(pa.table({"id": [3], "live": [False]}))
+    assert place.table().scan().to_arrow().num_rows == 3
+
+
+def test_a_draft_of_a_table_that_moved_is_refused_and_leaves_nothing(place: Place) -> None:
+    with StagedTable(place.project, place.target) as draft:
+        place.write(draft)
+        place.table().append(pa.table({"id": [9]}))
+        with pytest.raises(ConcurrentModification):
+            draft.publish(place.base)
+    assert sorted(place.table().scan().to_arrow()["id"].to_pylist()) == [1, 9]
+    assert [name[-1] for name in place.catalog.list_tables("silver")] == ["t"]
+
+
+def test_columns_that_came_meanwhile_refuse_a_draft(place: Place) -> None:
+    with StagedTable(place.project, place.target) as draft:
+        place.write(draft)
+        with place.table().update_schema() as schema:
+            schema.add_column("other", BooleanType())
+        with pytest.raises(ConcurrentModification):
+            draft.publish(place.base)
+    assert place.table().schema().column_names == ["id", "other"]
+
+
+def test_a_draft_that_a_killed_process_left_is_no_hindrance(place: Place) -> None:
+    StagedTable(place.project, place.target).__enter__()
+    with StagedTable(place.project, place.target) as draft:
+        place.write(draft)
+        draft.publish(place.base)
+    assert place.table().scan().to_arrow().num_rows == 2
+
+
+def test_a_draft_of_a_table_without_a_version_gives_it_its_first(place: Place) -> None:
+    place.catalog.drop_table(("silver", "t"))
+    place.catalog.create_table(("silver", "t"), pa.schema([("id", pa.int64())]))
+    with StagedTable(place.project, place.target) as draft:
+        place.write(draft)
+        draft.publish(None)
+    assert place.table().scan().to_arrow().to_pylist() == [{"id": 2, "live": True}]
+    with StagedTable(place.project, place.target) as draft:
+        place.table(draft.name).append(pa.table({"id": [3], "live": [True]}))
+        with pytest.raises(ConcurrentModification):
+            draft.publish(None)
+
+
+def project(root: Path, iceberg: dict[str, Any] | None = None, **bronze: Any) -> Project:
+    return make_project(root, lake={"iceberg": iceberg or {}}, bronze=bronze)
+
+
+def test_the_format_says_which_table_bronze_is(tmp_path: Path):
+    assert isinstance(bronze_table(project(tmp_path)), DeltaBronzeTable)
+    iceberg = bronze_table(project(tmp_path, format="iceberg"))
+    assert isinstance(iceberg, IcebergBronzeTable)
+    assert iceberg.place == "lake: bronze.shop"
+    assert not iceberg.refresh()
+
+
+def test_spark_opens_the_sqlite_file_that_pyiceberg_opens(tmp_path: Path):
+    given = project(tmp_path)
+    settings = catalog_settings(given)
+    assert settings["spark.sql.catalog.lake.uri"] == f"jdbc:sqlite:{tmp_path}/lake/catalog.db"
+    assert settings["spark.sql.catalog.lake.warehouse"] == f"file://{tmp_path}/lake/warehouse"
+    assert catalog_address(given).file == tmp_path / "lake" / "catalog.db"
+    assert catalog_packages(given) == ()
+
+
+def test_spark_is_told_beside_the_address_who_opens_a_postgresql_catalog(tmp_path: Path):
+    uri = "postgresql+psycopg://cat:p%40ss@db2:5433/catalog?sslmode=require"
+    given = project(tmp_path, {"uri": uri})
+    settings = catalog_settings(given)
+    assert settings["spark.sql.catalog.lake.uri"] == "jdbc:postgresql://db2:5433/catalog?sslmode=require"
+    assert settings["spark.sql.catalog.lake.jdbc.user"] == "cat"
+    assert settings["spark.sql.catalog.lake.jdbc.password"] == "p@ss"
+    assert catalog_packages(given) == (POSTGRES_DRIVER,)
+    assert POSTGRES_DRIVER in static_settings(given)["spark.jars.packages"]
+    assert catalog_address(given).uri == uri
+
+
+def test_a_rest_catalog_takes_its_properties_and_its_own_warehouse(tmp_path: Path):
+    rest = {"type": "rest", "uri": "https://c.example/api", "warehouse": "w", "properties": {"token": "abc"}}
+    given = project(tmp_path, rest)
+    settings = catalog_settings(given)
+    assert settings["spark.sql.catalog.lake.type"] == "rest"
+    assert settings["spark.sql.catalog.lake.token"] == "abc"
+    assert settings["spark.sql.catalog.lake.warehouse"] == "w"
+    assert catalog_address(given).properties == (("token", "abc"),)
+    bare = project(tmp_path, {"type": "rest", "uri": "https://c.example/api"})
+    assert "spark.sql.catalog.lake.warehouse" not in catalog_settings(bare)
+
+
+def test_no_secret_of_a_catalog_is_shown(tmp_path: Path):
+    secrets = {"uri": "postgresql+psycopg://cat:hidden1@db2/c", "properties": {"s3.secret-access-key": "hidden2"}}
+    given = project(tmp_path, secrets)
+    shown = " ".join(f"{s.path}={s.text} {s.value}" for s in effective(given))
+    assert "postgresql+psycopg://cat:••••••@db2/c" in shown
+    assert "lake.iceberg.properties.s3.secret-access-key=••••••" in shown
+    assert "hidden" not in shown + repr(given.pipeline.lake.iceberg.properties) + repr(catalog_address(given))
+
+
+@pytest.mark.parametrize("uri", ["sqlite:////a/b.db", "postgresql://u@h/d"])
+def test_an_address_without_password_is_shown_as_it_is(tmp_path: Path, uri: str):
+    (shown,) = [s.text for s in effective(project(tmp_path, {"uri": uri})) if s.path == "lake.iceberg.uri"]
+    assert shown == uri
