@@ -90,7 +90,7 @@ def test_a_lake_of_control_version_1_goes_on_and_older_versions_and_queries_stil
         row = ControlTables(project.control).last_cut()
         assert row is not None
         states = {name.removeprefix("public."): table.state for name, table in table_states(row.tables).items()}
-        assert (row.position, states) == (405, {"now": "active", "then": "active", "log": "active", "off": "paused"})
+        assert (row.position, states) == (400, {"now": "active", "then": "active", "log": "active", "off": "paused"})
         assert {table["state"] for table in json.loads(row.tables).values()} == {"in", "paused"}
         assert read_silver(project, project.target(TableName("public", "now")))["id"].to_pylist().count(9) == 1
         metrics = (root / "shop.prom").read_text()

@@ -102,7 +102,7 @@ def test_the_python_of_the_guide_runs(
     assert len(blocks("python")) == 4
     assert "run SRC201" in said
     assert "longest 3600000" in said
-    assert "0/68 public.t silver.t 4 in 0" in said
+    assert "0/68 public.t silver.t 4 active 0" in said
     assert "'outcome': 'failed', 'runs': 1" in said
     assert cdc_lake.Pipeline.load("pipelines/shop.yaml").history("runs").num_rows == 3
 
