@@ -246,7 +246,7 @@ VERSION: Final = (
 
 
 def select_tables(patterns: Sequence[str], tables: Iterable[TableName]) -> list[TableName]:
-    """The tables that the patterns choose, sorted; raises NoTableMatches for a pattern that chooses nothing."""
+    """The tables that match the patterns, sorted; raises NoTableMatches for a pattern without matches."""
     candidates = sorted(tables)
     chosen: set[TableName] = set()
     for pattern in patterns:
@@ -265,12 +265,12 @@ def select_tables(patterns: Sequence[str], tables: Iterable[TableName]) -> list[
 
 
 def left_out(tables: Sequence[TableName]) -> str:
-    """What to write into `source.tables` so that tables are left out."""
+    """The patterns for `source.tables` that exclude some tables."""
     return f"{', '.join(f'`!{table}`' for table in tables)} in `source.tables`"
 
 
 def chooses(patterns: Sequence[str]) -> Callable[[TableName], bool]:
-    """The patterns as a predicate, whatever tables there are; raises NoTableMatches for a text that is no pattern."""
+    """The patterns as a predicate, without a list of tables; raises NoTableMatches for an invalid pattern."""
     steps = [(not pattern.startswith("!"), _compile_pattern(pattern.removeprefix("!"))) for pattern in patterns]
 
     def chosen(table: TableName) -> bool:
