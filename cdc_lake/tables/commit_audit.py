@@ -45,8 +45,8 @@ def is_latest_version(project: Project, target: Target, version: int) -> bool:
 
 
 def is_version_replaced(project: Project, target: Target, stream: str, version: int, position: int) -> bool:
-    """Whether the log has another commit as a version than our merge of a position: in a local folder, a program that
-    commits at the same time may replace it. Versions that are no longer in the log are not checked.
+    """Whether our merge of `position`, committed as `version`, was replaced by another commit: in a local folder, a
+    program that commits at the same time may overwrite its log entry. A version no longer in the log is not checked.
     """
     if target.format != "delta":
         return False  # a catalog assigns a version to one writer only

@@ -167,7 +167,7 @@ def _of_iceberg(text: str) -> str:
 
 
 def silver_rows(project: Project, target: Target, where: tuple[str, bool] | None = None) -> int | None:
-    """How many rows the table holds now; None where it does not exist.
+    """The current number of rows of the table; None if it does not exist.
 
     Args:
         project: The pipeline.
