@@ -1,6 +1,6 @@
-"""The command line `cdc-lake`: parse, call a function that returns a value, hand the value to the view.
+"""The command line `cdc-lake`: parses arguments, calls a function and passes its result to the view.
 
-What a command needs is imported inside it, so that `--help` starts no Spark and opens no table.
+Imports of a command are inside it, so that `--help` starts no Spark and opens no table.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ ORDER = (
     ),
     *("record", "replay", "bundle", "explain", "schema"),
 )
-"""The verbs as they are listed: from the first file to the first proof, then the running of it, then the rest."""
+"""The order of the commands in the help: from creating a project to a first proof, then operation, then the rest."""
 
 
 class _InOrder(TyperGroup):
@@ -244,7 +244,7 @@ def run(
         call.view.event({"schema": "cdc-lake/run/1", "stage": "summary", **plain(summary)})
     else:
         call.view.result(summary, run_text(summary))
-    # A run without an end ends by being asked to: SIGTERM is how a service manager asks.
+    # Being stopped is the regular end of a run without `--once`: a service manager sends SIGTERM.
     if stop.by is signal.SIGINT or (stop.by is not None and once):
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -340,11 +340,11 @@ def maintain(
 
 def main() -> None:
     """The entry point of `cdc-lake`: runs the command line and exits with a code of `docs/reference/exit-codes.md`."""
-    with contextlib.suppress(OSError, ValueError):  # no standard error at all: narration goes nowhere
+    with contextlib.suppress(OSError, ValueError):  # without a standard error progress is discarded
         separate_narration()
     code = run_command(app, sys.argv[1:])
     if code == EXIT_INTERRUPTED:
-        # Now means now: threads that still merge or decode are not waited for, what they did not commit is not there.
+        # Exit immediately: threads that still merge or decode are not waited for; their uncommitted work is lost.
         sys.stdout.flush()
         stderr().flush()
         os._exit(code)

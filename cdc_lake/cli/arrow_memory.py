@@ -1,20 +1,21 @@
-"""Arrow for a process that only receives: without pandas, and with memory that goes back to the system.
+"""Loads Arrow for a process that only receives: without pandas, and with an allocator that returns memory to the
+system.
 
-Arrow imports pandas, where it is installed, as soon as it is given a list: 36 MiB and most of a second for nothing, as
-nobody gives it any there. It is found all the same by who asks for a data frame later. What Arrow's first choice of an
-allocator, mimalloc, keeps for later was 60 MiB and more with a backlog; others are as quick (docs/performance.md).
+Arrow imports an installed pandas as soon as it converts a list: 36 MiB and most of a second for nothing, as the
+receiver never needs it. Code that creates a data frame later still finds it. Arrow's default allocator, mimalloc, kept
+60 MiB and more after a backlog; others are as fast (docs/performance.md).
 
-The system's has an arena for each thread, and what one thread took and another gave back lies idle in the first one's:
-of a backlog of the GaussDB family 245 MiB were held for 80 in use, and more with every batch. Two arenas are enough for
-threads that take turns at Python's lock. Columns wait for their commit between what lives only as long as a chunk is
-decoded; where they are jemalloc's, which Arrow brings along in most of its builds, that leaves no holes. Chunks and
-what is hashed of them, two mebibytes each, would leave them all the same, more with every batch: what is as large as
-memory that was given back before, the C library takes from its arenas. It is told to ask the system each time. What
-lies idle all the same, payloads of a mebibyte leave holes too, goes back to the system behind a commit.
+The system's allocator has an arena for each thread, and memory that one thread allocates and another frees stays idle
+in the first one's: with a backlog of the GaussDB family 245 MiB were held for 80 in use, and more with every batch. Two
+arenas are enough for threads that alternate at Python's lock. Columns that wait for their commit lie between
+short-lived data of the decoding of a chunk; in jemalloc, which most builds of Arrow include, they leave no holes.
+Chunks and their hash inputs, of 2 MiB each, would still leave some, more with every batch: the C library takes
+allocations as large as recently freed ones from its arenas. It is configured to ask the system each time. What remains
+idle, as payloads of 1 MiB leave holes too, is returned after a commit.
 
-Only `cdc-lake run --only receive` does so, whose process is its own. `cdc_lake.run` is called in anybody's process, and
-the job `receive` in one that the platform began: other threads may import pandas there meanwhile, and Spark and the
-caller have a say in the allocator.
+Only `cdc-lake run --only receive` does this, in a process of its own. `cdc_lake.run` is called in any process, and the
+job `receive` in one started by the platform: other threads may import pandas meanwhile, and Spark and the caller affect
+the allocator.
 """
 
 from __future__ import annotations
@@ -32,40 +33,40 @@ from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 _POOL: Final = "ARROW_DEFAULT_MEMORY_POOL"
 _ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # of `mallopt`: M_ARENA_MAX and so on in glibc's malloc.h
 _ARENAS: Final = 2
-"""One is no smaller, and a thread would wait for any other (measured)."""
+"""A single one is no smaller, and threads would wait for each other (measured)."""
 _LARGE: Final = 1_500_000
-"""Bytes from which on memory is the system's. Payloads of a mebibyte are below: new memory is slow, and from 1,000,000
-on the receiver took a fourth more processor time (measured).
+"""Size in bytes from which memory is allocated by the system. Payloads of 1 MiB are below: new memory is slow, and from
+1,000,000 on the receiver used a quarter more CPU time (measured).
 """
 _KEPT: Final = 64 << 20
-"""Bytes at the end of an arena that stay. Where the other threshold is set, glibc leaves this one at 128 KiB."""
-_COMMITS: Final = ("landed", "snapshot")  # stages of what is told behind a commit
+"""Bytes kept at the end of an arena. If the other threshold is set, glibc leaves this one at 128 KiB."""
+_COMMITS: Final = ("landed", "snapshot")  # stages reported after a commit
 _MUCH: Final = 320 << 20
-"""Bytes that a process may have before what lies idle goes back: new memory is slow, and short runs need none of it."""
+"""Size of a process in bytes from which idle memory is returned: new memory is slow, and short runs need no return."""
 
 
 def load() -> None:
-    """Load Arrow in this way; where it is loaded already, nothing happens. To be called before other threads run."""
+    """Load Arrow in this way, unless it is loaded already. Must be called before other threads run."""
     if "pyarrow" in sys.modules:
         return
-    chosen = _POOL in os.environ  # what somebody chose, counts
+    chosen = _POOL in os.environ  # an explicit choice has priority
     os.environ.setdefault(_POOL, "system")
     _tune_malloc()
     with _hide_package("pandas"):
         import pyarrow as pa
 
-        pa.array([0])  # it looks for pandas once, and for the variable
+        pa.array([0])  # it looks for pandas and reads the variable only once
     if chosen:
         return
-    del os.environ[_POOL]  # for a process that this one starts nobody chose
+    del os.environ[_POOL]  # child processes must not inherit it
     if "jemalloc" in pa.supported_memory_backends():
         pa.set_memory_pool(pa.jemalloc_memory_pool())
 
 
 def giving_back(report: ProgressReporter) -> ProgressReporter:
-    """Pass on what the receiver tells; behind each commit what the C library holds idle goes back, where it is much.
+    """Pass on the receiver's progress; after each commit idle memory of the C library is returned if there is much.
 
-    So a long backlog takes little more than a short one (docs/performance.md). It takes some 10 ms, in any thread.
+    So a long backlog uses little more than a short one (docs/performance.md). It takes some 10 ms, in any thread.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is None:
@@ -80,12 +81,12 @@ def giving_back(report: ProgressReporter) -> ProgressReporter:
 
 
 def _resident() -> int:
-    """Bytes of memory that this process has, pages of its libraries' files among them."""
+    """The resident memory of this process in bytes, including pages of library files."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _tune_malloc() -> None:
-    """Let threads share the C library's arenas, where it has any, without what is large; what was chosen, counts."""
+    """Let threads share the C library's arenas, if it has any, except for large allocations; explicit settings win."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
     if mallopt is None:
         return
@@ -97,14 +98,14 @@ def _tune_malloc() -> None:
 
 
 def _chosen(variable: str) -> bool:
-    """Whether somebody set this variable of glibc's, or the tunable that is the same."""
+    """Whether this variable of glibc's, or the equivalent tunable, is set."""
     tunable = variable.removeprefix("MALLOC_").rstrip("_").lower()
     return variable in os.environ or tunable in os.environ.get("GLIBC_TUNABLES", "")
 
 
 @contextmanager
 def _hide_package(package: str) -> Iterator[None]:
-    """As if it were not installed."""
+    """Hide a package as if it were not installed."""
     if package in sys.modules:
         yield
         return

@@ -1,8 +1,8 @@
-"""The decorator `verb`: a command with the options that every command has, before or after its name.
+"""The decorator `verb`: a command with the shared options of all commands, before or after its name.
 
-The function of a command takes a `Call` first and its own options after it. What is shared (`--json`, `-q`, `-v`,
-`--debug`, `--no-color`, and `--pipeline`, `--env` for commands on a pipeline) is declared here once, and so is the
-choice of the pipeline file if none is named.
+A command's function takes a `Call` first and its own options after it. The shared options (`--json`, `-q`, `-v`,
+`--debug`, `--no-color`, and `--pipeline`, `--env` for commands on a pipeline) are declared only here, as is the choice
+of the pipeline file if none is named.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _OF_PIPELINE = {"pipeline": PipelineFile, "env": Environment}
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a verb: how to answer, and which pipeline it is about."""
+    """One call of a command: its output options, and its pipeline."""
 
     verb: str
     view: CommandOutput
@@ -84,19 +84,19 @@ class Call:
 
 
 class Interrupted(BaseException):
-    """Ctrl-C while a verb worked. Not KeyboardInterrupt, which typer answers itself, without a word."""
+    """Ctrl-C during a command. Not KeyboardInterrupt, which typer handles itself, silently."""
 
 
 _options: OutputOptions = OutputOptions()
 
 
 def current_options() -> OutputOptions:
-    """How the command that runs answers; errors that end it are shown the same way."""
+    """The output options of the running command; errors that end it use them too."""
     return _options
 
 
 def set_options(new: OutputOptions) -> None:
-    """Start from these output options; a verb's own ones come on top."""
+    """Set these output options as a base for a command's own ones."""
     global _options  # noqa: PLW0603  # one process, one command line
     _options = new
 
@@ -104,8 +104,8 @@ def set_options(new: OutputOptions) -> None:
 def verb(
     app: typer.Typer, name: str, *, pipeline: bool = True, document: str | None = None, former: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function as a command with the shared options behind its own; `document`: its name in JSON output;
-    `former`: its name in 0.3, which is not listed and warns.
+    """Register a function as a command with the shared options after its own; `document`: its name in JSON output;
+    `former`: its name in 0.3, which is hidden and warns.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -135,7 +135,7 @@ def verb(
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # what inspect looks for
         command.__annotations__ = {p.name: p.annotation for p in parameters}
-        del command.__wrapped__  # typer would read the inner signature
+        del command.__wrapped__  # otherwise typer reads the inner signature
         if former is not None:
             app.command(former, hidden=True)(_under_former_name(command, former, name))
         return app.command(name)(command)
@@ -144,7 +144,7 @@ def verb(
 
 
 def _under_former_name(command: Callable[..., None], former: str, name: str) -> Callable[..., None]:
-    """The same command, which says how it is called now."""
+    """The same command with a warning that names the new name."""
 
     @functools.wraps(command)
     def called(**options: Any) -> None:
@@ -155,7 +155,7 @@ def _under_former_name(command: Callable[..., None], former: str, name: str) -> 
 
 
 def warn_of_name(former: str, name: str) -> None:
-    """Say that a command or an option was given by its name of 0.3."""
+    """Warn that a command or an option was given by its name of 0.3."""
     CommandOutput(current_options(), name).note(
         f"warning: `{former}` is now called `{name}`; 0.5 will not know `{former}`"
     )
@@ -166,7 +166,7 @@ _PIPELINE_KEY = re.compile(rb"^pipeline\s*:", re.MULTILINE)
 
 
 def choose(file: Path | None, folder: Path) -> Path:
-    """The file that was named, or the only one of the project in `folder`. Raises PipelineNotChosen."""
+    """The named file, or the only one of the project in `folder`. Raises PipelineNotChosen."""
     if file is not None:
         return file
     from cdc_lake.config.loader import display
@@ -187,7 +187,7 @@ def choose(file: Path | None, folder: Path) -> Path:
 
 
 def candidates(folder: Path) -> list[Path]:
-    """The pipeline files of a project: all of `pipelines/`, or the files in the folder that say `pipeline:`."""
+    """The pipeline files of a project: all of `pipelines/`, or the files in the folder that contain `pipeline:`."""
     from cdc_lake.config.loader import PIPELINES
 
     inside = folder / PIPELINES

@@ -1,9 +1,8 @@
 """The only module that prints: results, progress and errors of a command.
 
 Standard output is data: a result as text, or as one JSON document. Standard error is progress, notes and errors, with
-colour and bars only on a terminal; if the pipeline sets `observe.log: json`, all of it is JSON lines instead.
-Tracebacks of `--debug` have secrets removed, because servers repeat what they were sent, and drivers what servers
-answered.
+colour and bars only on a terminal; if the pipeline sets `observe.log: json`, all of it is JSON lines instead. Secrets
+are removed from tracebacks of `--debug`, because error messages of servers and drivers may quote them.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ if TYPE_CHECKING:
 
 
 LOGGED = frozenset({"run"})
-"""Stages that only programs read: people see a command begin and end."""
+"""Stages for programs only: users see a command begin and end."""
 
 _MASKED = "••••••"
-_PIECES = re.compile(r"[^\w.~-]+", re.ASCII)  # whatever else is escaped in an address, or ends a part of one
-_PIECE = 6  # shorter ones say little, and are found in words of the traceback
+_PIECES = re.compile(r"[^\w.~-]+", re.ASCII)  # characters that are escaped in a URL, or end a part of one
+_PIECE = 6  # minimum length: shorter pieces reveal little, and occur in ordinary words
 _secrets: frozenset[str] = frozenset()
 
 
 def forget_secrets() -> None:
-    """A new command line begins."""
+    """Reset the secrets for a new command line."""
     global _secrets  # noqa: PLW0603  # one process, one command line
     _secrets = frozenset()
 
 
 def keep_out(project: Project) -> Project:
-    """From here on no secret of this pipeline is in a traceback."""
+    """From now on hide the pipeline's secrets in tracebacks."""
     from cdc_lake.config.secrets import secret_values
 
     global _secrets  # noqa: PLW0603  # as above
@@ -70,28 +69,28 @@ def trace(error: BaseException) -> str:
 
 
 def _parts(secret: str) -> list[str]:
-    """What a secret may be quoted as: whole, and, where it was taken for an address or escaped, in pieces."""
+    """The forms in which a secret may be quoted: whole and, for parsed or escaped URLs, in pieces."""
     return [secret, *(piece for piece in _PIECES.split(secret) if len(piece) >= _PIECE)]
 
 
 def document(verb: str, value: object) -> dict[str, Any]:
-    """A result as a JSON document: `schema` first, then its fields; what is not a record stands under `items`."""
+    """A result as a JSON document: `schema` first, then its fields; a value that is not a record is under `items`."""
     body = plain(value)
     return {"schema": f"cdc-lake/{verb}/1", **(body if isinstance(body, dict) else {"items": body})}
 
 
 def dumps(value: object, *, indent: int | None = 2) -> str:
-    """JSON text with text as it is, not escaped."""
+    """JSON text without escaping non-ASCII characters."""
     return json.dumps(value, indent=indent, ensure_ascii=False)
 
 
 def json_line(value: object) -> str:
-    """A value of plain JSON parts on one line, for output of one object a line."""
+    """A value of plain JSON parts on one line, for line-oriented output."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def plain(value: object) -> Any:  # noqa: PLR0911  # one return a kind of value
-    """A value made of what JSON has: times ISO 8601 with zone, durations in seconds, decimals and bytes as text."""
+    """A value in JSON types: times in ISO 8601 with zone, durations in seconds, decimals and bytes as text."""
     match value:
         case None | bool() | str() if not isinstance(value, enum.Enum):
             return value
@@ -123,18 +122,18 @@ _log: Log | None = None
 
 
 def current() -> Log | None:
-    """The log that takes the place of narration, if any does."""
+    """The log that replaces progress output, if any."""
     return _log
 
 
 def forget_log() -> None:
-    """A new command line begins."""
+    """Reset the log for a new command line."""
     global _log  # noqa: PLW0603  # one process, one command line
     _log = None
 
 
 def begin(project: Project, verb: str, options: OutputOptions, stream: TextIO) -> None:
-    """From here on narration is a log, where `observability.logging` asks for it and nobody sits at a terminal."""
+    """From now on log progress, if `observability.logging` is set and standard error is not a terminal."""
     if project.pipeline.observe.log != "json" or stream.isatty():
         return
     from cdc_lake.config.secrets import secret_values
@@ -147,7 +146,7 @@ def begin(project: Project, verb: str, options: OutputOptions, stream: TextIO) -
 
 
 LINE_EVERY = 10.0
-"""Seconds between two lines about the same stage where there is no terminal (`interface.md` section 3)."""
+"""Seconds between two lines about the same stage without a terminal (`interface.md` section 3)."""
 
 _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"  # ECMA-48: cursor position, erase
 _narration: TextIO | None = None
@@ -155,7 +154,7 @@ _narration: TextIO | None = None
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """How to answer: as JSON or as text, how much, and whether in colour."""
+    """The output options: JSON or text, verbosity, colour."""
 
     json: bool = False
     quiet: bool = False
@@ -164,27 +163,27 @@ class OutputOptions:
     no_color: bool = False
 
     def plus(self, **more: bool) -> OutputOptions:
-        """With these options on as well."""
+        """The options combined with these."""
         return replace(self, **{key: True for key, on in more.items() if on})
 
     def colour(self, stream: TextIO) -> bool:
-        """Whether a stream gets colour."""
+        """Whether a stream supports colour."""
         return stream.isatty() and not self.no_color and not os.environ.get("NO_COLOR")
 
 
 def separate_narration() -> None:
-    """Give narration a descriptor of its own: while Spark starts, the process's standard error goes to a file."""
+    """Give progress output a descriptor of its own: while Spark starts, the process's standard error goes to a file."""
     global _narration  # noqa: PLW0603  # one process, one standard error
     _narration = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8", errors="replace")
 
 
 def stderr() -> TextIO:
-    """Where narration goes."""
+    """The stream for progress output."""
     return _narration or sys.stderr
 
 
 class CommandOutput:
-    """What one command says. Safe to tell from several threads."""
+    """The output of one command. Thread-safe."""
 
     def __init__(self, options: OutputOptions, verb: str) -> None:
         self.options = options
@@ -204,21 +203,21 @@ class CommandOutput:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal, COLUMNS or 80 elsewhere."""
+        """Width of the terminal; otherwise COLUMNS or 80."""
         return max(40, shutil.get_terminal_size((80, 24)).columns)
 
     def result(self, value: object, text: str) -> None:
-        """The result of a command: the document where JSON is asked for, the text otherwise."""
+        """Print the result of a command: the document for JSON, otherwise the text."""
         self.end_progress()
         _write(sys.stdout, dumps(document(self.verb, value)) if self.options.json else self._printable(text))
 
     def raw(self, text: str) -> None:
-        """Data that has a form of its own: a schema, SQL, a page."""
+        """Print data in its own format: a schema, SQL, a page."""
         self.end_progress()
         _write(sys.stdout, text)
 
     def screen(self, text: str) -> None:
-        """Replace what the terminal shows, as far as it fits, without flicker."""
+        """Replace the content of the terminal, as far as it fits, without flicker."""
         height = max(2, shutil.get_terminal_size((80, 24)).lines)
         lines = self._printable(text).splitlines()
         if len(lines) >= height:
@@ -226,12 +225,12 @@ class CommandOutput:
         _write(sys.stdout, f"{_HOME}{''.join(f'{line}{_REST_OF_LINE}{chr(10)}' for line in lines)}{_REST_OF_SCREEN}")
 
     def event(self, value: object) -> None:
-        """One line of `run --json`."""
+        """Print one line of `run --json`."""
         with self._lock:
             _write(sys.stdout, dumps(plain(value), indent=None))
 
     def note(self, text: str) -> None:
-        """Narration that stands on its own."""
+        """Print a message."""
         text = printable(text)
         if (log := current()) is not None:
             log.note(text)
@@ -243,7 +242,7 @@ class CommandOutput:
                     _write(stderr(), text)
 
     def report(self, progress: ProgressEvent) -> None:
-        """Progress of a loop: an event, a bar or a line. Only `run --json` has events: elsewhere it is one document."""
+        """Show progress of a loop: an event, a bar or a line. Only `run --json` has events, others one document."""
         if self.options.json and self.verb == "run":
             self.event({"schema": f"cdc-lake/{self.verb}/1", "at": _timestamp(), **plain(progress)})
         elif (log := current()) is not None:
@@ -259,13 +258,13 @@ class CommandOutput:
                 self.note(progress_line(progress, pace))
 
     def diagnostics(self, problems: Sequence[Diagnostic]) -> None:
-        """Every problem, one after the other."""
+        """Print every problem, one after the other."""
         self.end_progress()
         colour = self.options.colour(stderr())
         _write(stderr(), "\n\n".join(diagnostic_text(d, colour=colour) for d in problems))
 
     def error(self, error: CdcLakeError) -> None:
-        """An error as people read it; as a document too where JSON is asked for."""
+        """Print an error as text, and also as a document for JSON."""
         self.end_progress()
         if self.options.json:
             _write(sys.stdout, dumps(error_document(error), indent=None if self.verb == "run" else 2))
@@ -277,7 +276,7 @@ class CommandOutput:
             _write(stderr(), trace(error))
 
     def bug(self, error: BaseException) -> None:
-        """Something nobody foresaw."""
+        """Print an unexpected error."""
         self.end_progress()
         kind = type(error).__name__
         if self.options.json:
@@ -299,7 +298,7 @@ class CommandOutput:
             _write(stderr(), trace(error))
 
     def end_progress(self) -> None:
-        """Leave the bars as they stand."""
+        """Stop updating the bars."""
         with self._lock:
             if self._bars is not None:
                 self._bars.close()

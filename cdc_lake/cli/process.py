@@ -1,8 +1,8 @@
-"""One command line as one process: signals, errors and exit codes.
+"""Runs one command line as one process: signals, errors and exit codes.
 
-The codes are a promise: `docs/reference/exit-codes.md`. The first Ctrl-C or SIGTERM asks for a clean stop, a second
-Ctrl-C stops at once. Both are safe: bronze and silver change by whole commits, and nothing is acknowledged to the
-server before it is durable.
+The codes are stable: `docs/reference/exit-codes.md`. The first Ctrl-C or SIGTERM requests a clean stop, a second Ctrl-C
+stops at once. Both are safe: commits to bronze and silver are atomic, and nothing is acknowledged to the server before
+it is durable.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXIT_INTERRUPTED = 130
 
 
 def run_command(app: typer.Typer, arguments: list[str]) -> int:
-    """Run one command line and return its exit code; nothing escapes but the end of the interpreter."""
+    """Run one command line and return its exit code; only the exit of the interpreter passes."""
     set_options(OutputOptions())
     forget_secrets()
     output.forget_log()
@@ -39,7 +39,7 @@ def run_command(app: typer.Typer, arguments: list[str]) -> int:
     try:
         return _run(app, arguments, name)
     except BrokenPipeError:
-        # Who read our output has gone. Python flushes at exit: give it a place to flush to.
+        # The reader of our output is gone. Python flushes at exit, so standard output is redirected.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
 
@@ -57,7 +57,7 @@ def _run(app: typer.Typer, arguments: list[str], name: str) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001  # the last place: what comes here is a bug, said as one
-        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a wrong command line
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # an invalid command line
             return _usage(error)
         CommandOutput(current_options(), name).bug(error)
         return EXIT_BUG
@@ -85,7 +85,7 @@ FIRST = "stopping: the batch in flight is finished or dropped, nothing is lost; 
 
 
 class StopOnSignal:
-    """While it is entered, signals set `event`. `by` is the signal that did, None where none came."""
+    """Inside the block, signals set `event`. `by` is the first signal, None if there was none."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self.event = threading.Event()
@@ -110,15 +110,15 @@ class StopOnSignal:
             raise KeyboardInterrupt
         self.by = self.by or signal.Signals(number)
         self.event.set()
-        # A handler may run while the main thread holds the view's lock: speak from a thread of its own.
+        # A handler may run while the main thread holds the view's lock: report from a separate thread.
         threading.Thread(target=self._report, args=(FIRST,), daemon=True).start()
 
 
 def stop_when_input_ends(event: threading.Event) -> None:
-    """Set `event` when standard input ends: the parent process that held its other end is gone."""
+    """Set `event` when standard input ends, that is, when the parent process is gone."""
 
     def watch() -> None:
-        # Not sys.stdin: a thread that waits inside it aborts the interpreter's end.
+        # Not sys.stdin: a thread that waits inside it aborts the exit of the interpreter.
         while os.read(0, 4096):
             pass
         event.set()

@@ -1,4 +1,4 @@
-"""Progress on a terminal: a bar for what can be counted, a line for what cannot. Loaded only where one is shown."""
+"""Progress on a terminal: a bar for countable work, a line for the rest. Loaded only when needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cdc_lake.observability.events import ProgressEvent
 
 
 class _Bar(BarColumn):
-    """A bar where there is a total, nothing where there is none."""
+    """A bar if there is a total, otherwise nothing."""
 
     def render(self, task: Task) -> ProgressBar:
         """One task's bar."""
@@ -24,7 +24,7 @@ class _Bar(BarColumn):
 
 
 class Bars:
-    """One line a stage; stages that repeat change their own line instead of adding lines."""
+    """One line per stage; repeated stages update their line."""
 
     def __init__(self, stream: TextIO, *, colour: bool) -> None:
         self._console = Console(file=stream, no_color=not colour, highlight=False)
@@ -44,7 +44,7 @@ class Bars:
         self._progress.start()
 
     def show(self, progress: ProgressEvent) -> None:
-        """Move a bar, change a line, or write one."""
+        """Update a bar or a line, or write one."""
         if progress.done is None and progress.stage not in REPEATING:
             self.line(f"{progress.stage:<9} {progress.text}")
             return
@@ -65,9 +65,9 @@ class Bars:
             del self._tasks[progress.stage]
 
     def line(self, text: str) -> None:
-        """A line above the bars."""
+        """Write a line above the bars."""
         self._console.print(Text(text), soft_wrap=True)
 
     def close(self) -> None:
-        """Stop moving."""
+        """Stop updating."""
         self._progress.stop()

@@ -1,4 +1,4 @@
-"""New projects: copies of the templates, with the project's name put in where a file asks for it."""
+"""Creates projects from templates, with the project's name filled in."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cdc_lake.model.diagnostic import FolderNotEmpty, UnknownTemplate
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 _PLACEHOLDER = "PIPELINE_NAME"
-_DOT = "dot_"  # `dot_gitignore` becomes `.gitignore`: packaging tools leave hidden files out
+_DOT = "dot_"  # `dot_gitignore` becomes `.gitignore`: packaging tools omit hidden files
 
 
 class NotWritable(ConfigError):
-    """A file of the new project could not be written."""
+    """A file of the new project cannot be written."""
 
     code = "CFG144"
     exit_code = 1
@@ -26,7 +26,7 @@ class NotWritable(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class NewProject:
-    """What `init` wrote: the folder, the files in it, the commands to go on with."""
+    """The result of `init`: the folder, its files, the next commands."""
 
     template: str
     folder: Path
@@ -59,7 +59,7 @@ def scaffold(template: str, folder: Path, *, force: bool = False) -> NewProject:
 
 
 def pipeline_name(folder: Path) -> str:
-    """A folder's name as a pipeline's name: small letters, digits, underscores, a letter first."""
+    """A folder's name converted to a pipeline name: lower-case letters, digits, underscores, a letter first."""
     text = re.sub(r"[^a-z0-9]+", "_", folder.resolve().name.lower()).strip("_")[:63]
     return text if text and text[0].isalpha() else f"p_{text}"[:63].rstrip("_")
 

@@ -1,7 +1,7 @@
-"""Results as text: pure functions from values to what people read. Numbers have units, positions can be pasted back.
+"""Results as text: pure functions from values to text. Numbers have units, positions can be pasted into commands.
 
-Errors and diagnostics have one form everywhere: what failed, where, then the hint. The pages of error codes are in the
-wheel beside the package, in a checkout in `docs/errors`.
+Errors and diagnostics always have the same form: what failed, where, then the hint. The pages of error codes are beside
+the package in the wheel, and in `docs/errors` in a checkout.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _LONG = 60  # characters of a value
 
 
 def tint(text: str, colour: str, *, on: bool) -> str:
-    """The text in a colour, where colour is on."""
+    """The text in a colour, if colour is on."""
     return f"{colour}{text}{RESET}" if on else text
 
 
 def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(), indent: str = "  ") -> list[str]:
-    """Rows as aligned columns two blanks apart, a line each; `right` are the columns of numbers."""
+    """Rows as aligned columns separated by two blanks, a line each; `right` are numeric columns."""
     if not rows:
         return []
     rows = [[printable(cell, keep="") for cell in row] for row in rows]
@@ -52,18 +52,18 @@ def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(),
 
 
 def wrap_line(head: str, text: str, width: int) -> list[str]:
-    """A line of any length within the width, behind its head; words are not cut, so that they can be pasted."""
+    """A line wrapped to the width, after its head; words are not split, so that they can be pasted."""
     fill = TextWrapper(width, subsequent_indent=" " * len(head), break_long_words=False, break_on_hyphens=False)
     return fill.wrap(head + printable(text))
 
 
 def format_count(value: int | None) -> str:
-    """A whole number, `-` where it is not known."""
+    """A whole number, `-` if unknown."""
     return "-" if value is None else f"{value:,}"
 
 
 def format_value(value: str | None) -> str:
-    """A value as an SQL literal, short enough for a line."""
+    """A value as an SQL literal, shortened to fit a line."""
     if value is None:
         return "NULL"
     text = value if len(value) <= _LONG else f"{value[: _LONG - 3]}… [{len(value):,} characters]"
@@ -76,7 +76,7 @@ def format_key(key: Sequence[str | None]) -> str:
 
 
 def size(value: int | None) -> str:
-    """Bytes with a unit that fits, `-` where it is not known."""
+    """Bytes with a suitable unit, `-` if unknown."""
     if value is None:
         return "-"
     amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -86,7 +86,7 @@ def size(value: int | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A length of time with a unit that fits, `-` where it is not known."""
+    """A duration with a suitable unit, `-` if unknown."""
     if value is None:
         return "-"
     if value < 120:
@@ -97,7 +97,7 @@ def seconds(value: float | None) -> str:
 
 
 def new_project_text(project: NewProject) -> str:
-    """What `init` wrote and what to do next."""
+    """The result of `init` and the next steps."""
     lines = [f"created a {project.template} project in {project.folder}", ""]
     lines += [f"  {name}" for name in project.files]
     return "\n".join([*lines, "", "next:", *(f"  {command}" for command in project.next)])
@@ -114,7 +114,7 @@ def validation_text(files: Sequence[str], problems: Sequence[Diagnostic]) -> str
 
 
 def settings_text(settings: Iterable[Setting], width: int) -> str:
-    """Every setting with its origin, lined up where the width allows."""
+    """Every setting with its origin, aligned if the width allows."""
     rows = [(s.path, s.text, s.source) for s in settings]
     path = min(max(len(r[0]) for r in rows), width // 2)
     value = min(max(len(r[1]) for r in rows), width // 3)
@@ -130,10 +130,10 @@ def check_text(
     quiet: bool = False,
     receives: bool = False,
 ) -> str:
-    """The doctor's findings: what has to be fixed first, then what should be known, then what is right.
+    """The findings of `check`: problems first, then notes, then what is right.
 
-    The fix stays in one line, so that it can be pasted. Of many findings of one kind the first few are shown, with
-    `verbose` all; with `quiet` only what has to be fixed. `receives`: the host is one that only receives.
+    A fix is one line, so that it can be pasted. Of many findings of one kind the first few are shown, with `verbose`
+    all; with `quiet` only problems. `receives`: the host only receives.
     """
     marks = {
         True: tint("✓", GREEN, on=colour),
@@ -165,11 +165,11 @@ def check_text(
 
 _CONCERN = (False, None, True)
 _FEW = 5
-"""Findings or steps of one kind that are shown unless all are asked for."""
+"""Number of findings or steps of one kind shown by default."""
 
 
 def _alike(items: Iterable[T], kind: Callable[[T], Hashable]) -> list[list[T]]:
-    """Items by their kind, in the order of the first of each."""
+    """Items grouped by kind, in the order of the first of each."""
     groups: dict[Hashable, list[T]] = {}
     for item in items:
         groups.setdefault(kind(item), []).append(item)
@@ -177,7 +177,7 @@ def _alike(items: Iterable[T], kind: Callable[[T], Hashable]) -> list[list[T]]:
 
 
 def plan_text(planned: Plan, *, verbose: bool = False) -> str:
-    """The actions of a plan, those first that would lose something.
+    """The actions of a plan, destructive ones first.
 
     Of many actions of one kind the first few are shown, with `verbose` all.
     """
@@ -213,7 +213,7 @@ def plan_text(planned: Plan, *, verbose: bool = False) -> str:
 
 
 def run_text(summary: RunSummary) -> str:
-    """What a run did: where bronze and silver are, how much moved, what was held."""
+    """The result of a run: positions of bronze and silver, amounts, held changes."""
     lines = [f"{summary.outcome}  {summary.pipeline} in {seconds(summary.seconds)}"]
     if (got := summary.receive) is not None:
         copied = f", {pluralize(got.snapshot_rows, 'snapshot row')}" if got.snapshot_rows else ""
@@ -234,12 +234,12 @@ def _position(stream: str | None, value: int | None) -> str:
 
 
 def report_text(files: Any) -> str:
-    """Where the report is."""
+    """The location of the report."""
     return f"report  {files.html}\ndata    {files.json}"
 
 
 def error_text(error: CdcLakeError, *, colour: bool = False) -> str:
-    """An error; one that carries diagnostics is shown as them."""
+    """An error; one with diagnostics is shown as those."""
     diagnostics: tuple[Diagnostic, ...] = getattr(error, "diagnostics", ())
     if diagnostics:
         return "\n\n".join(diagnostic_text(d, colour=colour) for d in diagnostics)
@@ -270,7 +270,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def folder() -> Path:
-    """Where the pages are."""
+    """The folder of the pages."""
     shipped = _PACKAGE / "docs" / "errors"
     return shipped if shipped.is_dir() else _PACKAGE.parent / "docs" / "errors"
 
@@ -301,14 +301,14 @@ def titles() -> list[tuple[str, str]]:
 
 
 REPEATING = frozenset({"receive", "landed", "backlog", "maintain", "apply", "merge", "cut"})
-"""Stages told over and over while a loop runs: they have one line that changes."""
+"""Stages reported repeatedly while a loop runs: they update one line."""
 
 _BYTES = "bytes"
-_SETTLED = 1.0  # seconds from which on a rate says something
+_SETTLED = 1.0  # minimum seconds for a meaningful rate
 
 
 def count(progress: ProgressEvent) -> str:
-    """`12,000 of 40,000 rows`, `3.0 MiB of 1.2 GiB of WAL`, as far as it is known."""
+    """`12,000 of 40,000 rows`, `3.0 MiB of 1.2 GiB of WAL`, as far as known."""
     if progress.done is None:
         return ""
     if progress.unit.startswith(_BYTES):
@@ -320,14 +320,14 @@ def count(progress: ProgressEvent) -> str:
 
 
 class Pace:
-    """How fast stages go, since the first that was told of each way to its end."""
+    """The speed of stages, since the first report of the current pass."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since: dict[str, tuple[float, int, int]] = {}
 
     def describe_pace(self, progress: ProgressEvent) -> str:
-        """`1,200 rows/s, 25 s left`; empty where no end is known, at it, and before a second has passed."""
+        """`1,200 rows/s, 25 s left`; empty without a total, at the end, and in the first second."""
         if progress.done is None or progress.total is None:
             return ""
         if progress.done >= progress.total:
@@ -335,7 +335,7 @@ class Pace:
             return ""
         now = self._clock()
         began, first, total = self._since.setdefault(progress.stage, (now, progress.done, progress.total))
-        if progress.done < first or total != progress.total:  # another way than the one that was begun
+        if progress.done < first or total != progress.total:  # a new pass
             self._since[progress.stage] = now, progress.done, progress.total
             return ""
         gained, passed = progress.done - first, now - began

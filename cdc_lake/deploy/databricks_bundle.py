@@ -1,10 +1,10 @@
-"""The bundle of a pipeline: the `databricks.yml` of a Declarative Automation Bundle, which Databricks' own tool checks.
+"""Creates the bundle of a pipeline: the `databricks.yml` of a Declarative Automation Bundle for Databricks' own tool.
 
-Four jobs, each on a classic cluster of one node of its own: `receive` owns the slot and never ends, `apply` runs
-continuously or by a schedule, `report` and `maintain` by one. What the pipeline leaves to its environment
-(`${env:NAME}`) becomes a variable of the bundle, and a secret of a scope where the value is a secret; nothing else
-differs between targets. The value of `${secret:scope/key}` reaches a job by an environment variable of its cluster:
-Databricks puts it there when the cluster starts, the bundle names it, the job looks it up.
+Four jobs, each on its own single-node classic cluster: `receive` owns the slot and never ends, `apply` runs
+continuously or by a schedule, `report` and `maintain` by one. Values that the pipeline takes from its environment
+(`${env:NAME}`) become variables of the bundle, and secrets of a scope if the value is secret; targets differ in nothing
+else. The value of `${secret:scope/key}` reaches a job through an environment variable of its cluster: the bundle names
+it, Databricks sets it when the cluster starts, and the job reads it.
 
 A pipeline that cannot run as jobs on Databricks is refused before anything is written.
 """
@@ -35,7 +35,7 @@ _FORMAT = re.compile(r"(silver\.defaults|silver\.tables\[\d+\]|bronze)\.format")
 
 
 def require_deployable(pipeline: Deployed) -> None:
-    """Raise NotDeployable for the first thing in a pipeline that cannot be run there."""
+    """Raise NotDeployable for the first setting of a pipeline that cannot run there."""
     for refused in _refusals(pipeline):
         raise refused
 
@@ -85,7 +85,7 @@ def _secret(value: Written) -> Iterator[NotDeployable]:
 
 
 def _check_uploaded_files(value: Written) -> Iterator[NotDeployable]:
-    """Files that a pipeline reads: what is uploaded is in the project's folders of pipelines and environments."""
+    """Files that a pipeline reads: only the project's folders of pipelines and environments are uploaded."""
     named = [body.removeprefix("file:") for body in bodies(value.text) if body.startswith("file:")]
     if value.path in _FILES_OF_TLS and not value.text.startswith("/"):
         named.append(value.text)
@@ -109,9 +109,9 @@ ENTRY_POINTS: Mapping[str, frozenset[str]] = {
     "report": frozenset({"pipeline", "environment"}),
     "maintain": frozenset({"pipeline", "environment"}),
 }
-"""Parameters by entry point of the group `cdc_lake.jobs` (not `console_scripts`: nobody wants a command `apply`)."""
+"""Parameters by entry point of the group `cdc_lake.jobs` (not `console_scripts`: no command `apply`)."""
 NEEDED = "pipeline"
-"""The parameter that each of them requires."""
+"""The parameter that every entry point requires."""
 
 
 def wheel_name(version: str) -> str:
@@ -123,12 +123,12 @@ PREFIX = "CDC_LAKE_SECRET_"
 
 
 def variable(scope: str, key: str) -> str:
-    """The environment variable of a secret: letters and digits as they are, anything else by its code."""
+    """The environment variable of a secret: letters and digits unchanged, other characters by their code."""
     return PREFIX + "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):X}_" for c in f"{scope}/{key}")
 
 
 def from_cluster(scope: str, key: str) -> str:
-    """The secret's value in a job. Raises JobParametersWrong where the cluster was not given it."""
+    """The secret's value in a job. Raises JobParametersWrong if the cluster does not have it."""
     name = variable(scope, key)
     if name not in os.environ:
         hint = "the pipeline file is newer than the bundle: run `cdc-lake bundle` again, then deploy it"
@@ -137,7 +137,7 @@ def from_cluster(scope: str, key: str) -> str:
 
 
 TARGETS = ("dev", "prod")
-"""Targets of every bundle. Each lays `conf/<target>.yaml` over the pipeline."""
+"""The targets of every bundle. Each applies `conf/<target>.yaml` to the pipeline."""
 DEFAULT_RUNTIME = "18.0.x-scala2.13"
 """The first runtime of Spark 4.1 (Databricks' release notes)."""
 
@@ -148,7 +148,7 @@ _OWN_VARIABLES = frozenset({"node_type_id", "spark_version", "secret_scope", "re
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """Exact versions of what the wheel does not bring by itself, by package."""
+    """Exact versions of packages that the wheel does not include."""
 
     versions: Mapping[str, str]
 
@@ -160,7 +160,7 @@ class Extras:
 
 @dataclass(frozen=True, slots=True)
 class BundleParts:
-    """What a bundle is made of, beside the pipeline: `upward` leads from its folder to the project's."""
+    """The inputs of a bundle besides the pipeline: `upward` leads from its folder to the project's."""
 
     version: str
     extras: Extras
@@ -169,13 +169,13 @@ class BundleParts:
 
 
 def driver_needed(pipeline: Deployed) -> bool:
-    """Whether reading the source takes a database driver."""
+    """Whether reading the source needs a database driver."""
     kind = pipeline.value("source.type")
     return kind is not None and kind.text in POSTGRES_TYPES
 
 
 def build(pipelines: Mapping[str, Deployed], parts: BundleParts) -> Plain:
-    """The bundle of a pipeline, read once for each target. Raises NotDeployable."""
+    """The bundle of a pipeline, which is loaded once for each target. Raises NotDeployable."""
     for pipeline in pipelines.values():
         require_deployable(pipeline)
     first = next(iter(pipelines.values()))
@@ -207,7 +207,7 @@ def build(pipelines: Mapping[str, Deployed], parts: BundleParts) -> Plain:
 
 
 def secrets(pipelines: Iterable[Deployed]) -> tuple[str, ...]:
-    """Secrets that must be there, as `scope/key`; `SCOPE` is the target's own."""
+    """Required secrets, as `scope/key`; `SCOPE` is the target's own."""
     names = dict.fromkeys(
         reference.name if reference.kind == "secret" else f"SCOPE/{reference.name}"
         for pipeline in pipelines
@@ -397,7 +397,7 @@ def write_bundle(pipeline: Path, folder: Path, *, schedule: str | None = None, f
 
 
 def _extras(pipeline: Deployed) -> Extras:
-    """The versions that are installed here: what was tried here is what runs there."""
+    """The versions installed here, so that the jobs run what was tested."""
     packages = ["great-expectations", "pandas", *(["psycopg"] if driver_needed(pipeline) else [])]
     try:
         return Extras({package: version(package) for package in packages})
@@ -407,7 +407,7 @@ def _extras(pipeline: Deployed) -> Extras:
 
 
 def _upward(pipeline: Path, folder: Path) -> str:
-    """The way from the bundle's folder to the project's, as the bundle writes it: `../`, or nothing."""
+    """The relative path from the bundle's folder to the project's, as in the bundle: `../`, or nothing."""
     root = project_root(pipeline)
     if not folder.resolve().is_relative_to(root):
         hint = f"name a folder in {display(root)}"

@@ -1,12 +1,12 @@
-"""What jobs on Databricks call: `receive`, `apply`, `report`, `maintain`.
+"""The entry points of jobs on Databricks: `receive`, `apply`, `report`, `maintain`.
 
-Plain functions that return when they are done and raise when they failed: a platform that calls an entry point takes
-`sys.exit`, also with 0, for a failure. Parameters come as `--name=value` from the `named_parameters` of a wheel task.
-Spark is the runtime's own session.
+Plain functions that return on success and raise on failure: a platform that calls an entry point treats `sys.exit`,
+even with 0, as a failure. Parameters are `--name=value` from the `named_parameters` of a wheel task. Spark is the
+runtime's own session.
 
-Each job first tries the lake's folder. Commits to bronze and control tables in it need names that only one file can
-take (hard links on a disk). A mounted object store often has none, or overwrites, and two jobs could both believe that
-they made the same version: such a folder is refused. Whether two machines exclude each other cannot be tried.
+Each job first tests the lake's folder. Commits to bronze and control tables in it need atomic creation of file names
+(hard links on a disk). A mounted object store often lacks it, or overwrites, and two jobs could both believe that they
+created the same version: such a folder is refused. Mutual exclusion of two machines cannot be tested.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def require_folder(project: Project) -> None:
-    """Make the lake's folder where it is not there. Raises LakeFolderUnfit where its files cannot be relied on."""
+    """Create the lake's folder if it is missing. Raises LakeFolderUnfit if its files are unreliable."""
     folder = project.lake
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def require_folder(project: Project) -> None:
 
 
 def _check_atomic_rename(draft: Path, name: Path) -> None:
-    """A file that takes its name whole, as reports and rows that were read again do."""
+    """Check that a file is renamed atomically, as reports and refetched rows need."""
     draft.write_bytes(b"probe\n")
     draft.replace(name)
     if name.read_bytes() != b"probe\n":
@@ -85,7 +85,7 @@ def _exclusive(draft: Path, name: Path) -> None:
 
 
 def require_seen(spark: Any, folder: Path) -> None:
-    """Raise LakeFolderUnfit where Spark has another folder under the same path, as where its root is a store."""
+    """Raise LakeFolderUnfit if Spark has another folder under the same path, for example if its root is a store."""
     token = uuid.uuid4().hex
     file = folder / f"probe-{token}.txt"
     try:
@@ -101,12 +101,12 @@ def require_seen(spark: Any, folder: Path) -> None:
 
 
 def receive() -> None:
-    """Receive into bronze, without end; with `--once=true` up to where the source is now."""
+    """Receive into bronze, without end; with `--once=true` up to the source's current position."""
     _run("receive", _receive)
 
 
 def apply() -> None:
-    """Apply bronze to silver, without end; with `--once=true` up to what bronze holds."""
+    """Apply bronze to silver, without end; with `--once=true` up to the end of bronze."""
     _run("apply", _apply)
 
 
@@ -116,7 +116,7 @@ def report() -> None:
 
 
 def maintain() -> None:
-    """Keep bronze and silver up."""
+    """Maintain bronze and silver."""
     _run("maintain", lambda job: job.pipeline.maintain(report_progress=job.report, spark=_spark(job.pipeline.project)))
 
 
@@ -154,7 +154,7 @@ def _run(name: str, work: Callable[[_Job], object]) -> None:
 def parameters(name: str, arguments: Sequence[str]) -> Mapping[str, str]:
     """The parameters of an entry point, from `--name=value`. Raises JobParametersWrong.
 
-    Through the wrapper of wheels that bundles can ask for, they come as `name=value`.
+    The optional wheel wrapper of bundles passes them as `name=value`.
     """
     values: dict[str, str] = {}
     for argument in arguments:
@@ -171,7 +171,7 @@ def parameters(name: str, arguments: Sequence[str]) -> Mapping[str, str]:
 
 
 def _spark(project: Project) -> SparkSession:
-    """The session of the runtime that this runs in. Raises SparkMissing, ServerlessCompute, RuntimeUnfit."""
+    """The session of the current runtime. Raises SparkMissing, ServerlessCompute, RuntimeUnfit."""
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415  # a receiver needs no Spark
     except ImportError as cause:
@@ -183,7 +183,7 @@ def _spark(project: Project) -> SparkSession:
 
 
 def require_runtime(spark: SparkSession) -> None:
-    """Raise ServerlessCompute or RuntimeUnfit where a session is not one of a classic cluster with our Spark."""
+    """Raise ServerlessCompute or RuntimeUnfit unless a session is on a classic cluster with our Spark."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise ServerlessCompute("this Spark session uses Spark Connect, as on serverless compute")
     minor = SPARK_VERSION.rpartition(".")[0]
@@ -193,7 +193,7 @@ def require_runtime(spark: SparkSession) -> None:
 
 @contextmanager
 def _with_remedy() -> Iterator[None]:
-    """Let an error that ends the job say its code, its place and what to do below its message."""
+    """Add code, location and remedy to the message of an error that ends the job."""
     try:
         yield
     except CdcLakeError as error:

@@ -1,11 +1,11 @@
-"""Overwrites every value of every row in messages of a stream, so that recordings can be shown to others.
+"""Overwrites every row value in messages of a stream, so that recordings can be shared.
 
-A filler has the length of its value and keeps what decoding looks at: digits stay digits, letters letters of the same
-case, signs what they are; what is not ASCII becomes letters. Under one secret equal values have equal fillers, so keys
-still match; once the secret is thrown away, nobody can try out guessed values.
+A filler has the length of its value and keeps what decoding depends on: digits stay digits, letters letters of the same
+case, punctuation is unchanged; non-ASCII characters become letters. With the same secret equal values have equal
+fillers, so keys still match; once the secret is discarded, nobody can test guessed values.
 
-Names, types, lengths, positions and boundaries of transactions stay. A message that cannot be read is overwritten as a
-whole (in the GaussDB family behind its length and LSN). Of pgoutput, version 1 of the protocol.
+Names, types, lengths, positions and transaction boundaries are unchanged. An unreadable message is overwritten
+completely (in the GaussDB family after its length and LSN). For pgoutput with protocol version 1.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _ABSENT: Final = (b"null", b"unchanged-toast-datum")
 
 
 class Filler:
-    """Makes fillers under a secret of its own."""
+    """Creates fillers with a secret of its own."""
 
     def __init__(self, secret: bytes | None = None) -> None:
         self._secret = secrets.token_bytes(32) if secret is None else secret
 
     def value(self, value: bytes) -> bytes:
-        """The filler of a value's text, in any encoding that ASCII is a part of."""
+        """The filler of a value's text, in any superset of ASCII."""
         return bytes(map(_fill, value, self._stream(value)))
 
     def literal(self, literal: bytes) -> bytes:
-        """The filler of a SQL literal; NULL and what was not sent are no values and stay."""
+        """The filler of a SQL literal; NULL and unsent values are unchanged."""
         if literal in _ABSENT:
             return literal
         if literal[:1] == b"'":
@@ -66,7 +66,7 @@ class Filler:
         )
 
     def json_literal(self, literal: bytes) -> bytes:
-        """The filler of a SQL literal inside a JSON string: escapes stay, those of characters become a letter's."""
+        """The filler of a SQL literal inside a JSON string: escapes stay, of characters as those of letters."""
         if b"\\" not in literal:
             return self.literal(literal)
         parts = _ESCAPE.split(literal)
@@ -92,7 +92,7 @@ _MESSAGE_HEAD: Final = 10  # letter, flags, LSN
 
 
 def overwritten_message(payload: bytes, filler: Filler) -> tuple[bytes, bool]:
-    """The message, and whether it could be read."""
+    """The overwritten message, and whether it was readable."""
     try:
         parse(payload)
         if payload[:1] == _MESSAGE:
@@ -106,7 +106,7 @@ def _row(payload: bytes, filler: Filler) -> bytes:
     overwritten = bytearray(payload)
     offset = 5  # letter, OID
     while offset < len(payload):
-        count = int.from_bytes(payload[offset + 1 : offset + 3], "big")  # behind N, K or O
+        count = int.from_bytes(payload[offset + 1 : offset + 3], "big")  # after N, K or O
         offset += 3
         for _ in range(count):
             kind, offset = payload[offset : offset + 1], offset + 1
@@ -134,7 +134,7 @@ _CONTENT: Final = b"content: "
 def overwritten_record(
     payload: bytes, style: Style, *, batch: bool, codec: Codec, filler: Filler
 ) -> tuple[bytes, bool]:
-    """The payload, and whether all of it could be read."""
+    """The overwritten payload, and whether all of it was readable."""
     if records.bare(payload) is not None:
         return payload, True
     overwritten, readable = bytearray(payload), True
@@ -152,7 +152,7 @@ def overwritten_record(
 
 
 def _pieces(payload: bytes, style: Style, *, batch: bool) -> Iterator[tuple[int, int]]:
-    """Where records or statements start and end."""
+    """The bounds of the records or statements."""
     if style is Style.BINARY:
         offset: int | None = 0
         while offset is not None and (end := record_end(payload, offset)) is not None:
@@ -180,18 +180,16 @@ def _statement(piece: bytes, codec: Codec, filler: Filler, *, serial: bool) -> b
     if lines.line_boundary(piece) is not None or piece[:2] == b"h\0":
         return piece
     head_size = piece.index(_CONTENT) + len(_CONTENT) if piece.startswith(lines.DDL_STARTS) and _CONTENT in piece else 0
-    return piece[:head_size] + filler.value(
-        piece[head_size:]
-    )  # of a line of a kind that nobody decodes, nothing is known
+    return piece[:head_size] + filler.value(piece[head_size:])  # the content of an unknown kind of line is unknown
 
 
 def _binary(body: bytes, filler: Filler) -> bytes:
-    """A row that was read already, so that its lengths are known to be good."""
+    """Overwrite a row that was parsed before, so that its lengths are valid."""
     overwritten, offset = bytearray(body), 1
     for _ in range(2):  # schema, table
         offset += 2 + _U16.unpack_from(body, offset)[0]
     while offset < len(body):
-        (count,) = _U16.unpack_from(body, offset + 1)  # behind N or O
+        (count,) = _U16.unpack_from(body, offset + 1)  # after N or O
         offset += 3
         for _ in range(count):
             offset += 2 + _U16.unpack_from(body, offset)[0] + 4  # name, type
@@ -216,7 +214,7 @@ def _text(statement: bytes, codec: Codec, filler: Filler, *, serial: bool) -> by
 
 def _json(statement: bytes, codec: Codec, filler: Filler) -> bytes:
     _, shape = json.shape_of(statement, codec)
-    if shape is None:  # not as servers write it
+    if shape is None:  # not a format that servers write
         return filler.value(statement)
     old = statement.index(shape.between, len(shape.before))
     new, old_values = statement[len(shape.before) : old], statement[old + len(shape.between) : -len(shape.after)]

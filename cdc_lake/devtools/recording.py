@@ -1,18 +1,18 @@
-"""Records a replication stream raw into a file, as it came over the wire, and reads such files.
+"""Records a replication stream into a file, unmodified as received, and reads such files.
 
-From PostgreSQL through a temporary slot that begins now and goes with the connection, or through a given slot. The
-GaussDB family knows no temporary slots: the recorder makes one and drops it at the end; one whose recording was killed
-stays, visible in `pg_replication_slots`. Nothing is ever confirmed, so recording changes nothing at the source.
+PostgreSQL is recorded through a temporary slot, which ends with the connection, or through a given slot. The GaussDB
+family has no temporary slots: the recorder creates a slot and drops it at the end; if it is killed the slot stays,
+visible in `pg_replication_slots`. Nothing is ever confirmed, so recording changes nothing at the source.
 
 A file is a sequence of entries, each `u32 big-endian length` and that many bytes: the body of one CopyData message,
 `w` (25 bytes of header, then the payload) or `k` (a keepalive: 18 bytes of PostgreSQL, 33 of the GaussDB family, not
-kept of the latter). Before the entries may stand one line of JSON that says where they come from::
+stored for the latter). A line of JSON with the origin may precede the entries::
 
     {"format": "cdc-lake/recording/1", "source": …, "plugin": …, "options": {…}, "encoding": "UTF8",
      "start": "0/16B3748", "started": "2026-01-01T00:00:00+00:00"}
 
-and `"redacted": true` if every value of every row was overwritten (`devtools.anonymize`). A file that was cut off in
-an entry is an error at that entry, never a shorter stream.
+and `"redacted": true` if every value of every row was overwritten (`devtools.anonymize`). A file that is
+truncated inside an entry is an error at that entry, never a shorter stream.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from cdc_lake.source.sql_text import command_literal, identifier, literal
 from cdc_lake.tables.files import sync
 
 _STATUS: Final = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply wanted
-_START: Final = struct.Struct(">Q")  # of 'w', behind its letter
+_START: Final = struct.Struct(">Q")  # of 'w', after its letter
 _KEEPALIVE: Final = struct.Struct(">cQqB")
 _DATA_TAG, _KEEPALIVE_TAG = ord("w"), ord("k")
-_EPOCH_2000: Final = 946_684_800  # seconds from 1970 to PostgreSQL's own epoch
+_EPOCH_2000: Final = 946_684_800  # seconds from 1970 to PostgreSQL's epoch
 
 
 class Capture(Protocol):
-    """An open stream whose messages are kept as bytes. Raises SourceError."""
+    """An open stream that returns its messages as bytes. Raises SourceError."""
 
     def poll(self, timeout: float) -> list[bytes]:
         """Bodies of CopyData messages (`w…` and `k…`), waiting up to `timeout` seconds for the first."""
@@ -61,7 +61,7 @@ class Capture(Protocol):
 
 
 class PostgresCapture:
-    """A capture of a PostgreSQL slot (implements `Capture`). `start` is the position it began at."""
+    """A capture of a PostgreSQL slot (implements `Capture`). `start` is its first position."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class PostgresCapture:
         self._silence = IdleTimeout(silence, time.monotonic)
 
     def poll(self, timeout: float) -> list[bytes]:
-        """CopyData messages, waiting up to `timeout` seconds; also answers keepalives, and sends a status in time."""
+        """CopyData messages, waiting up to `timeout` seconds; also answers keepalives and sends the status when due."""
         if not (bodies := self._drain()):
             if self._poller.poll(max(0.0, min(timeout, self._told_at + self._interval - time.monotonic())) * 1000):
                 self._silence.record_activity()
@@ -153,8 +153,8 @@ class PostgresCapture:
 
 FORMAT: Final = "cdc-lake/recording/1"
 _HEAD: Final = b'{"format": "cdc-lake/recording/'
-_HEAD_LIMIT: Final = 1 << 20  # bytes: a header longer than this is none
-_ORDINARY: Final = 1 << 20  # bytes of an entry that are asked for without a look whether the file has so many
+_HEAD_LIMIT: Final = 1 << 20  # bytes: the maximum length of a header
+_ORDINARY: Final = 1 << 20  # bytes of an entry that are read without checking the size of the file
 _LENGTH: Final = struct.Struct(">I")
 _DATA: Final = struct.Struct(">cQQq")  # 'w', start, end, clock: PostgreSQL's documentation, XLogData
 _ALIVE: Final = {18: struct.Struct(">cQ"), 33: struct.Struct("<cQ")}  # 'k', WAL end; by the length of the message
@@ -162,9 +162,9 @@ _ALIVE: Final = {18: struct.Struct(">cQ"), 33: struct.Struct("<cQ")}  # 'k', WAL
 
 @dataclass(frozen=True, slots=True)
 class RecordingHeader:
-    """Where a recording comes from. `options` and `encoding` are in the server's own names.
+    """The origin of a recording. `options` and `encoding` use the server's names.
 
-    `start` is the position that was asked for, `started` ISO 8601 with zone. `redacted`: every value is overwritten.
+    `start` is the requested position, `started` ISO 8601 with zone. `redacted`: every value is overwritten.
     """
 
     source: str
@@ -177,7 +177,7 @@ class RecordingHeader:
 
     @property
     def keepalives_confirm(self) -> bool:
-        """Whether a keepalive says that everything before its position was sent: not so in parallel decoding."""
+        """Whether a keepalive means that everything before its position was sent: not in parallel decoding."""
         return self.source in POSTGRES_TYPES or self.options.get("parallel-decode-num") == "1"
 
     def line(self) -> bytes:
@@ -212,20 +212,20 @@ class Alive:
 
 
 class RecordingReader:
-    """The entries of a recording, one after the other; `header` is None where the file has none.
+    """The entries of a recording in order; `header` is None if the file has none.
 
-    Reads as it goes, so a file may be larger than the memory. Raises RecordingUnreadable.
+    Reads incrementally, so a file may be larger than memory. Raises RecordingUnreadable.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
-        """`file` stands at its start and can seek."""
+        """`file` is at its start and seekable."""
         self._file = file
         self._name = name
         self.header = self._read_header()
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Raises RecordingUnreadable where the file cannot be read."""
+        """Raises RecordingUnreadable if the file cannot be read."""
         try:
             return cls(path.open("rb"), str(path))
         except OSError as failed:
@@ -262,7 +262,7 @@ class RecordingReader:
         return entry
 
     def _remaining_bytes(self) -> int:
-        """Bytes up to the end: a read asks for the memory of all that it may bring."""
+        """Bytes up to the end: a read allocates all the memory that it requests."""
         offset = self._file.tell()
         left = self._file.seek(0, io.SEEK_END) - offset
         self._file.seek(offset)
@@ -297,7 +297,7 @@ def _word(value: object) -> str:
 
 
 def copy_data(body: bytes) -> Data | Alive | None:
-    """The body of one CopyData message; None where it is neither data nor a keepalive."""
+    """Parse the body of one CopyData message; None if it is neither data nor a keepalive."""
     if body[:1] == b"w" and len(body) >= _DATA.size:
         _, start, _, clock = _DATA.unpack_from(body)
         return Data(start, clock, body[_DATA.size :])
@@ -307,10 +307,10 @@ def copy_data(body: bytes) -> Data | Alive | None:
 
 
 def is_recording(file: BinaryIO) -> bool:
-    """Whether a file at its start is a recording; it stands there again afterwards.
+    """Whether a file at its start is a recording; its offset is restored.
 
-    By its header, or by its first entry: no payload of any plugin has `w` or `k` as its fifth byte behind a length
-    that fits into the file (the fifth byte is the top of an LSN, or the first four are letters).
+    Detected by its header, or by its first entry: no payload of any plugin has `w` or `k` as its fifth byte after a
+    length that fits into the file (the fifth byte is the top of an LSN, or the first four are letters).
     """
     head = file.read(max(len(_HEAD), 5))
     size = file.seek(0, io.SEEK_END)
@@ -325,13 +325,13 @@ def is_recording(file: BinaryIO) -> bool:
 
 
 def refuse_existing(path: Path) -> None:
-    """Raises RecordingNotWritten where there is a file of that name."""
+    """Raises RecordingNotWritten if the file exists."""
     if path.exists():
         raise RecordingNotWritten("the file already exists", where=str(path))
 
 
 class RecordingWriter:
-    """Writes a new recording. After `close` it is on the disk; a file that is there is never overwritten."""
+    """Writes a new recording. After `close` it is durable; an existing file is never overwritten."""
 
     def __init__(self, path: Path, header: RecordingHeader) -> None:
         """Raises RecordingNotWritten."""
@@ -339,7 +339,7 @@ class RecordingWriter:
         self._path = path
         self.size = 0
         try:
-            # it holds the rows of the source: nobody else's to read
+            # it contains the source's rows: readable only for its owner
             self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
         except OSError as failed:
             raise self._write_error(failed) from failed
@@ -351,7 +351,7 @@ class RecordingWriter:
         self.size += len(body)
 
     def close(self) -> None:
-        """Make it durable: the file, and its name in the folder. Raises RecordingNotWritten."""
+        """Sync the file and its folder. Raises RecordingNotWritten."""
         if self._file.closed:
             return
         try:
@@ -383,9 +383,9 @@ _PATIENCE: Final = 10.0  # seconds: a slot stays active for about one after its 
 
 
 class FamilyCapture:
-    """An open stream; `start` is the position it began at, `0/0` where that is the slot's confirmed position.
+    """An open stream; `start` is its first position, `0/0` for the slot's confirmed position.
 
-    `dial` opens a session, for replication or not, and is asked again at the end where a slot is to be dropped.
+    `dial` opens a session, for replication or not, and is called again at the end if a slot must be dropped.
     """
 
     def __init__(
@@ -399,8 +399,8 @@ class FamilyCapture:
         status_interval: float,
         silence: float = LONGEST,
     ) -> None:
-        """`slot` None: one of its own, in the order that the options are for. `status_interval`, `silence`: as of
-        GaussStream. Raises SourceError.
+        """`slot` None: its own slot, in the order of the options. `status_interval`, `silence`: as for GaussDbStream.
+        Raises SourceError.
         """
         self._dial = dial
         self._own: str | None = None
@@ -424,12 +424,12 @@ class FamilyCapture:
         return [_DATA.pack(b"w", lsn, lsn, clock) + payload for lsn, payload in self._stream.poll(timeout)]
 
     def close(self) -> None:
-        """Close the stream and drop a slot of its own. Raises SourceError, which names it, if it cannot be dropped."""
+        """Close the stream and drop its own slot. Raises SourceError, which names the slot, if it cannot be dropped."""
         self._stream.close()
         self._drop()
 
     def _create_slot(self, slot: str, plugin: str, order: OrderDomain) -> str:
-        """Make the slot; its consistent point. One in CSN order is made by the SQL function only."""
+        """Create the slot; its consistent point. Only the SQL function creates one in CSN order."""
         by_function = order is OrderDomain.CSN
         with closing(self._dial(not by_function)) as session:
             created = create_slot_by_function(session, slot, plugin, order) if by_function else None

@@ -1,13 +1,13 @@
-"""The commands `record`, `replay` and `inspect payload`: streams recorded, decoded again, and shown as JSON objects.
+"""The commands `record`, `replay` and `inspect payload`: records streams, decodes them again, and shows them as JSON.
 
-A recording changes nothing at the source: it uses a slot of its own unless one is named, and confirms nothing. With
-redaction every value is overwritten by one of the same length before it is written, so the file decodes as the raw one
-would. Replaying decodes every payload and follows every transaction from BEGIN to COMMIT, without a server or a lake:
-a recording that replays is one that the receiver could have taken.
+A recording changes nothing at the source: it uses its own slot unless one is named, and confirms nothing. With
+redaction every value is overwritten by one of the same length before it is written, so the file decodes like the
+original. Replaying decodes every payload and follows every transaction from BEGIN to COMMIT, without a server or a
+lake: the receiver could have processed any recording that replays.
 
-`inspect payload` takes one payload (behind the 25 bytes of a `w` header), one whole CopyData message, lines of text
-decoding, or a recording; the format is given or guessed. A payload that cannot be decoded gives one object of type
-`error`, and the next one is read.
+`inspect payload` accepts one payload (after the 25 bytes of a `w` header), one complete CopyData message, lines of text
+decoding, or a recording; the format is given or detected. An undecodable payload gives one object of type `error`, and
+reading continues with the next one.
 """
 
 from __future__ import annotations
@@ -69,19 +69,19 @@ _STARTS: Final = re.compile(
     rb"BEGIN|COMMIT|commit|ABORT|PREPARE|ROLLBACK PREPARED|table |\{\"|prefix: |message: |streaming |"
     rb"(?:opening|closing|aborting|preparing|committing) (?:a )?streamed"
 )
-"""How a statement of text decoding begins; another line goes on with the one before it."""
+"""The beginning of a statement of text decoding; other lines continue the previous one."""
 _PEEKED: Final = re.compile(rb" *([0-9A-F]{1,8}/[0-9A-F]{1,8})(?:\t| *\| *)([0-9]+)(?:\t| *\| ?)(.*)", re.DOTALL)
 """A row of location, xid and data."""
 _HEADING: Final = re.compile(rb" *(?:lsn|location) *\| *xid *\| *data *\r?\n[-+]+\r?\n")
 _COUNT: Final = re.compile(rb"\n\([0-9]+ rows?\)\s*\Z")
-"""What psql prints before and behind rows."""
+"""What psql prints before and after rows."""
 _HEX: Final = re.compile(rb"\s*(?:\\x)?((?:[0-9a-fA-F]{2})+)\s*")
-_PRINTABLE: Final = 0x20  # below it: the first byte of a length
+_PRINTABLE: Final = 0x20  # lower: the first byte of a length
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How payloads are to be read; None is read off the bytes of each."""
+    """How to read payloads; None is detected from the bytes of each."""
 
     plugin: Plugin
     style: Style | None = None
@@ -93,7 +93,7 @@ DEFAULT: Final = Reading("mppdb_decoding")
 
 
 def reading_of(header: RecordingHeader | None) -> Reading:
-    """How a recording says it is written: by its plugin, and of the family by the options it was asked for."""
+    """How to read a recording, from its plugin and, for the GaussDB family, its options."""
     if header is None:
         return DEFAULT
     plugin = next((candidate for candidate in PLUGINS if candidate == header.plugin), None)
@@ -108,7 +108,7 @@ def reading_of(header: RecordingHeader | None) -> Reading:
 
 
 class PayloadReader:
-    """Reads payloads in the order of their stream: pgoutput names a relation once and its columns ever after."""
+    """Reads payloads in stream order: pgoutput sends a relation once, before its rows."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -135,7 +135,7 @@ class PayloadReader:
         return [describe(record) for record in decoded]
 
     def overwritten(self, payload: bytes, filler: Filler) -> tuple[bytes, bool]:
-        """The payload with every value of every row overwritten, and whether all of it could be read."""
+        """The payload with every row value overwritten, and whether all of it was readable."""
         reading = self._reading
         if reading.plugin == "pgoutput":
             return anonymize.overwritten_message(payload, filler)
@@ -147,7 +147,7 @@ class PayloadReader:
         return anonymize.overwritten_record(payload, style, batch=batch, codec=reading.codec, filler=filler)
 
     def _style(self, payload: bytes) -> Style | None:
-        """The style that was said. Text of test_decoding has two forms, its own and style t: the bytes say which."""
+        """The configured style. Text of test_decoding has two forms, its own and style t, told apart by the bytes."""
         stated = self._reading.style
         return None if (self._reading.plugin, stated) == ("test_decoding", Style.TEXT) and is_line(payload) else stated
 
@@ -157,8 +157,8 @@ def inspect_files(
 ) -> Iterator[Described]:
     """The objects of all files in order (`-` is standard input).
 
-    `override` None: as a recording says of itself, otherwise `DEFAULT`. `recording` None: told by the bytes. A file or
-    payload that cannot be read gives an object of type `error` with `file`, and in a recording `entry`.
+    `override` None: from the header of a recording, otherwise `DEFAULT`. `recording` None: detected from the bytes. An
+    unreadable file or payload gives an object of type `error` with `file`, and in a recording `entry`.
     """
     payloads = PayloadReader(override or DEFAULT)
     for name in names:
@@ -172,18 +172,18 @@ def inspect_files(
                 yield from _recording(reader, played, name)
         except OSError as failed:
             yield error_object(RecordingUnreadable(f"the file cannot be read: {failed.strerror}"), name)
-        except DecodeError as broken:  # of the file, or of what its header says
+        except DecodeError as broken:  # of the file, or of its header
             yield error_object(broken, name)
 
 
 def error_object(error: DecodeError, file: str, entry: int | None = None) -> Described:
-    """A payload that cannot be decoded, in the form of the other objects."""
+    """An undecodable payload, in the form of the other objects."""
     body = {"code": error.code, "message": error.message, "offset": error.offset, "file": file, "entry": entry}
     return present(type="error", **body, where=error.where or None, hint=error.remedy or None)
 
 
 class Statement(NamedTuple):
-    """One statement of text decoding, with its LSN and transaction id where they stand before it."""
+    """One statement of text decoding, with its LSN and transaction id if they precede it."""
 
     lsn: int | None
     xid: int | None
@@ -191,12 +191,12 @@ class Statement(NamedTuple):
 
 
 def statements(payload: bytes) -> list[Statement]:
-    """Lines of text decoding as one payload a statement, without the line feed an editor puts behind them.
+    """Lines of text decoding, one statement per payload, without a line feed added by an editor.
 
-    Location and xid stand before it in the rows of `pg_logical_slot_peek_changes` (location, xid, data) and of
-    `pg_logical_get_area_changes`, which a program printed with tabs or bars. A line that begins inside a value goes on
-    with the one before it. Framed payloads are given back whole, also where the rows of
-    `pg_logical_slot_peek_binary_changes` have them in hexadecimal digits. What psql prints around rows is left out.
+    Location and xid precede it in the rows of `pg_logical_slot_peek_changes` (location, xid, data) and of
+    `pg_logical_get_area_changes`, printed with tabs or bars. A line that begins inside a value continues the previous
+    one. Framed payloads are returned whole, also if rows of `pg_logical_slot_peek_binary_changes` have them in
+    hexadecimal digits. Headers and footers of psql are omitted.
     """
     if (heading := _HEADING.match(payload)) is not None:
         payload = _COUNT.sub(b"\n", payload[heading.end() :])
@@ -221,7 +221,7 @@ def statements(payload: bytes) -> list[Statement]:
 
 
 def _is_framed(payload: bytes) -> bool:
-    return b"\0" in payload  # no text has it, and each binary message
+    return b"\0" in payload  # never in text, but in every binary message
 
 
 def _open_input(name: str) -> BinaryIO:
@@ -236,7 +236,7 @@ def _recording(reader: PayloadReader, recording: RecordingReader, name: str) -> 
 
 def _payloads(reader: PayloadReader, data: bytes, name: str) -> Iterator[Described]:
     lsn = None
-    message = copy_data(data)  # the header was left on: no payload begins with its letter
+    message = copy_data(data)  # the header was not removed: no payload begins with its letter
     if isinstance(message, Data):
         data, lsn = message.payload, message.lsn
     elif message is not None:
@@ -245,7 +245,7 @@ def _payloads(reader: PayloadReader, data: bytes, name: str) -> Iterator[Describ
 
 
 def _whole_or_parts(reader: PayloadReader, data: bytes, lsn: int | None, name: str) -> Iterator[Described]:
-    """What a payload says; only where it says nothing, what its lines say: a value may hold any line."""
+    """The objects of a payload; only if it has none, those of its lines, because a value may contain any line."""
     single = [Statement(None, None, data)]
     printed = any((_PEEKED.match(data), _HEADING.match(data), _HEX.fullmatch(data)))
     parts = statements(data) if reader.reads_text or printed else single
@@ -257,7 +257,7 @@ def _whole_or_parts(reader: PayloadReader, data: bytes, lsn: int | None, name: s
     for before, xid, payload in parts:
         for item in _objects(reader, payload, lsn if before is None else before, name):
             inside = inside or item["type"] == "begin"
-            # area decoding prints no BEGIN and mixes transactions: the column is all that says whose a row is
+            # area decoding prints no BEGIN and mixes transactions: only the column identifies a row's transaction
             is_complete = inside or xid is None or "xid" in item or item["type"] == "error"
             yield item if is_complete else {**item, "xid": xid}
             inside = inside and item["type"] != "commit"
@@ -272,12 +272,12 @@ def _objects(
         return [error_object(error, name, entry)]
 
 
-_WAIT = 0.2  # seconds between two looks at the limits
+_WAIT = 0.2  # seconds between two checks of the limits
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When to end, whichever comes first: seconds, bytes of messages, whole transactions. None: never."""
+    """When to stop, whichever comes first: seconds, bytes of messages, complete transactions. None: never."""
 
     seconds: float | None = None
     bytes: int | None = None
@@ -286,9 +286,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a recording holds. `transactions` counts COMMITs, None where nobody asked for them.
+    """The content of a recording. `transactions` counts COMMITs, None if not requested.
 
-    `unreadable`: messages of a redacted one that could not be read and were overwritten as a whole.
+    `unreadable`: number of unreadable messages in a redacted one, which were overwritten completely.
     """
 
     file: str
@@ -307,7 +307,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A capture, and how its stream is written."""
+    """A capture, and the format of its stream."""
 
     capture: Capture
     start: str
@@ -326,10 +326,10 @@ def record(
     stop: threading.Event,
     report: ProgressReporter,
 ) -> Recorded:
-    """Record until a limit or `stop`. Raises SourceError, RecordingNotWritten; what came until then is in the file.
+    """Record until a limit or `stop`. Raises SourceError, RecordingNotWritten; what arrived until then is in the file.
 
-    `redact` None: raw, which is refused where the pipeline redacts: raises RecordingNotRedacted. A slot that somebody
-    has just left is waited for: raises Stopped where `stop` comes first.
+    `redact` None: raw, which raises RecordingNotRedacted if the pipeline redacts. Waits for a slot whose reader has
+    just disconnected: raises Stopped if `stop` is set first.
     """
     refuse_existing(file)
     if redact is None and project.pipeline.bronze.redact:
@@ -398,7 +398,7 @@ def _postgres(project: Project, source: PostgresSource, plugin: str, slot: str |
     except BaseException:
         session.close()
         raise
-    # lines are in the encoding of the database, whatever a client asks for
+    # lines use the database's encoding, whatever a client requests
     return _Open(capture, capture.start, options, "UTF8" if plugin == PGOUTPUT else encoding_of(session))
 
 
@@ -408,7 +408,7 @@ def _family(project: Project, source: FamilySource, plugin: str, slot: str | Non
     def dial(replication: bool) -> WireSession:
         return wire.connect(target, application=_application(project), replication=replication)
 
-    mode = Mode.SERIAL if source.decoding_mode is Mode.SQL else None  # SQL functions read as serial decoding does
+    mode = Mode.SERIAL if source.decoding_mode is Mode.SQL else None  # their format is that of serial decoding
     options = effective_options(source, mode)
     options.pop(STANDBY_ONLY, None)
     with closing(dial(True)) as session:
@@ -431,7 +431,7 @@ def _application(project: Project) -> str:
 
 
 class _Run:
-    """One recording as it grows."""
+    """One recording in progress."""
 
     def __init__(
         self,
@@ -451,16 +451,16 @@ class _Run:
 
     @property
     def unreadable(self) -> int:
-        """Messages that were overwritten as a whole."""
+        """The number of messages overwritten completely."""
         return 0 if self._overwriting is None else self._overwriting.unreadable
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self._started
 
     def follow(self, stop: threading.Event) -> None:
-        """Until a limit or `stop`. The message that reaches a limit is the last one written."""
+        """Record until a limit or `stop`. The message that reaches a limit is the last one."""
         while not stop.is_set() and not self._is_limit_reached():
             for body in self._capture.poll(_WAIT):
                 self._take(body)
@@ -486,7 +486,7 @@ class _Run:
 
 
 class _Overwriting:
-    """Overwrites the values in messages, under a secret that is forgotten at the end."""
+    """Overwrites the values in messages, with a secret that is discarded at the end."""
 
     def __init__(self, header: RecordingHeader) -> None:
         self._reader = PayloadReader(reading_of(header))
@@ -507,7 +507,7 @@ class _Overwriting:
 
 
 def _commits(header: RecordingHeader) -> Callable[[Data], int]:
-    """Counts the COMMITs of a message; one that cannot be decoded has none: it is kept for whoever looks into it."""
+    """Counts the COMMITs of a message; an undecodable one, kept for analysis, counts as none."""
     reader = PayloadReader(reading_of(header))
 
     def count(entry: Data) -> int:
@@ -524,9 +524,9 @@ _CHANGES = frozenset({"insert", "update", "delete", "truncate"})
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a recording holds. `changes`: table → kind → number; `first`, `last`: LSNs of its data messages.
+    """The content of a recording. `changes`: table → kind → number; `first`, `last`: LSNs of its data messages.
 
-    `open_changes` counts the changes behind the last COMMIT: a recording may end inside a transaction.
+    `open_changes` counts the changes after the last COMMIT: a recording may end inside a transaction.
     """
 
     file: str
@@ -545,7 +545,7 @@ class Replayed:
 
 @dataclass(slots=True)
 class _Count:
-    """The numbers as they grow."""
+    """The running counts."""
 
     messages: int = 0
     keepalives: int = 0
@@ -558,7 +558,7 @@ class _Count:
     open: Counter[tuple[str, str]] | None = None
 
     def take(self, item: Described) -> None:
-        """One object of the stream. Raises OutOfSequence where it cannot stand here."""
+        """Count one object of the stream. Raises OutOfSequence if it is not valid here."""
         kind = item["type"]
         if (csn := item.get("csn")) is not None:
             self.csns = [min([csn, *self.csns]), max([csn, *self.csns])]
@@ -587,7 +587,7 @@ class _Count:
 
 
 def replay(path: Path, override: Reading | None = None) -> Replayed:
-    """Read a recording to its end. `override` None: as its header says.
+    """Read a recording to its end. `override` None: by its header.
 
     Raises DecodeError, whose `where` names the file and the number of the entry.
     """

@@ -1,19 +1,19 @@
-"""Messages of a stream as JSON objects, one for each record, for `inspect payload` and `replay`.
+"""Converts messages of a stream to JSON objects, one for each record, for `inspect payload` and `replay`.
 
     type       begin commit insert update delete truncate ddl heartbeat abort prepare other
     lsn        of the record, `0/2816A28`; first_lsn: of BEGIN
     csn, xid   numbers; origin_id, user: of BEGIN; timestamp: the server's text
-    schema, table    of a row; a truncate has `tables`, a list of the two
-    new, old   lists of {name, type | type_oid, value}: value null is SQL NULL; a value that was not sent has
-               "unchanged": true and no value. A tuple that was not sent has no list
+    schema, table    of a row; a truncate has `tables`, a list of these pairs
+    new, old   lists of {name, type | type_oid, value}: value null is SQL NULL; an unsent value has
+               "unchanged": true and no value. An unsent tuple has no list
 
-A key that does not apply is absent, never null. pgoutput also has relation (relation_oid, replica_identity, columns),
+Inapplicable keys are absent, never null. pgoutput also has relation (relation_oid, replica_identity, columns),
 type, origin and message (prefix, content, transactional); commit has `end_lsn`, `old_kind` is key or full. A change of
 a relation that was not announced has its `relation_oid` instead of a name, and columns whose `name` is null.
 
-The format of a payload of the GaussDB family is guessed from its first bytes, for `inspect payload` alone: a framed
-payload begins with the top byte of a length, which is no letter below a gigabyte, a bare line with a letter or a
-brace. Specification: PostgreSQL's documentation, "Logical Replication Message Formats".
+The format of a GaussDB family payload is detected from its first bytes, only for `inspect payload`: a framed payload
+begins with the top byte of a length, which below 1 GiB is not a letter, a bare line with a letter or a brace.
+Specification: PostgreSQL's documentation, "Logical Replication Message Formats".
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def describe(record: Record) -> Described:  # noqa: PLR0911  # one return a kind
 
 
 def present(**fields: object) -> Described:
-    """The object of what applies: None says that something does not."""
+    """An object of the fields that are not None."""
     return {key: value for key, value in fields.items() if value is not None}
 
 
@@ -134,7 +134,7 @@ def lsn_text(value: int | None) -> str | None:
 
 
 def time_text(micros: int | None) -> str | int | None:
-    """Microseconds since 1970 UTC as ISO 8601; the number itself beyond the years 1 to 9999."""
+    """Microseconds since 1970 UTC as ISO 8601; as a number outside the years 1 to 9999."""
     if micros is None:
         return None
     try:
@@ -144,7 +144,7 @@ def time_text(micros: int | None) -> str | int | None:
 
 
 def value_object(value: Value) -> Described:
-    """What a value adds to its column: `value`, or `unchanged`."""
+    """The value part of a column: `value`, or `unchanged`."""
     return {"unchanged": True} if value is UNCHANGED else {"value": value}
 
 
@@ -154,7 +154,7 @@ def table_object(table: TableName) -> Described:
 
 
 def tables_object(tables: Iterable[Described]) -> Described:
-    """The tables of a truncate; where it is one, its name stands beside the list as well."""
+    """The tables of a truncate; a single one is also given by name beside the list."""
     listed = list(tables)
     return {**(listed[0] if len(listed) == 1 else {}), "tables": listed}
 
@@ -204,14 +204,14 @@ def _describe_truncate(truncated: Truncated) -> Described:
 
 
 def _heartbeat(beat: Heartbeat) -> Described:
-    """`read` and `flushed` are numbers, because the stream does not say whether they are LSNs or CSNs."""
+    """`read` and `flushed` are numbers, because the stream does not show whether they are LSNs or CSNs."""
     lsn = beat.read if beat.lsn is None else beat.lsn
     body = {"read": beat.read, "flushed": beat.flushed, "timestamp": time_text(beat.newest)}
     return present(type="heartbeat", lsn=lsn_text(lsn), **body)
 
 
 def describe_v2_message(payload: bytes) -> Described | None:
-    """The object of a message of a later version; None for a letter that is none of theirs. Raises DecodeError."""
+    """The object of a message of a later protocol version; None for an unknown letter. Raises DecodeError."""
     if (streamed := stream_message(payload)) is not None:
         return _describe_streamed(streamed)
     two_phase = prepared_message(payload)
@@ -264,10 +264,9 @@ _ROW_TAGS: Final = frozenset(b"IUD")
 
 
 class PgoutputDescriber:
-    """Reads the messages of one connection in order, and remembers which relations and types it announced.
+    """Reads the messages of one connection in order, and remembers the announced relations and types.
 
-    Messages of protocol versions 2 to 4 are read as well (`devtools.wire_dump`); a value that was sent in binary is
-    `value_hex`.
+    Also reads messages of protocol versions 2 to 4 (`devtools.wire_dump`); a binary value is `value_hex`.
     """
 
     def __init__(self) -> None:
@@ -276,7 +275,7 @@ class PgoutputDescriber:
         self._types: dict[int, str] = {}
 
     def describe(self, payload: bytes) -> Described:
-        """The object of one message. Raises DecodeError; inside a streamed block its offset leaves out the xid."""
+        """The object of one message. Raises DecodeError; inside a streamed block its offset excludes the xid."""
         if (description := describe_v2_message(payload)) is not None:
             self._streaming = description["type"] == "stream_start"
             return description
@@ -349,7 +348,7 @@ class PgoutputDescriber:
         return {"old": self._tuple(oid, old, letter), "old_kind": kind.value}
 
     def _tuple(self, oid: int, values: Tuple, letter: bytes = b"N") -> list[Described]:
-        """Of an old key (`K`) only the columns of the identity: the others are not sent, which is no NULL."""
+        """For an old key (`K`) only the identity columns: the others were not sent, and are not NULL."""
         shown = [{"value_hex": str(v)} if isinstance(v, BinaryValue) else value_object(v) for v in values]
         if (relation := self._relations.get(oid)) is None:
             return [{"name": None, **value} for value in shown]
@@ -358,7 +357,7 @@ class PgoutputDescriber:
 
 
 def _message(message: LogicalMessage) -> Described:
-    """Content that is not UTF-8 is given as `content_hex`."""
+    """Content that is not UTF-8 becomes `content_hex`."""
     head = {"prefix": message.prefix, "transactional": message.transactional}
     try:
         content = {"content": message.content.decode()}
@@ -368,14 +367,14 @@ def _message(message: LogicalMessage) -> Described:
 
 
 _HEARTBEAT: Final = 26  # bytes: letter, three numbers, `F`
-_FRAMED_HEARTBEAT: Final = 33  # what the length of a framed one counts
+_FRAMED_HEARTBEAT: Final = 33  # the length field of a framed one
 _RECORD: Final = 12  # bytes before the body: length and LSN
 _FIRST_PRINTABLE: Final = 0x20
 _LAST_PRINTABLE: Final = 0x7E
 _PARALLEL: Final = (b"BEGIN CSN:", b"commit", b"COMMIT XID:")
 _SERIAL: Final = re.compile(rb"(?:BEGIN|COMMIT|ABORT|PREPARE)(?: |\s*\Z)|prefix: |message: ")
 _HINT: Final = "name the style: `--style serial` accepts any line; b, t and j are the styles of parallel decoding"
-_RENDERED: Final = b"current_lsn: "  # what pg_recvlogical prints of style b
+_RENDERED: Final = b"current_lsn: "  # pg_recvlogical's output for style b
 _RENDERED_HINT: Final = "capture what the server sends with `cdc-lake record`, or read in style t or j"
 _NAME: Final = rb'(?:"(?:[^"]|"")*"|[^\s".:,]+)'
 _QUALIFIED: Final = _NAME + rb"\." + _NAME
@@ -386,9 +385,9 @@ _SERIAL_ROW: Final = re.compile(
 
 
 def guess(payload: bytes, style: Style | None = None) -> tuple[Style, bool]:
-    """The style, if it is not known, and whether the payload is a batch.
+    """The style, if unknown, and whether the payload is a batch.
 
-    Raises UnknownStatement for a bare line of no known kind; bytes of no known kind are called binary.
+    Raises UnknownStatement for a bare line of unknown kind; other unknown bytes count as binary.
     """
     if style is Style.SERIAL or not payload:
         return style or Style.BINARY, False
@@ -399,7 +398,7 @@ def guess(payload: bytes, style: Style | None = None) -> tuple[Style, bool]:
 
 
 def is_line(payload: bytes) -> bool:
-    """Whether a payload is a bare line: it begins with a sign, not with the top byte of a length."""
+    """Whether a payload is a bare line: it begins with a printable character, not with the top byte of a length."""
     return bool(payload) and _FIRST_PRINTABLE <= payload[0] <= _LAST_PRINTABLE
 
 
@@ -408,7 +407,7 @@ def _framed_style(payload: bytes) -> Style:
     heartbeat = kind == b"h" and int.from_bytes(payload[:4], "big") == _FRAMED_HEARTBEAT
     if heartbeat or kind not in (b"B", b"C", b"c", b"t", b"{", b"h"):
         return Style.BINARY
-    # BEGIN and COMMIT are words in text; in binary a number or an option's letter follows
+    # BEGIN and COMMIT are words in text; in binary the letter is followed by a number or an option's letter
     if (kind == b"B" and after != b"E") or (kind == b"C" and after != b"O"):
         return Style.BINARY
     return Style.JSON if _has_json(payload) else Style.TEXT

@@ -1,8 +1,8 @@
-"""Changes and transactions: what happened to tables, and what committed together.
+"""Changes and transactions: what happened to tables, and what was committed together.
 
-A tuple holds one value for each column of its relation, by position: text as the server printed it, `None` for SQL
-NULL, or `UNCHANGED` for a value that was not sent because it did not change (TOAST). In an old key, columns outside
-the identity are `None`: which they are is known from the relation.
+A tuple has one value for each column of its relation, by position: text as the server printed it, `None` for SQL NULL,
+or `UNCHANGED` for a value that was not sent because it did not change (TOAST). In an old key, columns outside the
+identity are `None`; the relation shows which they are.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Final, TypeAlias
 from cdc_lake.model.relation import Relation
 
 OWN_MESSAGES: Final = "cdc_lake"
-"""Prefix of the messages that a run writes itself, to see them arrive: they are never landed."""
+"""Prefix of the messages that a run writes itself to detect their arrival: they never land."""
 
 DDL_MESSAGES: Final = "cdc_lake.ddl"
-"""Prefix of the messages in which an event trigger tells the columns of a table that was altered."""
+"""Prefix of the messages in which an event trigger reports the columns of an altered table."""
 
 
 class Unchanged(enum.Enum):
@@ -35,7 +35,7 @@ Tuple: TypeAlias = tuple[Value, ...]
 
 
 class OldKind(enum.Enum):
-    """What an old tuple is: the identity columns only, or the whole row."""
+    """The kind of an old tuple: only the identity columns, or the whole row."""
 
     KEY = "key"
     FULL = "full"
@@ -51,9 +51,9 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A row's new image; `old` where the server sent it, otherwise None.
+    """A row's new image; `old` if the server sent it, otherwise None.
 
-    PostgreSQL sends it where the identity changed or is FULL, the GaussDB family always where there is an identity.
+    PostgreSQL sends it if the identity changed or is FULL, the GaussDB family whenever there is an identity.
     """
 
     relation: Relation
@@ -64,9 +64,9 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """A row that went, known by its key or by its whole old image.
+    """A deleted row, identified by its key or its whole old image.
 
-    `old` and `old_kind` are None together: the GaussDB family sends such a DELETE of a table without replica identity.
+    `old` and `old_kind` are None together: the GaussDB family sends such a DELETE for a table without replica identity.
     """
 
     relation: Relation
@@ -76,7 +76,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """One table emptied; a TRUNCATE of several tables is one such change a table, in the server's order."""
+    """One emptied table; a TRUNCATE of several tables is one such change per table, in the server's order."""
 
     relation: Relation
     cascade: bool = False
@@ -85,7 +85,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A logical message of `pg_logical_emit_message`; one outside of transactions is in one of its own."""
+    """A logical message of `pg_logical_emit_message`; a non-transactional one has a transaction of its own."""
 
     prefix: str
     content: bytes
@@ -96,12 +96,12 @@ Change: TypeAlias = Insert | Update | Delete | Truncate | Message
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
-    """The BEGIN and COMMIT of one transaction, each number as the source gave it, None where the source has none.
+    """The BEGIN and COMMIT of one transaction, with the source's numbers, None if the source has none.
 
     `position` orders it in the stream's domain (PostgreSQL: the end LSN of the commit record). `confirm` is the slot
     position that may be confirmed once it is durable. `commit_ts` is microseconds since 1970-01-01 UTC. `empty_before`
-    counts the transactions without changes (of other databases, of tables that are not captured) that stand between it
-    and the last one with changes; always 0 where the source does not send such.
+    counts the transactions without changes (of other databases or tables that are not captured) between it and the last
+    one with changes; always 0 if the source does not send them.
     """
 
     position: int
@@ -118,7 +118,7 @@ class Boundaries:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """A committed transaction: its boundaries and its changes in order, each with the LSN the source gave it."""
+    """A committed transaction: its boundaries and its changes in order, each with its LSN from the source."""
 
     bounds: Boundaries
     changes: tuple[Change, ...]
@@ -127,7 +127,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """A truncate of a table: its place, and what bronze's row says of its transaction."""
+    """A truncate of a table: its place, and its transaction from bronze's row."""
 
     position: int
     ordinal: int
@@ -139,10 +139,10 @@ class Truncated:
 
 @dataclass(frozen=True, slots=True)
 class Undecoded:
-    """The error that decoding a transaction gave, and what is known of it all the same.
+    """The error of decoding a transaction, and what is known of it nevertheless.
 
-    `frames`: how many rows `X` it has. `code`, `message`, `where`: of the error; no values. `tables`: those it changes,
-    as bronze writes them, as far as they could be read. `by`: the version of cdc_lake that could not decode it.
+    `frames`: its number of rows `X`. `code`, `message`, `where`: of the error; no values. `tables`: the changed ones,
+    in bronze's form, as far as readable. `by`: the version of cdc_lake that could not decode it.
     """
 
     frames: int
@@ -153,7 +153,7 @@ class Undecoded:
     by: str
 
     def describe(self) -> dict[str, object]:
-        """As the COMMIT row's `info` has it."""
+        """The form in the COMMIT row's `info`."""
         return {
             "frames": self.frames,
             "code": self.code,
@@ -165,7 +165,7 @@ class Undecoded:
 
     @classmethod
     def from_description(cls, info: Mapping[str, Any]) -> Undecoded:
-        """The inverse; raises KeyError, TypeError or ValueError where `info` is not one."""
+        """The inverse; raises KeyError, TypeError or ValueError if `info` is malformed."""
         return cls(
             frames=int(info["frames"]),
             code=str(info["code"]),

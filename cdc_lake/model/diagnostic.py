@@ -1,8 +1,8 @@
-"""Diagnostics: one value for the terminal, JSON, HTML and tests, and every problem a pipeline file can have.
+"""Diagnostics: one value for the terminal, JSON, HTML and tests, and every problem of a pipeline file.
 
-A file is read to the end and everything wrong is told together, by `ConfigInvalid`. Each code has a page
-`docs/errors/CODE.md`. Names of tables and columns are whatever somebody called them: text for a terminal is made
-printable, so that it gives no commands.
+A file is read to the end and all problems are reported together, by `ConfigInvalid`. Each code has a page
+`docs/errors/CODE.md`. Names of tables and columns are arbitrary: text for a terminal is escaped, so that it contains no
+control sequences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cdc_lake.errors import ConfigError
 
 
 class Severity(enum.Enum):
-    """How bad it is: an error stops, a warning does not."""
+    """The severity: an error stops, a warning does not."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -40,7 +40,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """What is wrong, where, and what to do."""
+    """A problem, its location, and the remedy."""
 
     severity: Severity
     code: str
@@ -53,7 +53,7 @@ _COLOUR = re.compile(r"(\x1b\[\d*m)")  # ECMA-48: select graphic rendition, as `
 
 
 def printable(text: str, *, keep: str = "\n", colour: bool = False) -> str:
-    """The text with control and format characters as escapes, but for those that are kept, and for `colour`."""
+    """The text with control and format characters escaped, except those in `keep`, and colours with `colour`."""
     if text.isprintable():
         return text
     parts = _COLOUR.split(text) if colour else [text]
@@ -70,12 +70,12 @@ def _escape(text: str, keep: str) -> str:
 
 
 def pluralize(number: int, noun: str) -> str:
-    """`1 problem`, `2,000 problems`; the noun is one that takes an s."""
+    """`1 problem`, `2,000 problems`; for nouns with a plural in s."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 class Problem(enum.StrEnum):
-    """Codes of diagnostics, named for what is wrong."""
+    """The codes of diagnostics."""
 
     UNREADABLE = "CFG102"
     SYNTAX = "CFG103"
@@ -150,7 +150,7 @@ class PipelineNotChosen(ConfigError):
 
 
 class FolderNotEmpty(ConfigError):
-    """`init` will not write into a folder that holds something."""
+    """`init` refuses to write into a folder that is not empty."""
 
     code = "CFG141"
     exit_code = 2
@@ -158,14 +158,14 @@ class FolderNotEmpty(ConfigError):
 
 
 class UnknownTemplate(ConfigError):
-    """`init` does not know the template."""
+    """The template does not exist."""
 
     code = "CFG142"
     exit_code = 2
 
 
 class UnknownCode(ConfigError):
-    """`explain` has no page of this code."""
+    """The code has no page."""
 
     code = "CFG143"
     exit_code = 2

@@ -1,12 +1,11 @@
-"""Positions, spans, and how people name the moment they want to read.
+"""Positions, spans, and the ways to name the moment to read.
 
 An LSN is a byte position in the write-ahead log (PostgreSQL, type `pg_lsn`), a CSN the commit sequence number of the
-GaussDB family. A `Position` is what orders a pipeline: the epoch of its stream, then the commit position in that
-stream's order domain, held as the plain number that bronze stores. A span is the half-open range `(after, upto]` in
-one epoch.
+GaussDB family. A `Position` orders a pipeline: the epoch of its stream, then the commit position in that stream's order
+domain, as the plain number in bronze. A span is the half-open range `(after, upto]` in one epoch.
 
-As a text a position is as it is printed (`0/16B3748` an LSN, `951909` a CSN), as an integer as the tables store it.
-Which cut that is, the cuts say (`control.cut_lookup`).
+As text a position has its printed form (`0/16B3748` an LSN, `951909` a CSN), as an integer the form in tables.
+`control.cut_lookup` finds the corresponding cut.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 _DIGITS = re.compile(r"[0-9]{1,19}")
 
 END: Final = (1 << 63) - 1
-"""Behind every position of a stream."""
+"""After every position of a stream."""
 
 
 class OrderDomain(enum.StrEnum):
-    """Which number orders a stream; fixed at its start, never mixed under one watermark."""
+    """The kind of number that orders a stream; fixed at its start, never mixed under one watermark."""
 
     LSN = "lsn"
     CSN = "csn"
@@ -45,7 +44,7 @@ class Lsn:
 
     @classmethod
     def parse(cls, text: str) -> Lsn:
-        """Read the form the server prints, `16/B374D848`."""
+        """Parse the server's form, `16/B374D848`."""
         if (m := _LSN.fullmatch(text)) is None:
             raise MalformedPosition(text)
         return cls((int(m[1], 16) << 32) | int(m[2], 16))
@@ -66,7 +65,7 @@ class Csn:
 
     @classmethod
     def parse(cls, text: str) -> Csn:
-        """Read a decimal number."""
+        """Parse a decimal number."""
         if _DIGITS.fullmatch(text) is None:
             raise MalformedPosition(text)
         return cls(int(text))
@@ -76,18 +75,18 @@ class Csn:
 
 
 def parse_position(text: str) -> int:
-    """Read a position as people paste it, `0/16B3748` or `951909`, as the number that bronze stores."""
+    """Parse a position as commands print it, `0/16B3748` or `951909`, to the number in bronze."""
     return Lsn.parse(text).value if "/" in text else Csn.parse(text).value
 
 
 def format_position(value: int, domain: OrderDomain) -> str:
-    """Write a stored position in the form of its order domain, ready to be pasted back."""
+    """Format a stored position in its order domain, as commands accept it."""
     return str(Lsn(value)) if domain is OrderDomain.LSN else str(Csn(value))
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """Where a transaction stands in a pipeline: `(epoch, value)`, both ascending."""
+    """The place of a transaction in a pipeline: `(epoch, value)`, both ascending."""
 
     epoch: int
     value: int
@@ -108,7 +107,7 @@ class Span:
 
     @property
     def empty(self) -> bool:
-        """True where no position lies inside."""
+        """Whether it contains no position."""
         return self.after == self.upto
 
     def __contains__(self, position: int) -> bool:
@@ -129,37 +128,37 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number as text: a CSN where the server has them, otherwise a stored position."""
+    """A number as text: a CSN if the server has CSNs, otherwise a stored position."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A time; it has its zone."""
+    """A time with a zone."""
 
     time: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The cut that a pin of this name keeps."""
+    """The cut of the pin with this name."""
 
     name: str
 
 
 AsOf: TypeAlias = Latest | Stored | Number | Position | Lsn | Csn | Moment | Named
-"""What a reader may ask for. `Lsn` and `Csn` are that number whatever orders the stream; `Position` has its epoch."""
+"""What a reader may request. `Lsn` and `Csn` are that number in any stream; `Position` includes its epoch."""
 
 Given: TypeAlias = AsOf | str | int | datetime
-"""The same as people give it."""
+"""The same in the forms that callers pass."""
 
 PIN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 _TIME = re.compile(r"[0-9]{4}-?[0-9]{2}.*")
 
 
 def as_of(value: Given) -> AsOf:
-    """Read what was given. Raises CutUnknown, MalformedPosition."""
+    """Parse a request. Raises CutUnknown, MalformedPosition."""
     if isinstance(value, str):
         return _text(value.strip())
     if isinstance(value, datetime):

@@ -1,11 +1,11 @@
-"""Decisions on held changes, rows that were read again at the source, and rows by key.
+"""Decisions on held changes, rows fetched again from the source, and rows by key.
 
-A decision comes into force right before a position. What was released is made there, in order and before any change,
-under ordinals of its own: below those of all that lands in bronze.
+A decision takes effect directly before a position. Released changes are applied there, in order and before any change,
+with ordinals of their own: below all ordinals in bronze.
 
-A server that checks a key at the end of a transaction lets two rows have it for a moment, and columns that no index
-makes unique, or that may be NULL, let several rows have it for good. A change is of the row that its whole old tuple
-equals, and of the one that had the key first if there is no such row.
+A server that checks a key at the end of a transaction allows two rows with the same key temporarily, and columns
+without a unique index, or that may be NULL, allow several rows permanently. A change belongs to the row that equals its
+whole old tuple, otherwise to the oldest row with the key.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ DISCARD: Final[Verb] = "discard"
 
 FIRST_ORDINAL: Final = -(1 << 63)
 CEILING: Final = -(1 << 62)
-"""Ordinals below it are of decisions; rows that were read again have those from here to zero."""
+"""Lower ordinals belong to decisions; those from here to zero to refetched rows."""
 
 
 @dataclass(frozen=True)
 class Decided:
-    """The decisions on one table that come into force in a span: rows of the control table `decisions`, in order."""
+    """The decisions on one table that take effect in a span: rows of the control table `decisions`, in order."""
 
     rows: pa.Table | None = None
 
@@ -42,7 +42,7 @@ class Decided:
         return self.rows is not None and self.rows.num_rows > 0
 
     def rename_keys(self, name: Callable[[tuple[str | None, ...]], tuple[str | None, ...]]) -> Decided:
-        """The same with other texts of keys."""
+        """The same with keys converted by `name`."""
         rows = self.rows
         for column in ("key", "from_key") if rows is not None else ():
             assert rows is not None
@@ -53,14 +53,14 @@ class Decided:
 
     @property
     def released_rows(self) -> pa.Table | None:
-        """The changes that were let through, under the place where they are made."""
+        """The released changes, at the place where they are applied."""
         if self.rows is None:
             return None
         rows = self.rows.filter(pc.field("verb") == RELEASE)
         return rows if rows.num_rows else None
 
     def select_span(self, span: Span) -> Decided:
-        """Those that come into force in a span."""
+        """Those that take effect in a span."""
         return decided_in(self.rows, span)
 
 
@@ -68,7 +68,7 @@ NOTHING_DECIDED: Final = Decided()
 
 
 def decided_in(rows: pa.Table | None, span: Span) -> Decided:
-    """The decisions among `rows`, of one table, that come into force in a span."""
+    """The decisions among `rows`, of one table, that take effect in a span."""
     if rows is None or rows.num_rows == 0:
         return Decided()
     in_span = (
@@ -78,11 +78,11 @@ def decided_in(rows: pa.Table | None, span: Span) -> Decided:
 
 
 ON: Final = ("of_position", "of_ordinal")
-"""The columns that name the held change which a decision is on."""
+"""The columns that identify the held change of a decision."""
 
 
 def place_of(row: Mapping[str, object], names: Sequence[str] = ("position", "ordinal")) -> Place:
-    """The place that two columns of a row name."""
+    """The place in two columns of a row."""
     position, ordinal = (row[name] for name in names)
     assert isinstance(position, int), "a position must be a number"
     assert isinstance(ordinal, int), "an ordinal must be a number"
@@ -91,8 +91,8 @@ def place_of(row: Mapping[str, object], names: Sequence[str] = ("position", "ord
 
 @dataclass(frozen=True, slots=True)
 class RefetchedRows:
-    """Rows of a table as they are right before `position`: bronze's snapshot rows there with `rows` ordinals from
-    `first` on, all below zero and so before any change. Each says of one key which row has it, or that none has.
+    """Rows of a table as they are directly before `position`: bronze's snapshot rows there with `rows` ordinals from
+    `first` on, all below zero and so before any change. Each gives the row of one key, or that there is none.
     """
 
     position: int
@@ -106,7 +106,7 @@ class RefetchedRows:
 
 
 def rereads_in(rereads: Iterable[RefetchedRows], span: Span) -> tuple[RefetchedRows, ...]:
-    """Those that come into force in a span."""
+    """Those that take effect in a span."""
     return tuple(reread for reread in rereads if reread.position in span)
 
 
@@ -115,7 +115,7 @@ Row = TypeVar("Row")
 
 
 class RowsByKey(Generic[Row]):
-    """Which rows have which key now, oldest first."""
+    """The current rows of each key, oldest first."""
 
     def __init__(self) -> None:
         self._rows: dict[Key, deque[Row]] = {}
@@ -129,17 +129,17 @@ class RowsByKey(Generic[Row]):
         return tuple(self._rows.get(key, ()))
 
     def row_of(self, key: Key, old: Row | None = None) -> Row | None:
-        """The row of a change that leaves `key` with the old tuple `old`, None where the key has no row."""
+        """The row of a change that leaves `key` with the old tuple `old`, None if the key has no row."""
         rows = self._rows.get(key)
         return rows[_place(rows, old)] if rows else None
 
     def last(self, key: Key) -> Row | None:
-        """The row that came to the key last."""
+        """The newest row of the key."""
         rows = self._rows.get(key)
         return rows[-1] if rows else None
 
     def move(self, leaves: Key | None, gives: Key | None, row: Row | None, old: Row | None = None) -> None:
-        """The row at `leaves` named by `old` goes, `row` comes to `gives`; None: from nowhere, or away."""
+        """Move the row at `leaves` identified by `old` to `gives` as `row`; None: from nowhere, or removed."""
         rows = self._rows.get(leaves) if leaves is not None else None
         place = _place(rows, old) if rows else 0
         if rows and leaves == gives and row is not None:
@@ -153,13 +153,13 @@ class RowsByKey(Generic[Row]):
             self._rows.setdefault(gives, deque()).append(row)
 
     def put(self, key: Key, rows: Iterable[Row]) -> None:
-        """The key has these rows, whatever it had."""
+        """Set the rows of a key."""
         self._rows.pop(key, None)
         for row in rows:
             self.move(None, key, row)
 
     def clear(self) -> None:
-        """No key has a row."""
+        """Remove all rows."""
         self._rows.clear()
 
 

@@ -1,13 +1,11 @@
 """Relations: a source table's layout as the stream announces it.
 
-A `Relation` is one version of a table's columns, in the order of the tuples that follow it. Its `layout` is a 63-bit
-hash of a canonical text, so that the same layout has the same number in every commit and on every machine.
+A `Relation` is one version of a table's columns, in the order of the following tuples. Its `layout` is a 63-bit hash of
+a canonical text, so that the same layout has the same number in every commit and on every machine.
 
-Succession: which column of a later layout is which column of an earlier one.
-
-A column is known by its number in the source's catalog where both layouts have it: then a renamed column is the same
-one, and one that was dropped and made again under its name is another. Where a layout came without numbers, a column is
-known by its name, and nobody can tell a rename from a drop and an add.
+Columns of two layouts are matched by their number in the source's catalog if both have it: a renamed column is the same
+one, and a column that was dropped and created again under its name is another. If a layout has no numbers, columns are
+matched by name, and a rename cannot be distinguished from a drop and an add.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ VARHDRSZ: Final = 4
 
 
 class ReplicaIdentity(enum.Enum):
-    """Which old columns the server logs; values are PostgreSQL's `pg_class.relreplident`."""
+    """The old columns that the server logs; values are PostgreSQL's `pg_class.relreplident`."""
 
     DEFAULT = "d"
     NOTHING = "n"
@@ -33,12 +31,12 @@ class ReplicaIdentity(enum.Enum):
 
 
 def escape_part(part: str) -> str:
-    """A part of a qualified name, so that only the dots between parts are bare."""
+    """A part of a qualified name, escaped so that only the dots between parts are bare."""
     return part.replace("\\", "\\\\").replace(".", "\\.")
 
 
 def parts_of(text: str) -> list[str]:
-    """The parts of a qualified name, unescaped; raises ValueError where a backslash ends it or a part is empty."""
+    """The unescaped parts of a qualified name; raises ValueError if it ends with a backslash or a part is empty."""
     parts, part, after_backslash = [], "", False
     for char in text:
         if after_backslash:
@@ -66,7 +64,7 @@ class TableName:
 
     @classmethod
     def parse(cls, text: str) -> TableName:
-        """Read the escaped form of `str()`: parts joined by a dot, with dot and backslash escaped by a backslash."""
+        """Parse the escaped form of `str()`: parts joined by a dot, with dot and backslash escaped by a backslash."""
         parts = parts_of(text)
         if len(parts) != 2:
             msg = f"`{text}` is not a table name: expected schema.table"
@@ -82,7 +80,7 @@ class TableName:
 
 
 def numeric_modifier(modifier: int) -> tuple[int, int] | None:
-    """Precision and scale of a numeric's modifier (scale is 11 bit signed since PostgreSQL 15); None for none."""
+    """Precision and scale of a numeric's modifier (scale is 11 bit signed since PostgreSQL 15), or None."""
     if modifier < VARHDRSZ:
         return None
     packed = modifier - VARHDRSZ
@@ -91,19 +89,19 @@ def numeric_modifier(modifier: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What rows from before a column was added hold in it: a text as the server prints it; None: nobody can say."""
+    """The value of an added column in older rows: a text as the server prints it; None: unknown."""
 
     text: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: name, type as the server names it, type OID and modifier (-1: none), and if it is of the identity.
+    """One column: name, the server's type name, type OID and modifier (-1: none), and whether it is in the identity.
 
-    `redacted`: what became of its values before they were landed, `null` or `sha256`; None where nothing did.
-    `number`: its number in the source's catalog, which a rename does not change; None where nobody told. `missing`:
-    what rows from before it hold, None: NULL. `ambiguous`: it may be another column of the table as well; `number` is
-    then the likeliest one (`decode.historic_catalog`).
+    `redacted`: how its values were changed before they landed, `null` or `sha256`; None if unchanged. `number`: its
+    number in the source's catalog, which a rename does not change; None if unknown. `missing`: its value in older rows,
+    None: NULL. `ambiguous`: it may also be another column of the table; `number` is then the likeliest one
+    (`decode.historic_catalog`).
     """
 
     name: str
@@ -145,12 +143,12 @@ class Column:
 class Relation:
     """A table's layout: columns by position, and what the server logs of old rows.
 
-    `primary_key` holds the names of the source's primary key columns in key order, empty where it has none; it comes
-    from the catalog, `Column.key` from the stream. `storage` tells whether the table was rewritten between two layouts:
-    its file where it is not the one that it was made with, of a partitioned table a hash of those of its partitions.
-    `mixed`: a partition logs other old columns than its root; `Column.key` then marks those that all log, and what the
-    stream calls a whole old row holds NULL for others. `ambiguous`: rows may be identified by other columns as well, so
-    that an update without an old row may be one of another row (`decode.historic_catalog`).
+    `primary_key` has the names of the source's primary key columns in key order, empty if there is none; it comes from
+    the catalog, `Column.key` from the stream. `storage` shows whether the table was rewritten between two layouts: its
+    file if it differs from the original one, for a partitioned table a hash of those of its partitions. `mixed`: a
+    partition logs other old columns than its root; `Column.key` then marks those that all log, and a whole old row in
+    the stream has NULL for others. `ambiguous`: other columns may identify rows as well, so that an update without an
+    old row may belong to another row (`decode.historic_catalog`).
     """
 
     table: TableName
@@ -177,7 +175,7 @@ class Relation:
 
     @classmethod
     def from_description(cls, info: dict[str, object]) -> Relation:
-        """The inverse of `describe`; raises KeyError, TypeError or ValueError where `info` is not one."""
+        """The inverse of `describe`; raises KeyError, TypeError or ValueError if `info` is malformed."""
         columns = info["columns"]
         key = info["primary_key"]
         if not isinstance(columns, list) or not isinstance(key, list):
@@ -207,7 +205,7 @@ class Relation:
 
 
 def predecessors(before: Relation, after: Relation) -> tuple[int | None, ...]:
-    """For each column of `after` its position in `before`, None where it is new."""
+    """For each column of `after` its position in `before`, None if it is new."""
     if has_common_numbering(before, after):
         places = {column.number: position for position, column in enumerate(before.columns)}
         return tuple(places.get(column.number) for column in after.columns)
@@ -216,11 +214,11 @@ def predecessors(before: Relation, after: Relation) -> tuple[int | None, ...]:
 
 
 def has_common_numbering(before: Relation, after: Relation) -> bool:
-    """Whether the columns of both are known by number: of the same table, as numbers of two tables mean nothing."""
+    """Whether the columns of both can be matched by number: only within the same table."""
     every = (*before.columns, *after.columns)
     return before.oid == after.oid and before.oid is not None and all(c.number is not None for c in every)
 
 
 def made_again(before: Relation, after: Relation) -> bool:
-    """Whether the later layout is of another table of the same name: the first one was dropped."""
+    """Whether the later layout belongs to another table of the same name: the first one was dropped."""
     return before.oid is not None and after.oid is not None and before.oid != after.oid

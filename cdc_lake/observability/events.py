@@ -1,8 +1,8 @@
-"""The events of the log with their names and fields, and progress as the loops report it.
+"""The log events with their names and fields, and the progress that the loops report.
 
-An event is a stage of progress, a note, or what ended a command. Every event has `timestamp`, `level`, `event`,
-`pipeline`, `verb` and `text` besides its own fields, and `run` if it belongs to a run of the control table `runs`.
-Fields hold names, codes, positions and numbers; never a row value.
+An event is a stage of progress, a note, or the error that ended a command. Every event has `timestamp`, `level`,
+`event`, `pipeline`, `verb` and `text` besides its own fields, and `run` if it belongs to a run of the control table
+`runs`. Fields contain names, codes, positions and numbers; never a row value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 
 class Level(enum.IntEnum):
-    """The least that is written; numbers as in the standard library."""
+    """The minimum level that is written; numbers as in the standard library."""
 
     DEBUG = 10
     INFO = 20
@@ -24,8 +24,8 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One name. `level`: what it has unless it carries a code, which is a warning at least; `repeats`: told over and
-    over while a loop runs, so that only now and then one is written.
+    """One event. `level`: its level, at least a warning if it has a code; `repeats`: reported continuously while a loop
+    runs, so only some are written.
     """
 
     name: str
@@ -84,7 +84,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "exit_code": "exit code of the command",
     "retry": "whether waiting helps: never or later",
 }
-"""Every field that an event may have besides those of every event, with its meaning."""
+"""Every field of any event, except those of every event, with its meaning."""
 
 _COUNTED: Final = ("done", "total", "unit")
 
@@ -155,20 +155,19 @@ EVENTS: Final = (
     Event("note", Level.INFO, "Additional output of a command."),
     Event("error", Level.ERROR, "The error that ended the command.", ("code", "where", "hint", "retry", "exit_code")),
 )  # fmt: skip
-"""Every event, in the order of its page."""
+"""Every event, in the order of its documentation page."""
 
 BY_NAME: Final[Mapping[str, Event]] = {event.name: event for event in EVENTS}
 OF_EVERY_EVENT: Final = frozenset({"event", "level", "timestamp", "pipeline", "verb", "run", "text", "refused"})
-"""Fields that need not be declared. `refused` names fields that were left out because nobody declared them."""
+"""Fields that need no declaration. `refused` names undeclared fields that were omitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressEvent:
-    """One thing that happened.
+    """One progress report.
 
-    `stage` is a stable word, an event of `observability.events`; `text` says it to a person without row values; `done`
-    of `total` in `unit` where it can be counted; `facts` are numbers and names for `--json` and the log: the event's
-    fields.
+    `stage` is a stable word, an event of `observability.events`; `text` describes it without row values; `done` of
+    `total` in `unit` if countable; `facts` are numbers and names for `--json` and the log: the event's fields.
     """
 
     stage: str
@@ -183,12 +182,12 @@ ProgressReporter: TypeAlias = Callable[[ProgressEvent], None]
 
 
 def silent(progress: ProgressEvent) -> None:
-    """Tell nobody."""
+    """Discard the report."""
     del progress
 
 
 def of_run(run: str, report: ProgressReporter) -> ProgressReporter:
-    """Says of everything which run it is of, unless that is said already."""
+    """Add the run to every report that lacks it."""
 
     def on_progress(progress: ProgressEvent) -> None:
         report(replace(progress, facts={"run": run, **progress.facts}))

@@ -1,11 +1,11 @@
-"""Metrics and health of a process, as Prometheus and probes read them.
+"""Serves metrics and health of a process to Prometheus and probes.
 
-The library writes the format; values come from where they are known, at the moment they are asked for. The endpoint
-answers `/metrics` and `/healthz` and nothing else, asks nobody who they are, and a slow caller keeps nobody waiting.
+The library writes the format; values are collected on each request. The endpoint answers only `/metrics` and
+`/healthz`, without authentication, and a slow client blocks nobody.
 
-A counter that begins with its first increment hides that increment from queries of increase. So the codes that a loop
-may show are there from the start with 0: of the receiver those that it waits out, since its other failures end it and
-its numbers with it; of apply every one that it can end with, since its file of metrics stays.
+A counter that begins with its first increment hides that increment from queries of increase. So the error codes of a
+loop start at 0: for the receiver those that it retries, since other failures end it and its metrics; for apply every
+code that can end it, since its metrics file remains.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cdc_lake.observability.metrics import ERRORS_TOTAL, FORMER_NAMES, FORMER_VA
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The value of one series; of a histogram `counts` by bucket, the last beyond all bounds, and `value` the sum."""
+    """The value of one series; for a histogram `counts` by bucket, the last one above all bounds, `value` the sum."""
 
     metric: Metric
     value: float
@@ -45,7 +45,7 @@ class Sample:
 
 
 class Tally:
-    """What a process counts; any thread may."""
+    """The counters of a process; thread-safe."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -54,12 +54,12 @@ class Tally:
         self._sums: Counter[tuple[Metric, tuple[str, ...]]] = Counter()
 
     def add(self, metric: Metric, *labels: str, by: int = 1) -> None:
-        """Count up; by 0 the series is there before anything happened."""
+        """Increase a counter; by 0 creates the series before anything happens."""
         with self._turn:
             self._counts[metric, labels] += by
 
     def observe(self, metric: Metric, value: float, *labels: str) -> None:
-        """Count a value into its bucket."""
+        """Add a value to its bucket."""
         with self._turn:
             buckets = self._spread.setdefault((metric, labels), [0] * (len(metric.buckets) + 1))
             buckets[bisect.bisect_left(metric.buckets, value)] += 1
@@ -75,14 +75,14 @@ class Tally:
 
 
 class Exposition:
-    """A collector, as the library calls what it can write. `samples` is asked each time."""
+    """A collector for the library. `samples` is called on each request."""
 
     def __init__(self, pipeline: str, samples: Callable[[], Iterable[Sample]]) -> None:
         self._pipeline = pipeline
         self._samples = samples
 
     def collect(self) -> Iterator[Family]:
-        """The families that have a value now, in the order of their page."""
+        """The metric families that currently have a value, in the order of their documentation page."""
         samples_by_metric: dict[Metric, list[Sample]] = {}
         for sample in self._samples():
             samples = samples_by_metric.setdefault(sample.metric, [])
@@ -122,7 +122,7 @@ _FAMILIES: Final = ("SRC", "DEC", "LAK", "QUA", "STA")
 
 
 class ErrorCounts:
-    """Counts into a tally, for one loop."""
+    """Counts error codes into a tally, for one loop."""
 
     def __init__(self, tally: Tally, loop: Loop) -> None:
         self._tally = tally
@@ -132,7 +132,7 @@ class ErrorCounts:
                 self.add(kind.code, by=0)
 
     def on_progress(self, progress: ProgressEvent) -> None:
-        """Count what was told, if it has a code."""
+        """Count a report that has a code."""
         code = progress.facts.get("code")
         if code is not None:
             self.add(str(code))
@@ -142,11 +142,11 @@ class ErrorCounts:
         self._tally.add(ERRORS_TOTAL, self._loop, code, by=by)
 
 
-_PATIENCE: Final = 10.0  # seconds for a caller to say what it wants and to take the answer
+_PATIENCE: Final = 10.0  # seconds for a client to send its request and receive the answer
 
 
 class Endpoint:
-    """Answers while it is entered. `health`: whether all is well, and a JSON document that says more."""
+    """Serves inside the block. `health`: whether the process is healthy, and a JSON document with details."""
 
     def __init__(
         self, address: str, exposition: Exposition, health: Callable[[], tuple[bool, Mapping[str, object]]]
@@ -156,7 +156,7 @@ class Endpoint:
         self._health = health
 
     def __enter__(self) -> Self:
-        """Raises MetricsNotServed where the address cannot be had."""
+        """Raises MetricsNotServed if the address is unavailable."""
         host, port = host_and_port(self._address)
         exposition, health = self._exposition, self._health
 
@@ -194,24 +194,24 @@ class Endpoint:
 def _server(family: int, place: object, handler: type[BaseHTTPRequestHandler]) -> socketserver.TCPServer:
     class Server(socketserver.ThreadingTCPServer):
         address_family = family
-        allow_reuse_address = True  # of a process that just ended; one that listens keeps it
+        allow_reuse_address = True  # of a process that just ended; a listening one keeps it
         daemon_threads = True
 
         def handle_error(self, request: object, client_address: object) -> None:
-            if not isinstance(sys.exception(), OSError):  # a caller that went away is no matter of ours
+            if not isinstance(sys.exception(), OSError):  # disconnected clients are ignored
                 super().handle_error(request, client_address)  # type: ignore[arg-type]  # as they came
 
     return Server(place, handler)  # type: ignore[arg-type]  # as getaddrinfo gives it
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """GET alone; says neither which Python this is nor anything on standard error."""
+    """GET only; does not reveal the Python version and writes nothing to standard error."""
 
     timeout = _PATIENCE
     server_version, sys_version = "cdc_lake", ""
 
     def answer(self) -> tuple[HTTPStatus, str, bytes]:
-        """What is asked for: status, content type, body."""
+        """The answer to the request: status, content type, body."""
         raise NotImplementedError
 
     def do_GET(self) -> None:
@@ -224,4 +224,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
-        """Nothing: a scrape every few seconds is no news."""
+        """Does nothing: scrapes are not logged."""

@@ -1,11 +1,11 @@
-"""Failpoints: named places where a test may kill the process, and the list of places to break a pipeline at.
+"""Failpoints: named places where a test may kill the process, and the list of crash points of a pipeline.
 
-`CDC_LAKE_FAILPOINT=name` or `name:n` kills the process (SIGKILL, nothing is cleaned up) at the n-th passage of that
-place. Without the variable a failpoint is one comparison. They stand between two durable steps: wherever the process
-dies, the next start must end at the same state.
+`CDC_LAKE_FAILPOINT=name` or `name:n` kills the process (SIGKILL, without clean-up) at the n-th passage of that place.
+Without the variable a failpoint is one comparison. They are between two durable steps: wherever the process dies, the
+next start must reach the same state.
 
-The places are in the order in which a change meets them, whichever process and format; a failpoint names its place.
-Two have no failpoint: in a merge on Delta the JVM writes alone, and the last place is any of the others, twice.
+The crash points are in the order in which a change passes them, for all processes and formats; each failpoint belongs
+to one. Two have no failpoint: in a merge on Delta only the JVM writes, and the last point is any of the others, twice.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ FAILPOINTS = {
     BATCH_ENTERED: "the stream on bronze has called apply, nothing was done",
     BATCH_LEFT: "everything that the stream on bronze called for is done, its offsets are not committed",
 }
-"""Every failpoint, and what is true there."""
+"""Every failpoint, and the state at that place."""
 
 
 def _parse_setting(setting: str) -> tuple[str, int]:
@@ -130,21 +130,21 @@ _counting = threading.Lock()
 
 
 def arm(setting: str, die: Callable[[], None] = _kill_process) -> None:
-    """Take a setting in the place of the environment's, in a process that was forked.
+    """Arm a failpoint in a forked process, as the environment variable does.
 
-    `die`: what to do instead of dying, for tests that break a call off and keep their Spark.
+    `die`: replaces dying, for tests that abort a call and keep their Spark.
     """
     global _name, _left, _die
     (_name, _left), _die = _parse_setting(setting), die
 
 
 def is_armed(*names: str) -> bool:
-    """Whether one of these is set: what stands where every change passes is put in its place only then."""
+    """Whether one of these is armed: failpoints on the path of every change are installed only then."""
     return _name in names
 
 
 def failpoint(name: str) -> None:
-    """Die here where the environment says so."""
+    """Kill the process here if this failpoint is armed."""
     if name != _name:
         return
     global _left  # noqa: PLW0603 - passages are counted over the process
@@ -160,7 +160,7 @@ VARIABLE = "CDC_LAKE_FAILPOINT"
 
 @dataclass(frozen=True, slots=True)
 class CrashPoint:
-    """A place to break a pipeline at: what is true there, the failpoints that stand for it, and what else does."""
+    """A place to break a pipeline at: the state there, its failpoints, and other ways to break it."""
 
     number: int
     says: str
@@ -170,7 +170,7 @@ class CrashPoint:
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
-    """A failpoint: what is true there, and the numbers of the crash points it stands for."""
+    """A failpoint: the state there, and the numbers of its crash points."""
 
     name: str
     says: str
@@ -179,7 +179,7 @@ class Failpoint:
 
 @dataclass(frozen=True, slots=True)
 class FailpointList:
-    """All failpoints, and the crash points in their order. `variable`: the environment's that arms one."""
+    """All failpoints, and the crash points in order. `variable`: the environment variable that arms one."""
 
     variable: str
     points: tuple[CrashPoint, ...]
@@ -221,7 +221,7 @@ CRASH_POINTS = (
 
 
 def list_failpoints() -> FailpointList:
-    """Everything that can be armed, and what for."""
+    """All failpoints that can be armed, and their crash points."""
     failpoints = tuple(
         Failpoint(
             name, says, tuple(crash_point.number for crash_point in CRASH_POINTS if name in crash_point.failpoints)

@@ -1,7 +1,7 @@
-"""What all HTML pages share: numbers, times and sizes as people read them, and the page around the content.
+"""What all HTML pages share: formats of numbers, times and sizes, and the page around the content.
 
-Each page is one file with its style in it, light and dark, for wide and narrow screens. Nothing is fetched (no script,
-no address, a policy that forbids both), and every text is escaped. Exact values are in the JSON.
+Each page is one file with its style included, light and dark, for wide and narrow screens. Nothing is loaded (no
+scripts or external addresses, and a policy that forbids both), and every text is escaped. Exact values are in the JSON.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def moment(time: dt.datetime) -> str:
 
 
 State: TypeAlias = Literal["good", "attention", "bad", "unknown"]
-"""How a thing stands; each has a colour, a mark and a word, so that colour alone never carries it."""
+"""The state of a thing; each has a colour, a mark and a word, so that colour is never the only sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +110,18 @@ def environment(package: str) -> jinja2.Environment:
 
 
 def sparkline(values: Sequence[float], width: int = 96, height: int = 24) -> str:
-    """Points of a polyline for values over time, oldest first, scaled to the largest; empty below two: no trend."""
+    """Points of a polyline for values over time, oldest first, scaled to the maximum; empty below two values."""
     if len(values) < 2:
         return ""
     top = max(values, default=0.0) or 1.0
     step = width / (len(values) - 1)
-    inner = height - 4  # two pixels above and below keep the stroke inside
+    inner = height - 4  # two pixels above and below for the stroke
     points = [(index * step, 2 + inner * (1 - value / top)) for index, value in enumerate(values)]
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def bars(values: Sequence[float], width: int = 480, height: int = 96) -> list[tuple[float, float, float, float]]:
-    """Left, top, width, height of each value's bar, oldest first, scaled to the largest; at least visible."""
+    """Left, top, width, height of each value's bar, oldest first, scaled to the maximum; always visible."""
     top, step = max(values, default=0.0) or 1.0, width / max(len(values), 3)
     tall = [max(height * value / top, 1.0) if value else 0.0 for value in values]
     return [
@@ -131,7 +131,7 @@ def bars(values: Sequence[float], width: int = 480, height: int = 96) -> list[tu
 
 
 def write_page(file: Path, text: str) -> None:
-    """Replace the file in one step: a reader sees the old page or the new one, never half of it.
+    """Replace the file atomically: a reader sees the old page or the new one.
 
     Raises ReportNotWritten.
     """

@@ -1,7 +1,7 @@
-"""Logs as JSON lines on standard error, by structlog.
+"""Writes logs as JSON lines to standard error, with structlog.
 
-Every line is one of the events of `observability.events` and goes through one pair of processors: what is no field of
-its event is left out and named, and secrets that are known are masked. No row value is ever an argument of a log call.
+Every line is one of the events of `observability.events` and passes the same two processors: undeclared fields are
+omitted and named, and known secrets are masked. No row value is ever an argument of a log call.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from cdc_lake.observability.events import BY_NAME, OF_EVERY_EVENT, Level, Progre
 __all__ = ["Level", "Log", "configure"]
 
 EVERY: Final = 10.0
-"""Seconds between two lines of an event that repeats, of one table each; debug level has them all."""
+"""Seconds between two lines of a repeating event, for each table; debug level has them all."""
 MASKED: Final = "••••••"
 _SHORTEST_SECRET: Final = 4
-"""Characters: a shorter secret is in every other word, and masking it would show it."""
+"""Characters: a shorter secret occurs in many words, and masking would reveal it."""
 
 _Fields = MutableMapping[str, Any]
 
@@ -44,9 +44,9 @@ def configure(stream: TextIO, *, level: Level, secrets: frozenset[str] = frozens
 
 
 def only_declared(logger: object, method: str, fields: _Fields) -> _Fields:
-    """Leave out what is no field of its event, and say which; an event that nobody declared keeps nothing but its name.
+    """Omit undeclared fields, and name them; an undeclared event keeps only its name.
 
-    A log call that is wrong must neither stop a loop nor show what nobody looked at.
+    A wrong log call must neither stop a loop nor reveal unchecked data.
     """
     del logger, method
     event = BY_NAME.get(fields["event"])
@@ -58,7 +58,7 @@ def only_declared(logger: object, method: str, fields: _Fields) -> _Fields:
 
 
 def masking(secrets: frozenset[str]) -> Callable[[object, str, _Fields], _Fields]:
-    """A processor that shows none of these, however deep they lie."""
+    """A processor that masks these secrets at any depth."""
     ordered_secrets = sorted(
         (candidate for candidate in secrets if len(candidate) >= _SHORTEST_SECRET), key=len, reverse=True
     )
@@ -82,7 +82,7 @@ def masking(secrets: frozenset[str]) -> Callable[[object, str, _Fields], _Fields
 
 
 class Log:
-    """What a command tells, as events. Safe to tell from several threads."""
+    """Reports of a command as events. Thread-safe."""
 
     def __init__(self, pipeline: str, verb: str) -> None:
         self._log = structlog.get_logger().bind(pipeline=pipeline, verb=verb)
@@ -90,17 +90,17 @@ class Log:
         self._lock = threading.Lock()
 
     def report(self, progress: ProgressEvent) -> None:
-        """A stage of progress; one that repeats only now and then, below debug level, unless it carries a code."""
+        """Log a stage of progress; a repeating one only occasionally above debug level, unless it has a code."""
         counted = {"done": progress.done, "total": progress.total, "unit": progress.unit or None}
         fields = {name: value for name, value in counted.items() if value is not None} | dict(progress.facts)
         self._write(self._level(progress), progress.stage, text=progress.text, **fields)
 
     def note(self, text: str) -> None:
-        """What a command says besides."""
+        """Log a message of a command."""
         self._write(Level.INFO, "note", text=text)
 
     def error(self, error: CdcLakeError) -> None:
-        """What ends a command."""
+        """Log the error that ends a command."""
         fields = {"where": error.where, "hint": error.remedy}
         self._write(
             Level.ERROR,

@@ -1,7 +1,7 @@
-"""The names of all metrics, with units and meanings: what the two loops show, and what anybody may rely on.
+"""The names of all metrics of both loops, with units and meanings; a stable interface.
 
-Base units as Prometheus wants them: seconds, bytes, numbers. Every series has the label `pipeline` besides its own; the
-values of labels are names of tables, rules, operations and codes, never of rows.
+Base units as Prometheus recommends: seconds, bytes, numbers. Every series has the label `pipeline` besides its own;
+label values are names of tables, rules, operations and codes, never of rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class Kind(enum.StrEnum):
-    """What a series does: goes up and down, only counts up, or counts into buckets."""
+    """The type of a series: a gauge, a counter or a histogram."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -20,7 +20,7 @@ class Kind(enum.StrEnum):
 
 
 class Loop(enum.StrEnum):
-    """Which loop shows a metric; the label `loop` where both do."""
+    """The loop that exposes a metric; the label `loop` if both do."""
 
     RECEIVE = "receive"
     APPLY = "apply"
@@ -28,7 +28,7 @@ class Loop(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One name. `labels`: besides `pipeline`; `buckets`: upper bounds of a histogram's."""
+    """One metric. `labels`: besides `pipeline`; `buckets`: upper bounds of a histogram's buckets."""
 
     name: str
     kind: Kind
@@ -39,7 +39,7 @@ class Metric:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names a query may use."""
+        """The names for queries."""
         if self.kind is Kind.HISTOGRAM:
             return tuple(f"{self.name}_{part}" for part in ("bucket", "sum", "count"))
         return (self.name,)
@@ -317,7 +317,7 @@ METRICS: Final = (
     ERRORS_TOTAL,
     LAST_SUCCESS_TIMESTAMP_SECONDS,
 )
-"""Every metric, in the order of its page."""
+"""Every metric, in the order of its documentation page."""
 
 FORMER_NAMES: Final = {
     QUARANTINED_ROWS_TOTAL: "cdc_lake_held_rows_total",
@@ -325,4 +325,4 @@ FORMER_NAMES: Final = {
     TABLE_FAILED: "cdc_lake_table_broken",
 }
 FORMER_VALUES: Final = {TABLE_STATE: {"failed": "broken"}}
-"""Names and values of the last label that 0.3 exposed. This version exposes them too; 0.5 will not."""
+"""Names and values of the last label in 0.3. This version exposes them too; 0.5 will not."""

@@ -1,7 +1,7 @@
-"""One finding of `check`, and what is checked alike for every kind of source.
+"""A finding of `check`, and the checks shared by all kinds of sources.
 
-The WAL budget (what is used now, and whether the server's own limit comes first), the captured tables with the shape
-that silver would have of each, and the tables that were added to `source.tables` or removed since the last start.
+The WAL budget (current use, and whether the server's own limit is lower), the captured tables with their layout in
+silver, and the tables added to `source.tables` or removed since the last start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cdc_lake.silver.layout_mapping import RelationMapping, make_shape
 
 @dataclass(frozen=True, slots=True)
 class CheckLine:
-    """`ok`: right, wrong, or None for what works but should be known; `fix`: what to do, SQL or a command."""
+    """`ok`: right, wrong, or None for a note; `fix`: the remedy, SQL or a command."""
 
     ok: bool | None
     subject: str
@@ -30,12 +30,12 @@ class CheckLine:
 
 
 def failure_line(subject: str, error: CdcLakeError) -> CheckLine:
-    """What an error says, as a finding."""
+    """An error as a finding."""
     return CheckLine(ok=False, subject=subject, text=error.message, fix=error.remedy, code=error.code)
 
 
 def unchecked_text(project: Project, encoding: str) -> Iterator[CheckLine]:
-    """What should be known of a database that promises nothing about its text."""
+    """A note about a database that does not guarantee the encoding of its text."""
     source = project.pipeline.source
     if encoding == "SQL_ASCII" and source.encoding_errors == "stop":
         exemption = f" outside of {', '.join(source.hex_columns)}" if source.hex_columns else ""
@@ -45,21 +45,21 @@ def unchecked_text(project: Project, encoding: str) -> Iterator[CheckLine]:
 
 
 def list_names(names: Sequence[TableName]) -> str:
-    """The first few names, and how many more there are."""
+    """The first few names, and the number of the others."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(map(str, names[:5])) + more
 
 
 def room(subject: str, used: int, most: int, needed: int, setting: str, code: str) -> CheckLine:
-    """Whether enough is left of what the server limits by a setting."""
+    """Whether enough is left of a resource that the server limits by a setting."""
     ok = most - used >= needed
     fix = "" if ok else f"ALTER SYSTEM SET {setting} = {max(most, used) + 5};  then restart the server"
     return CheckLine(ok=ok, subject=subject, text=f"{used} of {most} in use, {needed} needed", fix=fix, code=code)
 
 
 def budget_lines(project: Project, retained: int | None, safe: int | None = None) -> Iterator[CheckLine]:
-    """Where the pipeline has a budget in bytes. `retained` for its slot, None where that is not known; `safe`: what may
-    still be written before the server gives the slot up, None where nothing bounds it.
+    """If the pipeline has a budget in bytes. `retained`: by its slot, None if unknown; `safe`: what may still be
+    written before the server invalidates the slot, None if unlimited.
     """
     budget = project.pipeline.source.wal_budget
     most = None if budget is None else budget.max_bytes
@@ -75,7 +75,7 @@ def budget_lines(project: Project, retained: int | None, safe: int | None = None
 
 
 def captured_tables(project: Project, concerns: Callable[[Target], bool]) -> Iterator[tuple[Target, Relation]]:
-    """Those of which `concerns` is true, with their layouts. None where the source does not answer: others say so."""
+    """Tables for which `concerns` is true, with layouts. Empty if the source does not answer, which others report."""
     if not any(concerns(project.target(TableName.parse(table.from_))) for table in project.pipeline.silver.tables):
         return
     try:
@@ -89,7 +89,7 @@ def captured_tables(project: Project, concerns: Callable[[Target], bool]) -> Ite
 
 
 def shape_of(target: Target, layout: Relation) -> RelationMapping:
-    """The shape of a table that has this layout. Raises CdcLakeError, as where it has no key."""
+    """The mapping of a table with this layout. Raises CdcLakeError, for example if it has no key."""
     return make_shape(
         [layout.layout], {layout.layout: layout}, target.keys, keyed=target.kind != "append", types=target.types
     )
@@ -98,7 +98,7 @@ def shape_of(target: Target, layout: Relation) -> RelationMapping:
 def table_change_lines(
     project: Project, changes: TableChanges, *, publishes: bool, placed: bool = True
 ) -> Iterator[CheckLine]:
-    """A line for each kind of change. `publishes`: a start publishes what lacks; `placed`: a copy has a place."""
+    """A line per kind of change. `publishes`: a start publishes missing tables; `placed`: a copy has a position."""
     initial = project.pipeline.snapshot.copies
     if publishes and changes.lacking:
         copied = " and copies it, while the other tables continue" if initial else "; `snapshot.mode` disables the copy"

@@ -1,7 +1,7 @@
 """Writes the HTML pages of a pipeline: its status with past cuts and runs, and its report.
 
-The status page asks nothing that `status` does not, but history, and shows no row value. The report comes with its
-JSON and Great Expectations' own results.
+The status page reads what `status` reads, and history, and shows no row values. The report includes its JSON and Great
+Expectations' own results.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SHOWN: Final = 8
 DRAWN: Final = 60
 """Cuts and runs in the charts."""
 _REMEMBERED: Final = 500
-"""Runs that errors are counted in."""
+"""Number of runs in which errors are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastCut:
-    """A cut: how old its newest transaction was then, None where nobody knows; how many tables were in it."""
+    """A cut: the age of its newest transaction at that time, None if unknown; its number of tables."""
 
     position: str
     written_at: datetime
@@ -47,7 +47,7 @@ class PastCut:
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """A run of a verb. `changes`: what it took to silver or, of a receiver, to bronze; None: it is of neither."""
+    """A run of a command. `changes`: applied to silver or, by a receiver, landed in bronze; None for other commands."""
 
     run: str
     verb: str
@@ -60,7 +60,7 @@ class PastRun:
 
 @dataclass(frozen=True, slots=True)
 class PastError:
-    """An error that runs ended with or tables waited with: how often, and when last."""
+    """An error of runs or failed tables: its count, and the last time."""
 
     code: str
     times: int
@@ -69,7 +69,7 @@ class PastError:
 
 @dataclass(frozen=True, slots=True)
 class StatusPage:
-    """What the page says. Cuts, runs and errors newest first; `ages` and `changes` for the charts, oldest first."""
+    """The page's content. Cuts, runs and errors newest first; `ages` and `changes` for the charts, oldest first."""
 
     status: Status
     cuts: tuple[PastCut, ...]
@@ -80,14 +80,14 @@ class StatusPage:
 
 
 def write_status_page(project: Project, status: Status, file: Path) -> StatusPage:
-    """Write the page of a status, replacing the file in one step. Raises ReportNotWritten, LakeError."""
+    """Write a status page, replacing the file atomically. Raises ReportNotWritten, LakeError."""
     page = remember(project, status)
     write_page(file, render(page))
     return page
 
 
 def remember(project: Project, status: Status) -> StatusPage:
-    """What the control tables add to a status. Raises LakeError."""
+    """Add the history in the control tables to a status. Raises LakeError."""
     control = control_tables(project)
     places = control.cut_places()
     drawn = places.slice(max(places.num_rows - DRAWN, 0))
@@ -116,14 +116,14 @@ def remember(project: Project, status: Status) -> StatusPage:
 
 
 def render(page: StatusPage) -> str:
-    """The page as one HTML document without scripts or addresses."""
+    """The page as one HTML document without scripts or external addresses."""
     headlines = list(findings(page.status))
     template = environment("cdc_lake.ops").get_template("status.html.j2")
     return template.render(page=page, status=page.status, headline=headlines[0], also=headlines[1:])
 
 
 def findings(status: Status) -> Iterator[Headline]:
-    """What a reader must know, the worst first; one at least."""
+    """The headlines for the reader, worst first; at least one."""
     headlines = [*_of_slot(status), *_of_budget(status), *_of_tables(status), *_of_the_ways(status)]
     if status.stream is None:
         first = "cdc-lake run --once takes the initial copy of the tables."
@@ -134,7 +134,7 @@ def findings(status: Status) -> Iterator[Headline]:
 
 
 def _quiet(status: Status) -> Headline:
-    """Nothing is wrong: everything is there, or on its way."""
+    """The headline without problems: everything is applied, or in progress."""
     if lagging := [table for table in status.tables if table.state != "live"]:
         return Headline("unknown", "Silver is catching up", f"{_names(lagging)}: {lagging[0].reason}.")
     tables = html.plural(len(status.tables), "table")
@@ -209,7 +209,7 @@ def _runs(control: ControlTables) -> list[PastRun]:
 def _run(row: RunRow) -> PastRun:
     facts: dict[str, Any] = json.loads(row.facts or "{}")
     received = facts.get("receive") or {}
-    failed: dict[str, str] = facts.get("failed") or facts.get("broken") or {}  # `broken`: as 0.3 wrote it
+    failed: dict[str, str] = facts.get("failed") or facts.get("broken") or {}  # `broken`: the name in 0.3
     codes = {str(code) for code in (facts.get("error"), *failed.values()) if code}
     return PastRun(
         row.run,
@@ -233,7 +233,7 @@ def _errors(runs: Sequence[PastRun]) -> tuple[PastError, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ReportFiles:
-    """Where the report is: a page for people, the same as JSON, and Great Expectations' results by silver table."""
+    """The files of a report: the page, the same as JSON, and Great Expectations' results by silver table."""
 
     html: Path
     json: Path
@@ -241,11 +241,11 @@ class ReportFiles:
 
 
 def report(project: Project, *, when: dt.datetime | None = None) -> ReportFiles:
-    """Write the report of a pipeline into its folder of reports, and what rules found into the control table `quality`.
+    """Write the report of a pipeline into its reports folder, and the results of rules into the control table
+    `quality`.
 
-    Needs no JVM, and the source only for the lags.
-
-    `when` is the time it says it was generated at, now by default. Raises ReportNotWritten, LakeError.
+    Needs no JVM, and the source only for the lags. `when`: the time of generation, now by default. Raises
+    ReportNotWritten, LakeError.
     """
     control = control_tables(project)
     evidence = Evidence(project, control, status(project, checked_at=when))

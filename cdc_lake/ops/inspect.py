@@ -1,6 +1,6 @@
-"""What `cdc-lake inspect` shows: spans, transactions, the hash chain, and one row wherever it is.
+"""The data of `cdc-lake inspect`: spans, transactions, the hash chain, and the history of one row.
 
-Row values are shown because they were asked for; nothing here is logged.
+Row values are shown on request; nothing here is logged.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class ChangeView:
 
 @dataclass(frozen=True, slots=True)
 class TransactionView:
-    """A landed transaction: boundaries as the source gave them, what its COMMIT row says, its changes in order.
+    """A landed transaction: boundaries from the source, its COMMIT row, its changes in order.
 
-    `empty_before`: transactions without rows between the one before it and this one.
+    `empty_before`: number of transactions without rows between the previous one and this one.
     """
 
     stream: str
@@ -88,7 +88,7 @@ class RowView:
 
 
 def inspect_transaction(reader: BronzeReader, position: int, epoch: int | None = None) -> TransactionView:
-    """The transaction at a commit position, of the newest stream unless `epoch` says otherwise. Raises NotInBronze."""
+    """The transaction at a commit position, in the newest stream or in `epoch`. Raises NotInBronze."""
     table = reader.rows(position, epoch)
     rows = [row for row in table.to_pylist() if row["op"] not in {RELATION, SNAPSHOT}]
     commit = next((row for row in rows if row["op"] == COMMIT), None)
@@ -125,7 +125,7 @@ def inspect_row(
 ) -> RowView:
     """Every change of the rows that had `key` (column name → text as the server prints it). Raises NotInBronze.
 
-    `snapshots`: the control table, which says of rows that were read again by whom, and whether they are in force.
+    `snapshots`: the control table, which has the reason and the state of copied rows.
     """
     snapshot_rows = list(snapshots)
     events = (
@@ -136,7 +136,7 @@ def inspect_row(
 
 
 def primary_key(reader: BronzeReader, table: TableName) -> tuple[str, ...]:
-    """Key columns of a table by its layouts in bronze, for a key given as bare values. Raises NotInBronze."""
+    """Key columns of a table from its layouts in bronze, for a key of plain values. Raises NotInBronze."""
     layouts = reader.layouts([table])
     if not layouts:
         raise NotInBronze(f"bronze has no changes of {table}", where=reader.place)
@@ -149,7 +149,7 @@ def primary_key(reader: BronzeReader, table: TableName) -> tuple[str, ...]:
 
 
 def row_key(reader: BronzeReader, table: TableName, values: Sequence[object]) -> dict[str, str]:
-    """A key by column name, from values in the order of the primary key. Raises NotInBronze."""
+    """A key by column name, from values in primary key order. Raises NotInBronze."""
     columns = primary_key(reader, table)
     if len(columns) != len(values):
         raise NotInBronze(f"the key of {table} is ({', '.join(columns)}): give {len(columns)} values")
@@ -162,12 +162,12 @@ def inspect_chain(
     load_epoch_facts: Callable[[], Mapping[int, EpochFacts]] = dict,
     report: ProgressReporter = silent,
 ) -> ChainVerdict:
-    """Whether bronze holds what was landed, all of it, once and unedited."""
+    """Whether bronze contains everything that landed, once and unmodified."""
     return verify(reader, span, load_epoch_facts=load_epoch_facts, report=report)
 
 
 def plain(view: TransactionView | RowView | ChainVerdict) -> dict[str, Any]:
-    """A view as JSON takes it; times are ISO 8601 with zone."""
+    """A view as JSON; times are ISO 8601 with zone."""
     document = dataclasses.asdict(view, dict_factory=_jsonable)
     if isinstance(view, ChainVerdict):
         document["holds"] = view.holds
@@ -199,7 +199,7 @@ Counts = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class TransactionLine:
-    """One transaction of a span, as its BEGIN and COMMIT rows say."""
+    """One transaction of a span, from its BEGIN and COMMIT rows."""
 
     position: int
     csn: int | None
@@ -214,13 +214,13 @@ class TransactionLine:
 
     @property
     def changes(self) -> int:
-        """Changes of tables."""
+        """The number of row changes."""
         return sum(sum(kinds.values()) for kinds in self.counts.values())
 
 
 @dataclass(frozen=True, slots=True)
 class SpanView:
-    """The transactions behind `after` up to `upto`: the first ones (`listed`), and the totals over all of them."""
+    """The transactions after `after` up to `upto`: the first ones (`listed`), and totals of all."""
 
     stream: str
     epoch: int
@@ -235,7 +235,7 @@ class SpanView:
 
 
 def asked_span(reader: BronzeReader, after: str | None, upto: str | None, epoch: int | None) -> Span:
-    """The span between positions as people paste them; by default the newest epoch, all of it.
+    """The span between positions as users write them; by default the whole newest epoch.
 
     Raises MalformedPosition, NotInBronze.
     """
@@ -293,12 +293,12 @@ def _domain(reader: BronzeReader, epoch: int) -> OrderDomain:
 
 
 Values: TypeAlias = dict[str, str | None]
-"""Column → text as the server prints it; columns of which nothing is known are left out."""
+"""Column → text as the server prints it; columns with unknown values are omitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """What one change made of the row it was about; None: there was no row, or there is none any more."""
+    """The row after a change; None: it does not exist."""
 
     before: Values | None
     after: Values | None
@@ -306,8 +306,8 @@ class RowChange:
 
 @dataclass(frozen=True, slots=True)
 class SilverRows:
-    """What silver has of the key at the last cut. `position`: the table's own there; `reason`: why `rows` could not be
-    looked at, empty where they were. More than one row: versions or changes, where the table keeps them.
+    """Silver's rows of the key at the last cut. `position`: the table's; `reason`: why `rows` could not be read, empty
+    if they were. Several rows are versions or changes, if the table keeps them.
     """
 
     table: str
@@ -319,8 +319,8 @@ class SilverRows:
 
 @dataclass(frozen=True, slots=True)
 class RowEverywhere:
-    """`events` are the changes of the rows that ever had the key and `changes` what each made of its row; `net`: the
-    row of the key at the end of bronze, None where there is none; `silver`: None where no cut lists the table yet.
+    """`events` are the changes of the rows that ever had the key and `changes` the row after each; `net`: the row of
+    the key at the end of bronze, None if there is none; `silver`: None if no cut has the table yet.
     """
 
     table: str
@@ -346,7 +346,7 @@ def row_everywhere(project: Project, reader: BronzeReader, table: TableName, key
 
 
 def _changes(row_view: RowView, rows: RowsByKey[Values]) -> Iterator[RowChange]:
-    """Follow rows from key to key; `rows` has them by key at the end. Another stream begins with none."""
+    """Follow rows from key to key; `rows` has them by key at the end. Another stream begins without rows."""
     epoch = None
     for event in row_view.events:
         if event.epoch != epoch:
@@ -381,7 +381,7 @@ def _key_before(event: RowEvent, columns: Sequence[str]) -> tuple[str | None, ..
 
 
 def _silver(project: Project, reader: BronzeReader, table: TableName, key: Mapping[str, str]) -> SilverRows | None:
-    """The rows of the key as of the last cut."""
+    """The rows of the key at the last cut."""
     try:
         session = open_session(project, Latest(), None, allow_behind=True)
     except StateError:
@@ -406,5 +406,5 @@ def _silver(project: Project, reader: BronzeReader, table: TableName, key: Mappi
 
 
 def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """As the server prints it; a float as Arrow does: its canonical form is its bits."""
+    """Text as the server prints it; floats as Arrow does, because their canonical form is their bits."""
     return pc.cast(column, pa.large_string()) if pa.types.is_floating(column.type) else from_silver(column)

@@ -1,7 +1,7 @@
-"""The plan: what `run` would do, as a value. Printing explains it, running does it; planning changes nothing.
+"""Computes the plan: what `run` would do, as a value. Printing explains it, running does it; planning changes nothing.
 
-It includes what becomes of every captured column's values in silver, from the code that converts them
-(`tables.types`), and what the replica identity of each table leaves unknown.
+It includes the mapping of every captured column to silver, from the code that converts the values (`tables.types`), and
+what each table's replica identity leaves unknown.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ KEY_ONLY = "old values of other columns, and large values that an update does no
 
 
 def identity_of(relation: Relation, *, published: bool) -> tuple[str, str]:
-    """How a row that is changed is told, and what is lost by it; empty where nothing is.
+    """How a changed row is identified, and which information is missing; empty if none is.
 
-    `published`: changes are sent for a publication, as the plugin pgoutput needs one.
+    `published`: changes are sent through a publication, as the plugin pgoutput requires.
     """
     key = ", ".join(column.name for column in relation.columns if column.key)
     match relation.identity:
@@ -77,12 +77,12 @@ Made: TypeAlias = Callable[[Target], Sequence[SilverColumn]]
 
 @dataclass(frozen=True, slots=True)
 class ColumnLedger:
-    """One silver column, or one that is refused or left out.
+    """One silver column, or one that is refused or omitted.
 
-    `column`, `source_type`: at the source, empty for a computed column; `silver_column`, `silver_type`: empty for what
-    silver does not have; of a computed column the table alone tells the type, once Spark has made it. `how`: in which
-    way, why not, or by which expression; `held`: the values that silver cannot have, which are held with their text, or
-    stop the run.
+    `column`, `source_type`: at the source, empty for a computed column; `silver_column`, `silver_type`: empty for
+    omitted columns; only the table shows the type of a computed column, once Spark has created it. `how`: the
+    conversion, the reason of the omission, or the expression; `held`: the values that silver cannot represent, which
+    are held with their text, or stop the run.
     """
 
     column: str
@@ -96,10 +96,10 @@ class ColumnLedger:
 
 @dataclass(frozen=True, slots=True)
 class TableLedger:
-    """The columns of one table in their order; `problem`: why it has no ledger, or what is wrong besides columns.
+    """The columns of one table in order; `problem`: why it has no ledger, or other problems.
 
-    `misfit`: what the values do that silver cannot have, `quarantine` or `stop`. `identity`: how the server tells which
-    row a change is about, and `unsent`: what is lost by that.
+    `misfit`: what happens to values that silver cannot represent, `quarantine` or `stop`. `identity`: how the server
+    identifies a changed row, and `unsent`: which information is missing because of that.
     """
 
     table: str
@@ -112,7 +112,7 @@ class TableLedger:
 
 
 def type_ledger(project: Project) -> tuple[TableLedger, ...]:
-    """The ledger of all captured tables, from a session of its own. Raises SourceError."""
+    """The ledger of all captured tables, through its own session. Raises SourceError."""
     with source_view(project) as source:
         return ledger_of(project, source)
 
@@ -126,7 +126,7 @@ def ledger_of(
 
 
 def lines(ledger: Sequence[TableLedger]) -> Iterator[CheckLine]:
-    """The ledger's findings among those of `check`: a line for each refusal, then how many columns become what."""
+    """The ledger's findings for `check`: a line for each refusal, then the number of columns by conversion."""
     for table in ledger:
         place = f"{table.table} → {table.silver}"
         wrong = [f"{c.column}: {c.how}" for c in table.columns if c.loss is Loss.REFUSED]
@@ -161,7 +161,7 @@ def _table(project: Project, target: Target, layout: Relation, columns_of: Made)
 
 
 def _columns(relation: Relation, target: Target) -> Iterator[ColumnLedger]:
-    """The source's columns: all of them where none is refused, else each alone so that one does not hide the others."""
+    """The source's columns: all together if none is refused, otherwise one by one so that none hides the others."""
     try:
         typed = typed_columns(relation, target.types)
     except TypeRefused:
@@ -201,7 +201,7 @@ _NOT_BY_A_RUN: Final = frozenset({ActionKind.REMAKE, ActionKind.COPY_AGAIN, Acti
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Every step of a run in its order; none where everything is in place and up to date. `types`: of each column."""
+    """Every step of a run in order; empty if everything is up to date. `types`: of each column."""
 
     pipeline: str
     actions: tuple[Action, ...]
@@ -209,7 +209,7 @@ class Plan:
 
     @property
     def changes(self) -> bool:
-        """Whether anything would be made or altered."""
+        """Whether anything would be created or altered."""
         return any(action.changes for action in self.actions)
 
     @property
@@ -219,29 +219,29 @@ class Plan:
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """The words of what `run` does once it is allowed; what only a rebuild or another copy does is not of it."""
+        """The operations that `run` does once approved, without those that need a rebuild or a resync."""
         return tuple(a.text for a in self.actions if a.destructive and a.kind not in _NOT_BY_A_RUN)
 
     @property
     def rebuilds(self) -> int:
-        """How many tables wait for a rebuild."""
+        """The number of tables that need a rebuild."""
         return sum(action.kind is ActionKind.REMAKE for action in self.actions)
 
     @property
     def copy_count(self) -> int:
-        """How many operations wait for another copy of their table."""
+        """The number of operations that need a resync of their table."""
         return sum(action.kind is ActionKind.COPY_AGAIN for action in self.actions)
 
     @property
     def adopted_tables(self) -> tuple[str, ...]:
-        """The silver tables of others that `run` would take, being told to."""
+        """The silver tables of others that `run` would adopt."""
         return tuple(a.subject for a in self.actions if a.kind is ActionKind.ADOPT)
 
 
 def plan(project: Project, *, adopt: Container[str] = frozenset()) -> Plan:
-    """Work out what `run` would do. `adopt`: silver tables of others that it may take, as `namespace.table`.
+    """Compute what `run` would do. `adopt`: silver tables of others that it may adopt, as `namespace.table`.
 
-    Raises SourceError, LakeError, StateError where it could not go on; SilverNotOwned for a table of somebody else.
+    Raises SourceError, LakeError, StateError if it could not continue; SilverNotOwned for another owner's table.
     """
     reader = bronze_reader(project)
     with source_view(project) as source:
@@ -305,7 +305,7 @@ def _silver(
 def _renewal_actions(
     target: Target, state: StreamCheckpoint, course: TableTimeline | None, listed: TableState | None
 ) -> Iterator[Action]:
-    """That a table was copied again."""
+    """The action for a resynced table."""
     copied = None if listed is None else listed.copied
     copy = None if course is None else course.renewal(max(state.upto, course.stretches[-1].begins), copied)
     if copy is not None:
@@ -314,7 +314,7 @@ def _renewal_actions(
 
 
 def _remade(project: Project, target: Target) -> Iterator[Action]:
-    """What of a table is made otherwise than the pipeline says."""
+    """The differences between a table and the pipeline file."""
     actual, declared = actual_layout(project, target), declared_layout(target)
     if actual is not None and actual.cluster_by != declared.cluster_by:
         text = f"cluster rows of {target.label} by {', '.join(declared.cluster_by) or 'nothing'}"
@@ -326,11 +326,9 @@ def _remade(project: Project, target: Target) -> Iterator[Action]:
 
 
 def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relation) -> Iterator[Action]:
-    """That a table waits because its columns are those of another kind, or none that the pipeline makes."""
+    """The action for a table that fails because its columns are of another kind, or not from the pipeline."""
     columns = silver_shape(project, target) or ()
-    have = [
-        column.name for column in columns if not column.name.startswith(WORKING)
-    ]  # of an operation that is under way
+    have = [column.name for column in columns if not column.name.startswith(WORKING)]  # of an operation in progress
     wanted = [*silver_names_of(now, target).values(), *own_names(target, now, ())]
     try:
         check_kind(have, wanted, target.label, target.source)
@@ -340,7 +338,7 @@ def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relati
 
 
 def _waits(target: Target, listed: TableState, steps: Sequence[Action]) -> Iterator[Action]:
-    """What the last run said of a table that waits, if its steps do not say it already."""
+    """The last run's error of a failed table, if its steps do not contain it already."""
     code, why, remedy = listed.error or ("", "it could not continue at its last span", "the next run reports why")
     if not any(why in step.text or (step.destructive and step.kind is not ActionKind.REMAKE) for step in steps):
         text = f"{target.label} waits: {why}{f' [{code}]' if code else ''}; {remedy}"
@@ -367,7 +365,7 @@ def _pending(
     listed: TableState | None,
     now: Relation,
 ) -> Iterator[SchemaChange]:
-    """What silver needs to take the layouts that bronze has for it, and then the source's."""
+    """The operations that bring silver to the layouts in bronze, and then to the source's."""
     columns = silver_shape(project, target) or ()
     own = own_names(target, now, [column.name for column in columns])
     have = tuple(column for column in columns if column.name not in own)

@@ -1,7 +1,7 @@
-"""What a report says, collected from control tables, silver, the last comparison and the runs of suites.
+"""Collects the content of a report from control tables, silver, the last comparison and suite runs.
 
-Of rules: what the gate counted run by run, and what silver comes to now and came to before. Nothing is changed and no
-JVM is started; what could not be read is in the report's notes instead of being left out in silence.
+For rules: the counts of each run, and the current and past results on silver. Nothing is changed and no JVM is started;
+what could not be read is listed in the report's notes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from cdc_lake.tables.table_stats import silver_columns, silver_rows
 
 @dataclass
 class Evidence:
-    """What was found so far; `notes`, `suites`, `results` (rows of `quality`) fill while tables are looked at."""
+    """The data so far; `notes`, `suites`, `results` (rows of `quality`) are filled while tables are read."""
 
     project: Project
     control: ControlTables
@@ -63,7 +63,7 @@ class Evidence:
     results: list[QualityRow] = field(default_factory=list)
 
     def collect(self) -> ReportData:
-        """Everything, as the value that is rendered."""
+        """Everything, as the value to render."""
         if not self.status.reachable:
             self.notes.append(
                 f"The source could not be queried ({self.status.unreachable_because}); lags are the last known ones."
@@ -108,7 +108,7 @@ class Evidence:
         )
 
     def _targets(self, cut: CutRow | None) -> list[Target]:
-        """Tables that are captured, in the last cut, or named in the file; by silver name."""
+        """Tables that are captured, in the last cut, or in the pipeline file; by silver name."""
         relations = {table.source for table in self.status.tables} | set(table_states(cut.tables) if cut else ())
         relations |= {str(TableName.parse(table.from_)) for table in self.project.pipeline.silver.tables}
         return sorted((self.project.target(TableName.parse(r)) for r in relations), key=lambda t: t.label)
@@ -134,7 +134,7 @@ class Evidence:
         )
 
     def _rows(self, target: Target) -> dict[str, int | None]:
-        """Rows that the source's table has now, and, if silver keeps others too, all that are stored."""
+        """Current rows of the source's table and, if silver keeps others too, all stored rows."""
         try:
             flag = kind_by_columns(silver_columns(self.project, target) or ()).flag
             rows = silver_rows(self.project, target, None if flag is None else (flag.column.name, flag.value))
@@ -146,7 +146,7 @@ class Evidence:
     def _held_groups(
         self, target: Target, cut: CutRow | None, table_status: TableStatus | None
     ) -> list[QuarantinedGroup]:
-        """Open holds by the rule that began them: a waiting change counts under the rule its key failed."""
+        """Open holds by the rule that began them: a queued change counts under the rule its key failed."""
         position = _silver_position(target, cut, table_status)
         if cut is None or position is None:
             return []
@@ -169,7 +169,7 @@ class Evidence:
         ]
 
     def _runs(self) -> list[RunRow]:
-        """The last runs that applied something, oldest first; of a run's rows the one that ended it."""
+        """The last runs that applied something, oldest first; of a run's rows the final one."""
         rows = self.control.read("runs").sort_by([("ended_at", "ascending")]).to_pylist()
         last = {row["run"]: RunRow(**row) for row in sorted(rows, key=lambda row: row["ended_at"] is not None)}
         runs = sorted(last.values(), key=lambda run: run.started_at)
@@ -187,14 +187,14 @@ class Evidence:
         )
 
     def _position(self, value: object) -> str:
-        """A stored position as people paste it."""
+        """A stored position as commands accept it."""
         if not isinstance(value, int):
             return "" if value is None else str(value)
         streams = self.control.streams()
         return format_position(value, OrderDomain(streams[-1].domain) if streams else OrderDomain.LSN)
 
     def _verdict(self) -> Verdict | None:
-        """What `compare` found last; it leaves its result beside the reports."""
+        """The last result of `compare`, which is stored beside the reports."""
         file = self.project.reports / "compare.json"
         if not file.exists():
             return None
@@ -206,11 +206,11 @@ class Evidence:
 
 
 def verdict(document: Mapping[str, Any]) -> Verdict:
-    """The verdict over all tables of a comparison, from its document (`cdc-lake/compare/1`).
+    """The verdict over all tables from a comparison's document (`cdc-lake/compare/1`).
 
     Raises KeyError, TypeError or ValueError for anything else.
     """
-    as_of, values = document.get("at"), bool(document.get("values"))  # documents of 0.2 do not say
+    as_of, values = document.get("at"), bool(document.get("values"))  # missing in documents of 0.2
     return Verdict(
         verdict=str(document["verdict"]),
         at=dt.datetime.fromisoformat(as_of) if as_of else None,
@@ -228,7 +228,7 @@ def verdict(document: Mapping[str, Any]) -> Verdict:
 
 
 def _differing(table: str, entry: Mapping[str, Any], values: bool) -> DifferingKey:
-    """A key of a comparison's document, without what nobody asked to see."""
+    """A key of a comparison's document, without values unless requested."""
     rows = [entry["source"] or {}, entry["silver"] or {}]
     names = entry["columns"] or sorted({*rows[0], *rows[1]}, key=lambda name: (name not in rows[0], name))
     return DifferingKey(
@@ -249,7 +249,7 @@ def _value_text(row: Mapping[str, str | None], name: str) -> str:
 
 
 def _silver_position(target: Target, cut: CutRow | None, table_status: TableStatus | None) -> int | None:
-    """How far silver is: by its own marker where status saw it, otherwise by the last cut."""
+    """Silver's position: from its own marker if status read it, otherwise from the last cut."""
     if table_status is not None and table_status.position is not None:
         return parse_position(table_status.position)
     entry = table_states(cut.tables).get(str(target.source)) if cut else None
@@ -262,7 +262,7 @@ def _facts(run: RunRow) -> dict[str, Any]:
 
 
 def _because(names: str, reasons: Mapping[str, str]) -> str:
-    """Why changes are held, from the names of the rules that failed."""
+    """Why changes are held, from the names of the failed rules."""
     parts = []
     for name in names.split(", "):
         column = name.removeprefix("type_") if name.startswith("type_") else ""
@@ -278,14 +278,14 @@ RUNS = 20
 
 @dataclass
 class RuleEvidence:
-    """Rules, table by table. `past`: the control table `quality` before this report."""
+    """Rule results by table. `past`: the control table `quality` before this report."""
 
     judge: SilverJudge
     runs: Sequence[RunRow]
     past: pa.Table
 
     def states(self, target: Target, table: TableState) -> list[RuleState]:
-        """The rules of the file in their order, then what else the gate counted failures of."""
+        """The rules of the file in order, then others with counted failures."""
         history = _history(target.label, self.runs)
         written = {rule_name(rule): self._rule_location(target, index) for index, rule in enumerate(target.rules)}
         findings = self.judge.judge(target, table.rows, written)
@@ -298,7 +298,7 @@ class RuleEvidence:
         return states + _unwritten(target, history)
 
     def _rule_location(self, target: Target, index: int) -> str:
-        """Where a rule stands: `pipelines/shop.yaml:14`."""
+        """The location of a rule: `pipelines/shop.yaml:14`."""
         key = f"rules[{index}]"
         project = self.judge.project
         origin = project.origin(target, key) or project.origin(target, f"{key}.rule")
@@ -332,7 +332,7 @@ def _state(
 
 
 def _with_past(state: RuleState, past: pa.Table) -> RuleState:
-    """The rule with what earlier reports found of it, oldest first, then what this one found."""
+    """The rule with the results of earlier reports, oldest first, then the current one."""
     same = past.filter((pc.field("table") == state.table) & (pc.field("rule") == state.rule))
     same = same.filter(pc.field("broken") == "").sort_by("judged_at")
     earlier = [Judged(row["evaluated"], row["failed"]) for row in same.to_pylist()]
@@ -341,7 +341,7 @@ def _with_past(state: RuleState, past: pa.Table) -> RuleState:
 
 
 def _history(table: str, runs: Sequence[RunRow]) -> dict[str, list[tuple[Judged, str]]]:
-    """By rule: how many changes each run judged and failed, oldest run first, and the rule's `on_fail` then."""
+    """By rule: how many changes each run evaluated and failed, oldest run first, and the rule's `on_fail` then."""
     history: dict[str, list[tuple[Judged, str]]] = defaultdict(list)
     for run in runs:
         facts: dict[str, Any] = json.loads(run.facts or "{}")
@@ -353,7 +353,7 @@ def _history(table: str, runs: Sequence[RunRow]) -> dict[str, list[tuple[Judged,
 
 
 def _unwritten(target: Target, history: Mapping[str, list[tuple[Judged, str]]]) -> list[RuleState]:
-    """What the gate counted failures of that is no rule of the file."""
+    """Counted failures of rules that are not in the file."""
     states = []
     for name, judged in sorted(history.items()):
         if any(counts.failed for counts, _ in judged):

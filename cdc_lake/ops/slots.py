@@ -1,7 +1,7 @@
-"""Slot care: the server's slots seen, the pipeline's own made, advanced and dropped, no change lost unseen.
+"""Manages slots: lists the server's, and creates, advances and drops the pipeline's without unnoticed loss of changes.
 
-A slot is the server's promise to keep the log. Making one begins the stream, with its copy, and receives nothing
-more; advancing never passes what bronze holds; dropping says what is lost by it and waits for a yes.
+A slot makes the server keep the WAL. Creating one begins the stream, with its copy, and receives nothing more;
+advancing never passes the end of bronze; dropping first reports what is lost and needs confirmation.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from cdc_lake.tables.control_tables import control_tables
 
 
 def list_slots(project: Project) -> SlotList:
-    """Look at every slot of the server. Raises SourceError, NotForThisSource."""
+    """Every slot of the server. Raises SourceError, NotForThisSource."""
     return SlotList(project.name, project.pipeline.source.place, tuple(slot_care(project).views()))
 
 
 def inspect_slot(project: Project, name: str | None = None) -> SlotDetails:
-    """Everything of the pipeline's slot, or of the one named, and what is threatened by it. Nothing is changed.
+    """Details of the pipeline's slot, or of the named one, and of what it endangers. Nothing is changed.
 
     Raises SlotMissing, SourceError, LakeError, NotForThisSource.
     """
@@ -40,10 +40,10 @@ def inspect_slot(project: Project, name: str | None = None) -> SlotDetails:
 
 
 def create_slot(project: Project, *, report: ProgressReporter = silent) -> SlotMade:
-    """Begin the stream: publication, slot and initial copy as a first run makes them, and no more.
+    """Begin the stream: create publication, slot and initial copy as a first run does, and nothing more.
 
-    From then on the server keeps the log for it. Where it is there already, it is checked as at every start. Raises
-    SourceError, LakeError, StateError.
+    From then on the server keeps the WAL for it. An existing slot is checked as at every start. Raises SourceError,
+    LakeError, StateError.
     """
     control, before = control_tables(project, project.pipeline.bronze.durability), bronze_reader(project).state()
     was_complete = is_complete(before, control)
@@ -59,10 +59,10 @@ def create_slot(project: Project, *, report: ProgressReporter = silent) -> SlotM
 
 
 def advance_slot(project: Project, upto: int | None = None) -> SlotAdvanced:
-    """Let the slot forget what bronze holds, up to a position or all of it; one that is further already stays there.
+    """Let the slot discard what bronze has, up to a position or all of it; never moves it backwards.
 
-    Raises AdvancePastBronze, SlotActive, NoStream, and what `run` would raise where the stream could not go on; of a
-    server that cannot do it NotForThisSource.
+    Raises AdvancePastBronze, SlotActive, NoStream, and what `run` would raise if the stream could not continue;
+    NotForThisSource if the server does not support it.
     """
     reader = bronze_reader(project)
 
@@ -75,9 +75,9 @@ def advance_slot(project: Project, upto: int | None = None) -> SlotAdvanced:
 
 
 def drop_slot(project: Project, name: str | None = None, *, yes: bool = False, wait: float = 0) -> SlotDropped:
-    """Drop the pipeline's slot, or the one named; without `yes` say what is lost by it and change nothing.
+    """Drop the pipeline's slot, or the named one; without `yes` report what is lost and change nothing.
 
-    `wait`: seconds that who reads it is waited for. Raises SlotActive, SlotMissing, SourceError, NotForThisSource.
+    `wait`: seconds to wait for its reader. Raises SlotActive, SlotMissing, SourceError, NotForThisSource.
     """
     name, care = name or project.slot, slot_care(project)
     own = name == project.slot

@@ -1,7 +1,7 @@
-"""Status: where a pipeline stands, as a frozen value. The terminal, JSON, metrics and reports are views of it.
+"""The status of a pipeline as a frozen value, of which terminal, JSON, metrics and reports are views.
 
-Read from bronze, the control tables, the silver tables' own markers and, where it can be reached, the source. It works
-without the source and without Spark, and then says what it could not see.
+It is read from bronze, the control tables, the silver tables' own markers and, if reachable, the source. It works
+without the source and without Spark, and then reports what is missing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = ["Lag", "QuarantinedRows", "SlotStatus", "Status", "TableStatus", "sta
 
 
 def status(project: Project, *, checked_at: datetime | None = None) -> Status:
-    """Look at everything. A source that cannot be reached is part of the answer, not an error. Raises LakeError."""
+    """Collect the status. An unreachable source is part of the result, not an error. Raises LakeError."""
     now = checked_at or datetime.now(UTC)
     waits = ReceiverNote(project.lake, project.name).read()
     try:
@@ -70,7 +70,7 @@ def status(project: Project, *, checked_at: datetime | None = None) -> Status:
     for name in names:
         target, refused = project.target(name), nameless.get(name)
         marker = Marker(None, None)
-        if lake.state is not None and refused is None:  # otherwise what is there may be another table's
+        if lake.state is not None and refused is None:  # otherwise the table may be another one's
             marker = read_marker(project, target, lake.state.stream)
         tables.append(_table(lake, target, marker, held, compared, refused))
         held_rows += _held_rows(lake, target, marker, held)
@@ -99,7 +99,7 @@ def status(project: Project, *, checked_at: datetime | None = None) -> Status:
 
 
 def _nameless(project: Project, lake: LakeSide, names: Sequence[TableName]) -> Mapping[TableName, LakeError]:
-    """Of tables that no cut lists yet those that the next run will have wait, because another has their silver name."""
+    """Of tables not in a cut yet, those that will fail in the next run because another table has their silver name."""
     left = {relation for relation, course in lake.courses.items() if course.waits}
     refused = refused_names(project, [name for name in names if str(name) not in left])
     return {name: error for name, error in refused.items() if str(name) not in lake.tables}
@@ -116,7 +116,7 @@ def _ask_source(project: Project, domain: OrderDomain) -> SourceSide:
             try:
                 tables = tuple(view.tables())
             except SourceError:
-                tables = ()  # nothing matches any more: bronze still says which tables there were
+                tables = ()  # nothing matches any more: the tables are still in bronze
             return SourceSide(None, end, received, slot, tables)
     except SourceError as error:
         return SourceSide(error)
@@ -139,7 +139,7 @@ def _ask_lake(project: Project) -> LakeSide:
     odd = waiting_undecoded(reader, ahead, state.stream)
     paused = stopped_tables(project, control)
     stayed = [tables[relation].position for relation in paused if relation in tables]
-    since = min(stayed, default=0)  # the position of a copy may lie beyond everything that was received
+    since = min(stayed, default=0)  # the position of a copy may be after everything received
     passed = reader.commits(Span(state.epoch, since, max(since, state.upto))) if stayed else waiting
     followed = courses(control.snapshots(), state.stream)
     return LakeSide(state, copied, cut, tables, waiting, last, tuple(captured), odd, paused, passed, followed)
@@ -253,7 +253,7 @@ def _state(  # noqa: PLR0911  # one return a state
 
 
 def _copied_again(lake: LakeSide, name: str, in_cut: TableState | None) -> tuple[str, str] | None:
-    """What is to be said of a table that was left, or copied again; None for any other."""
+    """The note for a skipped or resynced table; None for others."""
     course, state = lake.courses.get(name), lake.state
     if course is None or state is None:
         return None

@@ -1,13 +1,13 @@
-"""Rules as Great Expectations runs them: one expectation for each rule, one suite for each table, on Spark or Arrow.
+"""Evaluates rules with Great Expectations: one expectation per rule, one suite per table, on Spark or Arrow.
 
-Promises: the counts are those of `quality.rules.fails` (tested rule by rule); no row value leaves the run (no samples
-are asked for, and texts of exceptions are cut down to their kind); an expectation that raised is reported as a broken
-rule, never as bad data. An `expression` and `type_castable` mean what Spark makes of them: without a JVM they are not
-judged, and the result says so.
+Guarantees: the counts equal those of `quality.rules.fails` (tested rule by rule); no row value leaves the run (no
+samples are requested, and exception texts are reduced to their kind); an expectation that raised is reported as a
+broken rule, never as bad data. `expression` and `type_castable` are defined by Spark: without a JVM they are not
+evaluated, and the result says so.
 
-Only the judged columns are given to it. Numbers become doubles, so beyond 15 digits only the gate is exact; NaN is
-above every number, as in PostgreSQL and Spark; points in time without a zone become UTC, dates (for pandas) midnight
-UTC. Great Expectations (1.24) takes seconds to import, so it is imported when a run is made.
+Only the evaluated columns are passed. Numbers become doubles, so beyond 15 digits only the check in apply is exact; NaN
+is greater than every number, as in PostgreSQL and Spark; timestamps without a zone become UTC, dates (for pandas)
+midnight UTC. Great Expectations (1.24) takes seconds to import, so it is imported when a suite runs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-# Counts without the sample of failing values that every format but BOOLEAN_ONLY carries otherwise.
+# Counts without the sample of failing values that every other format except BOOLEAN_ONLY contains.
 _FORMAT = {"result_format": "SUMMARY", "partial_unexpected_count": 0}
 _COUNTS = frozenset(
     {
@@ -63,21 +63,21 @@ _COUNTS = frozenset(
     }
 )
 _OF_THE_TABLE = ("expect_table_row_count", "expect_table_column_count")
-"""Expectations whose observed value is a number of rows or columns. Of others it may be a value of a row."""
+"""Expectations whose observed value is a number of rows or columns. Others may observe a row value."""
 
 
 def validate(data: Any, expectations: Sequence[Any], name: str, *, arrow: bool, examples: int = 0) -> dict[str, Any]:
     """Run a suite over a pandas (`arrow`) or Spark DataFrame. Raises QualityEngineMissing.
 
-    With `examples` each result has beside its `result` the numbers of at most so many rows that are not as expected,
-    of pandas alone; who asks for them takes them out again.
+    With `examples` each result has beside its `result` the numbers of at most so many failing rows, for pandas only;
+    the caller must remove them.
     """
     gx = engine()
     context = gx.get_context(mode="ephemeral")
     context.enable_analytics(enable=False)
     bars = sys.modules["great_expectations.data_context.types.base"].ProgressBarsConfig
     context.variables.progress_bars = bars(globally=False, metric_calculations=False)
-    # persist would cache the frame in Spark: slower for one pass, and in the way of a MERGE of the same frame.
+    # persist would cache the frame in Spark: slower for one pass, and it interferes with a MERGE of the same frame.
     sources = context.data_sources
     source = sources.add_pandas(name="lake") if arrow else sources.add_spark(name="lake", persist=False)
     batch = source.add_dataframe_asset(name=name).add_batch_definition_whole_dataframe("all")
@@ -98,8 +98,8 @@ def validate(data: Any, expectations: Sequence[Any], name: str, *, arrow: bool, 
 
 
 def _scrub_exceptions(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Exceptions by their kind: messages and traces may quote a row. The info has two shapes, flat and by metric; what
-    comes out is flat, with the keys that Great Expectations reads.
+    """Exceptions by their kind: messages and traces may quote a row. The info has two forms, flat and by metric; the
+    result is flat, with the keys that Great Expectations reads.
     """
     entries = [info] if "raised_exception" in info else list(info.values())
     raised = [e for e in entries if e["raised_exception"]]
@@ -113,14 +113,14 @@ def _scrub_exceptions(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def evaluation_error(result: Mapping[str, Any] | None) -> str:
-    """Why an expectation could not be evaluated; empty where it was, or where there is none."""
+    """Why an expectation could not be evaluated; empty if it was, or if there is none."""
     if result is None or not result["exception_info"]["raised_exception"]:
         return ""
     return f"the expectation could not be evaluated ({result['exception_info']['exception_message']})"
 
 
 def engine() -> Any:
-    """Great Expectations. Raises QualityEngineMissing where it is not installed."""
+    """Great Expectations. Raises QualityEngineMissing if it is not installed."""
     try:
         with quiet():
             import great_expectations as gx  # noqa: PLC0415 - 2.5 s, only for those who run a suite
@@ -133,7 +133,7 @@ def engine() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """The engine's own deprecations, and pandas' remark on groups in a pattern, are nobody's concern here."""
+    """Suppress the engine's own deprecation warnings, and pandas' warning about groups in a pattern."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", PendingDeprecationWarning)
@@ -158,7 +158,7 @@ _NAMES = {
 
 
 def type_name(data_type: pa.DataType) -> str:
-    """Spark's name of an Arrow type that silver tables use; Arrow's own name for any other."""
+    """Spark's name of an Arrow type in silver tables; Arrow's own name for others."""
     if pt.is_decimal(data_type):
         return f"decimal({data_type.precision},{data_type.scale})"
     if pt.is_timestamp(data_type):
@@ -172,7 +172,7 @@ def spark_types(frame: DataFrame) -> dict[str, str]:
 
 
 def pandas_frame(table: pa.Table, columns: AbstractSet[str]) -> Any:
-    """The judged columns as a pandas DataFrame of the same number of rows."""
+    """The evaluated columns as a pandas DataFrame of the same number of rows."""
     import pandas as pd  # noqa: PLC0415 - only where a suite runs
 
     return pd.DataFrame(
@@ -182,7 +182,7 @@ def pandas_frame(table: pa.Table, columns: AbstractSet[str]) -> Any:
 
 
 def exact_series(values: pa.ChunkedArray) -> Any:
-    """Values as pandas compares them without a loss: integers whole, decimals as Python's, the rest as above."""
+    """Values that pandas compares without loss: integers unchanged, decimals as Python's, the rest as above."""
     import pandas as pd  # noqa: PLC0415
 
     if pt.is_integer(values.type):
@@ -208,9 +208,9 @@ def _series(values: pa.ChunkedArray) -> Any:
 def ordered_frame(
     frame: DataFrame, columns: AbstractSet[str], worked_out: Mapping[str, Column] | None = None
 ) -> DataFrame:
-    """The judged columns of a Spark DataFrame; timestamps without a zone are read as UTC, whatever the session's is.
+    """The evaluated columns of a Spark DataFrame; timestamps without a zone are UTC, whatever the session's zone.
 
-    `worked_out`: further columns, by name, over those of the frame as they are.
+    `worked_out`: further columns, by name, computed from the original ones.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - a report needs no Spark
 
@@ -230,9 +230,9 @@ _SEVERITY = {"stop": "critical", "quarantine": "warning", "warn": "info"}
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """What a rule found. `evaluated` counts all rows, NULLs too; of a rule that judges a table as a whole it is 1, and
-    `observed` is what was seen. `broken` says why it could not be judged at all, `elsewhere` why not here. `examples`:
-    numbers of some rows that failed.
+    """The result of a rule. `evaluated` counts all rows, including NULLs; for a table rule it is 1, and `observed` is
+    the observed value. `broken`: why it could not be evaluated at all, `elsewhere`: why not here. `examples`: numbers
+    of some failing rows.
     """
 
     rule: str
@@ -248,18 +248,18 @@ class RuleResult:
 
     @property
     def success(self) -> bool:
-        """Whether it was judged, here or elsewhere, and nothing failed here."""
+        """Whether it was evaluated, here or elsewhere, without a failure here."""
         return not self.broken and not self.failed
 
     @property
     def fraction(self) -> float:
-        """Failed of evaluated, 0 to 1; 0 of an empty table."""
+        """Failed of evaluated, 0 to 1; 0 for an empty table."""
         return self.failed / self.evaluated if self.evaluated else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """A suite's run over one table, rules in their order. `raw` is Great Expectations' own JSON, without row values."""
+    """The result of a suite on one table, rules in order. `raw` is Great Expectations' own JSON, without row values."""
 
     name: str
     rules: tuple[RuleResult, ...]
@@ -267,7 +267,7 @@ class SuiteResult:
 
     @property
     def success(self) -> bool:
-        """Whether every rule was judged and found nothing."""
+        """Whether every rule was evaluated without a failure."""
         return all(rule.success for rule in self.rules)
 
 
@@ -276,9 +276,9 @@ def expectation(
 ) -> Any:
     """The rule as an expectation of Great Expectations, for a column of that Spark type (an `expression` has none).
 
-    `on` is what will judge it, `spark` or `pandas`: they read regular expressions differently. An `expression` and
-    `type_castable` expect `true` of a column that Spark has worked out, `passing` names it. Raises `RuleDoesNotFit`,
-    and `QualityEngineMissing` where Great Expectations is not installed.
+    `on` is the engine, `spark` or `pandas`, whose regular expressions differ. `expression` and `type_castable` expect
+    `true` in a column computed by Spark, named by `passing`. Raises `RuleDoesNotFit`, and `QualityEngineMissing` if
+    Great Expectations is not installed.
     """
     if not isinstance(rule, Expression):
         check_rule(rule, data_type)
@@ -308,7 +308,7 @@ def expectation(
 
 
 def passing(rule: RowRule) -> str:
-    """The column that says of each row whether it passes a rule that only Spark can judge."""
+    """The column with the result of a rule that only Spark can evaluate."""
     return f"passes {rule_name(rule)}"
 
 
@@ -320,11 +320,11 @@ def run_suite(
     written: Mapping[str, str] | None = None,
     examples: int = 0,
 ) -> SuiteResult:
-    """Judge every row of `frame` by every rule. `written` maps rule names to where they are written (`shop.yaml:14`).
+    """Evaluate every rule on every row of `frame`. `written` maps rule names to their location (`shop.yaml:14`).
 
-    An Arrow table is judged by pandas, without a JVM; a Spark DataFrame where it is. A rule that does not fit
-    its column is reported as broken, the others still run. `examples`: how many rows of an Arrow table are told of
-    each rule that fails.
+    An Arrow table is evaluated by pandas, without a JVM; a Spark DataFrame by Spark. A rule that does not fit its
+    column is reported as broken, the others still run. `examples`: number of failing rows of an Arrow table to report
+    for each rule.
     """
     places, arrow = written or {}, isinstance(frame, pa.Table)
     types = {f.name: type_name(f.type) for f in frame.schema} if isinstance(frame, pa.Table) else spark_types(frame)
@@ -360,12 +360,12 @@ def run_suite(
 
 
 def _columns(rule: RowRule) -> tuple[str, ...]:
-    """The columns of the data that its expectation looks at as they are."""
+    """The columns of the data that its expectation reads unchanged."""
     return () if isinstance(rule, Expression | TypeCastable) else (rule.column,)
 
 
 def _passes(frame: DataFrame, rule: Expression | TypeCastable, types: Mapping[str, str]) -> Column:
-    """Whether a row passes, worked out by Spark. Raises RuleDoesNotFit, RuleColumnMissing."""
+    """Whether a row passes, computed by Spark. Raises RuleDoesNotFit, RuleColumnMissing."""
     from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415 - a report needs no Spark
 
     if isinstance(rule, TypeCastable):
@@ -398,7 +398,7 @@ def _range(low: float | str | None, high: float | str | None, data_type: str, on
     limits = bounds(low, high, data_type)
     if limits.nothing:
         return {"min_value": sys.float_info.max, "max_value": None}
-    if limits.low is None and limits.high is None:  # both lie beyond the type: everything passes
+    if limits.low is None and limits.high is None:  # both are beyond the type: everything passes
         return {"min_value": -sys.float_info.max, "max_value": None}
     return {
         "min_value": None if limits.low is None else convert(limits.low),
@@ -407,12 +407,12 @@ def _range(low: float | str | None, high: float | str | None, data_type: str, on
 
 
 def _on_spark(value: Constant) -> Constant:
-    """A constant as `ordered_frame` shows the column's values: points in time in UTC."""
+    """A constant in the form of `ordered_frame`: timestamps in UTC."""
     return value.replace(tzinfo=dt.UTC) if isinstance(value, dt.datetime) and value.tzinfo is None else value
 
 
 def _on_pandas(value: Constant) -> Constant:
-    """A constant as `pandas_frame` shows the column's values: numbers as doubles, points in time and days in UTC."""
+    """A constant in the form of `pandas_frame`: numbers as doubles, timestamps and dates in UTC."""
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, dt.date) and not isinstance(value, dt.datetime):

@@ -1,7 +1,7 @@
 """The report as a value, and its two forms: one self-contained HTML file and JSON.
 
-Promises: those of every page (`cdc_lake.observability.html`), no row value is shown that nobody asked for, and the JSON
-says all that the page says (`"schema": "cdc-lake/report/1"`).
+Guarantees: those of every page (`cdc_lake.observability.html`), row values are shown only on request, and the JSON
+contains everything on the page (`"schema": "cdc-lake/report/1"`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCHEMA = "cdc-lake/report/1"
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far behind one stage is: `received`, `landed` or `applied`. None: not known."""
+    """The lag of one stage: `received`, `landed` or `applied`. None: unknown."""
 
     stage: str
     seconds: float | None = None
@@ -32,10 +32,10 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A silver table now. Positions are as people paste them; `held` counts held changes. `verified_*`: how far
-    comparisons proved it equal to the source, and when; `different_at`: it was found to differ since. `rows`: that the
-    source's table has now; `stored`: all rows, if silver also keeps deleted ones or earlier versions. `remedy`: the
-    next command, if the table does not follow its source.
+    """The current state of a silver table. Positions are as commands accept them; `held` counts held changes.
+    `verified_*`: position and time up to which comparisons proved it equal to the source; `different_at`: it was found
+    to differ since. `rows`: current rows of the source's table; `stored`: all rows, if silver also keeps deleted ones
+    or earlier versions. `remedy`: the next command, if the table does not follow its source.
     """
 
     name: str
@@ -56,8 +56,8 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class DifferingKey:
-    """A key that the last comparison named: what differs of it, and the last changes in bronze that touched it, of
-    `touched` in all. `key` and the values of `columns`, source's and silver's, are empty where they are not to be seen.
+    """A key in the last comparison: its differences, and the last changes in bronze that touched it, of `touched` in
+    all. `key` and the values of `columns`, source's and silver's, are empty if they must not be shown.
     """
 
     table: str
@@ -65,16 +65,16 @@ class DifferingKey:
     key: str
     columns: tuple[tuple[str, str, str], ...]
     changes: tuple[tuple[str, str, str], ...]
-    """Position, operation, and when or where from."""
+    """Position, operation, and time or origin."""
     touched: int
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the last comparison with the source found: `equal`, `equal but for held keys`, `inconclusive`, `different`.
+    """The last comparison with the source: `equal`, `equal but for held keys`, `inconclusive`, `different`.
 
-    `different` names tables, `open` tables that could not be judged, each with the reason. `differing`: what is known
-    of some keys; `values`: with their rows.
+    `different` names tables, `open` tables that could not be compared, each with the reason. `differing`: details of
+    some keys; `values`: with their rows.
     """
 
     verdict: str
@@ -91,7 +91,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Of how many a rule failed how many: changes at the gate, or rows of a table."""
+    """Number of failures and evaluations of a rule: changes during apply, or rows of a table."""
 
     evaluated: int
     failed: int
@@ -104,11 +104,11 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class RuleState:
-    """A rule: changes it judged over the last runs, oldest first, and rows of silver that break it now.
+    """A rule: changes it evaluated in the last runs, oldest first, and rows of silver that violate it now.
 
-    `suite` is None where silver was not judged (`suite_note` says why); `broken` says why a rule could not be judged.
-    `past` is what silver came to, oldest first, this report last; `observed` what was seen of a table as a whole.
-    `written` is where it stands, `pipelines/shop.yaml:14`; `keys`: of some rows that break it, where they may be shown.
+    `suite` is None if silver was not evaluated (`suite_note` says why); `broken`: why a rule could not be evaluated.
+    `past`: results on silver, oldest first, this report last; `observed`: the value observed for a table rule.
+    `written`: its location, `pipelines/shop.yaml:14`; `keys`: of some violating rows, if they may be shown.
     """
 
     table: str
@@ -128,22 +128,22 @@ class RuleState:
 
     @property
     def silver_level(self) -> Level:
-        """How much the rows of silver that break it are of concern."""
+        """The level of the violations in silver."""
         return level(self.thresholds, self.suite.evaluated, self.suite.failed) if self.suite else "none"
 
     @property
     def level(self) -> Level:
-        """How much it is of concern: changes of the runs shown, or rows of silver, whichever is worse."""
+        """The worse level of the changes of the runs shown, and of the rows of silver."""
         return worst((level(self.thresholds, self.total.evaluated, self.total.failed), self.silver_level))
 
     @property
     def total(self) -> Judged:
-        """All changes judged in the runs shown."""
+        """All changes evaluated in the runs shown."""
         return Judged(sum(j.evaluated for j in self.history), sum(j.failed for j in self.history))
 
     @property
     def state(self) -> State:
-        """Bad: it cannot be judged, stops runs, or reached error; attention: warn; unknown: nothing was judged."""
+        """Bad: cannot be evaluated, stops runs, or reached error; attention: warn; unknown: nothing was evaluated."""
         if self.broken or self.level in {"error", "critical"}:
             return "bad"
         if self.level == "warn":
@@ -153,7 +153,7 @@ class RuleState:
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedGroup:
-    """Held changes of a table with one reason: how many broke the rule, how many wait behind them, since when."""
+    """Held changes of a table with one reason: how many violate the rule, how many are queued, since when."""
 
     table: str
     rule: str
@@ -177,7 +177,7 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """All that a report says. Tables, rules and held groups come sorted; runs newest first."""
+    """The content of a report. Tables, rules and held groups are sorted; runs newest first."""
 
     pipeline: str
     generated: dt.datetime
@@ -189,18 +189,18 @@ class ReportData:
     held: tuple[QuarantinedGroup, ...] = ()
     runs: tuple[RunState, ...] = ()
     suites: Mapping[str, str] = field(default_factory=dict)
-    """File of Great Expectations' own result, by table."""
+    """The file of Great Expectations' own result, by table."""
     notes: tuple[str, ...] = ()
-    """What the reader must know of how this report came about: samples, tables that could not be read."""
+    """Notes on how this report was made: samples, unreadable tables."""
 
     @property
     def held_changes(self) -> int:
-        """Changes that wait, over all tables."""
+        """The number of held changes of all tables."""
         return sum(group.changes for group in self.held)
 
 
 def headline(data: ReportData) -> Headline:
-    """The one sentence that a reader in a hurry takes away, from the last comparison with the source."""
+    """The summary in one sentence, from the last comparison with the source."""
     verdict = data.verdict
     if verdict is None:
         return Headline("unknown", "Not compared with the source yet", "cdc-lake compare proves silver row by row.")
@@ -222,7 +222,7 @@ def headline(data: ReportData) -> Headline:
 
 
 def render_html(data: ReportData) -> str:
-    """The report as one HTML document without scripts or addresses."""
+    """The report as one HTML document without scripts or external addresses."""
     return environment("cdc_lake.quality").get_template("report.html.j2").render(data=data, headline=headline(data))
 
 
@@ -235,7 +235,7 @@ def render_json(data: ReportData) -> str:
 
 
 def _rule_outcome(rule: RuleState) -> dict[str, object]:
-    """What follows from a rule's fields, and those that are no dataclasses."""
+    """Values derived from a rule's fields, and fields that are not dataclasses."""
     thresholds = None if rule.thresholds is None else rule.thresholds.model_dump()
     return {"state": rule.state, "level": rule.level, "thresholds": thresholds}
 

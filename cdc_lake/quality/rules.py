@@ -1,12 +1,12 @@
-"""Rules of rows as the gate runs them: a name, a check against the column's type, and a Spark predicate.
+"""Row rules as apply evaluates them: a name, a check against the column's type, and a Spark predicate.
 
-Promises: `fails` is total over the closed union of rules, its column is never NULL, NULL passes every rule except
-`not_null`, and a rule that passed `check_rule` cannot raise inside Spark, also with ANSI on; an `expression` may. NaN
-is larger than every number, as PostgreSQL and Spark order it.
+Guarantees: `fails` is total over the closed union of rules, its column is never NULL, NULL passes every rule except
+`not_null`, and a rule that passed `check_rule` cannot raise inside Spark, even with ANSI on; an `expression` may. NaN
+is greater than every number, as in PostgreSQL and Spark.
 
-A bound is exact: it is never rounded into the column's type but moved inwards to the next value that the type can hold
-(`x >= 0.005` on two decimals is `x >= 0.01`). The other compilation of the same rules is `quality.great_expectations`;
-a test asserts that both count the same. Neither Spark nor Great Expectations is imported here.
+A bound is exact: it is never rounded to the column's type but moved inwards to the next representable value (`x >=
+0.005` on two decimals is `x >= 0.01`). `quality.great_expectations` also compiles the same rules; a test asserts that
+both count the same. Neither Spark nor Great Expectations is imported here.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ Constant: TypeAlias = bool | int | float | Decimal | dt.date | dt.datetime | str
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _INTEGER_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?")
-_EXACT = Context(prec=500)  # far above the 38 digits of a decimal and the 309 of a double: nothing rounds by itself
+_EXACT = Context(prec=500)  # far more than a decimal's 38 digits and a double's 309: nothing is rounded implicitly
 
 
 class Unfit(ValueError):
-    """A constant that is no value of the column's type. The text says why, to a person."""
+    """A constant that is not a value of the column's type. The text gives the reason."""
 
 
 class Family(enum.Enum):
-    """What can be asked of a column."""
+    """The kind of a column's values, which determines the possible rules."""
 
     INTEGER = "integer"
     DECIMAL = "decimal"
@@ -72,7 +72,7 @@ class Family(enum.Enum):
 
     @property
     def is_ordered(self) -> bool:
-        """Whether `between` can judge it."""
+        """Whether `between` applies to it."""
         return self not in {Family.TEXT, Family.BOOLEAN, Family.OTHER}
 
 
@@ -99,7 +99,7 @@ def family(data_type: str) -> Family:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The closed range of values that pass, in the column's type. None is no bound; `nothing`: no value can pass."""
+    """The closed range of passing values, in the column's type. None is no bound; `nothing`: no value can pass."""
 
     low: Constant | None
     high: Constant | None
@@ -156,7 +156,7 @@ def _grid_member(value: float | str, data_type: str) -> Constant:
 
 
 def _grid(data_type: str) -> tuple[int, Decimal, Decimal]:
-    """Digits after the point, smallest and largest value of an integer or decimal type."""
+    """Decimal digits, minimum and maximum of an integer or decimal type."""
     if (match := _DECIMAL.fullmatch(data_type)) is not None:
         precision, scale = int(match[1]), int(match[2])
         most = Decimal(10**precision - 1).scaleb(-scale, _EXACT)
@@ -206,7 +206,7 @@ def _date(value: float | str, what: str) -> dt.date:
 
 
 def _timestamp(value: float | str, what: str, *, zoned: bool) -> dt.datetime:
-    """A point in time. Text without a zone is UTC for `timestamp`; a zone is refused for `timestamp_ntz`."""
+    """A timestamp. Text without a zone is UTC for `timestamp`; a zone is refused for `timestamp_ntz`."""
     try:
         parsed = dt.datetime.fromisoformat(str(value).strip())
     except ValueError as problem:
@@ -219,7 +219,7 @@ def _timestamp(value: float | str, what: str, *, zoned: bool) -> dt.datetime:
 
 
 def reason(rule: RowRule) -> str:  # noqa: PLR0911  # one return a kind of rule
-    """What is wrong with a value that fails the rule, as a sentence without the value."""
+    """Why a value fails the rule, as a sentence without the value."""
     match rule:
         case NotNull():
             return f"{rule.column} is NULL"
@@ -242,10 +242,10 @@ def reason(rule: RowRule) -> str:  # noqa: PLR0911  # one return a kind of rule
 def fails(  # noqa: PLR0911  # one return a kind of rule
     rule: ColumnRule, data_type: DataType | str, column: Column | None = None
 ) -> Column:
-    """True where a value breaks the rule; false, never NULL, everywhere else.
+    """True if a value violates the rule; otherwise false, never NULL.
 
-    `data_type` is the column's Spark type or its `simpleString()`. `column` is what to judge; the column of the rule's
-    name by default. Raises `RuleDoesNotFit` where the rule cannot judge that type.
+    `data_type` is the column's Spark type or its `simpleString()`. `column` is the column to evaluate, by default the
+    rule's. Raises `RuleDoesNotFit` if the rule does not apply to that type.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - configuration and reports need no Spark
 
@@ -279,9 +279,9 @@ def fails(  # noqa: PLR0911  # one return a kind of rule
 
 
 def holds_not(sql: str, condition: Column | None = None) -> Column:
-    """True where an expression of a rule is false, and `condition`, where one is named, is true; NULL counts as true.
+    """True if a rule's expression is false and `condition`, if given, is true; NULL counts as true.
 
-    Of what `condition` leaves out the expression is not worked out: it might raise.
+    The expression is not evaluated for rows excluded by `condition`: it might raise.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
@@ -290,9 +290,9 @@ def holds_not(sql: str, condition: Column | None = None) -> Column:
 
 
 def check_rule(rule: ColumnRule, data_type: str | None) -> None:
-    """Refuse a rule that cannot judge its column. `data_type` is Spark's name of the type, None: no such column.
+    """Refuse a rule that does not apply to its column. `data_type` is Spark's name of the type, None: no such column.
 
-    Raises `RuleColumnMissing` or `RuleDoesNotFit`, with the rule as the place.
+    Raises `RuleColumnMissing` or `RuleDoesNotFit`, with the location of the rule.
     """
     where = f"rule {rule_name(rule)}"
     if data_type is None:
@@ -306,7 +306,7 @@ def check_rule(rule: ColumnRule, data_type: str | None) -> None:
 
 
 def _fit(rule: ColumnRule, data_type: str) -> None:
-    """Raise `Unfit` if the rule cannot judge a column of that type."""
+    """Raise `Unfit` if the rule does not apply to a column of that type."""
     kind = family(data_type)
     match rule:
         case NotNull():
@@ -355,7 +355,7 @@ def _some_range(low: object, high: object) -> None:
 
 
 def _any(*conditions: Column | None) -> Column:
-    """Whether one of the conditions that exist is true; NULL counts as false."""
+    """Whether one of the existing conditions is true; NULL counts as false."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     nothing = F.lit(False)
@@ -371,7 +371,7 @@ def _literal(value: Constant, type_name: str) -> Column:
         return F.expr(f"{kind} '{value.isoformat(sep=' ', timespec='microseconds')}'")
     if isinstance(value, dt.date):
         return F.expr(f"DATE '{value.isoformat()}'")
-    # A float column is compared as double: the bound keeps its digits, as PostgreSQL compares real with a number.
+    # A float column is compared as double: the bound keeps its digits, as when PostgreSQL compares real with a number.
     return F.lit(value) if isinstance(value, str | bool | float) else F.lit(value).cast(type_name)
 
 
@@ -380,7 +380,7 @@ OnFail = Literal["warn", "quarantine", "stop"]
 
 @dataclass(frozen=True)
 class Condition:
-    """One thing a change must satisfy: `fails` is true where it does not, never NULL; `columns` are what it reads."""
+    """A condition on a change: `fails` is true if it is violated, never NULL; `columns` are those it reads."""
 
     name: str
     on_fail: OnFail
@@ -390,7 +390,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class RuleCount:
-    """How a condition fared in a span: changes it judged, and changes that failed it."""
+    """The result of a condition in a span: changes it evaluated, and changes that failed it."""
 
     table: str
     rule: str
@@ -400,7 +400,7 @@ class RuleCount:
 
 
 def failed_names(conditions: Sequence[Condition]) -> Column:
-    """The names of the `quarantine` conditions a change fails, as an array; empty where it passes."""
+    """The names of the `quarantine` conditions that a change fails, as an array; empty if it passes."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - counts and names need no Spark
 
     names = [F.when(c.fails, F.lit(c.name)) for c in conditions if c.on_fail == "quarantine"]

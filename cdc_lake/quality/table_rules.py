@@ -1,8 +1,8 @@
-"""Rules that judge a table as a whole: what they need, what they count, and how much a failure matters.
+"""Rules on a table as a whole: their columns, their counts, and the severity of failures.
 
-`row_count`, `freshness`, `monotonic`, and the rules of keys `unique` and `foreign_key`, which are judged exactly in
-one aggregate. A row with a NULL among the values passes, as in SQL; floating-point values are equal as in PostgreSQL:
-NaN equals NaN, -0 equals 0. No result holds a value of a row.
+`row_count`, `freshness`, `monotonic`, and the key rules `unique` and `foreign_key`, which are evaluated exactly in one
+aggregate. A row with a NULL among the values passes, as in SQL; floating-point values are equal as in PostgreSQL: NaN
+equals NaN, -0 equals 0. No result contains a row value.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from cdc_lake.quality.rules import Family, Unfit, family
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """`evaluated` and `failed` count rows; 1 and 0 or 1 where the table is judged as a whole. `observed`: what was
-    seen, to a person: a number of rows, an age. `examples`: numbers of some rows that failed, where they were asked
-    for.
+    """`evaluated` and `failed` count rows; 1 and 0 or 1 if the table is evaluated as a whole. `observed`: the observed
+    value for display: a number of rows, an age. `examples`: numbers of some failing rows, if requested.
     """
 
     evaluated: int
@@ -37,16 +36,16 @@ class Tally:
     examples: tuple[int, ...] = ()
 
 
-_NUMBER = "\0 number"  # no column is called so
+_NUMBER = "\0 number"  # cannot be a column name
 
 
 def alike(kind: pa.DataType) -> bool:
-    """Whether values of a type without a family of its own can be compared: bytes."""
+    """Whether values of a type without a family of its own are comparable: bytes."""
     return bool(pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind))
 
 
 def tally_duplicates(rows: pa.Table, columns: Sequence[str], examples: int = 0) -> Tally:
-    """Rows whose values another row has too; each of them counts."""
+    """Rows whose values another row also has; each of them counts."""
     keys = _keys(rows, columns)
     groups = keys.group_by(list(columns)).aggregate([([], "count_all")])
     several = groups.filter(pc.greater(groups["count_all"], 1))
@@ -60,7 +59,7 @@ def tally_duplicates(rows: pa.Table, columns: Sequence[str], examples: int = 0) 
 def orphans(
     rows: pa.Table, columns: Sequence[str], others: pa.Table, referenced: Sequence[str], examples: int = 0
 ) -> Tally:
-    """Rows whose values no row of `others` has. Raises Unfit where the types differ."""
+    """Rows whose values no row of `others` has. Raises Unfit if the types differ."""
     own_keys, theirs = _keys(rows, columns), _keys(others, referenced).rename_columns([*columns, _NUMBER])
     for field, other in zip(own_keys.schema, theirs.schema, strict=True):
         if field.type != other.type:
@@ -71,7 +70,7 @@ def orphans(
 
 
 def _keys(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """The values of rows that have all of them, in types that both formats agree on, and the rows' numbers."""
+    """The values of rows without NULLs, in types common to both formats, and the rows' numbers."""
     keys = pa.table({name: _plain(rows.column(name)) for name in columns})
     keys = keys.append_column(_NUMBER, pa.array(np.arange(rows.num_rows)))
     for name in columns:
@@ -98,9 +97,9 @@ def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def in_order(rows: pa.Table, column: str, by: str) -> pa.Array:
-    """The values in the order of `by`; of rows with the same place the smallest first. Rows that lack either are out.
+    """The values in the order of `by`; of rows with equal `by` the smallest first. Rows without either are omitted.
 
-    NaN is above every number, as PostgreSQL orders it; Arrow's sort puts it there too.
+    NaN is greater than every number, as in PostgreSQL and Arrow's sort.
     """
     return _sort_by(rows, column, by).column("value").combine_chunks()
 
@@ -113,7 +112,7 @@ def _sort_by(rows: pa.Table, column: str, by: str) -> pa.Table:
 
 
 def steps_down(rows: pa.Table, column: str, by: str, *, strict: bool, examples: int = 0) -> Tally:
-    """Rows whose value is below that of the row before; with `strict` also those that have the same."""
+    """Rows whose value is below that of the previous row; with `strict` also those with the same value."""
     ordered = _sort_by(rows, column, by)
     values = ordered.column("value").combine_chunks()
     before, after = values.slice(0, max(len(values) - 1, 0)), values.slice(1)
@@ -128,13 +127,13 @@ def steps_down(rows: pa.Table, column: str, by: str, *, strict: bool, examples: 
 
 
 def tally_row_count(rows: int, low: int | None, high: int | None) -> Tally:
-    """Whether the number of rows lies within bounds, both inclusive."""
+    """Whether the number of rows is within bounds, both inclusive."""
     fails = (low is not None and rows < low) or (high is not None and rows > high)
     return Tally(1, int(fails), html.plural(rows, "row"))
 
 
 def newest(values: pa.ChunkedArray, now: dt.datetime, age: dt.timedelta) -> Tally:
-    """Whether the newest value is at most `age` old at `now`. No value at all fails; one of the future passes."""
+    """Whether the newest value is at most `age` old at `now`. No value fails; a value in the future passes."""
     last = pc.max(instants(values)).as_py()
     if last is None:
         return Tally(1, 1, "no value")
@@ -144,24 +143,24 @@ def newest(values: pa.ChunkedArray, now: dt.datetime, age: dt.timedelta) -> Tall
 
 
 def instants(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Points in time of a column: days begin at midnight, and what has no zone is UTC."""
+    """Timestamps of a column: dates begin at midnight, and values without a zone are UTC."""
     return values.cast(pa.timestamp("us"), safe=False).cast(pa.timestamp("us", tz="UTC"))
 
 
 BuiltIn = Unique | ForeignKey | RowCount | Freshness | Monotonic
-"""The rules of tables that are judged here; an `expectation` only Great Expectations can."""
+"""The table rules evaluated here; only Great Expectations can evaluate an `expectation`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Referenced:
-    """The rows that a `foreign_key` refers to, in the columns it names, or why there are none."""
+    """The rows that a `foreign_key` refers to, in its columns, or why there are none."""
 
     rows: pa.Table | None
     why: str = ""
 
 
 def read_by(rule: TableRule) -> tuple[str, ...]:
-    """The columns that it needs of its own table; of an `expectation` those that its arguments name."""
+    """The columns that it reads of its own table; for an `expectation` those named by its arguments."""
     match rule:
         case Unique(columns=columns) | ForeignKey(columns=columns):
             return tuple(columns)
@@ -180,7 +179,7 @@ def read_by(rule: TableRule) -> tuple[str, ...]:
 def tally(
     rule: BuiltIn, rows: pa.Table, now: dt.datetime, referenced: Referenced | None = None, examples: int = 0
 ) -> Tally:
-    """Judge a table by a rule. `now`: the time that ages are reckoned to; `examples`: how many rows that fail are told.
+    """Evaluate a rule on a table. `now`: the reference time of ages; `examples`: number of failing rows to report.
 
     Raises RuleColumnMissing, RuleDoesNotFit.
     """
@@ -211,7 +210,7 @@ def tally(
 
 
 def check_types(rule: BuiltIn, types: Mapping[str, pa.DataType]) -> None:
-    """Raise Unfit for a rule that cannot judge columns of these types."""
+    """Raise Unfit for a rule that does not apply to columns of these types."""
     named = {name: type_name(types[name]) for name in read_by(rule) if name in types}
     match rule:
         case Unique() | ForeignKey():
@@ -247,11 +246,11 @@ def _referenced_rows(referenced: Referenced | None, columns: list[str]) -> pa.Ta
 
 Level: TypeAlias = Literal["none", "warn", "error", "critical"]
 LEVELS: tuple[Level, ...] = ("none", "warn", "error", "critical")
-"""From the least to the worst."""
+"""From best to worst."""
 
 
 def level(thresholds: Thresholds | None, evaluated: int, failed: int) -> Level:
-    """The highest threshold that the share of failures has reached; `warn` for any failure without thresholds."""
+    """The highest threshold reached by the share of failures; `warn` for any failure without thresholds."""
     if not failed:
         return "none"
     if thresholds is None:
@@ -267,5 +266,5 @@ def level(thresholds: Thresholds | None, evaluated: int, failed: int) -> Level:
 
 
 def worst(levels: tuple[Level, ...]) -> Level:
-    """The worst of some."""
+    """The worst of several."""
     return max(levels, key=LEVELS.index, default="none")

@@ -1,7 +1,7 @@
-"""Rules of tables as a report judges them: by an aggregate of our own, and, where there is one, by an expectation.
+"""Evaluates table rules for a report: by an aggregate of our own and, if there is one, by an expectation.
 
-The counts of a report are the aggregate's; Great Expectations' results stand beside them, and a test asserts that they
-are the same. An `expectation` by name is judged by Great Expectations alone. No row value leaves the run.
+The counts of a report are the aggregate's; Great Expectations' results are included beside them, and a test asserts
+that they are equal. An `expectation` by name is evaluated only by Great Expectations. No row value leaves the run.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class TableView:
 def judge_table(
     view: TableView, rules: Sequence[TableRule], name: str, *, with_engine: bool = True, examples: int = 0
 ) -> SuiteResult:
-    """Judge a table by every rule; one that does not fit is reported as broken, the others still are judged.
+    """Evaluate every rule on a table; one that does not fit is reported as broken, the others are still evaluated.
 
-    `with_engine`: whether Great Expectations judges too what an aggregate does; `examples`: how many rows are told of
-    each rule that fails.
+    `with_engine`: whether Great Expectations also evaluates what an aggregate does; `examples`: number of failing rows
+    to report for each rule.
     """
     results, raws = [], []
     for rule in rules:
@@ -81,14 +81,14 @@ def _judge(
     try:
         raw = evaluate_with_engine(view, rule, name)
     except QualityEngineMissing:
-        raw = {}  # what is judged here needs no Great Expectations
+        raw = {}  # rules evaluated here need no Great Expectations
     return _rule_result(rule, outcome), raw
 
 
 def evaluate_with_engine(
     view: TableView, rule: Unique | ForeignKey | RowCount | Freshness | Monotonic, name: str
 ) -> dict[str, Any]:
-    """The rule as Great Expectations judges it: its JSON, empty where it has no such expectation, or nothing to judge.
+    """The rule evaluated by Great Expectations: its JSON, empty without such an expectation or without data.
 
     Raises QualityEngineMissing.
     """
@@ -108,7 +108,7 @@ def evaluate_with_engine(
             case Freshness(column=column, max_age=age):
                 values = instants(view.rows.column(column)).drop_null()
                 if not len(values):
-                    return {}  # of no value it says neither
+                    return {}  # without values it reports neither
                 data = pd.DataFrame({column: values.to_pandas()})
                 oldest = view.current_time - dt.timedelta(milliseconds=age)
                 expectation = gxe.ExpectColumnMaxToBeBetween(column=column, min_value=oldest, **meta)
@@ -127,7 +127,7 @@ def _unique(gxe: Any, columns: Sequence[str], meta: Mapping[str, Any]) -> Any:
 
 
 def run_expectation(rows: pa.Table, rule: Expectation, name: str) -> dict[str, Any]:
-    """An expectation by name over all columns, as Great Expectations judges it; its JSON.
+    """Evaluate an expectation by name over all columns with Great Expectations; its JSON.
 
     Raises RuleDoesNotFit, QualityEngineMissing.
     """
@@ -139,7 +139,7 @@ def run_expectation(rows: pa.Table, rule: Expectation, name: str) -> dict[str, A
 def build_expectation(rule: Expectation) -> Any:
     """The expectation that a rule names, with its arguments.
 
-    Raises RuleDoesNotFit where there is none of that name, or with such arguments; QualityEngineMissing.
+    Raises RuleDoesNotFit if the name or the arguments are unknown; QualityEngineMissing.
     """
     where = f"rule {rule_name(rule)}"
     with quiet():
@@ -154,7 +154,7 @@ def build_expectation(rule: Expectation) -> Any:
 
 
 def _complaints(cause: Exception) -> str:
-    """What is wrong with which argument, as far as the engine's models say."""
+    """The engine's validation errors, by argument."""
     errors = getattr(cause, "errors", None)
     if not callable(errors):
         return ""
@@ -162,7 +162,7 @@ def _complaints(cause: Exception) -> str:
 
 
 def _tally_of_result(result: Mapping[str, Any]) -> Tally:
-    """An expectation is met or not; where it counted values, how many were not as expected."""
+    """Whether an expectation is met; if it counted values, how many were unexpected."""
     counts = result["result"]
     observed = ""
     if counts.get("element_count") is not None and counts.get("unexpected_count") is not None:
@@ -187,7 +187,7 @@ def _rule_result(rule: TableRule, outcome: Tally, *, broken: str = "") -> RuleRe
 
 
 def _combine_results(raws: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Runs of one expectation each as one result, in the form of Great Expectations."""
+    """The results of single expectations combined into one, in the form of Great Expectations."""
     if not raws:
         return {}
     results = [result for raw in raws for result in raw["results"]]

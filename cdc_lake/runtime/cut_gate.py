@@ -1,12 +1,12 @@
-"""Judges silver by its rules at a cut, without a JVM: for reports, and before a cut is pinned.
+"""Evaluates the rules on silver at a cut, without a JVM: for reports, and before a cut is pinned.
 
-Rules of rows are judged by Great Expectations over all rows; rules of tables by an aggregate each, over the rows that
-hold: not deleted ones, not former versions. All is read at the cut, so that a `foreign_key` sees both of its tables as
-of one position. Silver is judged whole or, above `quality.max_rows`, not at all: a part would not be the truth.
+Great Expectations evaluates row rules over all rows; table rules are one aggregate each, over valid rows: without
+deleted rows and former versions. Everything is read at the cut, so a `foreign_key` sees both tables at one position.
+Silver is evaluated completely or, above `quality.max_rows`, not at all: a sample could be wrong.
 
-A rule objects to pinning if it has reached the level of `quality.pin_below`, or could not be judged. `expression`
-and `type_castable` are judged at the gate alone and object to nothing here. Nothing is kept of a verdict but rows of
-`quality` and, if it prevented a pin, one of `withheld`: a process that dies between the two asks again.
+A rule prevents a pin if it has reached the level of `quality.pin_below`, or could not be evaluated. `expression` and
+`type_castable` are evaluated only when changes are applied and never prevent a pin. A verdict is stored only as rows of
+`quality` and, if it prevented a pin, one of `withheld`: if the process dies in between, the next one evaluates again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from cdc_lake.tables.table_stats import silver_columns, silver_rows
 
 
 def key_columns(project: Project, target: Target, state: TableState | None) -> tuple[str, ...]:
-    """What silver calls the columns of a table's key, as of a cut; none where it has no key, or not all of it.
+    """The silver names of a table's key columns as of a cut; empty if it has no key, or not all of its columns.
 
     Raises LakeError.
     """
@@ -60,7 +60,7 @@ def key_columns(project: Project, target: Target, state: TableState | None) -> t
 
 
 def keys_of_rows(rows: pa.Table, columns: Sequence[str], numbers: Sequence[int]) -> tuple[Key, ...]:
-    """The keys of rows of silver, as people read them, each once."""
+    """The distinct keys of silver rows, for display."""
     named_rows = rows.take(pa.array(numbers, pa.int64()))
     parts = [
         [readable(t, named_rows[name].type) for t in from_silver(named_rows[name]).to_pylist()] for name in columns
@@ -73,7 +73,7 @@ NO_TABLE = "no table yet"
 
 @dataclass(frozen=True, slots=True)
 class GateFindings:
-    """What rules found of a table, by name; `note`: why others were not judged; `keys`: of failing rows, if asked."""
+    """The results of rules on a table, by name; `note`: why others were not; `keys`: of failing rows, if requested."""
 
     results: Mapping[str, RuleResult]
     note: str = ""
@@ -82,11 +82,11 @@ class GateFindings:
 
 @dataclass
 class SilverJudge:
-    """Judges table by table. `cut`: None reads the newest versions; `as_of`: what ages are reckoned to; `with_engine`:
-    whether Great Expectations judges too what an aggregate does; `examples`: how many rows are named of each rule that
-    fails.
+    """Evaluates rules table by table. `cut`: None reads the newest versions; `as_of`: the reference time of ages;
+    `with_engine`: whether Great Expectations also evaluates what an aggregate does; `examples`: the number of failing
+    rows to name for each rule.
 
-    `notes`, `suites` (Great Expectations' own results) and `rows` (of the control table `quality`) grow.
+    `notes`, `suites` (Great Expectations' own results) and `rows` (of the control table `quality`) accumulate.
     """
 
     project: Project
@@ -99,7 +99,7 @@ class SilverJudge:
     rows: list[QualityRow] = field(default_factory=list)
 
     def judge(self, target: Target, number: int | None, written: Mapping[str, str]) -> GateFindings:
-        """Judge a table that has `number` rows. `written`: where each rule stands."""
+        """Evaluate the rules of a table that has `number` rows. `written`: the location of each rule."""
         note = self._left_out(target, number)
         if note or not target.rules:
             return GateFindings({}, note)
@@ -116,7 +116,7 @@ class SilverJudge:
         return findings
 
     def _left_out(self, target: Target, number: int | None) -> str:
-        """Why silver is not judged, empty where it is."""
+        """Why silver is not evaluated; empty if it is."""
         if not target.rules:
             return ""
         if number is None:
@@ -130,7 +130,7 @@ class SilverJudge:
         return ""
 
     def _key_columns(self, target: Target) -> tuple[str, ...]:
-        """The columns that name rows, none where nobody asks for them or there are none."""
+        """The columns that identify rows; empty if not requested or if there are none."""
         if not self.examples:
             return ()
         try:
@@ -140,12 +140,12 @@ class SilverJudge:
             return ()
 
     def _rows_judged(self, target: Target, written: Mapping[str, str], by: Sequence[str]) -> GateFindings:
-        """The suite's run over the rows, or why there is none."""
+        """The result of the suite over the rows, or why there is none."""
         if not target.row_rules:
             return GateFindings({})
         try:
             present = set(silver_columns(self.project, target) or ())
-            # Rules name the source's columns: silver may call one otherwise, or leave it out.
+            # Rules use the source's column names: silver may have another name or omit the column.
             rules = [rule for rule in target.row_rules if _can_judge(target, rule)]
             columns = {rule.column for rule in rules if not isinstance(rule, Expression)}
             named = {column: target.transforms.silver_name(column, column) for column in columns}
@@ -160,7 +160,7 @@ class SilverJudge:
         return _findings_of(result, rows, by)
 
     def _table_judged(self, target: Target, by: Sequence[str]) -> GateFindings:
-        """The rules of the table over its rows that hold, or why they are not judged."""
+        """The results of table rules over the valid rows, or why they are not evaluated."""
         rules = target.table_rules
         if not rules:
             return GateFindings({})
@@ -175,7 +175,7 @@ class SilverJudge:
         return _findings_of(result, rows, by)
 
     def _referenced_rows(self, rule: ForeignKey) -> Referenced:
-        """The rows that a foreign key refers to, as of the cut that the table itself is read at."""
+        """The rows that a foreign key refers to, at the cut of the table itself."""
         other = self.project.target(TableName.parse(rule.references))
         if self.cut is not None and ((state := self._state(other)) is None or state.state != ACTIVE):
             return Referenced(None, f"{other.label} is not in the latest cut")
@@ -185,7 +185,7 @@ class SilverJudge:
             return Referenced(None, f"{other.label} could not be read: {problem.message}")
 
     def _holding(self, target: Target, columns: set[str] | None) -> pa.Table:
-        """The rows that hold at the cut, in silver's columns of these names that are there; None: in all."""
+        """The rows valid at the cut, in those of these silver columns that exist; None: in all."""
         present = silver_columns(self.project, target) or ()
         flag = kind_by_columns(present).flag
         wanted = [name for name in present if columns is None or name in columns or (flag and name == flag.column.name)]
@@ -193,7 +193,7 @@ class SilverJudge:
         return rows if flag is None else rows.filter(pc.field(flag.column.name) == flag.value)
 
     def _state(self, target: Target) -> TableState | None:
-        """What the cut says of a table."""
+        """The table's state in the cut."""
         return None if self.cut is None else self.cut.tables.get(str(target.source))
 
     def _version(self, target: Target) -> int | None:
@@ -206,7 +206,7 @@ class SilverJudge:
 
 
 def _findings_of(result: SuiteResult, rows: pa.Table, by: Sequence[str]) -> GateFindings:
-    """What a run over `rows` found, with the keys of the rows that it tells."""
+    """The findings of a result over `rows`, with the keys of its failing rows."""
     keys = {
         result_of_rule.rule: keys_of_rows(rows, by, result_of_rule.examples)
         for result_of_rule in result.rules
@@ -216,7 +216,7 @@ def _findings_of(result: SuiteResult, rows: pa.Table, by: Sequence[str]) -> Gate
 
 
 def _can_judge(target: Target, rule: RowRule) -> bool:
-    """Whether silver has what a rule judges; of an expression the gate alone knows."""
+    """Whether silver has what a rule evaluates; expressions are evaluated only when changes are applied."""
     return isinstance(rule, Expression) or target.transforms.keeps(rule.column)
 
 
@@ -238,7 +238,7 @@ def _row(now: dt.datetime, target: Target, rule: RowRule | TableRule, result: Ru
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """A rule that keeps a cut from being pinned. `why`: it could not be judged, empty where it was."""
+    """A rule that prevents a cut from being pinned. `why`: it could not be evaluated; empty if it was."""
 
     table: str
     rule: str
@@ -254,7 +254,7 @@ class Objection:
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """A pin of a cut that was not made, and the rules that kept it back."""
+    """A pin that was not made, and the rules that prevented it."""
 
     name: str
     scheduled: bool
@@ -271,9 +271,9 @@ class Withheld:
 
 
 def judge_cut(project: Project, control: ControlTables, cut: WrittenCut, now: datetime) -> tuple[Objection, ...]:
-    """Judge silver at a cut and keep what was found in `quality`; the rules that object to its pin.
+    """Evaluate silver at a cut and store the results in `quality`; returns the rules that prevent its pin.
 
-    `now`: the time that it is judged for, to which ages are reckoned. Raises ControlNotWritten.
+    `now`: the reference time of ages. Raises ControlNotWritten.
     """
     judge = SilverJudge(project, cut, now, with_engine=False)
     reasons = tuple(objection for target in _targets(project, cut) for objection in _objections(judge, target))
@@ -284,14 +284,14 @@ def judge_cut(project: Project, control: ControlTables, cut: WrittenCut, now: da
 
 
 def objections(project: Project, control: ControlTables, cut: WrittenCut) -> tuple[Objection, ...]:
-    """The rules that object to the pin of a cut; nothing is judged where none may. Raises ControlNotWritten."""
+    """The rules that prevent the pin of a cut; skips evaluation if no rule may. Raises ControlNotWritten."""
     if project.pipeline.quality.pin_below is None:
         return ()
     return judge_cut(project, control, cut, cut.written_at)
 
 
 def withhold(control: ControlTables, pin: PinnedCut, reasons: Iterable[Objection], now: datetime) -> Withheld:
-    """Write that a pin was not made."""
+    """Record that a pin was not made."""
     cut = pin.cut
     document = json.dumps([asdict(objection) for objection in reasons])
     row = WithheldRow(pin.name, pin.scheduled, cut.epoch, cut.stream, cut.position, cut.written_at, document, now)
@@ -307,7 +307,7 @@ def withheld(control: ControlTables) -> tuple[Withheld, ...]:
 
 
 def still_withheld(project: Project, control: ControlTables) -> Withheld | None:
-    """The newest pin that was not made, where none has been made of that cut or a later one since."""
+    """The newest pin that was not made, unless that cut or a later one has been pinned since."""
     if project.pipeline.quality.pin_below is None:
         return None
     newest = max(withheld(control), key=lambda pin: pin.at, default=None)
@@ -323,7 +323,7 @@ def _withheld(row: WithheldRow) -> Withheld:
 
 
 def _targets(project: Project, cut: WrittenCut) -> Iterator[Target]:
-    """The tables of the cut that have rules, where it has them."""
+    """The tables of the cut that have rules, as of the cut."""
     for relation, state in sorted(cut.tables.items()):
         target = project.target(TableName.parse(relation))
         if target.rules:

@@ -1,13 +1,12 @@
-"""Pinned cuts: pinning and unpinning by name, listing them, and what keeps them readable in the table formats.
+"""Pinned cuts: pins, unpins and lists them, and keeps their table versions readable.
 
-An Iceberg table has a tag for each pin, `cut_<name>`, which every expiry of snapshots respects; a Delta table's
-retention is as long as its pins need. Both follow from the control table `promises` and are made true again whenever
-that changes or a pin ends, by the process that applies, the one writer of silver. What fails of it is told and tried
-again: the pin itself stands.
+An Iceberg table has a tag for each pin, `cut_<name>`, which snapshot expiry respects; a Delta table's retention is as
+long as its pins need. Both are derived from the control table `promises`, and updated whenever it changes or a pin
+ends, by the apply process, the only writer of silver. Failures are reported and retried; the pin itself remains.
 
-Silver is also judged every so often, at its last cut (`quality.every`): if the newest judgement (of a report, or of a
-cut before it was pinned; not of a comparison) in the control table `quality` is old enough. What fails is told, and
-tried again after the same time.
+The rules are also evaluated periodically on silver's last cut (`quality.every`): if the newest evaluation in the
+control table `quality` (of a report, or before a pin; not of a comparison) is old enough. Failures are reported, and
+retried after the same period.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ Sql = Callable[[Target, str], None]
 
 
 class Keeper:
-    """Keeps the pins of a pipeline, and makes those of its schedule.
+    """Maintains the pins of a pipeline, and makes those of its schedule.
 
-    `sql`: None where there is no Spark; retention on Delta is then left to who applies.
+    `sql`: None without Spark; apply then sets the retention on Delta.
     """
 
     def __init__(self, project: Project, control: ControlTables, sql: Sql | None, report: ProgressReporter) -> None:
@@ -65,7 +64,7 @@ class Keeper:
         self._tried = False
 
     def cut(self, cut: WrittenCut) -> None:
-        """A cut was written: it may be one that the schedule pins."""
+        """Handle a new cut, which the schedule may pin."""
         settings = self._project.pipeline.silver.cuts
         if settings.pin_every is not None:
             every, keep = timedelta(milliseconds=settings.pin_every), timedelta(milliseconds=settings.keep)
@@ -74,7 +73,7 @@ class Keeper:
         self.keep()
 
     def _pin(self, pin: PinnedCut) -> None:
-        """Make a pin of the schedule, unless a rule objects."""
+        """Make a pin of the schedule, unless a rule prevents it."""
         if objecting := objections(self._project, self._control, pin.cut):
             self._withheld = withhold(self._control, pin, objecting, datetime.now(UTC))
             text = f"the cut is not pinned as `{pin.name}`: {self._withheld.reason}"
@@ -85,14 +84,14 @@ class Keeper:
         self._report(ProgressEvent("pin", f"the cut is kept readable as `{pin.name}`"))
 
     def _last_withheld(self) -> datetime | None:
-        """When the last cut was written that the schedule did not pin; read once, as nobody else makes any."""
+        """When the last cut was written that the schedule did not pin; read once: only this process makes such pins."""
         if not self._tried:
             scheduled = [entry for entry in withheld(self._control) if entry.scheduled]
             self._withheld, self._tried = (scheduled[-1] if scheduled else None), True
         return None if self._withheld is None else self._withheld.cut_at
 
     def keep(self) -> None:
-        """Make tags and retention what the standing pins need; next to nothing where that did not change."""
+        """Set tags and retention as the current pins need; almost free if nothing changed."""
         now = datetime.now(UTC)
         stand = standing(self._refresh_pins(), now)
         if stand == self._enforced_pins:
@@ -116,7 +115,7 @@ class Keeper:
                 self._sql(target, statement)
 
     def _needs(self, stand: Sequence[PinnedCut]) -> dict[tuple[str, str, str], list[tuple[PinnedCut, int]]]:
-        """Table → the pins that need a version of it, and which; also of tables whose pins have all ended."""
+        """Table → the pins that need a version of it, with the version; also tables whose pins have all ended."""
         needs: dict[tuple[str, str, str], list[tuple[PinnedCut, int]]] = {}
         for pin in self._pins:
             for relation, table in pin.cut.tables.items():
@@ -132,7 +131,7 @@ class Keeper:
             self._report(ProgressEvent("pin", what, facts={"code": "LAK462", "table": target.label}))
 
     def _refresh_pins(self) -> tuple[PinnedCut, ...]:
-        """The pins as they are; read again only where the table has changed."""
+        """The current pins; read again only if the table has changed."""
         files = sorted(self._control.files("promises")["path"].to_pylist())
         if files != self._files:
             self._pins, self._files = pinned_cuts(self._control), files
@@ -155,7 +154,7 @@ _RESERVED = re.compile(r"latest|at_[0-9].*")
 
 @dataclass(frozen=True, slots=True)
 class PinResult:
-    """What stands now of a pin; `until` in the past or now: it is ended."""
+    """The state of a pin; it is ended if `until` is not in the future."""
 
     name: str
     epoch: int
@@ -173,10 +172,10 @@ def pin_cut(
     keep: timedelta | None,
     report: ProgressReporter = silent,
 ) -> PinResult:
-    """Pin the cut that is asked for, for a time from now on, or until it is unpinned.
+    """Pin the requested cut, for a time from now on, or until it is unpinned.
 
-    It stands from now on; Iceberg tables are tagged at once, retention on Delta is set by the next apply. Raises
-    NotPinned, VersionGone, BeforeFirstCut, CutNotReached, CutUnknown; CutWithheld where a rule objects.
+    It is valid immediately; Iceberg tables are tagged at once, retention on Delta is set by the next apply. Raises
+    NotPinned, VersionGone, BeforeFirstCut, CutNotReached, CutUnknown; CutWithheld if a rule prevents it.
     """
     if not PIN_NAME.fullmatch(name) or _RESERVED.fullmatch(name):
         raise NotPinned(f"`{name}` is not a valid name for a pinned cut")
@@ -198,7 +197,7 @@ def pin_cut(
 
 
 def unpin_cut(project: Project, name: str, report: ProgressReporter = silent) -> PinResult:
-    """End a pin now, also one of the schedule. Raises NotPinned where it does not stand."""
+    """End a pin now, also one of the schedule. Raises NotPinned if there is none."""
     control, now = control_tables(project), datetime.now(UTC)
     stands = [existing for existing in pinned_cuts(control) if existing.name == name and existing.stands(now)]
     if not stands:
@@ -211,7 +210,7 @@ def unpin_cut(project: Project, name: str, report: ProgressReporter = silent) ->
 
 @dataclass(frozen=True, slots=True)
 class PinLine:
-    """A pin of a cut. `until`: None where it has no end."""
+    """A pin of a cut. `until`: None if it has no end."""
 
     name: str
     scheduled: bool
@@ -220,7 +219,7 @@ class PinLine:
 
 @dataclass(frozen=True, slots=True)
 class CutLine:
-    """A cut in a list. `behind`: tables elsewhere; `held`: keys that wait; `withheld`: pins that rules kept back."""
+    """A cut in a list. `behind`: tables at other positions; `held`: held keys; `withheld`: pins prevented by rules."""
 
     epoch: int
     position: str
@@ -235,7 +234,7 @@ class CutLine:
 
 @dataclass(frozen=True, slots=True)
 class CutList:
-    """Cuts, the newest first, and how many there are in all."""
+    """Cuts, newest first, and their total number."""
 
     total: int
     cuts: tuple[CutLine, ...]
@@ -243,7 +242,7 @@ class CutList:
 
 @dataclass(frozen=True, slots=True)
 class CutTable:
-    """A table in a cut. `readable`: whether its version is there."""
+    """A table in a cut. `readable`: whether its version exists."""
 
     source: str
     table: str
@@ -271,7 +270,7 @@ class CutView:
 
 
 def list_cuts(project: Project, limit: int, *, pinned: bool = False) -> CutList:
-    """The newest cuts, or the newest of those that are `pinned`."""
+    """The newest cuts, or the newest `pinned` ones."""
     control = control_tables(project)
     places, stand = control.cut_places(), standing(pinned_cuts(control), datetime.now(UTC))
     if pinned:
@@ -285,7 +284,7 @@ def list_cuts(project: Project, limit: int, *, pinned: bool = False) -> CutList:
 
 
 def show_cut(project: Project, asked: AsOf, epoch: int | None) -> CutView:
-    """The cut that is asked for. Raises BeforeFirstCut, CutNotReached, CutUnknown."""
+    """The requested cut. Raises BeforeFirstCut, CutNotReached, CutUnknown."""
     cut = find_cut(project, asked, epoch)
     control = control_tables(project)
     stand = standing(pinned_cuts(control), datetime.now(UTC))
@@ -348,7 +347,7 @@ def _table(project: Project, cut: WrittenCut, relation: str) -> CutTable:
 
 
 class JudgingClock:
-    """Looks at the time whenever apply has walked to the top of bronze."""
+    """Checks the schedule whenever apply has reached the end of bronze."""
 
     def __init__(self, project: Project, control: ControlTables, report: ProgressReporter) -> None:
         every = project.pipeline.quality.every
@@ -359,7 +358,7 @@ class JudgingClock:
         self._next = datetime.min.replace(tzinfo=UTC)
 
     def tick(self, stream: str) -> None:
-        """Judge silver at the last cut of a stream, where it is time."""
+        """Evaluate the rules on the last cut of a stream, if it is time."""
         now = datetime.now(UTC)
         if self._every is None or now < self._next:
             return

@@ -1,13 +1,13 @@
-"""Maintenance of bronze and silver, what it would do, and the upgrade of a lake that an older version left.
+"""Maintains bronze and silver, previews it, and upgrades a lake of an older version.
 
-Retention first, then compaction, then what nobody needs any more. Nothing leaves bronze that silver has not merged,
-nor, with `bronze.retention.rebuilds`, what silver could be built again from; forced, it says what is lost. Of silver
-stay readable: versions of the last `silver.maintenance.keep_versions`, those of pinned cuts (`control.cuts`), and what
-the newest cut names. Apply may go on meanwhile: if both commit, one of them loses, changes nothing and does it again.
+Retention first, then compaction, then orphan files. Bronze keeps what silver has not merged and, with
+`bronze.retention.rebuilds`, what a rebuild of silver needs; if forced, it reports what is lost. In silver these stay
+readable: versions of the last `silver.maintenance.keep_versions`, those of pinned cuts (`control.cuts`), and those of
+the newest cut. Apply may run concurrently: of two conflicting commits one fails, changes nothing and is retried.
 
-Older forms of control tables are read as they are, so nothing waits for an upgrade; what other readers of them see is
-complete only after it. A lake of a newer version is refused. Silver tables need nothing: what a new version asks of
-one, its next run does.
+Older schemas of control tables are readable, so an upgrade is never urgent; other readers see complete tables only
+after it. A lake of a newer version is refused. Silver tables need no upgrade: the next run changes what a new version
+needs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TableUpkeep:
-    """What was done to a table, or would be. `kept`: versions that stay whatever their age."""
+    """What was, or would be, done to a table. `kept`: versions that stay regardless of their age."""
 
     table: str
     format: str
@@ -61,7 +61,7 @@ class TableUpkeep:
 
 
 def spark_is_here() -> bool:
-    """Whether Spark is installed: on the machine of a receiver alone it is not."""
+    """Whether Spark is installed; a machine that only receives has none."""
     return find_spec("pyspark") is not None
 
 
@@ -74,10 +74,10 @@ def maintain_silver(
     report: ProgressReporter,
     spark: SparkSession | None = None,
 ) -> tuple[TableUpkeep, ...]:
-    """Keep the tables of the newest cut up, one after the other; those that fail do not keep the others from it.
+    """Maintain the tables of the newest cut one after the other; a failure does not affect the others.
 
-    Starts Spark where there is a table and none is given. Raises SilverBusy and what else kept a table from it, when
-    all have had their turn; JavaMissing, SparkMissing, SparkNotStarted.
+    Starts Spark if there is a table and no session is given. Raises SilverBusy and other failures after all tables were
+    tried; JavaMissing, SparkMissing, SparkNotStarted.
     """
     control = control_tables(project)
     cut = last_cut(control, state.stream)
@@ -118,7 +118,7 @@ def maintain_silver(
 def _steps(
     spark: SparkSession, project: Project, target: Target, keep: Keep, now: datetime, *, dry_run: bool
 ) -> Iterator[MaintenanceStep]:
-    """A table's steps, with what Spark raises in the terms of this package."""
+    """A table's steps, with Spark's exceptions converted to this package's."""
     upkeep = silver_upkeep(spark, project, target)
     steps = upkeep.plan_steps(keep, now) if dry_run else upkeep.run_steps(keep, now)
     try:
@@ -129,12 +129,12 @@ def _steps(
         raise LakeError(f"maintenance of {target.label} failed: {type(cause).__name__}", where=target.label) from cause
 
 
-_TOGETHER = 2  # files in a row that the command puts together: it is not called often
+_TOGETHER = 2  # minimum of adjacent files that the command merges: it runs rarely
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that is done, in words and in numbers."""
+    """One maintenance action: a description, and figures."""
 
     kind: str  # retention, compaction, removal
     text: str
@@ -143,8 +143,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """What was done, or would be. `steps`, `files`: of bronze; `lost`: what `--force` gives up; `kept`: why retention
-    stops where it does. `silver`: its tables, None where they were left out.
+    """What was, or would be, done. `steps`, `files`: of bronze; `lost`: what `--force` gives up; `kept`: what limits
+    the retention. `silver`: its tables, None if omitted.
     """
 
     pipeline: str
@@ -159,7 +159,7 @@ class Maintenance:
 
 @dataclass(frozen=True, slots=True)
 class _Floor:
-    """Epoch and position up to which transactions may leave, why not further, and what is given up."""
+    """Epoch and position up to which transactions may be removed, the limiting reason, and what is given up."""
 
     epoch: int
     position: int
@@ -177,10 +177,10 @@ def maintain(
     started_at: datetime | None = None,
     spark: SparkSession | None = None,
 ) -> Maintenance:
-    """Keep bronze and silver up, or `only` one of them, or say what that would be.
+    """Maintain bronze and silver, or `only` one of them, or preview it.
 
-    Without Spark on this machine silver is left out, unless it is asked for by `only`; `spark`: the session of a
-    platform that brings its own, otherwise one is started. Raises NoStream, BronzeBusy, SilverBusy, LakeError.
+    Without Spark on this machine silver is omitted, unless `only` requests it; `spark`: the session of the platform,
+    otherwise one is started. Raises NoStream, BronzeBusy, SilverBusy, LakeError.
     """
     table, reader, now = bronze_table(project), bronze_reader(project), started_at or datetime.now(UTC)
     state = reader.state()
@@ -248,7 +248,7 @@ def _run_steps(
 
 
 def _forgotten(project: Project, table: MaintainedTable) -> Iterator[Step]:
-    """What undecodable transactions turned out to be goes with them."""
+    """Remove the decoded rows of expired undecodable transactions."""
     table.refresh()
     keeper = decoded_transactions(project)
     spent = keeper.expired_rows(table.last_trimmed(), table.files())
@@ -262,7 +262,7 @@ def _forgotten(project: Project, table: MaintainedTable) -> Iterator[Step]:
 
 
 def _floor(project: Project, reader: BronzeReader, state: StreamCheckpoint, *, force: bool) -> _Floor:
-    """How far retention may go."""
+    """The limit of the retention."""
     retention = project.pipeline.bronze.retention
     if retention is None:
         return _Floor(0, -1)
@@ -327,7 +327,7 @@ def _removal(entries: int, files: int, size: int, verb: str) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class UpgradedTable:
-    """A table of the lake: its version, that of this program, and what it takes to get there, in words."""
+    """A table of the lake: its version, this program's, and the descriptions of the upgrades."""
 
     table: str
     version: int
@@ -337,7 +337,7 @@ class UpgradedTable:
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """What an upgrade takes; `done`: it was carried out."""
+    """The upgrades; `done`: they were carried out."""
 
     pipeline: str
     done: bool
@@ -345,15 +345,15 @@ class Upgrade:
 
     @property
     def pending(self) -> tuple[UpgradedTable, ...]:
-        """The tables that need something, or needed it."""
+        """The tables that need, or needed, an upgrade."""
         return tuple(table for table in self.tables if table.steps)
 
 
 def upgrade(project: Project, *, yes: bool = False) -> Upgrade:
-    """What it takes, and with `yes` do it, while nothing applies. Tables that are not there yet are left out.
+    """The upgrades, carried out with `yes`, while apply is stopped. Missing tables are skipped.
 
-    Nothing is changed where one table is newer than this version. Raises BronzeUnknown, ControlNewer, AnotherApply,
-    ControlNotWritten; the same call goes on where one ended.
+    Nothing is changed if one table is newer than this version. Raises BronzeUnknown, ControlNewer, AnotherApply,
+    ControlNotWritten; a repeated call continues an interrupted one.
     """
     upgrade_plan = _plan_upgrade(project)
     if yes and upgrade_plan.pending:

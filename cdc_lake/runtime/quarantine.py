@@ -1,11 +1,11 @@
-"""What is held, and decisions on held changes: to release them as they are, or to discard them.
+"""Lists held changes, and records decisions to release or discard them.
 
-A held change keeps every key it touches, so changes that share a key wait for each other, and one decision has to take
-them together. In a table that keeps every change nothing waits for anything.
+A held change holds every key it touches, so changes that share a key are queued behind each other, and one decision
+takes them together. In a table that keeps every change nothing is queued.
 
-A decision is one commit to the control table `decisions` and comes into force right before the position behind the
-table's watermark: the span that passes it carries it out, and so does every rebuild. Nothing else is written here, so
-nothing can be left half done.
+A decision is one commit to the control table `decisions` and takes effect directly before the position after the
+table's watermark: the span that contains it carries it out, and so does every rebuild. Nothing else is written here, so
+a crash leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from cdc_lake.tables.silver_table import read_marker
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedChange:
-    """A change that is kept back. `rules`: those it breaks, none where it waits behind another change of its key.
+    """A held change. `rules`: those it violates, none if it is queued behind another change of its key.
 
-    `key`: after the change, of a delete before it. `decided`: what was decided and is not in force yet, `release` or
-    `discard`. `group`: the group of tables that holds its transaction whole, None where it is held by itself.
+    `key`: after the change, for a delete before it. `decided`: a decision that has not taken effect yet, `release` or
+    `discard`. `group`: the group of tables in which its whole transaction is held, None if it is held alone.
     """
 
     table: str
@@ -61,7 +61,7 @@ class QuarantinedChange:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineList:
-    """Everything that waits, in order. `behind`: transactions that wait behind the first undecodable one."""
+    """All held changes, in order. `behind`: number of transactions behind the first undecodable one."""
 
     undecodable: tuple[UndecodedTransaction, ...]
     behind: int
@@ -69,7 +69,7 @@ class QuarantineList:
 
 
 def list_quarantine(project: Project) -> QuarantineList:
-    """What waits now. Raises LakeError."""
+    """The currently held changes. Raises LakeError."""
     reader, control = bronze_reader(project), control_tables(project)
     state = reader.state()
     if state is None:
@@ -90,7 +90,7 @@ def list_quarantine(project: Project) -> QuarantineList:
 
 @dataclass(frozen=True)
 class HeldOf:
-    """What is held of a table at its watermark, as control rows; `pending`: place → decision not in force yet."""
+    """The held changes of a table at its watermark, as control rows; `pending`: place → decision not in effect yet."""
 
     target: Target
     stream: str
@@ -101,7 +101,7 @@ class HeldOf:
     group: str | None = None
 
     def describe_row(self, row: Mapping[str, Any]) -> QuarantinedChange:
-        """One of its rows as it is listed."""
+        """One of its rows for the list."""
         return QuarantinedChange(
             table=self.target.label,
             source=str(self.target.source),
@@ -116,7 +116,7 @@ class HeldOf:
 
 
 def held_of(project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: Cut | None, target: Target) -> HeldOf:
-    """What is held of one table now."""
+    """The currently held changes of one table."""
     relation = str(target.source)
     marker = read_marker(project, target, state.stream)
     listed = None if cut is None else cut.tables.get(relation)
@@ -126,7 +126,7 @@ def held_of(project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: 
     ahead = log.decisions_on(relation, Span(state.epoch, watermark, END)).rows
     pending = {place_of(row, ON): row["verb"] for row in ([] if ahead is None else ahead.to_pylist())}
     layout = None if listed is None else listed.layout
-    if layout is None:  # also where the cut is of a version that did not say
+    if layout is None:  # also if the cut's version did not record it
         layout = max((row["layout"] for row in rows), default=None)
     group = project.group(target.source)
     return HeldOf(target, state.stream, watermark, layout, rows, pending, None if group is None else group.name)
@@ -134,43 +134,43 @@ def held_of(project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: 
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedGroup:
-    """Held changes that wait together, in order: rows of the control table `held`."""
+    """Held changes that are queued together, in order: rows of the control table `held`."""
 
     rows: tuple[Mapping[str, Any], ...]
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """The keys that they keep."""
+        """The keys that they hold."""
         distinct = {tuple(key) for row in self.rows for key in (row["key"], row["from_key"]) if key is not None}
         return tuple(sorted(distinct, key=repr))
 
     def for_table(self, relation: str) -> QuarantinedGroup:
-        """Those of one table."""
+        """The changes of one table."""
         return QuarantinedGroup(tuple(row for row in self.rows if row["relation"] == relation))
 
     @property
     def broken(self) -> frozenset[str]:
-        """What they break."""
+        """The rules that they violate."""
         return frozenset(name for row in self.rows if row["reason"] == FAILED for name in row["rules"] or ())
 
     @property
     def moves(self) -> bool:
-        """Whether a row goes from one key to another."""
+        """Whether a row changes its key."""
         return any(row["from_key"] is not None and row["from_key"] != row["key"] for row in self.rows)
 
 
 def groups(rows: Sequence[Mapping[str, Any]], kind: Kind) -> list[QuarantinedGroup]:
-    """Open held changes of a table of that kind, together where they wait together, by their first change."""
+    """Open held changes of a table of that kind, grouped by their queues, ordered by their first change."""
     return [QuarantinedGroup((row,)) for row in rows] if kind.identity is RowIdentity.PLACE else group_by_key(rows)
 
 
 def group_by_key(rows: Sequence[Mapping[str, Any]]) -> list[QuarantinedGroup]:
-    """Open held changes of rows with keys, together where they share one."""
+    """Open held changes of rows with keys, grouped if they share one."""
     return _group_rows(rows, lambda row: QuarantinedGroup((row,)).keys)
 
 
 def group_across_tables(rows: Sequence[Mapping[str, Any]]) -> list[QuarantinedGroup]:
-    """Open held changes of the tables of a group, together where they share a key or a transaction."""
+    """Open held changes of the tables of a group, grouped if they share a key or a transaction."""
     return _group_rows(rows, _of_group)
 
 
@@ -182,7 +182,7 @@ def _of_group(row: Mapping[str, Any]) -> list[Hashable]:
 def _group_rows(
     rows: Sequence[Mapping[str, Any]], of: Callable[[Mapping[str, Any]], Sequence[Hashable]]
 ) -> list[QuarantinedGroup]:
-    """Rows together where they share something, by their first one."""
+    """Rows grouped if they share a value, ordered by their first one."""
     leader: dict[Hashable, Hashable] = {}
 
     def find_leader(item: Hashable) -> Hashable:
@@ -202,7 +202,7 @@ def _group_rows(
 
 
 def objection(group: QuarantinedGroup, verb: Verb, target: Target, kind: Kind) -> str | None:
-    """Why a group cannot be decided on like that, None where it can."""
+    """Why a group cannot be decided on like that; None if it can."""
     if target.transforms.where is not None:
         return "the table has a filter: whether silver contains the row depends on values that are held"
     if group.moves and target.transforms.any:
@@ -221,8 +221,8 @@ _TUPLES = ("op", "rules", "key", "from_key", "layout", "new", "old", "old_kind",
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which held changes of a table: those that keep a key (its parts as texts, in key order), or all; with `rule` of
-    these only what nothing but this rule holds.
+    """Selects held changes of a table: those of a key (its parts as texts, in key order), or all; with `rule` only
+    those held by nothing but this rule.
     """
 
     key: Key | None = None
@@ -231,7 +231,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Keys that wait together and stay held, and why."""
+    """Keys queued together that remain held, and why."""
 
     keys: tuple[Key, ...]
     why: str
@@ -239,9 +239,9 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineDecision:
-    """What was decided, or would be: `done` says which. `position`: right before it the decision comes into force;
-    `changes`: those that it is on, in order; `before`: how many of the chosen ones were decided like that already;
-    `left`: what was chosen and stays held; `paused`: whether the table is, so that a run makes it only once it goes on.
+    """A decision that was, or would be, made (`done`). `position`: directly before it the decision takes effect;
+    `changes`: those decided, in order; `before`: number of selected ones decided like that already; `left`: selected
+    ones that remain held; `paused`: the decision takes effect only after the table is resumed.
     """
 
     verb: Verb
@@ -257,12 +257,12 @@ class QuarantineDecision:
 
 
 def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str, *, yes: bool) -> QuarantineDecision:
-    """Decide on held changes of a source table; without `yes` only say which.
+    """Decide on held changes of a source table; without `yes` only show which.
 
-    In a group that holds whole transactions those are decided whole, in all its tables.
+    In a group that holds whole transactions these are decided as a whole, in all its tables.
 
-    Raises TableNotKnown, AnotherApply, ControlNotWritten; NotQuarantined, QuarantineRemains, DecidedOtherwise for a key
-    that is named.
+    Raises TableNotKnown, AnotherApply, ControlNotWritten; NotQuarantined, QuarantineRemains, DecidedOtherwise for a
+    single key.
     """
     name = source_table(table)
     with lease(project.lease) if yes else nullcontext():
@@ -305,7 +305,7 @@ def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str
 def _tables(
     project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: Cut | None, name: TableName
 ) -> dict[str, HeldOf]:
-    """What is held of a table and of the others of its group. Raises QuarantineRemains."""
+    """The held changes of a table and of the others of its group. Raises QuarantineRemains."""
     group = project.group(name)
     names = (name,) if group is None else group.tables
     tables = {str(table): held_of(project, log, state, cut, project.target(table)) for table in names}
@@ -316,7 +316,7 @@ def _tables(
 
 
 def _earlier(log: QuarantineLog, state: StreamCheckpoint, holds: HeldOf, verb: Verb, choice: Choice) -> int:
-    """How many changes of a named key, which does not wait now, were decided like that before."""
+    """Number of changes of a single key, which is not held now, that were decided like that before."""
     if choice.key is None or any(choice.key in QuarantinedGroup((row,)).keys for row in holds.rows):
         return 0
     before = log.decisions_on(str(holds.target.source), Span(state.epoch, -1, holds.watermark)).rows
@@ -326,7 +326,7 @@ def _earlier(log: QuarantineLog, state: StreamCheckpoint, holds: HeldOf, verb: V
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """`fresh`: what is to be decided; `before`: changes that were decided like that already."""
+    """`fresh`: changes to be decided; `before`: number of changes decided like that already."""
 
     fresh: tuple[QuarantinedGroup, ...]
     before: int
@@ -391,7 +391,7 @@ def _decision_rows(
     first: int,
     rows: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Rows of the control table `decisions`, which come into force in their order."""
+    """Rows of the control table `decisions`, which take effect in their order."""
     facts = _facts(reader, state, holds, [place_of(row) for row in rows])
     return [
         {
@@ -415,7 +415,7 @@ def _decision_rows(
 def _facts(
     reader: BronzeReader, state: StreamCheckpoint, holds: HeldOf, places: Sequence[Place]
 ) -> dict[Place, dict[str, Any]]:
-    """What bronze knows of changes besides their tuples, as far as it has them still."""
+    """The facts in bronze about changes besides their tuples, if it still has them."""
     positions = sorted({position for position, _ in places})
     files = reader.applied_files()
     paths = files.select(

@@ -1,7 +1,7 @@
-"""Decoding again: transactions that landed as bytes, read by the version and the settings of now.
+"""Decodes transactions again that landed as bytes, with the current version and settings.
 
-What decoding takes was kept with the bytes; only what nobody knew when they came is asked of the source. Bronze is not
-rewritten: what comes out is kept beside it (`bronze.reader`), and silver reads that in the place of the bytes.
+The data needed for decoding was stored with the bytes; the source is queried only for what was unknown then. Bronze is
+not rewritten: the result is stored separately (`bronze.reader`), and silver reads it in place of the bytes.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _PGOUTPUT = "pgoutput"
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """One transaction that was tried again. `changes`: how many it has, None where it still cannot be decoded; then
-    `code`, `message` and `where` are the error of this attempt.
+    """One retried transaction. `changes`: their number, None if it is still undecodable; then `code`, `message` and
+    `where` are the error of this attempt.
     """
 
     position: str
@@ -63,19 +63,19 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineRetry:
-    """What a retry came to; `version`: the one that tried."""
+    """The result of a retry; `version`: the one used."""
 
     version: str
     tried: tuple[Retried, ...]
 
     @property
     def failed_count(self) -> int:
-        """How many still cannot be decoded."""
+        """The number of transactions that are still undecodable."""
         return sum(attempt.changes is None for attempt in self.tried)
 
 
 def retry(project: Project, position: int | None, report: ProgressReporter) -> QuarantineRetry:
-    """Decode again what is in bronze as bytes, or one transaction of it. Raises NotInBronze, SourceError, LakeError."""
+    """Decode again all undecoded transactions of bronze, or one of them. Raises NotInBronze, SourceError, LakeError."""
     reader = bronze_reader(project)
     state = reader.state()
     if state is None:
@@ -109,7 +109,7 @@ def _failed_attempt(transaction: UndecodedTransaction, error: DecodeError) -> Re
 def _rows(
     raw: ReceivedTransaction, changes: ChangeColumns, stream: str, commit: CommitRow
 ) -> tuple[Any, dict[str, dict[str, int]]]:
-    """The transaction as bronze would have it, and the counts of its COMMIT row."""
+    """The transaction's rows for bronze, and the counts of its COMMIT row."""
     now = time.time_ns() // 1000
     rows, _ = build([raw], changes, stream=stream, epoch=commit.epoch, previous=GENESIS, ingest_ts=now)
     return rows, json.loads(rows["info"][-1].as_py())["counts"]
@@ -124,7 +124,7 @@ def _decode_commit(
     rows = reader.rows(position, commit.epoch).to_pylist()
     frames = [_frame(row, layouts) for row in rows if row["op"] == UNDECODABLE]
     bounds = _bounds([row for row in rows if row["op"] in (BEGIN, COMMIT)])
-    # of each table one that was described in the same file, the frames' own before others
+    # for each table a relation from the same file, preferably from the frames themselves
     described = {r.table: r for r in (*layouts.values(), *(f.relation for f in frames if f.relation is not None))}
     redaction = redaction_of(project)
     if str(frames[0].info.get(READING_FIELD, "")).split(" ")[0] == _PGOUTPUT:
@@ -183,7 +183,7 @@ def _micros(timestamp: Any) -> int:
 
 @dataclass
 class _Source:
-    """The source's catalog, connected to when it is first asked."""
+    """The source's catalog, connected on first use."""
 
     project: Project
     _opened: ExitStack = field(default_factory=ExitStack)
@@ -196,7 +196,7 @@ class _Source:
         self._opened.close()
 
     def postgres_facts(self, oid: int, table: TableName) -> TableFacts:
-        """What the catalog says of a table by its OID. Raises SourceError."""
+        """The catalog facts of a table by its OID. Raises SourceError."""
         if self._catalog is None:
             from cdc_lake.source.postgres.catalog import SourceCatalog  # noqa: PLC0415  # a driver of its own
 
@@ -212,7 +212,7 @@ class _Source:
         return session
 
     def family_facts(self, table: TableName) -> GaussDbTableMetadata | None:
-        """What the catalog says of a table by its name; None if it is not there. Raises SourceError."""
+        """The catalog facts of a table by its name; None if it does not exist. Raises SourceError."""
         if self._catalog is None and isinstance(self.project.pipeline.source, PostgresSource):
             from cdc_lake.source.postgres.catalog import RowTables  # noqa: PLC0415  # a driver of its own
 

@@ -1,9 +1,9 @@
-"""Restart: a pipeline begins a new stream where the old one cannot go on, and keeps what it has.
+"""Restart: begins a new stream for a pipeline whose old one cannot continue, and keeps its tables.
 
-The slot that the stream was read from is dropped where it is still there, and the control tables say that the next
-start begins a new stream: slot, publication and copies as of a first run, in the next epoch of the same bronze. Silver
-tables, cuts, pins and decisions stay; each silver table begins again with its copy, and one that keeps a past keeps
-it. Other pipelines of the lake are not touched, and neither are slots that this pipeline did not make.
+The old stream's slot is dropped if it still exists, and the control tables record that the next start begins a new
+stream: slot, publication and copies as in a first run, in the next epoch of the same bronze. Silver tables, cuts, pins
+and decisions stay; each silver table begins again with its copy, and one that keeps a history keeps it. Other pipelines
+of the lake, and slots that this pipeline did not create, are not touched.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.silver_table import read_marker
 
 WAITED: Final = 60
-"""Seconds that a hint says to wait for who reads a slot: as long as a server keeps one that broke off, by default."""
+"""Seconds that a hint tells users to wait for a slot's reader: the server's default timeout of a lost connection."""
 
 
 _DAMAGE: Final = (OtherWriter.code, SilverRestored.code)
@@ -39,7 +39,7 @@ _NOT_OURS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RestartedTable:
-    """A table that is copied by the next run. `keeps`: its silver table keeps what its rows were."""
+    """A table that the next run copies. `keeps`: its silver table keeps its history."""
 
     source: str
     table: str
@@ -49,11 +49,10 @@ class RestartedTable:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """What a restart does. `done`: it was asked to; `slot`: the one that is dropped, None where there is none.
+    """What a restart does. `done`: it was carried out; `slot`: the one dropped, None if there is none.
 
-    `left`: the slot that the old stream was read from, where the pipeline names another one now and it is still there.
-    `position`: the end of what bronze holds, None where bronze is gone; `unapplied`: transactions of it that silver
-    does not have yet.
+    `left`: the old stream's slot, if the pipeline now names another one and it still exists. `position`: the end of
+    bronze, None if it does not exist; `unapplied`: its transactions that silver does not have yet.
     """
 
     pipeline: str
@@ -66,10 +65,10 @@ class Restarted:
 
 
 def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarted:
-    """Have the next run begin a new stream; without `yes` say what that does and change nothing.
+    """Make the next run begin a new stream; without `yes` describe it and change nothing.
 
-    `wait`: seconds that who reads the slot is waited for. Raises NoStream where there is no stream yet, SlotActive,
-    SlotForeign, OtherWriter, SourceError, LakeError.
+    `wait`: seconds to wait for the slot's reader. Raises NoStream if there is no stream yet, SlotActive, SlotForeign,
+    OtherWriter, SourceError, LakeError.
     """
     control, reader = control_tables(project), bronze_reader(project)
     state = reader.state()
@@ -101,7 +100,7 @@ def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarte
     if state is not None and cut is not None and cut.position < state.upto:
         unapplied = len(reader.commits(Span(state.epoch, cut.position, state.upto)))
     if yes:
-        if slot is not None:  # first: a process that dies behind it is told that the slot is missing
+        if slot is not None:  # first: if the process dies afterwards, the next one reports the missing slot
             _drop(project, wait)
         start_over(state, control)
     return Restarted(
@@ -116,8 +115,8 @@ def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarte
 
 
 def check_pasts(project: Project, stream: str, targets: Iterable[Target], tables: Mapping[str, TableState]) -> None:
-    """Raise OtherWriter where others changed a table that keeps a past: behind a restart that past stays as it is, and
-    bronze of the new stream could not make it again. `tables`: of the last cut.
+    """Raise OtherWriter if others changed a table with a history: after a restart the history stays as it is, and
+    bronze of the new stream could not rebuild it. `tables`: of the last cut.
     """
     for target in targets:
         listed = tables.get(str(target.source))
@@ -132,7 +131,7 @@ def check_pasts(project: Project, stream: str, targets: Iterable[Target], tables
 
 
 def _find_damage(project: Project, target: Target, stream: str, listed: TableState) -> tuple[str, str] | None:
-    """What others did to a table and what is done about it, as the last cut says, or as nobody noticed yet."""
+    """Foreign changes of a table and their remedy, from the last cut or detected now."""
     if listed.error is not None and listed.state == FAILED:
         code, message, remedy = listed.error
     else:

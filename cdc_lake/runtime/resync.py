@@ -1,8 +1,7 @@
-"""Resync: tables read anew at the source while everything flows, so that silver becomes what the source has.
+"""Resync: copies tables from the source again while the stream continues, so that silver equals the source.
 
-The copy goes into bronze beside the stream, at a place that is known exactly (`runtime.receive.stream_setup`); silver
-takes it with the next run, or the one that is under way, once it is there (`runtime.apply.resync_swap`). The other
-tables notice nothing.
+The copy goes into bronze beside the stream, at an exact position (`runtime.receive.stream_setup`); the current or the
+next run merges it into silver once it is complete (`runtime.apply.resync_swap`). The other tables are not affected.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from cdc_lake.tables.control_tables import control_tables
 
 @dataclass(frozen=True, slots=True)
 class ResyncedTable:
-    """A table of a resync. `rows`: how many were copied, None where none was; `remembers`: silver keeps what it was."""
+    """A table of a resync. `rows`: number copied, None if nothing was; `remembers`: silver keeps its history."""
 
     source: str
     table: str
@@ -44,7 +43,7 @@ class ResyncedTable:
 
 @dataclass(frozen=True, slots=True)
 class Resynced:
-    """What a resync did. `position`: where the copies stand, None where nothing was copied."""
+    """The result of a resync. `position`: that of the copies, None if nothing was copied."""
 
     pipeline: str
     position: str | None
@@ -60,10 +59,10 @@ def resync(
     stop: threading.Event | None = None,
     report: ProgressReporter = silent,
 ) -> Resynced:
-    """Copy tables, named by their source, again. `dry_run`: say which, and change nothing.
+    """Copy tables again, given by their source names. `dry_run`: only list them.
 
     Raises NoStream, SnapshotIncomplete, TableNotKnown, PastTrimmed, AnotherCopy, CopyUnplaced, SourceError, LakeError;
-    Stopped where `stop` was set.
+    Stopped if `stop` was set.
     """
     began, started_at, control = time.monotonic(), datetime.now(UTC), control_tables(project)
     reader = bronze_reader(project)

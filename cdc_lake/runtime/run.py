@@ -1,13 +1,12 @@
 """Runs a pipeline: both loops, together or one of them.
 
-With `once`, receiving goes to the goal it fixed at its start while Spark comes up in the background, then apply goes
-to the same position; if nothing is to be applied, no Spark is started. Without, the receiver is a child process: a
-heavy merge cannot delay its answers to the server, and either of the two may die without taking the other one's state
-along.
+With `once`, the receiver reads up to the goal set at its start while Spark starts in the background, then apply goes to
+the same position; if there is nothing to apply, no Spark is started. Without `once`, the receiver is a child process: a
+heavy merge cannot delay its answers to the server, and if one of the two dies, the other one's state survives.
 
-The child speaks `run --json`: one event a line, its last error as a document. It is restarted if that helps. It ends
-by itself when our end of its standard input closes, so it never outlives us and keeps the slot. What it says on
-standard error is in `<lake>/logs/receive.log`.
+The child runs `run --json`: one event per line, and its last error as a document. It is restarted if that helps. It
+exits when our end of its standard input is closed, so it never outlives us and blocks the slot. Its standard error goes
+to `<lake>/logs/receive.log`.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ if TYPE_CHECKING:
 
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-_STEADY = 60.0  # seconds after which a receiver counts as having run
-_ATTEMPTS = 8  # in a row without having run
+_STEADY = 60.0  # seconds after which a receiver counts as healthy
+_ATTEMPTS = 8  # consecutive ones without becoming healthy
 _GRACE = 30.0  # seconds to finish the batch in flight
 
 
 class ReceiverProcess:
-    """Runs while it is entered; `over` is set when the run is over: asked to stop, or the receiver cannot go on.
+    """Runs the receiver inside the block; `over` is set when the run is over: stopped, or the receiver cannot continue.
 
-    Leaving raises the receiver's error where that is why.
+    On exit raises the receiver's error if it ended the run.
     """
 
     def __init__(self, project: Project, stop: threading.Event, report: ProgressReporter) -> None:
@@ -106,11 +105,11 @@ class ReceiverProcess:
             self._stop.wait(0.1)
 
     def _one_life(self) -> CdcLakeError | None:
-        """Run the receiver until it ends; why it did, None where it was to."""
+        """Run the receiver until it exits; its error, None if it was stopped."""
         log = self._project.lake / "logs" / "receive.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as log_file:
-            # Of a session of its own: a Ctrl-C at the terminal is for us, we tell it in our turn.
+            # Its own session: Ctrl-C at the terminal is sent to us only, and we stop the child.
             child = subprocess.Popen(  # noqa: S603  # our own command
                 self._command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log_file, start_new_session=True
             )
@@ -151,7 +150,7 @@ class _Listener(threading.Thread):
             try:
                 event = json.loads(line)
             except ValueError:
-                continue  # a line cut off by the end of the process
+                continue  # a line truncated by the end of the process
             if event.get("schema") == "cdc-lake/error/1":
                 self.failure = error_of(event)
             elif "text" in event:
@@ -163,7 +162,7 @@ class _Listener(threading.Thread):
 
 
 def error_of(document: dict[str, Any]) -> CdcLakeError:
-    """The error a document of `--json` stands for, as the class that has its code."""
+    """The error in a `--json` document, as the class with its code."""
     kind = next((k for k in kinds(CdcLakeError) if k.code == document["code"]), ReceiverDied)
     error = kind.__new__(kind)
     CdcLakeError.__init__(
@@ -173,7 +172,7 @@ def error_of(document: dict[str, Any]) -> CdcLakeError:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ask it to stop, wait for the batch in flight, then insist: bronze moves by whole commits."""
+    """Ask it to stop, wait for the current batch, then kill it: commits to bronze are atomic."""
     if child.poll() is None:
         child.terminate()
     try:
@@ -187,12 +186,12 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 _LOOK_EVERY = 0.3
 _BRINGS_WORK = frozenset({"landed", "snapshot"})
-"""Stages of the receiver by which it is clear that silver will have something to apply."""
+"""Receiver stages after which silver will have something to apply."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What a run did. `outcome`: `done`, or `stopped` where it was asked to stop before its goal."""
+    """The result of a run. `outcome`: `done`, or `stopped` if it was stopped before its goal."""
 
     pipeline: str
     outcome: str
@@ -214,15 +213,15 @@ def run(
 ) -> RunSummary:
     """Run until `stop` or, with `once`, until silver is where the source was at the start.
 
-    `only`: `receive` or `apply` for one of the two loops; `allowed`: destructive operations on silver tables that may
-    be done, in the words of `plan`; `adopt`: silver tables of others that may be replaced; `spark`: the session of a
-    platform that brings its own, otherwise one is started. A row goes to the control table `runs` at the end. Raises
-    CdcLakeError; bronze and silver are then whole up to their last commits.
+    `only`: `receive` or `apply` for one of the two loops; `allowed`: approved destructive operations on silver tables,
+    in the words of `plan`; `adopt`: silver tables of others that may be replaced; `spark`: the session of the platform,
+    otherwise one is started. A row is added to the control table `runs` at the end. Raises CdcLakeError; bronze and
+    silver are then consistent up to their last commits.
     """
     if only != "receive" and spark is None:
         from cdc_lake.tables.spark_session import require_java  # noqa: PLC0415  # a receiver needs no Spark
 
-        require_java()  # before anything is made: a missing Java is told at once
+        require_java()  # before anything is created: a missing Java is reported at once
     if only is None:
         _check_owned(project, adopt)
     allowed |= frozenset(map(adoption, adopt))
@@ -254,7 +253,7 @@ def run(
 
 
 def _check_owned(project: Project, adopt: frozenset[str]) -> None:
-    """Before a slot is made and tables are copied: whose are the silver tables? Later each is looked at by apply."""
+    """Check the owners of silver tables before a slot is created and tables are copied. Apply checks each again."""
     if is_complete(bronze_reader(project).state(), control_tables(project)):
         return
     with source_view(project) as source:
@@ -287,7 +286,7 @@ def _receive(project: Project, *, once: bool, stop: threading.Event, report: Pro
     from cdc_lake.runtime.receive.receiver import receive  # noqa: PLC0415  # applying alone needs no database driver
 
     bronze, address = bronze_writer(project), project.pipeline.observe.metrics
-    if once or address is None:  # a run with an end says what it did
+    if once or address is None:  # a finite run reports what it did
         with BronzeMaintenance(project, report) as upkeep:
             return receive(project, bronze, once=once, stop=stop, report=upkeep.on_progress)
     from cdc_lake.runtime.receive.metrics import ReceiverMetrics  # noqa: PLC0415  # only where it is asked for
@@ -304,7 +303,7 @@ def _run_once(
 ) -> tuple[ReceiveSummary | None, ApplySummary | None]:
     began = time.monotonic()
     if allowed or has_pending_work(project):
-        spark.begin()  # it comes up while the receiver reads
+        spark.begin()  # it starts while the receiver reads
 
     def on_progress(progress: ProgressEvent) -> None:
         if progress.stage in _BRINGS_WORK:
@@ -334,7 +333,7 @@ def _continuous(
         except SparkDied:
             if not stop.is_set():
                 raise
-            return None  # who asked us to stop asked the JVM too, and it was quicker than the receiver
+            return None  # the stop request also reached the JVM, which exited before the receiver
 
 
 def _outliving(
@@ -347,9 +346,8 @@ def _outliving(
 ) -> ApplySummary:
     """Apply, and continue with another JVM if Spark's ended; `own`: it was started here.
 
-    Tables that were worked on when it ended are worked on one by one from then on. A table
-    that alone ends it twice waits with its error, and the other tables continue. Raises what `apply` raises; SparkDied
-    if another JVM does not help.
+    Tables in progress at that time are processed one by one from then on. A table that alone ends the JVM twice fails
+    with its error, and the other tables continue. Raises what `apply` raises; SparkDied if another JVM does not help.
     """
     lives, pause, short = SparkLives(), _FIRST_PAUSE, 0
     while True:
@@ -388,7 +386,7 @@ def _wait_for_stream(project: Project, over: threading.Event) -> bool:
 
 
 class _Starting:
-    """Spark, if it is not given: started in the background once it is asked for."""
+    """A given Spark session, or one started in the background when requested."""
 
     def __init__(self, project: Project, session: SparkSession | None) -> None:
         self._project = project
@@ -401,14 +399,14 @@ class _Starting:
         self.begun = session is not None
 
     def begin(self) -> None:
-        """Let it come up, if it does not yet; from any thread."""
+        """Start Spark, if not yet started; thread-safe."""
         with self._begin:
             if not self.begun:
                 self.begun = True
                 self._thread.start()
 
     def wait(self, report: ProgressReporter) -> SparkSession:
-        """The session; told if it is not there yet. Raises what its start raised."""
+        """Wait for the session, and report the wait. Raises the exception of its start."""
         self.begin()
         if self._thread.is_alive():
             report(ProgressEvent("apply", "starting Spark"))

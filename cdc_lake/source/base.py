@@ -40,7 +40,7 @@ from cdc_lake.model.relation import TableName
 
 
 class Kind(enum.StrEnum):
-    """The family of servers a stream comes from."""
+    """The server family of a stream."""
 
     POSTGRES = "pg"
     GAUSS = "gauss"
@@ -48,10 +48,10 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StreamIdentity:
-    """Which server, database and slot a stream comes from, and where it starts.
+    """The server, database and slot of a stream, and its starting point.
 
     `point`: the slot's consistent point. `csn`: in the csn domain the last CSN before the stream, otherwise None.
-    `snapshot_csn`: in the lsn domain the last CSN that the initial copy holds, None where that is not known.
+    `snapshot_csn`: in the lsn domain the last CSN in the initial copy, None if unknown.
     """
 
     system: str
@@ -64,17 +64,17 @@ class StreamIdentity:
 
     @property
     def domain(self) -> OrderDomain:
-        """What orders the stream."""
+        """The domain that orders the stream."""
         return OrderDomain.LSN if self.csn is None else OrderDomain.CSN
 
     @property
     def start(self) -> int:
-        """The position after which the stream's transactions lie, in its order domain."""
+        """The position after which the stream's transactions begin, in its order domain."""
         return self.point.value if self.csn is None else self.csn.value
 
     @property
     def origin(self) -> str:
-        """Server, database and slot: what streams of one slot that was made again have in common."""
+        """Server, database and slot: the same for all streams of one slot, even if the slot was recreated."""
         return f"{self.kind}:{self.system}:{self.database}:{self.slot}"
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class StreamIdentity:
 
     @classmethod
     def parse(cls, text: str) -> StreamIdentity:
-        """Read the text back (a database name may hold colons); raises OtherSource where it is not one."""
+        """Parse the text form (a database name may contain colons); raises OtherSource if it is malformed."""
         head, _, rest = text.partition(":")
         system, _, rest = rest.partition(":")
         try:
@@ -112,20 +112,20 @@ class StreamIdentity:
 
 
 def takes_table_copies(stream: str) -> bool:
-    """Whether a new copy of one table has a position in a stream: with a GaussDB server only in CSN order."""
+    """Whether a resync of one table has a position in a stream: with a GaussDB server only in CSN order."""
     return not stream.startswith(f"{Kind.GAUSS}:") or domain_of(stream) is OrderDomain.CSN
 
 
 def domain_of(stream: str) -> OrderDomain:
-    """The order domain of a stream by its identity as bronze stores it; only the GaussDB family has another than LSN.
+    """The order domain of a stream by its identity in bronze; only the GaussDB family has another than LSN.
 
-    Raises OtherSource where the text is one of that family and cannot be read.
+    Raises OtherSource if the text is of that family and malformed.
     """
     return StreamIdentity.parse(stream).domain if stream.startswith(f"{Kind.GAUSS}:") else OrderDomain.LSN
 
 
 def format_stream_position(stream: str, position: int) -> str:
-    """A position of a stream as people paste it: `0/16B3748` in the lsn domain, `951909` in the csn domain."""
+    """A position of a stream as commands accept it: `0/16B3748` in the lsn domain, `951909` in the csn domain."""
     return format_position(position, domain_of(stream))
 
 
@@ -134,7 +134,7 @@ def _unknown(text: str) -> str:
 
 
 class TransactionAssembler(Protocol):
-    """Makes whole transactions of one connection's frames. Raises DecodeError; then, or when reconnected, `reset`."""
+    """Assembles transactions from one connection's frames. Raises DecodeError; then, or on reconnect, call `reset`."""
 
     @property
     def in_transaction(self) -> bool:
@@ -142,34 +142,34 @@ class TransactionAssembler(Protocol):
 
     @property
     def open_csn(self) -> int | None:
-        """The CSN of the BEGIN whose COMMIT has not come, None where there is none or it has no CSN."""
+        """The CSN of the BEGIN whose COMMIT is pending, None if there is none or it has no CSN."""
 
     @property
     def open_bytes(self) -> int:
-        """Bytes of changes held for transactions whose COMMIT has not come."""
+        """Bytes of changes of transactions whose COMMIT is pending."""
 
     @property
     def completed_transactions(self) -> Sequence[ReceivedTransaction]:
-        """After `feed` raised: the transactions that its payload completed before that."""
+        """After `feed` raised: the transactions completed by the payload before the error."""
 
     def feed(self, payload: bytes, lsn: int) -> Sequence[ReceivedTransaction]:
-        """Take a frame and the position it came with; the transactions it completes, in the order they came."""
+        """Consume a frame and its position; the transactions it completes, in the order of arrival."""
 
     def reset(self) -> None:
-        """Forget what this connection sent."""
+        """Discard everything that this connection sent."""
 
 
 class FrameSource(Protocol):
-    """An open stream. Frames come in order; after `confirm(p)` the server may forget everything up to p.
+    """An open stream. Frames are in order; after `confirm(p)` the server may discard everything up to p.
 
-    Not for several threads at once. Every method raises SourceError: ServerUnreachable where trying again helps.
+    Not thread-safe. Every method raises SourceError: ServerUnreachable if retrying helps.
     """
 
     @property
     def keepalive_end(self) -> int:
         """The newest WAL position the server announced: everything committed before it has been sent.
 
-        0 where a keepalive promises nothing of the kind (parallel decoding of the GaussDB family).
+        0 if keepalives do not guarantee this (parallel decoding of the GaussDB family).
         """
 
     @property
@@ -191,12 +191,12 @@ class FrameSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """One table of a stream: the columns it carries in order, and its row filter (SQL), if any.
+    """A table of a stream: its streamed columns in order, and its row filter (SQL), if any.
 
-    `member`: by which entry of the catalog a publication carries it, another one where it was taken out and put back or
-    other columns or rows of it are published since; where no publication says what is carried, by which transaction it
-    has its name (`decode.gaussdb.catalog_facts.named_by`), None: not asked. `oid`: of the table in the catalog, another
-    one if the name means another table now.
+    `member`: identifies the table's entry in a publication; it changes if the table is removed and added again, or if
+    other columns or rows are published. Without a publication: the transaction that gave the table its name
+    (`decode.gaussdb.catalog_facts.named_by`). None: not queried. `oid`: the table's OID, a different one if the name
+    refers to another table now.
     """
 
     table: TableName
@@ -208,7 +208,7 @@ class PublishedTable:
 
 @dataclass(frozen=True, slots=True)
 class PendingTransaction:
-    """A committed transaction that bronze does not have: position, the number snapshots know it by, tables changed."""
+    """A committed transaction that bronze does not have: position, its number in snapshots, changed tables."""
 
     position: int
     number: int
@@ -216,21 +216,21 @@ class PendingTransaction:
 
 
 class SnapshotVisibility(Protocol):
-    """A source snapshot: which transactions it shows, by a number that bronze keeps of each (`column`)."""
+    """The transactions visible in a source snapshot, by a number that bronze stores for each (`column`)."""
 
     @property
     def column(self) -> str:
-        """Column of bronze's COMMIT rows that holds the number: xid or csn."""
+        """The column of bronze's COMMIT rows with the number: xid or csn."""
 
     @property
     def position(self) -> int:
-        """A position, in the stream's order domain, that no transaction it shows lies above."""
+        """A position in the stream's order domain that no visible transaction exceeds."""
 
     def shows(self, number: int, position: int, /) -> bool:
-        """Whether it shows the transaction of this number that committed at a position of the stream's order domain."""
+        """Whether the transaction with this number, committed at a position of the order domain, is visible."""
 
     def may_be_hidden(self, numbers: Any, positions: Any, /) -> Any:
-        """For int64 ndarrays of numbers and positions a bool ndarray: False if the snapshot surely shows it."""
+        """For int64 ndarrays of numbers and positions a bool ndarray: False if the transaction is certainly visible."""
 
 
 VERSION: Final = (
@@ -240,13 +240,13 @@ VERSION: Final = (
     "WHERE i.indrelid = c.oid) || ' ' || (SELECT t.xmin::text || ' ' || t.typowner::text FROM pg_type AS t "
     "WHERE t.oid = c.reltype)"
 )
-"""SQL, of a table `c` in the catalog of either family: a text that is another one once the table is altered. Its last
-two words are `decode.gaussdb.catalog_facts.named_by`.
+"""SQL over a table `c` of either family's catalog: a text that changes if the table is altered. Its last two words are
+`decode.gaussdb.catalog_facts.named_by`.
 """
 
 
 def select_tables(patterns: Sequence[str], tables: Iterable[TableName]) -> list[TableName]:
-    """The tables that the patterns choose, sorted; raises NoTableMatches for a pattern that chooses nothing."""
+    """The tables that match the patterns, sorted; raises NoTableMatches for a pattern without matches."""
     candidates = sorted(tables)
     chosen: set[TableName] = set()
     for pattern in patterns:
@@ -265,12 +265,12 @@ def select_tables(patterns: Sequence[str], tables: Iterable[TableName]) -> list[
 
 
 def left_out(tables: Sequence[TableName]) -> str:
-    """What to write into `source.tables` so that tables are left out."""
+    """The patterns for `source.tables` that exclude some tables."""
     return f"{', '.join(f'`!{table}`' for table in tables)} in `source.tables`"
 
 
 def chooses(patterns: Sequence[str]) -> Callable[[TableName], bool]:
-    """The patterns as a predicate, whatever tables there are; raises NoTableMatches for a text that is no pattern."""
+    """The patterns as a predicate, without a list of tables; raises NoTableMatches for an invalid pattern."""
     steps = [(not pattern.startswith("!"), _compile_pattern(pattern.removeprefix("!"))) for pattern in patterns]
 
     def chosen(table: TableName) -> bool:
@@ -300,11 +300,11 @@ def _wildcards(part: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class SlotCounters:
-    """`pg_stat_replication_slots`: transactions and bytes since the statistics were reset, or first kept.
+    """`pg_stat_replication_slots`: transactions and bytes since the statistics were reset or began.
 
-    `spilled`: larger than `logical_decoding_work_mem`, so written to the server's disk while they were decoded;
-    `streamed`: sent before their COMMIT instead; `total`: all that were decoded. `since`: when the statistics were
-    reset; None: never, so they begin with the slot, or where a crash of the server took them.
+    `spilled`: larger than `logical_decoding_work_mem`, so written to the server's disk during decoding; `streamed`:
+    sent before their COMMIT instead; `total`: all decoded ones. `since`: time of the reset; None: never, so they begin
+    with the slot, or with a crash of the server that lost them.
     """
 
     spilled_transactions: int
@@ -317,7 +317,7 @@ class SlotCounters:
 
     @property
     def counted_since(self) -> str:
-        """The same in words."""
+        """The same for display."""
         return "since the slot's statistics began" if self.since is None else f"since {self.since:%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -327,19 +327,19 @@ _REMEDIES = {
     "rows_removed": "set hot_standby_feedback = on at the standby that decodes",
     "wal_level_insufficient": "set wal_level = logical on the server again",
 }
-"""What to do first, by `pg_replication_slots.invalidation_reason` (PostgreSQL 17 and newer)."""
+"""The first remedy by `pg_replication_slots.invalidation_reason` (PostgreSQL 17 and newer)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequiredSlot:
-    """What a pipeline's slot must be."""
+    """The required properties of a pipeline's slot."""
 
     plugin: str
     database: str
 
 
 def check_fits(name: str, kind: str, plugin: str | None, database: str | None, wanted: RequiredSlot) -> None:
-    """Raise SlotForeign, SlotOfOtherPlugin or SlotOfOtherDatabase where a slot is none of the pipeline's."""
+    """Raise SlotForeign, SlotOfOtherPlugin or SlotOfOtherDatabase if a slot does not fit the pipeline."""
     if kind != "logical":
         raise SlotForeign(f"slot `{name}` is {kind}; expected a logical one")
     if plugin != wanted.plugin:
@@ -349,7 +349,7 @@ def check_fits(name: str, kind: str, plugin: str | None, database: str | None, w
 
 
 def useless(name: str, reason: str, held: str) -> SlotInvalidated:
-    """The error for a slot that the server gave up, by its reason; `held`: how far bronze is."""
+    """The error for an invalidated slot, by the reason; `held`: the position of bronze."""
     words = f"slot `{name}` can no longer be used: {reason}; bronze contains changes up to {held}"
     if reason in _WAL_GONE:
         return WalGone(words)
@@ -362,7 +362,7 @@ _LOOK: Final = 0.2  # seconds between two attempts
 
 
 def dropped_when_free(drop: Callable[[], None], patience: float) -> None:
-    """Call `drop` until nobody reads the slot, for up to `patience` seconds. Raises what it does, SlotActive too."""
+    """Retry `drop` while the slot is in use, for up to `patience` seconds. Raises its errors, SlotActive too."""
     until = time.monotonic() + patience
     while True:
         try:

@@ -1,8 +1,8 @@
-"""COPY's text and CSV formats as Arrow columns (PostgreSQL docs, COPY: File Formats); the GaussDB family prints alike.
+"""Reads COPY's text and CSV formats into Arrow columns (PostgreSQL docs, COPY: File Formats); GaussDB prints alike.
 
-The initial copy reads the text format: a chunk as a whole, by its delimiters, or line by line if it may hold bytes
-that are no text (`decode.encoding`). Comparisons read CSV, parsed by Arrow, so that a mistake in either reader shows
-as a difference. In CSV with every value quoted, an unquoted empty field is NULL and `""` the empty string.
+The initial copy reads the text format: a chunk as a whole, by its delimiters, or line by line if it may contain bytes
+that are not valid text (`decode.encoding`). Comparisons read CSV, parsed by Arrow, so that an error in either reader
+shows as a difference. In CSV with every value quoted, an unquoted empty field is NULL and `""` the empty string.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cdc_lake.model.relation import Relation
 
 
 def text_of(data: bytes, relation: Relation, codec: Codec) -> str:
-    """A value of a table. Raises TextNotInEncoding, which names the table."""
+    """Decode a value of a table. Raises TextNotInEncoding, which names the table."""
     try:
         return codec.text(data)
     except TextNotInEncoding as error:
@@ -31,7 +31,7 @@ def text_of(data: bytes, relation: Relation, codec: Codec) -> str:
 
 
 def in_columns(values: Tuple, relation: Relation, codec: Codec) -> Tuple:
-    """A row as its columns want its values, of a codec with the policy `hex`. Raises TextNotInEncoding."""
+    """A row decoded for its columns, by a codec with the policy `hex`. Raises TextNotInEncoding."""
 
     def error(offset: int) -> TextNotInEncoding:
         raised = TextNotInEncoding(codec.encoding, offset=offset)
@@ -42,7 +42,7 @@ def in_columns(values: Tuple, relation: Relation, codec: Codec) -> Tuple:
 
 
 def odd_column(values: pa.ChunkedArray, relation: Relation, name: str, codec: Codec) -> pa.ChunkedArray:
-    """A large_string column whose bytes may be no text, or text in another encoding. Raises TextNotInEncoding."""
+    """A large_string column that may have invalid text or text in another encoding. Raises TextNotInEncoding."""
     data = values.cast(pa.large_binary())
     if codec.python == "utf-8" and _plain(values):
         return values
@@ -63,7 +63,7 @@ def _in_column(text: str, relation: Relation, name: str, codec: Codec) -> str:
 
 
 def _plain(values: pa.ChunkedArray) -> bool:
-    """Whether all of it is UTF-8 and nothing begins as a value in hexadecimal digits does."""
+    """Whether all of it is UTF-8 and no value begins like one in hexadecimal form."""
     try:
         values.validate(full=True)
     except pa.ArrowInvalid:
@@ -75,12 +75,12 @@ _BLOCK_BYTES = 16 << 20
 
 
 def csv_statement(query: str) -> str:
-    """The statement that copies a query's rows out as `csv_tables` reads them."""
+    """The COPY statement of a query for `csv_tables`."""
     return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *, NULL '')"
 
 
 def csv_tables(sent: Iterable[bytes], relation: Relation, codec: Codec) -> Iterator[pa.Table]:
-    """A table's rows as the server sends them, one a message, as large_string columns in blocks of about 16 MB.
+    """A table's rows, one per message of the server, as large_string columns in blocks of about 16 MB.
 
     Raises TextNotInEncoding.
     """
@@ -101,7 +101,7 @@ def _schema(relation: Relation) -> pa.Schema:
 
 
 def _apply_text_policy(table: pa.Table, relation: Relation, codec: Codec) -> pa.Table:
-    """The table with every value in text; most have no other."""
+    """The table with every value decoded to text; most need no conversion."""
     if codec.python == "utf-8" and codec.policy is Policy.STOP:
         return table
     columns = [
@@ -111,7 +111,7 @@ def _apply_text_policy(table: pa.Table, relation: Relation, codec: Codec) -> pa.
 
 
 def _blocks(sent: Iterable[bytes]) -> Iterator[bytes]:
-    """Whole rows in blocks of about 16 MB: the server sends one row a message."""
+    """Complete rows in blocks of about 16 MB: the server sends one row per message."""
     rows: list[bytes] = []
     size = 0
     for row in sent:
@@ -125,7 +125,7 @@ def _blocks(sent: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _parse_csv(block: bytes, schema: pa.Schema) -> pa.Table:
-    # one Arrow block for the whole: a row must not straddle two, and a row can be as large as it likes
+    # one Arrow block for all: a row must not span two, and has no size limit
     read = csv.ReadOptions(column_names=schema.names, block_size=len(block) + 1)
     parse = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
     convert = csv.ConvertOptions(
@@ -143,23 +143,22 @@ _ESCAPED = np.arange(256, dtype=np.uint8)
 for _letter, _byte in _ESCAPES.items():
     _ESCAPED[ord(_letter)] = ord(_byte)
 _TAB, _BACKSLASH, _N = b"\t\\N"
-_DELIMITERS = 2  # the tab and, right behind it, the line feed
+_DELIMITERS = 2  # the tab and the line feed after it
 _OF_NULL = 2  # bytes
 _CHUNK_BYTES = 16 << 20  # wide rows close a chunk before `chunk_rows` does; every reader holds two or three
-_PIECE_BYTES = 2 << 20  # of a chunk are read at a time, which takes several times their memory
+_PIECE_BYTES = 2 << 20  # bytes of a chunk parsed at a time, which takes several times as much memory
 
 
 def chunks_of(blocks: Iterable[Any], relation: Relation, chunk_rows: int, codec: Codec) -> Iterator[pa.ChunkedArray]:
-    """A table's rows as the server sends them, one a block (bytes or a view) with its line feed, in arrays of
-    list<string>.
+    """A table's rows, one per block of the server (bytes or a view) with its line feed, as arrays of list<string>.
 
-    `codec` is one of UTF-8, which the server sends, or a database in SQL_ASCII does not. Raises TextNotInEncoding.
+    `codec`: UTF-8, which the server sends unless the database is SQL_ASCII. Raises TextNotInEncoding.
     """
     pieces: list[pa.ListArray] = []
     data = bytearray()
-    rows = size = read = 0  # of the chunk, its bytes, and of these rows how many are in pieces
+    rows = size = read = 0  # rows and bytes of the chunk, and the rows already parsed
     for block in blocks:
-        data += block  # not kept: each has memory of its own
+        data += block  # copied: each block has memory of its own
         rows += 1
         ends = rows >= chunk_rows or size + len(data) >= _CHUNK_BYTES
         if ends or len(data) >= _PIECE_BYTES:
@@ -187,7 +186,7 @@ def _piece(data: bytearray, rows: int, relation: Relation, codec: Codec) -> pa.L
 
 
 def fields_of(data: bytes | bytearray) -> pa.StringArray:
-    r"""The fields of whole lines of COPY's text format in UTF-8, unescaped, `\N` as NULL."""
+    r"""The fields of complete lines of COPY's text format in UTF-8, unescaped, `\N` as NULL."""
     octets = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero((octets - _TAB) < _DELIMITERS)
     sizes = np.diff(ends, prepend=-1) - 1
@@ -196,7 +195,7 @@ def fields_of(data: bytes | bytearray) -> pa.StringArray:
     if b"\\" in data:
         begins = _begins_of_escapes(np.flatnonzero(octets == _BACKSLASH))
         fields = np.searchsorted(ends, begins)
-        of_null = (sizes[fields] == _OF_NULL) & (octets[begins + 1] == _N)  # nothing else is written so
+        of_null = (sizes[fields] == _OF_NULL) & (octets[begins + 1] == _N)  # no other value is written like this
         null[fields[of_null]] = True
         if not of_null.all():
             text = _unescaped_text(octets, ends, begins[~of_null])
@@ -209,7 +208,7 @@ def fields_of(data: bytes | bytearray) -> pa.StringArray:
 
 
 def _unescaped_text(octets: Any, ends: Any, begins: Any) -> Any:
-    """The bytes without delimiters and without the backslashes that begin escapes, which are done."""
+    """The bytes without delimiters and without the backslashes of the processed escapes."""
     unescaped, keep = octets.copy(), np.ones(len(octets), bool)
     keep[ends] = False
     keep[begins] = False
@@ -218,7 +217,7 @@ def _unescaped_text(octets: Any, ends: Any, begins: Any) -> Any:
 
 
 def _begins_of_escapes(slashes: Any) -> Any:
-    """The backslashes that begin an escape: of a run of them every second one, from its first on."""
+    """The backslashes that begin an escape: every second one of a run, from its first on."""
     first = np.diff(slashes, prepend=-2) != 1
     numbers = np.arange(len(slashes))
     run = numbers[first][np.cumsum(first) - 1]
@@ -260,7 +259,7 @@ def _unescape(field: str) -> str:
     for piece in pieces:
         if piece:
             unescaped.append(_ESCAPES.get(piece[0], piece[0]) + piece[1:])
-        else:  # an escaped backslash: what follows it up to the next one is plain
+        else:  # an escaped backslash: the text up to the next one is literal
             unescaped.append("\\" + next(pieces, ""))
     return "".join(unescaped)
 

@@ -1,7 +1,7 @@
-"""A slot read by SQL functions, for networks that allow no replication connection, whatever the server.
+"""Reads a slot through SQL functions, for networks that allow no replication connection, for any server.
 
-Peek, land, advance: changes are peeked at, whole transactions, and only when they are confirmed is the slot advanced,
-so nothing is lost between the two. Nobody holds the slot in between, so it is looked at again after every peek.
+Peek, land, advance: changes of complete transactions are peeked at, and the slot is advanced only after they are
+confirmed, so nothing is lost in between. Nobody holds the slot meanwhile, so it is checked after every peek.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from cdc_lake.errors import ServerUnreachable, SlotAhead
 from cdc_lake.model.position import Lsn
 
 UNREAD: Final = 60.0
-"""Seconds for which an answer may wait to be read on: the server holds a snapshot for it, and old rows for that."""
-_LOOK = 0.05  # seconds between looks while what was sent is not confirmed yet
+"""Seconds for which an answer may remain unread: the server holds a snapshot, and so old rows, for it."""
+_LOOK = 0.05  # seconds between checks while sent changes are unconfirmed
 
 
 class SlotFunctions(Protocol):
-    """The functions of one slot. Every method raises SourceError."""
+    """The SQL functions of one slot. Every method raises SourceError."""
 
     @property
     def settling(self) -> float:
-        """Seconds after which whatever was committed before `end` was asked for is decoded for certain."""
+        """Seconds after which everything committed before a call of `end` is certainly decoded."""
 
     def end(self) -> int:
-        """Where the server's log ends now."""
+        """The current end of the server's WAL."""
 
     def peek(self, least: int) -> Iterator[Sequence[tuple[int, bytes]]] | None:
-        """Changes of whole transactions behind the slot's position as `(position, payload)`, ending with the
-        transaction that makes them `least` or more; None where somebody else reads the slot just now.
+        """Changes of complete transactions after the slot's position as `(position, payload)`, up to the transaction
+        that makes them `least` or more; None while another process uses the slot.
 
-        They come in pieces, none of which is empty. What is not taken of an answer is lost with the next one; the other
-        functions may be called in between.
+        They come in non-empty pieces. The unread rest of an answer is lost with the next call; other functions may be
+        called in between.
         """
 
     def advance(self, position: int) -> None:
-        """Let the server forget everything up to a position."""
+        """Let the server discard everything up to a position."""
 
     def load_flush_lsn(self) -> int:
-        """How far the slot is confirmed now."""
+        """The slot's confirmed position."""
 
     def close(self) -> None:
         """Close the session."""
@@ -50,17 +50,17 @@ class SlotFunctions(Protocol):
 class PollingStream:
     """A slot behind SQL functions (implements `source.base.FrameSource`).
 
-    Nothing more is asked for until everything that was sent is confirmed. But one that `looks` reads on, each time from
-    the slot's position, until something is confirmed: what is behind `start` has to be seen before.
+    Nothing more is peeked at until everything sent is confirmed. With `looks`, it reads on, each time from the slot's
+    position, until something is confirmed: the changes after `start` must be inspected first.
 
-    An answer is handed over piece by piece: of a large transaction no more than two are in memory. Where what comes
-    behind the first is not asked for, `tick` raises ServerUnreachable after `UNREAD`: who closes the sessions then lets
-    the server let go of it, and is shown it again.
+    An answer is returned in pieces: of a large transaction at most two are in memory. If the rest is not read, `tick`
+    raises ServerUnreachable after `UNREAD`: closing the sessions then releases the server's snapshot, and the answer is
+    sent again.
 
-    `keepalive_end` is where the log ended a moment before an answer that was empty: long enough for a commit written
-    without waiting to be decoded too. Or where an answer ends: it is of whole transactions, and of nothing under way.
+    `keepalive_end` is the end of the WAL shortly before an empty answer: long enough that asynchronous commits are
+    decoded too. Or it is the end of an answer, which contains only complete transactions.
 
-    Somebody else who advances the slot or makes it anew takes changes away: `poll` and `confirm` raise SlotAhead then.
+    If another process advances or recreates the slot, changes are lost: `poll` and `confirm` then raise SlotAhead.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PollingStream:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`interval` in seconds is how often a server without news is asked."""
+        """`interval` in seconds: how often an idle server is polled."""
         self._functions = functions
         self._confirmed = self._sent = self._keepalive_end = start
         self._interval = interval
@@ -82,15 +82,15 @@ class PollingStream:
         self._pause = pause
         self._max_changes = max_changes
         self._peeked_count: int | None = 0 if looks else None
-        """Changes behind the slot's position that were looked at; None where there is nothing to be looked at first."""
+        """Number of inspected changes after the slot's position; None if none need inspection."""
         self._next = self._read_at = clock()
         self._answer: Iterator[Sequence[tuple[int, bytes]]] = iter(())
         self._piece: Sequence[tuple[int, bytes]] | None = None
-        """The next one of the answer; None behind its end."""
+        """The next piece of the answer; None after its end."""
         self._ends: deque[tuple[float, int]] = deque()
         self._advanced: int | None = None
         if start:
-            # after a crash of the server the slot may be behind what is landed: the same would be shown for ever
+            # after a server crash the slot may be behind bronze: the same changes would be sent forever
             self._advance(start)
 
     @property
@@ -100,7 +100,7 @@ class PollingStream:
 
     @property
     def reply_requested(self) -> bool:
-        """True while an answer was sent whole and is not confirmed: nothing follows until it is."""
+        """True while a completely sent answer is unconfirmed: nothing follows until it is confirmed."""
         return self._piece is None and self._sent > self._confirmed
 
     def poll(self, timeout: float) -> list[tuple[int, bytes]]:
@@ -138,7 +138,7 @@ class PollingStream:
             self._confirmed, self._peeked_count = position, None
 
     def tick(self, *, ping: bool = False) -> None:
-        """Give up an answer that nobody reads on; with `ping` ask the server at once. Nobody waits for a status."""
+        """Give up an unread answer; with `ping` poll the server at once. No status is sent."""
         if self._piece is not None and self._clock() - self._read_at > UNREAD:
             text = f"nothing that the server sent could be read for {UNREAD:g} s: reading its slot again"
             raise ServerUnreachable(text)
@@ -150,7 +150,7 @@ class PollingStream:
         self._functions.close()
 
     def _frames(self, frames: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-        """A piece of the answer; the one behind it is asked for."""
+        """A piece of the answer; the next one is requested."""
         self._piece = next(self._answer, None)
         self._read_at = self._clock()
         self._sent = max(self._sent, frames[-1][0])
@@ -165,7 +165,7 @@ class PollingStream:
         self._advanced = position
 
     def _check_unmoved(self) -> None:
-        """Raise SlotAhead where the slot is further than what was advanced here, or read."""
+        """Raise SlotAhead if the slot is further than it was advanced or read here."""
         if self._advanced is None:
             return
         flush_lsn, here = self._functions.load_flush_lsn(), max(self._advanced, self._keepalive_end)

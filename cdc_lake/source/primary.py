@@ -1,7 +1,7 @@
 """Finds the primary, or a standby, among several hosts of one cluster, and compares their timelines.
 
-Each promotion of a standby begins a timeline: a log that shares everything before the switch with the one it branched
-off, and nothing behind it (PostgreSQL documentation, chapter "Timelines"). A position is a place in one history only.
+Each promotion of a standby begins a timeline: a history that shares with its parent everything before the switch and
+nothing after it (PostgreSQL documentation, chapter "Timelines"). A position is valid in one history only.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ T = TypeVar("T", bound=Closable)
 def find_primary(
     hosts: Iterable[tuple[str, Callable[[], T]]], in_recovery: Callable[[T], bool], who: Callable[[T], object] | None
 ) -> T:
-    """A session on the one host that is no standby; `hosts`: the place of each, and what opens a session there.
+    """A session on the only host that is not a standby; `hosts`: the address of each, and a function that opens a
+    session.
 
-    `who` tells servers apart, of which two names may be one; None: any of them will do, as with coordinators.
-    Raises the SourceError that fits, whose message says of each host why not; SeveralPrimaries.
+    `who` identifies a server, which may have two names; None: any of them will do, as with coordinators. Raises the
+    SourceError that fits, with the reason of each host; SeveralPrimaries.
     """
     left = iter(hosts)
     place, session = _first(left, lambda session: not in_recovery(session), NoPrimary("a standby"), "primary")
@@ -58,7 +59,7 @@ def find_primary(
 def _is_another(
     dial: Callable[[], T], in_recovery: Callable[[T], bool], who: Callable[[T], object], primary_id: object
 ) -> bool:
-    """Whether a host is a primary too; one that cannot be asked is none that applications write to from here."""
+    """Whether a host is another primary; an unreachable one cannot be written to from here either."""
     try:
         session = dial()
     except SourceError:
@@ -72,7 +73,7 @@ def _is_another(
 
 
 def find_standby(hosts: Iterable[tuple[str, Callable[[], T]]], in_recovery: Callable[[T], bool]) -> T:
-    """A session on the first host that is a standby; otherwise as `find_primary`."""
+    """A session on the first standby among the hosts; otherwise as `find_primary`."""
     return _first(hosts, in_recovery, StandbyNeeded("the primary"), "standby")[1]
 
 
@@ -95,7 +96,7 @@ def _first(
 
 
 def _none_of(failed: list[tuple[str, SourceError]], other: SourceError, wanted: str) -> SourceError:
-    """One error for several hosts: of the kind that waiting does not mend, if there is one."""
+    """One error for several hosts: a permanent one, if there is one."""
     errors = [error for _, error in failed]
     worst = next((error for error in errors if error.retry is Retry.NEVER and error is not other), None)
     worst = worst or next((error for error in errors if error is other), errors[0])
@@ -108,7 +109,7 @@ _BRANCH = re.compile(r"(\d{1,10})@(\S+)")
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Where a history left the timeline `parent`: everything up to `switch` is in it, nothing of `parent` behind."""
+    """Where a history left the timeline `parent`: it contains `parent` up to `switch`, and nothing after it."""
 
     parent: int
     switch: Lsn
@@ -119,23 +120,23 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A server's timeline and the branches that led to it, oldest first; None where the server does not tell them."""
+    """A server's timeline and the branches that led to it, oldest first; None if the server does not report them."""
 
     number: int
     branches: tuple[Branch, ...] | None = ()
 
     @property
     def history(self) -> str | None:
-        """The branches as one text, `1@0/3000148 2@0/5000060`; None where they are not known."""
+        """The branches as one text, `1@0/3000148 2@0/5000060`; None if unknown."""
         return None if self.branches is None else " ".join(map(str, self.branches))
 
     @classmethod
     def from_history(cls, number: int, history: str | None) -> Timeline:
-        """Read `history` back. Raises MalformedPosition."""
+        """Parse `history`. Raises MalformedPosition."""
         return cls(number, None if history is None else tuple(map(_branch, history.split())))
 
     def common_with(self, other: Timeline) -> Lsn | None:
-        """The position up to which both are one history; None where that has no end. Both must tell their branches."""
+        """The position up to which both share a history; None if it has no end. Both must have their branches."""
         position = Lsn(0)
         for (own_number, my_end), (theirs, their_end) in zip(self._parts(), other._parts(), strict=False):
             if own_number != theirs:
@@ -146,14 +147,14 @@ class Timeline:
         return None
 
     def _parts(self) -> list[tuple[int, Lsn | None]]:
-        """The timelines in order, each with its end; None for the last, which has none yet."""
+        """The timelines in order, each with its end; None for the last."""
         return [*((branch.parent, branch.switch) for branch in self.branches or ()), (self.number, None)]
 
 
 def parse_history(number: int, content: str) -> Timeline:
-    """The timeline of a history file as `TIMELINE_HISTORY` sends it. Raises StreamProtocol."""
+    """Parse a history file sent by `TIMELINE_HISTORY`. Raises StreamProtocol."""
     branches = []
-    for line in content.split("\n"):  # the reason in a line is anybody's text
+    for line in content.split("\n"):  # the reason in a line is arbitrary text
         words = line.split()
         if not words or words[0].startswith("#"):
             continue

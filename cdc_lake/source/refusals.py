@@ -1,7 +1,7 @@
-"""Refusals: which error it is that a server answers with, from its SQLSTATE or its words.
+"""Classifies the errors of servers by SQLSTATE or words.
 
-The same for every server of the family and every driver. A refused connection often comes without a SQLSTATE (libpq
-gives none), so these are told apart by the server's English messages.
+The same for every server and driver. A refused connection often has no SQLSTATE (libpq provides none), so these are
+distinguished by the server's English messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cdc_lake.errors import (
 )
 from cdc_lake.source.sql_text import identifier
 
-# libpq takes the family's code 10 for SASL; PostgreSQL itself always offers a mechanism that libpq knows
+# libpq takes the family's code 10 for SASL; PostgreSQL itself always offers a mechanism known to libpq
 _OF_FAMILY = ("none of the server's SASL authentication mechanisms are supported", "HA port in thread_pool")
 
 _CONNECTING: tuple[tuple[str, type[SourceError]], ...] = (
@@ -63,7 +63,7 @@ _CONNECTING: tuple[tuple[str, type[SourceError]], ...] = (
     ("definition of service", AuthenticationRefused),
     ("root.crt", TlsRefused),
 )
-"""What the server or libpq says when it refuses a connection, in this order."""
+"""Words of the server or libpq for a refused connection, in this order."""
 
 _WANTING: dict[str, tuple[tuple[str, type[SourceError]], ...]] = {
     "42704": (("replication slot", SlotMissing), ("publication", PublicationMissing)),
@@ -75,11 +75,11 @@ _WANTING: dict[str, tuple[tuple[str, type[SourceError]], ...]] = {
     ),
     "58P01": (("WAL segment", WalGone), ("could not access file", PluginMissing)),
 }
-"""What is missing at the server, by SQLSTATE and words; why a slot was given up, only its detail says."""
+"""What is missing at the server, by SQLSTATE and words; the reason of an invalidated slot is only in the detail."""
 
 
 def connection_kind(message: str, database: str) -> type[SourceError]:
-    """The error for a refused connection, from what the server or the driver said."""
+    """The error class of a refused connection, from the words of the server or the driver."""
     kinds = ((f'database "{database}" does not exist', DatabaseUnknown), *_CONNECTING)
     return next((error for words, error in kinds if words in message), ServerUnreachable)
 
@@ -106,15 +106,15 @@ _BY_STATE: dict[str, type[SourceError]] = {
     "55006": SlotActive,
     "55P03": TableLocked,
 }
-"""What some SQLSTATEs mean, whatever is said."""
+"""SQLSTATEs whose meaning does not depend on the words."""
 
 
 _DECODING = ("reading the stream", "reading slot")
-"""What statements are for in which the server decodes its log."""
+"""Purposes of statements in which the server decodes its WAL."""
 
 
 def statement_kind(sqlstate: str | None, message: str, doing: str) -> type[SourceError]:
-    """The error for a statement the server refused (PostgreSQL docs, appendix A: error codes)."""
+    """The error class of a refused statement (PostgreSQL docs, appendix A: error codes)."""
     kind: type[SourceError]
     match sqlstate:
         case "XX000" if doing.startswith(_DECODING):
@@ -125,9 +125,9 @@ def statement_kind(sqlstate: str | None, message: str, doing: str) -> type[Sourc
             kind = RoleLacksReplication
         case "42501" if "row-level security policy" in message:
             kind = RowsHidden
-        case "42501":  # also of an object that is called something with `replication`
+        case "42501":  # also for an object with `replication` in its name
             kind = SourcePermission
-        case "42710" if "replication slot" in message:  # another receiver is just making it, or its end goes unnoticed
+        case "42710" if "replication slot" in message:  # another receiver is creating it, or has died unnoticed
             kind = SlotActive
         case "42704" | "55000" | "58P01":
             kind = next((error for words, error in _WANTING[sqlstate] if words in message), QueryRefused)
@@ -137,17 +137,17 @@ def statement_kind(sqlstate: str | None, message: str, doing: str) -> type[Sourc
 
 
 def statement_error(sqlstate: str | None, message: str, doing: str) -> SourceError:
-    """The error for a statement the server refused; `doing` says what it was for."""
+    """The error for a refused statement; `doing` describes its purpose."""
     return statement_kind(sqlstate, message, doing)(statement_words(sqlstate, message, doing))
 
 
 def statement_words(sqlstate: str | None, message: str, doing: str) -> str:
-    """How such an error is put: what it was for, the server's first line, the SQLSTATE."""
+    """The message of such an error: the purpose, the server's first line, the SQLSTATE."""
     state = f" ({sqlstate})" if sqlstate else ""
     return f"{doing}: {first_line(message)}{state}"
 
 
 def first_line(message: str) -> str:
-    """The first line of what was said."""
+    """The first line of a message."""
     lines = message.strip().splitlines()
     return lines[0] if lines else ""

@@ -1,8 +1,8 @@
-"""Row hashes by SQL: what PostgreSQL works out of its rows as `tables.row_hash` does of silver's.
+"""Computes row hashes in PostgreSQL by SQL, equal to those that `tables.row_hash` computes for silver.
 
-Its own hash functions are asked (those of hash partitions, PostgreSQL 11 and newer), of numbers and instants as they
-are stored and of everything else as text. That is taken only where the text of a type in `concat`, that of COPY,
-is the canonical one, or an expression makes it so; `canonical_sql` says of which. Where a server hashes otherwise
+It uses the server's own hash functions (those of hash partitions, PostgreSQL 11 and newer), for numbers and instants as
+stored and for everything else as text. Text is used only if the text of a type in `concat`, that of COPY, is the
+canonical one, or an expression makes it so (`canonical_sql`). If a server hashes differently
 (`source.postgres.server`), and for all other types, rows are streamed and hashed here.
 """
 
@@ -23,24 +23,24 @@ _SMALL = frozenset({21, 23})
 _INSTANTS = {1114: "timestamp", 1184: "timestamptz"}
 _BOOL, _BYTEA, _FLOAT4, _FLOAT8, _NUMERIC, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 16, 17, 700, 701, 1700, 1082, 1114, 1184
 _VARYING = frozenset({25, 1043})
-"""Types whose octet_length is that of the text they print."""
+"""Types whose octet_length is that of their printed text."""
 
 _SHORT = frozenset({_FLOAT4, _FLOAT8, _DATE, _TIMESTAMP, _TIMESTAMPTZ, *_INTEGERS, _BOOL, 1083, 1186, 1266, 2950})
-"""Types whose text is no longer than `LONG`; time, interval, timetz and uuid are among them."""
+"""Types whose text is never longer than `LONG`; time, interval, timetz and uuid are among them."""
 
-_C: Final = 'COLLATE "C"'  # of others a server may hash keys to sort by
+_C: Final = 'COLLATE "C"'  # with other collations a server may hash sort keys instead
 
 
 @dataclass(frozen=True, slots=True)
 class HashSql:
-    """Expressions over a table's columns: the hash of a row, and its bucket. `ways`: how each column is hashed."""
+    """Expressions over a table's columns: the hash of a row, and its bucket. `ways`: each column's hash strategy."""
 
     number: str
     bucket: str
     ways: Mapping[str, HashStrategy]
 
     def sums(self, table: str) -> str:
-        """The query of bucket, number of rows and sum of their hashes, from `table` (with its WHERE)."""
+        """The query for bucket, number of rows and sum of their hashes, from `table` (with its WHERE)."""
         return f"SELECT {self.bucket}, count(*), sum({self.number}) FROM {table} GROUP BY 1"
 
     def among(self, buckets: Iterable[int]) -> str:
@@ -49,7 +49,7 @@ class HashSql:
 
 
 def _is_as_stored(column: Column, kind: pa.DataType) -> bool:
-    """Whether silver's type is one of the same kind of values as the column's."""
+    """Whether silver's type has the same kind of values as the column's."""
     if column.type_oid in _INTEGERS:
         return bool(pa.types.is_integer(kind))
     if column.type_oid in (_FLOAT4, _FLOAT8):
@@ -70,7 +70,7 @@ def is_numbered(column: Column, kind: pa.DataType) -> bool:
 
 
 def canonical_sql(column: Column, kind: pa.DataType) -> str | None:
-    """The expression whose text in `concat` is the canonical one of a column beside silver's type; None: none is."""
+    """The expression whose text in `concat` is canonical for silver's type; None if there is none."""
     name = identifier(column.name)
     as_it_is = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if column.type_oid == _BYTEA:
@@ -84,7 +84,7 @@ def canonical_sql(column: Column, kind: pa.DataType) -> str | None:
 
 
 def hash_sql(relation: Relation, form: RowForm, types: Mapping[str, pa.DataType]) -> HashSql | str:
-    """The expressions of a table's rows in `form`, or the column (its name) that there is none for."""
+    """The hash expressions of a table's rows in `form`, or the name of a column without one."""
     columns = {column.name: column for column in relation.columns}
     parts: dict[str, _Part] = {}
     for name in form.columns:
@@ -102,7 +102,7 @@ def hash_sql(relation: Relation, form: RowForm, types: Mapping[str, pa.DataType]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A column beside silver's type; `text`: the expression of its canonical text."""
+    """A column and silver's type; `text`: the expression of its canonical text."""
 
     column: Column
     kind: pa.DataType
@@ -120,7 +120,7 @@ class _Part:
 
     @property
     def way(self) -> HashStrategy:
-        """How it is hashed."""
+        """Its hash strategy."""
         if self.column.type_oid in _INTEGERS and pa.types.is_integer(self.kind):
             return (
                 HashStrategy.INT4 if self.column.type_oid in _SMALL and self.kind.bit_width <= 32 else HashStrategy.INT8
@@ -133,7 +133,7 @@ class _Part:
         return HashStrategy.TEXT if self.short or self.column.type_oid in _VARYING else HashStrategy.DIGEST
 
     def shortened_text(self) -> str:
-        """The text, or of a long one its digest."""
+        """The text, or the digest of a long one."""
         if self.short:
             return f"concat({self.text})"
         source_text = f"coalesce({self.text}, '')" if self.column.type_oid in _VARYING else f"concat({self.text})"
@@ -143,7 +143,7 @@ class _Part:
         )
 
     def far(self) -> str:
-        """Of an instant: 0, or a hash of the text if seconds in a float do not tell it apart (`row_hash.EXACT`)."""
+        """For an instant: 0, or a hash of the text if seconds in a float are not exact (`row_hash.EXACT`)."""
         kind = _INSTANTS[self.column.type_oid]
         near = f"{self.name} > {kind} '1840-01-01 00:00:00+00' AND {self.name} < {kind} '2100-01-01 00:00:00+00'"
         text = f"hashtextextended(concat({self.name}) {_C}, {FIRST})"
@@ -151,7 +151,7 @@ class _Part:
 
 
 def _chain(parts: Sequence[tuple[_Part, HashStrategy]]) -> str:
-    """The hash of some columns: first which are NULL, then their values (`tables.row_hash`)."""
+    """The hash of some columns: first the NULL flags, then their values (`tables.row_hash`)."""
     sql, names = f"{FIRST}::bigint", [part.name for part, _ in parts]
     for begin in range(0, len(names), FLAGS):
         sql = f"hashint4extended({_flags(names[begin : begin + FLAGS])}, {sql})"
@@ -161,13 +161,13 @@ def _chain(parts: Sequence[tuple[_Part, HashStrategy]]) -> str:
 
 
 def _flags(names: Sequence[str]) -> str:
-    """Which columns are NULL, a bit each; most rows have none."""
+    """The NULL flags, a bit each; most rows have none."""
     flags = " | ".join(f"CASE WHEN {name} IS NULL THEN {1 << n} ELSE 0 END" for n, name in enumerate(names))
     return f"CASE WHEN num_nulls({', '.join(names)}) = 0 THEN 0 ELSE {flags} END"
 
 
 def _hash_sql(part: _Part, way: HashStrategy, seed: str) -> str:
-    """The hash of a column's value upon the one before it."""
+    """The hash of a column's value, seeded with the previous one."""
     match way:
         case HashStrategy.INT4:
             return f"hashint4extended(coalesce({part.name}, 0)::integer, {seed})"
@@ -187,7 +187,7 @@ def _hash_sql(part: _Part, way: HashStrategy, seed: str) -> str:
 
 
 def _bits(name: str, column: Column, kind: pa.DataType) -> str | None:
-    """The bits of a float as a signed integer, and one text for NaN; None where silver's is of another size."""
+    """The bits of a float as a signed integer, and one text for NaN; None if silver's float has another size."""
     if column.type_oid == _FLOAT8 and pa.types.is_float64(kind):
         send, number = "float8send", "bit(64)::bigint"
     elif column.type_oid == _FLOAT4 and pa.types.is_float32(kind):

@@ -1,13 +1,13 @@
-"""Reading a replication stream from a socket: few wake-ups, lost peers noticed, waits that another thread can end.
+"""Reads a replication stream from a socket with few wake-ups, detects lost peers, and can be interrupted by threads.
 
-Waking costs more than reading, and the server flushes every message. So everything that is there is taken, and then
-there is a short pause until about `_ENOUGH` bytes are, by the socket's low-water mark: TCP wakes us early once they
-are (SO_RCVLOWAT, tcp(7)).
+Waking up costs more than reading, and the server flushes every message. So everything available is read, followed by a
+short pause until about `_ENOUGH` bytes have arrived, by the socket's low-water mark: TCP wakes us early once they are
+available (SO_RCVLOWAT, tcp(7)).
 
-TCP tells late of a peer that has gone without a word or, if somebody in between still acknowledges, never. So the
-server of a stream that has said nothing for half of a time is asked for a sign, and given up if none has come in the
-other half. The answer to a statement may take any time, so there only TCP is asked, after the same time: whether the
-machine on the other side is still there (`probes`).
+TCP reports a silently lost peer late or, if something in between still acknowledges, never. So a stream's server that
+has sent nothing for half of the timeout is asked for a reply, and given up if none arrives in the other half. The
+answer to a statement may take any time, so there only TCP checks, after the same time, whether the peer's machine is
+still reachable (`probes`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from collections.abc import Callable, Mapping
 from cdc_lake.errors import ServerUnreachable
 
 LONGEST = 60.0
-"""Seconds, as `wal_receiver_timeout` of PostgreSQL has them."""
+"""Seconds, PostgreSQL's default `wal_receiver_timeout`."""
 _TCP_TAKES = 2 * 32_767.0
 """Seconds: Linux waits at most half of it before a probe (MAX_TCP_KEEPIDLE)."""
 
 
 def probes(longest: float) -> Mapping[str, int]:
-    """How TCP looks whether a peer that says nothing is there, as it calls them (tcp(7)): seconds, the last one
-    milliseconds. The first probe is sent after half of the time; when it is over, the peer is given up, also one that
-    owes an acknowledgement. TCP takes no more than some hours.
+    """TCP keepalive options, by their names (tcp(7)): in seconds, the last one in milliseconds. The first probe is sent
+    after half of `longest`; after `longest` the peer is given up, also one that owes an acknowledgement. TCP limits it
+    to some hours.
     """
     longest = min(longest, _TCP_TAKES)
     return {
@@ -43,15 +43,15 @@ def probes(longest: float) -> Mapping[str, int]:
 
 
 def of_postgres(asked: float, sender_timeout: float) -> float:
-    """How long a PostgreSQL may be silent, where the pipeline says `asked`; all in seconds.
+    """How long a PostgreSQL server may be silent if the pipeline file says `asked`; all in seconds.
 
-    One that is busy with what it does not send answers as late as half of its own time-out.
+    A server busy with changes it does not send answers only after half of its own timeout.
     """
     return max(asked, 1.5 * sender_timeout)
 
 
 class IdleTimeout:
-    """How long a server has been silent, by what was read of it; `longest` in seconds."""
+    """How long a server has been silent, by what was read from it; `longest` in seconds."""
 
     def __init__(self, longest: float, clock: Callable[[], float]) -> None:
         self._half = longest / 2
@@ -61,16 +61,16 @@ class IdleTimeout:
 
     @property
     def long(self) -> bool:
-        """Whether it lasts so long that `to_ask` has something to say, if nothing is there to be read."""
+        """Whether it has been silent long enough to call `to_ask`, if nothing can be read."""
         return self._clock() - self._since >= self._half
 
     def record_activity(self) -> None:
-        """The server sent something, however little."""
+        """Record that the server sent something."""
         self._since = self._clock()
         self._asked = None
 
     def to_ask(self) -> bool:
-        """Nothing is there: True once, if the server is to be asked. Raises ServerUnreachable if it did not answer."""
+        """If nothing can be read: True once, to ask the server. Raises ServerUnreachable if it did not answer."""
         now = self._clock()
         if self._asked is None:
             self._asked = now
@@ -97,7 +97,7 @@ class BatchingReader:
     def __init__(
         self, descriptor: int, clock: Callable[[], float], silence: IdleTimeout, ask: Callable[[], None]
     ) -> None:
-        """`ask` has the server send a sign of itself, which is asked for where `silence` says so."""
+        """`ask` makes the server send a reply, when `silence` requires it."""
         self._socket = socket.socket(fileno=os.dup(descriptor))
         self._tcp = self._socket.family != socket.AF_UNIX
         self._clock = clock
@@ -110,9 +110,8 @@ class BatchingReader:
     def poll(self, timeout: float, take: Callable[[Frames, int], int], due: Callable[[], float]) -> Frames:
         """Frames, waiting up to `timeout` seconds for the first.
 
-        `take` appends what is there to the frames, up to about that many bytes, and returns their size; `due` does
-        what is due by the clock and returns the seconds until it wants to be called again. Raises ServerUnreachable
-        where nothing is there, and has not been for too long.
+        `take` appends available frames, up to about so many bytes, and returns their size; `due` does periodic work and
+        returns the seconds until its next call. Raises ServerUnreachable if nothing has arrived for too long.
         """
         frames: Frames = []
         deadline = self._clock() + timeout
@@ -131,16 +130,16 @@ class BatchingReader:
             wait = deadline - self._clock()
             if wait <= 0:
                 return frames
-            self._set(1)  # from here on any byte wakes
+            self._set(1)  # from here on any byte wakes us
             if self._poller.poll(max(0.0, min(wait, left)) * 1000):
                 self._silence.record_activity()
 
     def close(self) -> None:
-        """Give the copy of the descriptor back."""
+        """Close the copy of the descriptor."""
         self._socket.close()
 
     def _listen(self) -> None:
-        """After a long silence: look whether it has ended while nobody read, or else have the server asked."""
+        """After a long silence: check whether it ended while nobody read; otherwise ask the server."""
         if not self._silence.long:
             return
         self._set(1)
@@ -150,7 +149,7 @@ class BatchingReader:
             self._ask()
 
     def _pause(self) -> None:
-        if not self._tcp:  # poll(2) of a Unix socket does not look at the mark
+        if not self._tcp:  # poll(2) of a Unix socket ignores the mark
             time.sleep(_PAUSE / 2)
             return
         self._set(_ENOUGH)
@@ -163,15 +162,15 @@ class BatchingReader:
 
 
 Opened = Callable[[int], object]
-"""Is told of a connection that was opened, by its descriptor."""
+"""Called with the descriptor of a newly opened connection."""
 
 
 def ignore_open(descriptor: int) -> None:
-    """Nobody wants to end it."""
+    """Does nothing: the connection need not be interruptible."""
 
 
 class ConnectionRegistry:
-    """Connections that can be ended all at once, from any thread."""
+    """Connections that any thread can end all at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -179,7 +178,7 @@ class ConnectionRegistry:
         self._over = False
 
     def add(self, descriptor: int) -> None:
-        """A connection by its descriptor, which stays the caller's; behind `end` it is ended at once."""
+        """Add a connection by its descriptor, which stays the caller's; after `end` it is ended at once."""
         copy = socket.socket(fileno=os.dup(descriptor))
         with self._lock:
             self._copies.append(copy)
@@ -187,14 +186,14 @@ class ConnectionRegistry:
                 _end(copy)
 
     def end(self) -> None:
-        """End all there are, and all that come."""
+        """End all connections, existing and future ones."""
         with self._lock:
             self._over = True
             for connection in self._copies:
                 _end(connection)
 
     def forget(self) -> None:
-        """Nobody uses those there are any more: give the copies of their descriptors back."""
+        """Close the copies of the descriptors of connections that are not used any more."""
         with self._lock:
             for connection in self._copies:
                 connection.close()
@@ -202,5 +201,5 @@ class ConnectionRegistry:
 
 
 def _end(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it is over already
+    with contextlib.suppress(OSError):  # it is closed already
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,6 @@
-"""SQL text for every server of the family: quoting, settings of a session, and the command that begins a stream.
+"""SQL text for every server: quoting, session settings, and the command that starts a stream.
 
-Every session of ours asks for the same settings, so that copy and stream print values alike.
+All our sessions use the same settings, so that copy and stream print values alike.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def quote_table(table: TableName) -> str:
 
 
 def command_literal(text: str) -> str:
-    """A text as a string constant of a replication command, whose scanner knows no backslash (repl_scanner.l)."""
+    """A string constant for a replication command, whose scanner has no backslash escapes (repl_scanner.l)."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def literal(text: str) -> str:
-    """A text as an SQL string constant, for the statements that take no parameters."""
+    """An SQL string constant, for statements without parameters."""
     quoted = "'" + text.replace("'", "''").replace("\\", "\\\\") + "'"
     return f" E{quoted}" if "\\" in text else quoted
 
@@ -40,11 +40,11 @@ PRINTING: dict[str, str] = {
     "TimeZone": "UTC",
     "lc_monetary": "C",
 }
-"""Whatever the role's or the database's own settings are."""
+"""Independent of the role's and the database's settings."""
 
 
 def start_command(slot: str, start: int, options: Mapping[str, str]) -> str:
-    """START_REPLICATION of a slot after `start`. Option names are the server's or the plugin's; values go quoted."""
+    """START_REPLICATION of a slot after `start`. Option names are the server's or the plugin's; values are quoted."""
     option_list = ", ".join(f"{identifier(name)} {command_literal(value)}" for name, value in options.items())
     return f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {Lsn(start)}" + (
         f" ({option_list})" if option_list else ""

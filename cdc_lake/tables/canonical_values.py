@@ -1,16 +1,15 @@
-"""Values of silver and texts of the source in one canonical form, equal exactly if the values are equal.
+"""Converts silver values and source texts to one canonical text, equal exactly if the values are equal.
 
-This is the second opinion on `tables.types` and `tables.casts`, without Spark: it starts from what silver *holds*, an
-Arrow column, and writes it as PostgreSQL prints it (DateStyle ISO, TimeZone UTC, bytea_output hex), so that an error
-in the projection shows as a difference. Nothing here may call a cast of those modules. Floats have no single text, so
-both sides become their bits, with one pattern for NaN: -0 and 0 differ. Numbers are filled up with zeros to the scale
-of silver's decimal. Arrays become lists of canonical elements in JSON, read character by character as array_in of
-arrayfuncs.c does.
+This checks `tables.types` and `tables.casts` independently and without Spark: it starts from an Arrow column of silver
+and writes it as PostgreSQL prints it (DateStyle ISO, TimeZone UTC, bytea_output hex), so an error in the projection
+shows as a difference. Nothing here may call a cast of those modules. Floats have no unique text, so both sides become
+their bits, with one pattern for NaN: -0 and 0 differ. Numbers are padded with zeros to the scale of silver's decimal.
+Arrays become JSON lists of canonical elements, parsed character by character as array_in of arrayfuncs.c does.
 
-The server's texts become Arrow columns of the silver types by the mapping of `tables.types`;
-`tests/spark/test_bronze_change_reader_spark.py` compares the two ways. A text has a value or it does not: nothing is
-clipped, rounded or guessed, and what has none is reported. Each kind of value has a grammar first, because Arrow's
-casts are lenient ('0x10' is an integer to them).
+Texts from the server become Arrow columns of the silver types by the mapping of `tables.types`;
+`tests/spark/test_bronze_change_reader_spark.py` compares the two ways. A text either has a value or is reported:
+nothing is clipped, rounded or guessed. Each kind of value is checked against a grammar first, because Arrow's casts are
+lenient ('0x10' is an integer to them).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _BLANK = " \t\n\r\v\f"
 
 
 def elements_of(text: str) -> list[str | None] | None:
-    """The texts of the elements of an array of one dimension from 1 on; None where the text is none."""
+    """The texts of the elements of a one-dimensional array with lower bound 1; None for any other text."""
     if text == "{}":
         return []
     if len(text) < 3 or text[0] != "{" or text[-1] != "}":
@@ -50,7 +49,7 @@ def elements_of(text: str) -> list[str | None] | None:
 
 
 def _element(characters: Iterator[str]) -> tuple[str | None, str | None]:
-    """One element, and what stands behind it: a comma, nothing, or None where the text is no array."""
+    """One element and what follows it: a comma, nothing, or None if the text is not an array."""
     first = next(characters, "")
     if first == '"':
         inner = _read_quoted(characters)
@@ -69,7 +68,7 @@ def _element(characters: Iterator[str]) -> tuple[str | None, str | None]:
 
 
 def _read_quoted(characters: Iterator[str]) -> str | None:
-    """The rest of a quoted element; None where it does not end."""
+    """The rest of a quoted element; None if the closing quote is missing."""
     parts: list[str] = []
     for character in characters:
         if character == '"':
@@ -87,7 +86,7 @@ def _read_quoted(characters: Iterator[str]) -> str | None:
 _TEXT = pa.large_string()
 _WIDEST = pa.decimal128(38, 0)
 _PLAIN_SCALE = 6
-"""Decimals of at most that scale are never small enough for Arrow's scientific text."""
+"""Decimals of at most this scale are never small enough for Arrow's scientific notation."""
 _NUMBER = re.compile(r"-?([0-9]+)(?:[.]([0-9]+))?")
 
 
@@ -100,9 +99,9 @@ def from_silver(values: Any) -> Any:
 
 
 def from_source(text: Any, silver_type: pa.DataType) -> Any:
-    """Text of the source in canonical form beside a silver column of `silver_type`.
+    """Source text in canonical form, comparable to a silver column of `silver_type`.
 
-    Raises pyarrow.ArrowInvalid where silver is a float and the text is none.
+    Raises pyarrow.ArrowInvalid if silver's type is a float and the text is not one.
     """
     if pa.types.is_floating(silver_type):
         return _by_chunk(text, lambda chunk: _bits(pc.cast(chunk, silver_type)))
@@ -116,7 +115,7 @@ def from_source(text: Any, silver_type: pa.DataType) -> Any:
 
 
 def readable(text: str | None, silver_type: pa.DataType | None) -> str | None:
-    """A canonical text as people read it: that of a float is its bits, of anything else as it is."""
+    """A canonical text for display: floats, whose canonical form is their bits, are printed as numbers."""
     if text is None or text == "NaN" or silver_type is None or not pa.types.is_floating(silver_type):
         return text
     integer_format, part = ("<q", "<d") if silver_type == pa.float64() else ("<i", "<f")
@@ -124,7 +123,7 @@ def readable(text: str | None, silver_type: pa.DataType | None) -> str | None:
 
 
 def companion_decimals(text: Any, decimal_type: pa.DataType) -> Any:
-    """What a decimal that stands beside text of numbers must be, in canonical form: NULL where the number is none."""
+    """The canonical values of a companion decimal of a text column: NULL if the text is not a number."""
 
     def fitting_number(value: str | None) -> str | None:
         number = None if value is None else _NUMBER.fullmatch(value)
@@ -174,12 +173,12 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def with_zero(text: Any) -> Any:
-    """Numbers with a digit before the point: the GaussDB family prints .5 and -.5."""
+    """Numbers with a digit before the decimal point: the GaussDB family prints .5 and -.5."""
     return pc.replace_substring_regex(text, r"^(-?)\.", r"\1" "0.")
 
 
 def _scale_numbers(text: Any, scale: int) -> Any:
-    """Numbers with exactly `scale` digits behind the point; one that has more, and what is no number, stays."""
+    """Numbers with exactly `scale` decimal digits; texts with more digits and other texts are unchanged."""
     text = with_zero(text)
     as_it_is = rf"\.[0-9]{{{scale}}}$" if scale else "^-?[0-9]+$"
     if pc.all(pc.match_substring_regex(text, as_it_is)).as_py() is not False:
@@ -195,14 +194,14 @@ def _pad_fraction(text: str, scale: int) -> str:
 
 
 def _hexadecimal(text: Any) -> Any:
-    """Bytes as bytea prints them, also those that the GaussDB family prints for blob and raw: in capitals, unmarked."""
+    """Bytes as bytea prints them, also from the GaussDB family's blob and raw: upper case, without a prefix."""
     bare = pc.match_substring_regex(text, "^([0-9A-F]{2})*$")
     marked = pc.binary_join_element_wise(pa.scalar("\\x", _TEXT), pc.utf8_lower(text), pa.scalar("", _TEXT))
     return pc.if_else(bare, marked, text)
 
 
 def _list_text(text: Any, element: pa.DataType) -> Any:
-    """Texts of arrays as lists of canonical elements; what is no array of one dimension stays."""
+    """Texts of arrays as lists of canonical elements; texts that are not one-dimensional arrays are unchanged."""
     lists = [None if item is None else elements_of(item) for item in text.to_pylist()]
     inner = from_source(pa.array([e for item in lists for e in item or ()], _TEXT), element).to_pylist()
     return _lists(text.to_pylist(), lists, inner)
@@ -215,7 +214,7 @@ def _list_values(values: Any) -> Any:
 
 
 def _lists(texts: list[Any], lists: list[Any], elements: list[str | None]) -> Any:
-    """Each list with its share of `elements`, as JSON; `texts` where there is no list."""
+    """Each list with its share of `elements`, as JSON; the original text if there is no list."""
     json_texts, offset = [], 0
     for text, items in zip(texts, lists, strict=True):
         if items is None:
@@ -233,7 +232,7 @@ def _bits(values: Any) -> Any:
 
 
 def _decimal(values: Any) -> Any:
-    """`-12.50`: Arrow's own text of small decimals is scientific, so the point is set into the unscaled digits."""
+    """`-12.50`: Arrow prints small decimals in scientific notation, so the unscaled digits get the point."""
     scale = values.type.scale
     if 0 <= scale <= _PLAIN_SCALE:
         return pc.cast(values, _TEXT)
@@ -253,7 +252,7 @@ def _decimal(values: Any) -> Any:
 
 
 def _timestamp(values: Any) -> Any:
-    """`2024-01-01 00:00:00.5`, with `+00` where it is an instant; Arrow writes six digits, PostgreSQL drops zeros."""
+    """`2024-01-01 00:00:00.5`, with `+00` for an instant; Arrow writes six digits, PostgreSQL drops trailing zeros."""
     zoned = values.type.tz is not None
     if zoned and values.type.tz not in {"UTC", "Etc/UTC", "+00:00"}:
         msg = f"an instant in silver is in UTC, not {values.type.tz}"
@@ -292,7 +291,7 @@ _GRAMMAR: Final = {
     Family.TIMESTAMP: f"^{_DATE} {_TIME}$",
     Family.TIMESTAMPTZ: f"^{_DATE} {_TIME}{_ZONE}$",
 }
-_NEVER: Final = {  # what the grammar cannot leave out
+_NEVER: Final = {  # values that the grammar cannot exclude
     Family.DECIMAL: "^-[0.]+$",
     Family.DATE: "^0000",
     Family.TIMESTAMP: "^0000",
@@ -306,9 +305,9 @@ def arrow_type(column: Column) -> pa.DataType:
 
 
 def read_texts(texts: Any, column: Column) -> tuple[Any, Any | None]:
-    """The values of a string array, and a boolean array of the texts that have none (None: there are none).
+    """The values of a string array, and a boolean array that marks texts without a value (None if there are none).
 
-    NULL stays NULL; a text without a value is NULL too, and marked.
+    NULL stays NULL; a text without a value becomes NULL and is marked.
     """
     kind = column_type(column)
     if isinstance(texts, pa.ChunkedArray):
@@ -325,7 +324,7 @@ def read_texts(texts: Any, column: Column) -> tuple[Any, Any | None]:
 
 
 def _read(texts: Any, kind: ColumnType) -> tuple[Any, Any]:
-    """Values and which failed, by halves: the few that cannot be read cost the others next to nothing."""
+    """Values, and which texts failed, by bisection: a few unreadable texts cost the others next to nothing."""
     try:
         values = _cast(texts, kind)
     except pa.ArrowInvalid:
@@ -335,7 +334,7 @@ def _read(texts: Any, kind: ColumnType) -> tuple[Any, Any]:
         parts = [_read(half, kind) for half in (texts[:middle], texts[middle:])]
         return pa.concat_arrays([values for values, _ in parts]), np.concatenate([failed for _, failed in parts])
     failed = np.zeros(len(texts), bool)
-    if kind.family is Family.FLOAT:  # what is too large is read as an infinity
+    if kind.family is Family.FLOAT:  # values that are too large are read as infinity
         is_infinity = pc.is_in(texts, pa.array(["Infinity", "-Infinity"]))
         failed = np.asarray(pc.fill_null(pc.and_not(pc.is_inf(values), is_infinity), fill_value=False))
         if failed.any():
@@ -344,7 +343,7 @@ def _read(texts: Any, kind: ColumnType) -> tuple[Any, Any]:
 
 
 def _cast(texts: Any, kind: ColumnType) -> Any:
-    """The values of texts that follow the grammar; raises ArrowInvalid where one is out of range."""
+    """The values of texts that follow the grammar; raises ArrowInvalid if one is out of range."""
     match kind.family:
         case Family.BOOLEAN:
             return pc.equal(texts, "t")
@@ -355,7 +354,7 @@ def _cast(texts: Any, kind: ColumnType) -> Any:
         case Family.HEX:
             return pa.array([None if text is None else bytes.fromhex(text) for text in texts.to_pylist()], pa.binary())
         case Family.TIMESTAMPTZ if len(texts) == 1 and texts[0].is_valid:
-            # Arrow reads zones of hours and minutes; before standard time they had seconds
+            # Arrow reads zones of hours and minutes; before standard time they also had seconds
             return pa.array([_instant(texts[0].as_py())], _arrow(kind))
         case _:
             return pc.cast(texts, _arrow(kind))

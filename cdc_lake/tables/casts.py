@@ -1,15 +1,15 @@
-"""Spark SQL that reads a text of the source as a value of its silver type (`tables.types`), or says it is none.
+"""Spark SQL that converts source text to its silver type (`tables.types`), or detects that it does not fit.
 
 `cast_sql` never raises and is right only if `fits_sql` is true. `fits_sql` is mostly a round trip: Spark's casts are
-lenient ('0044-03-15 BC' casts to a date of our era), so a value fits if its typed form prints as the very text the
-server sent. A text that does not fit is held under the rule `type_<column>`: never clipped, never NULL.
+lenient ('0044-03-15 BC' casts to a date of our era), so a value fits if its typed form prints as exactly the text that
+the server sent. Text that does not fit is held under the rule `type_<column>`: never clipped, never NULL.
 
-Text is what PostgreSQL prints with DateStyle ISO, TimeZone UTC, extra_float_digits >= 1 and bytea_output hex; the
-Spark session is in ANSI mode and UTC (`tables.spark_session`). Other settings on either side make values not fit:
-loud, not wrong.
+Text is what PostgreSQL prints with DateStyle ISO, TimeZone UTC, extra_float_digits >= 1 and bytea_output hex; the Spark
+session is in ANSI mode and UTC (`tables.spark_session`). With other settings on either side, values do not fit: an
+error, never a wrong value.
 
-After an ALTER TYPE, conversions say what a value of one silver type is in another one, if that is sure to be what the
-server made it; also for source types that are one in silver, whose old rows may get other values (`rewriting`).
+After an ALTER TYPE, conversions compute the new value from the old one if the result is certain to be the server's;
+also for source types that share a silver type but whose old rows may get other values (`rewriting`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cdc_lake.tables.types import ColumnType, Family, column_type, element_of, l
 def cast_sql(text: str, kind: ColumnType) -> str:  # noqa: PLR0911 - one line a family
     """A Spark SQL expression of the silver type over `text`, an expression of type string.
 
-    It never raises; NULL stays NULL. Where `fits_sql` is false its value means nothing.
+    It never raises; NULL stays NULL. The result is meaningless if `fits_sql` is false.
     """
     match kind.family:
         case Family.TEXT:
@@ -58,17 +58,17 @@ def cast_sql(text: str, kind: ColumnType) -> str:  # noqa: PLR0911 - one line a 
             assert_never(other)
 
 
-# the GaussDB family prints numbers without a leading zero: .5 and -.5; Java's $ also stands before a last line feed
+# the GaussDB family prints .5 and -.5; Java's $ also matches before a final line feed
 _FLOAT = "^-?([0-9]+([.][0-9]+)?|[.][0-9]+)(e[+-][0-9]+)?\\\\z"
-# behind the seconds, not the end of a date: Spark raises for a zone that cannot be; servers have up to 15:59:59
+# after the seconds, not the end of a date: Spark raises for an impossible zone; servers have up to 15:59:59
 _ZONE = ":[0-9][0-9]([.][0-9]+)?([+-](0[0-9]|1[0-5])(:[0-5][0-9])*)$"
-# Spark has a year 0, prints those before it with a minus and those after 9999 with a plus; a server prints BC
+# Spark has a year 0, and prints a sign before negative years and years after 9999; a server prints BC
 _YEAR = "left({text}, 4) BETWEEN '0001' AND '9999'"
 _BARE_POINT = "^(?=[.])|(?<=^-)(?=[.])"
 
 
 def fits_sql(text: str, kind: ColumnType) -> str:
-    """A Spark SQL boolean over `text`, never NULL: true for NULL and where `cast_sql` gives exactly the value."""
+    """A Spark SQL boolean over `text`, never NULL: true for NULL and if `cast_sql` returns exactly the value."""
     typed = cast_sql(text, kind)
     match kind.family:
         case Family.TEXT | Family.NUMBER_TEXT | Family.NUMBER_OR_NULL:
@@ -76,16 +76,16 @@ def fits_sql(text: str, kind: ColumnType) -> str:
         case Family.BOOLEAN:
             fits = f"{text} IN ('t', 'f')"
         case Family.BINARY:
-            # lower case, even length, nothing but digits: the only text whose bytes print as it
+            # lower case, even length, only hex digits: the only text that equals its printed bytes
             fits = f"concat(char(92), 'x', lower(hex({typed}))) = {text}"
         case Family.HEX:
             fits = f"hex({typed}) = {text}"
         case Family.FLOAT:
-            # Spark prints floats in its own way, so the grammar is checked; Java reads what is too large as infinity.
+            # Spark prints floats differently, so the grammar is checked; Java reads too large values as infinity.
             number = f"({text} RLIKE '{_FLOAT}' AND abs({typed}) < double('Infinity'))"
             fits = f"{number} OR {text} IN ('NaN', 'Infinity', '-Infinity')"
         case Family.TIMESTAMPTZ:
-            # parallel decoders of the GaussDB family print in the zone of the database
+            # parallel decoders of the GaussDB family print in the time zone of the database
             zone = f"nullif(regexp_extract({text}, '{_ZONE}', 2), '')"
             local = f"concat(cast(from_utc_timestamp({typed}, {zone}) AS string), {zone})"
             fits = f"{local} = {text} AND {_YEAR.format(text=text)} AND year({typed}) BETWEEN 1 AND 9999"
@@ -105,9 +105,9 @@ def fits_sql(text: str, kind: ColumnType) -> str:
 
 
 def key_sql(text: str, kind: ColumnType) -> str:
-    """A Spark SQL expression of the text that all texts of one value of a key share: `text` for most types.
+    """A Spark SQL expression of one normalized text per key value: `text` itself for most types.
 
-    What does not fit stays as it is.
+    Text that does not fit is unchanged.
     """
     match kind.family:
         case Family.NUMBER_TEXT | Family.DECIMAL | Family.FLOAT:
@@ -122,7 +122,7 @@ def key_sql(text: str, kind: ColumnType) -> str:
 
 
 def key_text(text: str | None, kind: ColumnType) -> str | None:
-    """The same without Spark, of keys that were recorded."""
+    """Computes `key_sql` without Spark, for recorded keys."""
     if text is None:
         return None
     match kind.family:
@@ -137,7 +137,7 @@ def key_text(text: str | None, kind: ColumnType) -> str | None:
 
 
 def _pad_fraction(text: str, sql: str) -> str:
-    """A number with as many digits behind the point as its decimal has."""
+    """A number with as many decimal digits as its decimal's scale."""
     precision, scale = map(int, re.findall(r"[0-9]+", sql))
     number = re.fullmatch(r"(-?)([0-9]*)(?:[.]([0-9]+))?", text)
     if number is None or not (number[2] or number[3]):
@@ -161,13 +161,13 @@ def _in_utc(text: str) -> str:
 
 
 def _with_zero(text: str) -> str:
-    """A number with a digit before its point: the GaussDB family prints .5 and -.5."""
+    """A number with a digit before its decimal point: the GaussDB family prints .5 and -.5."""
     bare = f"left({text}, 1) = '.' OR left({text}, 2) = '-.'"
     return f"CASE WHEN {bare} THEN regexp_replace({text}, '{_BARE_POINT}', '0') ELSE {text} END"
 
 
 def _same_number(text: str, sql: str) -> str:
-    """Zeros at the end of a fraction are no digits of the value; an exponent, a sign + or blanks are no number here."""
+    """Ignores trailing zeros of a fraction; an exponent, a plus sign or blanks do not count as a number."""
     bare = f"regexp_replace({text}, '{_BARE_POINT}', '0')"
     same = f"{_without_zeros(f'cast(try_cast({text} AS {sql}) AS string)')} = {_without_zeros(bare)}"
     return f"({same} AND right({text}, 1) <> '.')"
@@ -179,24 +179,24 @@ def _without_zeros(text: str) -> str:
 
 
 _MARKS = ("char(1)", "char(2)")
-"""Stand for an escaped backslash and an escaped quote while an array is taken apart; a text with them is held."""
+"""Placeholders for an escaped backslash and quote while an array is parsed; a text that contains them is held."""
 
 
 def _plain(text: str, body: str) -> str:
-    """`body` over `plain`: an array's text in which a quote always opens or closes an element; made once."""
+    """`body` over `plain`, which is the array's text with quotes only around elements; computed once."""
     slash, quote = _MARKS
     plain = f"replace(replace({text}, concat(char(92), char(92)), {slash}), concat(char(92), '\"'), {quote})"
     return f"transform(array({plain}), plain -> {body})[0]"
 
 
 _TOKENS = """regexp_extract_all(plain, '"[^"]*"|[^{}",\\\\s\\\\x01\\\\x02]+', 0)"""
-"""The elements as they are written, quotes included; what is escaped stands only between quotes."""
+"""The elements as written, including quotes; escaped characters occur only between quotes."""
 
 
 def _elements() -> str:
-    """The texts of the elements in `plain`; means nothing where it is no array.
+    """The texts of the elements in `plain`; meaningless if it is not an array.
 
-    An element is quoted where it is empty, reads NULL or holds a blank, comma, brace, quote or backslash (array_out of
+    An element is quoted if it is empty, reads NULL or contains a blank, comma, brace, quote or backslash (array_out of
     arrayfuncs.c).
     """
     slash, quote = _MARKS
@@ -213,7 +213,7 @@ def _values(text: str, kind: ColumnType) -> str:
 
 
 def _is_array(text: str, kind: ColumnType) -> str:
-    """One dimension from 1 on: what is found, put together again, is the whole text; each element fits."""
+    """Whether the text is a one-dimensional array from 1 on: its elements joined give the whole text, and each fits."""
     assert kind.element is not None
     slash, quote = _MARKS
     unmarked = f"instr({text}, {slash}) = 0 AND instr({text}, {quote}) = 0"
@@ -223,7 +223,7 @@ def _is_array(text: str, kind: ColumnType) -> str:
 
 
 UNREADABLE = "cdc_lake: a text of an old row is no"
-"""How Spark's error begins where a conversion meets a value that has none in the new type."""
+"""How Spark's error begins if a conversion meets a value that the new type cannot represent."""
 
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _DIGITS = {"smallint": 5, "int": 10, "bigint": 19}
@@ -235,16 +235,15 @@ _WIDER = {
     ("date", "timestamp_ntz"),
 }
 _PRINTED = {"smallint", "int", "bigint", "boolean", "date", "timestamp_ntz"}
-"""Types that Spark prints as the server does when it casts them to text; decimals too."""
+"""Types that Spark casts to the same text as the server; decimals too."""
 _READ = {"smallint", "int", "bigint", "date", "timestamp_ntz"}
-"""Types that Spark reads from text as the server does where it reads them at all, decimals too; moments only from what
-the server prints.
+"""Types that Spark reads from text as the server does, or not at all; decimals too, timestamps only from server output.
 """
 _PRINTED_ALIKE = {"date": Column("", "date", 1082), "timestamp_ntz": Column("", "timestamp", 1114)}
 
 
 def widens(old_sql: str, new_sql: str) -> bool:
-    """Whether every value of one Spark SQL type is the same value of the other."""
+    """Whether every value of one Spark SQL type is the same value in the other."""
     old, new = _DECIMAL.fullmatch(old_sql), _DECIMAL.fullmatch(new_sql)
     if new:
         q, t = int(new[1]), int(new[2])
@@ -256,9 +255,9 @@ def widens(old_sql: str, new_sql: str) -> bool:
 
 
 def conversion(value: str, old_sql: str, new_sql: str) -> str | None:
-    """SQL that makes a value of one type the other's as the server's own cast does; None where we know of none.
+    """SQL that converts a value to another type as the server's own cast does; None if no such SQL is known.
 
-    It fails rather than give a value that is not the server's.
+    It fails rather than return a value that differs from the server's.
     """
     if old_sql == new_sql:
         return value
@@ -269,7 +268,7 @@ def conversion(value: str, old_sql: str, new_sql: str) -> str | None:
         return f"CAST({value} AS {new_sql})"
     if old_sql == "string" and (new_sql in _READ or new_decimal is not None):
         failed = f"raise_error({literal(f'{UNREADABLE} {new_sql}')})"
-        if new_sql in _PRINTED_ALIKE:  # Spark reads dates and times leniently, '0044-03-15 BC' as one of our era
+        if new_sql in _PRINTED_ALIKE:  # Spark reads dates and times leniently, '0044-03-15 BC' as a date of our era
             kind = column_type(_PRINTED_ALIKE[new_sql])
             return f"CASE WHEN {fits_sql(value, kind)} THEN {cast_sql(value, kind)} ELSE {failed} END"
         return f"CASE WHEN {value} IS NOT NULL THEN coalesce(try_cast({value} AS {new_sql}), {failed}) END"
@@ -277,7 +276,7 @@ def conversion(value: str, old_sql: str, new_sql: str) -> str | None:
 
 
 def require_conversion(value: str, name: str, old_sql: str, new_sql: str) -> str:
-    """SQL of a value in another type. Raises Unconvertible where there is none that is the server's."""
+    """SQL of a value in another type. Raises Unconvertible if no conversion equals the server's."""
     sql = conversion(value, old_sql, new_sql)
     if sql is None:
         raise Unconvertible(f"column `{name}` changed from {old_sql} to {new_sql}")
@@ -286,10 +285,10 @@ def require_conversion(value: str, name: str, old_sql: str, new_sql: str) -> str
 
 @dataclass(frozen=True, slots=True)
 class TypeRewrite:
-    """Another type at the source that is the same one in silver, whose ALTER TYPE gave old rows other values.
+    """A change of the source type within one silver type, whose ALTER TYPE gave old rows other values.
 
-    `old`, `new`: the types as people write them; `sql`: what makes a value of the old one the new one's as the server's
-    own cast does, over `{value}`; None if we know of none.
+    `old`, `new`: the types for display; `sql`: converts a value over `{value}` as the server's own cast does; None if
+    unknown.
     """
 
     old: str
@@ -297,18 +296,17 @@ class TypeRewrite:
     sql: str | None = None
 
     def rewrite_sql(self, value: str, name: str) -> str:
-        """SQL of a value of column `name` afterwards. Raises Unconvertible."""
+        """SQL of the value of column `name` after the change. Raises Unconvertible."""
         if self.sql is None:
             raise Unconvertible(f"column `{name}` changed from {self.old} to {self.new}")
         return self.sql.format(value=value)
 
 
 def rewriting(before: Column, after: Column, old_sql: str, new_sql: str) -> TypeRewrite | None:
-    """How the server rewrites old values of a column beyond the conversion of silver's type `old_sql` to `new_sql`,
-    which may be one; None where it does not.
+    """How the server rewrites old values of a column beyond the conversion of silver's type; None if it does not.
 
-    What is not known to leave all values alone rewrites them. An expression of whoever altered the column (`USING`)
-    may give other values all the same, and leaves no trace in the layout if the type stays.
+    The change counts as a rewrite unless it is known to leave all values alone. A `USING` expression of the ALTER TYPE
+    may still give other values, and leaves no trace in the layout if the type stays the same.
     """
     sql = (
         _rewrite_sql(before, after, old_sql)
@@ -318,7 +316,7 @@ def rewriting(before: Column, after: Column, old_sql: str, new_sql: str) -> Type
     if sql == _SAME:
         return None
     if "sha256" in {before.redacted, after.redacted}:
-        sql = None  # silver has hashes: of the values from before
+        sql = None  # silver has hashes of the original values
     elif "null" in {before.redacted, after.redacted}:
         return None
     return TypeRewrite(source_type(before), source_type(after), sql)
@@ -333,18 +331,18 @@ _BYTES: Final = frozenset({"bytea", "blob", "raw"})
 _SAME_VALUES: Final = frozenset(
     {("jsonb", "json"), ("smalldatetime", "timestamp")} | {(text, kind) for text in _TEXTS for kind in ("json", "xml")}
 )
-"""Pairs of types whose values have one text."""
+"""Pairs of types whose values have the same text."""
 _OTHER_AS_TEXT: Final = frozenset({"bool", "bpchar", "inet"})
-"""Types that the server casts to text otherwise than it prints them."""
+"""Types whose cast to text on the server differs from their output."""
 _TOO_LONG: Final = f"raise_error({literal(f'{UNREADABLE} text of that length')})"
 _EPOCH: Final = 946_684_800_000_000
-"""Microseconds from 1970 to 2000, from where PostgreSQL counts and rounds (AdjustTimestampForTypmod)."""
+"""Microseconds from 1970 to 2000, the epoch of PostgreSQL's timestamps and rounding (AdjustTimestampForTypmod)."""
 _YEAR_10000: Final = 253_402_300_800_000_000
-"""Microseconds from 1970 to the first year that silver does not have (`tables.casts`)."""
+"""Microseconds from 1970 to the first year that silver cannot represent (`tables.casts`)."""
 
 
 def _rewrite_sql(before: Column, after: Column, silver: str) -> str | None:
-    """SQL of the value that the server made of `{value}`, `_SAME` where it is the same one, None where nobody knows."""
+    """SQL of the value that the server made of `{value}`; `_SAME` if it is unchanged, None if unknown."""
     old, new = type_name(before), type_name(after)
     if old == new or (before.type_oid and before.type_oid == after.type_oid):
         return _SAME if before.modifier == after.modifier else _modifier_change_sql(before, after, old, silver)
@@ -360,16 +358,16 @@ def _rewrite_sql(before: Column, after: Column, silver: str) -> str | None:
 
 
 def _residual_cast_sql(before: Column, after: Column, old_sql: str, new_sql: str) -> str | None:
-    """The same where silver's type changes, over the value that is of the new one by then."""
+    """The same if silver's type changes, over the value already converted to the new type."""
     old, new = type_name(before), type_name(after)
     minutes = new == "smalldatetime" and old_sql != "date"
     if minutes or (old_sql == "string" != new_sql and old not in _TEXTS | {"bpchar", "numeric"}):
-        return None  # what is printed need not be what is cast: bits print as they are, and are cast as a number
+        return None  # output and cast may differ: bits print as they are, but are cast as a number
     if new_sql in {"timestamp", "timestamp_ntz"} and old_sql != "date" and 0 <= after.modifier < _MICROSECONDS:
         return _round_sql(after.modifier, new_sql)
     if new_sql != "string":
         return _SAME
-    if old == new and before.modifier == after.modifier:  # it was declared to be a text
+    if old == new and before.modifier == after.modifier:  # it is declared as text
         return "left({value}, 1)" if old_sql == "boolean" else _SAME
     if new in _TEXTS or new == "bpchar":
         return _rewrite_sql(replace(after, type_name="text", type_oid=0, modifier=-1), after, "string")
@@ -380,7 +378,7 @@ def _residual_cast_sql(before: Column, after: Column, old_sql: str, new_sql: str
 
 
 def _modifier_change_sql(before: Column, after: Column, name: str, silver: str) -> str | None:  # noqa: PLR0911 - one line a type
-    """The same type with another length, precision or scale."""
+    """SQL for the same type with another length, precision or scale."""
     old, new = before.modifier, after.modifier
     if (old_element := element_of(before)) is not None and (new_element := element_of(after)) is not None:
         return _SAME if _rewrite_sql(old_element, new_element, "string") == _SAME else None
@@ -402,7 +400,7 @@ def _modifier_change_sql(before: Column, after: Column, name: str, silver: str) 
 
 
 def _as_text(before: Column, after: Column, old: str) -> str | None:
-    """What becomes a text is what the server prints of it, which is what silver has, but for a few types."""
+    """A cast to text equals the server's output, which is what silver has, except for a few types."""
     if old in _TEXTS:
         return _length_change_sql(before, after)
     if old == "bpchar":
@@ -419,7 +417,7 @@ def _length_change_sql(before: Column, after: Column) -> str | None:
 
 
 def _cut(value: str, column: Column) -> str:
-    """A text in a column of bounded length: blanks behind it go, and nothing else may."""
+    """SQL that fits a text into a column of bounded length: only trailing blanks may be cut."""
     length = _length(column)
     if length is None:
         return value
@@ -432,7 +430,7 @@ def _cut(value: str, column: Column) -> str:
 
 
 def _pad_sql(column: Column) -> str:
-    """A text in a column of fixed length."""
+    """SQL that pads a text to a column of fixed length."""
     length = _length(column)
     bare = "rtrim({value})"
     if length is None:
@@ -442,12 +440,12 @@ def _pad_sql(column: Column) -> str:
 
 
 def _counted_alike(text: str) -> str:
-    """Whether a text has as many bytes as characters: databases of the GaussDB family may count either."""
+    """SQL: whether a text has as many bytes as characters, because GaussDB family databases may count either."""
     return f"octet_length({text}) = char_length({text})"
 
 
 def _round_sql(precision: int, silver: str) -> str | None:
-    """A moment with fewer digits of its second, rounded as the server does: halves away from the year 2000."""
+    """A timestamp with fewer fractional digits, rounded as the server does: halves away from the year 2000."""
     if silver not in {"timestamp", "timestamp_ntz"}:
         return None
     unit = 10 ** (6 - precision)
@@ -460,7 +458,7 @@ def _round_sql(precision: int, silver: str) -> str | None:
 
 
 def _keeps_numbers(before: Column, after: Column, silver: str) -> bool:
-    """Whether numbers stay the same, and where silver has their texts these too."""
+    """Whether numbers are unchanged and, if silver has their texts, the texts too."""
     old, new = _scale(before), _scale(after)
     if new is None:
         return True
@@ -473,6 +471,6 @@ def _scale(column: Column) -> int | None:
 
 
 def _length(column: Column) -> int | None:
-    """How many characters a text may have; None for any number."""
+    """The maximum length in characters; None if unbounded."""
     bounded = column.modifier >= _LENGTH_WORD and type_name(column) in {"bpchar", "varchar", "nvarchar2"}
     return column.modifier - _LENGTH_WORD if bounded else None

@@ -1,8 +1,7 @@
-"""The pipeline's Iceberg catalog (SQLite or PostgreSQL tables, or a REST server), opened without Spark and by Spark.
+"""Opens the pipeline's Iceberg catalog (SQLite or PostgreSQL tables, or a REST server), for Spark and without it.
 
-A catalog swaps a table's pointer from one metadata file to the next, or refuses: that swap is what a commit is. With
-SQLite and PostgreSQL the files are written here and the swap is a transaction of the database; a REST server does
-both.
+A commit is an atomic swap in the catalog of a table's pointer from one metadata file to the next, or a refusal. With
+SQLite and PostgreSQL the files are written here and the swap is a database transaction; a REST server does both.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 
 _SQLITE = "sqlite:///"
 _BUSY_MILLISECONDS = 30_000
-"""Silver's merges swap pointers in the same SQLite file; each holds it for milliseconds."""
+"""Silver's merges swap pointers in the same SQLite file; each holds the lock for milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogAddress:
-    """Where a catalog is and how it is opened; `properties` may hold secrets and are never shown."""
+    """The location of a catalog and its connection properties, which may contain secrets and are never shown."""
 
     name: str
     kind: Literal["sql", "rest"]
@@ -43,12 +42,12 @@ class CatalogAddress:
     durable: bool = True
 
     def __repr__(self) -> str:
-        """Without what may be a secret."""
+        """Omits values that may be secret."""
         return f"CatalogAddress({self.name!r}, {self.kind!r})"
 
     @property
     def file(self) -> Path | None:
-        """The SQLite file, None where the catalog is something else."""
+        """The SQLite file, None for other catalogs."""
         local = self.uri.removeprefix(_SQLITE)
         return Path(local) if self.kind == "sql" and local != self.uri else None
 
@@ -66,25 +65,25 @@ def catalog_address(project: Project, *, durable: bool = True) -> CatalogAddress
 
 
 def is_there(address: CatalogAddress) -> bool:
-    """False where the catalog is a file that was not made yet: looking must not make it."""
+    """Whether the catalog exists, without creating a missing SQLite file."""
     return address.file is None or address.file.exists()
 
 
 @lru_cache(maxsize=8)
 def open_catalog(address: CatalogAddress) -> Catalog:
-    """Open a catalog; a SQL catalog's tables are made where they are not there. Raises CatalogUnreachable."""
+    """Open a catalog; the tables of a SQL catalog are created if missing. Raises CatalogUnreachable."""
     try:
         from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415 - an extra: a lake of Delta tables needs none
 
         from cdc_lake.tables.rest_catalog import PatientRestCatalog  # noqa: PLC0415 - imports pyiceberg
     except ImportError as cause:
         raise IcebergMissing from cause
-    uri = re.sub("^postgresql://", "postgresql+psycopg://", address.uri)  # psycopg2 would be taken otherwise
+    uri = re.sub("^postgresql://", "postgresql+psycopg://", address.uri)  # the default would be psycopg2
     properties = {"uri": uri, **dict(address.properties)}
     if address.warehouse is not None:
         properties["warehouse"] = address.warehouse
     if address.durable:
-        properties.setdefault("py-io-impl", "cdc_lake.tables.iceberg_io.DurableFileIO")  # a store's own stands
+        properties.setdefault("py-io-impl", "cdc_lake.tables.iceberg_io.DurableFileIO")  # explicit settings win
     if address.file is not None:
         if address.durable:
             make_folder(address.file.parent)
@@ -101,7 +100,7 @@ def open_catalog(address: CatalogAddress) -> Catalog:
 
 @contextmanager
 def reaching(address: CatalogAddress) -> Iterator[None]:
-    """Turn what the catalog's connection raises into CatalogUnreachable."""
+    """Convert connection errors of the catalog to CatalogUnreachable."""
     try:
         yield
     except unreachable() as cause:
@@ -111,7 +110,7 @@ def reaching(address: CatalogAddress) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def unreachable() -> tuple[type[Exception], ...]:
-    """What pyiceberg raises where a catalog did not answer, or not as it should."""
+    """The exceptions of pyiceberg if a catalog does not answer, or answers with a server error."""
     from pyiceberg.exceptions import RESTError  # noqa: PLC0415 - an extra
     from requests import RequestException  # noqa: PLC0415 - comes with pyiceberg
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - comes with pyiceberg
@@ -120,10 +119,10 @@ def unreachable() -> tuple[type[Exception], ...]:
 
 
 def _settle_sqlite(catalog: Any, *, durable: bool) -> None:
-    """How each connection to a SQLite catalog is: patient, and as durable as asked for.
+    """Configures each connection to a SQLite catalog: busy timeout and durability.
 
-    `FULL`, the default, may lose the newest commit with the power: the journal's removal is not synced (SQLite,
-    PRAGMA synchronous).
+    `FULL`, the default, may lose the newest commit in a power failure: the removal of the journal is not synced
+    (SQLite, PRAGMA synchronous).
     """
     from sqlalchemy import event  # noqa: PLC0415 - comes with pyiceberg
 
@@ -139,7 +138,7 @@ def _settle_sqlite(catalog: Any, *, durable: bool) -> None:
 
 
 POSTGRES_DRIVER = "org.postgresql:postgresql:42.7.7"
-"""Only where the catalog is a PostgreSQL database."""
+"""Only needed if the catalog is a PostgreSQL database."""
 
 REDACTED = "(?i)secret|password|token|credential|access[.]?key"
 """Settings whose values Spark does not show."""
@@ -156,7 +155,7 @@ def catalog_settings(project: Project) -> dict[str, str]:
     address = catalog_address(project)
     prefix = f"spark.sql.catalog.{address.name}"
     settings = {
-        # A stale table from the cache would show a stale marker: 30 s by default.
+        # A cached table would show an outdated marker: 30 s by default.
         "cache-enabled": "false",
         **dict(address.properties),
         **_connection(address),
@@ -167,7 +166,7 @@ def catalog_settings(project: Project) -> dict[str, str]:
 
 
 def check_catalog(spark: SparkSession, project: Project) -> None:
-    """Raise OtherCatalog where a session, which may be another pipeline's, has its tables elsewhere."""
+    """Raise OtherCatalog if the session, possibly another pipeline's, uses another catalog."""
     address = catalog_address(project)
     uris = spark.conf.get(f"spark.sql.catalog.{address.name}.uri", ""), _connection(address)["uri"]
     session_uri, wanted = (uri.partition("?")[0].rstrip("/") for uri in uris)
@@ -184,14 +183,14 @@ def _connection(address: CatalogAddress) -> dict[str, str]:
         case "rest":
             return {"type": "rest", "uri": address.uri}
         case "sql":
-            # pyiceberg makes V1 catalogs; Java makes V0 unless told, and both must read the same one.
+            # pyiceberg creates V1 catalogs, Java V0 by default; both must read the same one.
             return {"type": "jdbc", "jdbc.schema-version": "V1", **_jdbc(address.uri)}
         case other:
             assert_never(other)
 
 
 def _jdbc(uri: str) -> dict[str, str]:
-    """An address as Java writes it: `sqlite:////a/b.db` is `jdbc:sqlite:/a/b.db`, and who we are stands beside it."""
+    """The address as JDBC properties: `sqlite:////a/b.db` is `jdbc:sqlite:/a/b.db`, with separate user and password."""
     if uri.startswith("sqlite:///"):
         return {"uri": f"jdbc:sqlite:{uri.removeprefix('sqlite:///')}"}
     parts = urlsplit(uri)

@@ -1,12 +1,11 @@
-"""What others did to a silver table since the last version of it that is known to be ours, and what a commit wrote.
+"""Finds commits of other writers to a silver table since its last known version, and reads metrics of our own commits.
 
-A commit without our marker that changes rows is foreign; putting files together without changing rows is not, nor is a
-change of columns. A table that was restored to an older version is told from one that was written to: on Delta its log
-says RESTORE, and the marker says nothing (it stays the newest one, tried); on Iceberg the version that we know is no
-ancestor of the newest any more.
+A commit without our marker that changes rows is foreign; compaction and column changes are not. A restore to an older
+version is distinguished from a write: on Delta the log contains RESTORE (the marker remains the newest one, tried); on
+Iceberg the known version is no longer an ancestor of the newest.
 
-On Delta a commit of ours says which watermark it was planned for, because Delta looks at the marker only from the
-moment at which a statement begins: one that came after another applier's is told by that.
+On Delta our commits record the watermark for which they were planned, because Delta checks the marker only from the
+moment a statement begins: this shows a commit that followed another applier's.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ForeignCommit:
-    """`put_back`: the table is at an older content again; otherwise rows were written. `text` says what was seen."""
+    """`put_back`: the table has older content again; otherwise rows were written. `text` describes the commit."""
 
     put_back: bool
     text: str
 
 
 def is_latest_version(project: Project, target: Target, version: int) -> bool:
-    """Whether `version` is certainly the newest: the quick question, asked of every table at every start."""
+    """Whether `version` is certainly the newest: a quick check for every table at every start."""
     if target.format == "delta":
         log = project.silver_path(target) / "_delta_log"
         return log.exists() and not _entry(log, version + 1).exists()
@@ -46,11 +45,11 @@ def is_latest_version(project: Project, target: Target, version: int) -> bool:
 
 
 def is_version_replaced(project: Project, target: Target, stream: str, version: int, position: int) -> bool:
-    """Whether the log has another commit as a version than our merge of a position, which it was or one before it: in a
-    folder one that another program makes at the same time may take its place. What left the log is not asked for.
+    """Whether our merge of `position`, committed as `version`, was replaced by another commit: in a local folder, a
+    program that commits at the same time may overwrite its log entry. A version no longer in the log is not checked.
     """
     if target.format != "delta":
-        return False  # the catalog gives a version to one
+        return False  # a catalog assigns a version to one writer only
     log = project.silver_path(target) / "_delta_log"
     return any(
         entry.position != position for entry in _entries(log, (written_by(stream, target),), version - 1, version)
@@ -60,10 +59,9 @@ def is_version_replaced(project: Project, target: Target, stream: str, version: 
 def find_foreign_commit(
     project: Project, target: Target, stream: str, known_version: int, now: int, generation: int
 ) -> ForeignCommit | None:
-    """What others did to a table between its versions `known_version`, which held `generation`, and `now`; None:
-    nothing.
+    """A foreign commit between `known_version`, which had `generation`, and `now`; None if there is none.
 
-    What came before the first commit of a later generation is of no account any more.
+    Commits before the first commit of a later generation do not count.
     """
     writers = (written_by(stream, target), laid_out_by(stream, target))
     if target.format == "delta":
@@ -106,7 +104,7 @@ def _on_delta(log: Path, writers: tuple[str, ...], known_version: int, now: int)
         if entry.is_own:
             own.append(entry)
             if entry.operation.endswith("AS SELECT"):
-                break  # a new content: what was done to the one before it is gone
+                break  # new content: commits to the previous content no longer matter
             continue
         net.update(dict(entry.files))
         if entry.changes:
@@ -115,7 +113,7 @@ def _on_delta(log: Path, writers: tuple[str, ...], known_version: int, now: int)
         own += islice((entry for entry in _entries(log, writers[:1], -1, known_version) if entry.is_own), 1)
     if (twice := _out_of_turn(own)) is not None:
         return twice
-    if not foreign_entries or not any(net.values()):  # what was taken back is no change
+    if not foreign_entries or not any(net.values()):  # changes that were undone do not count
         return None
     back = next((entry for entry in foreign_entries if entry.operation == "RESTORE"), None)
     foreign_entry = back or foreign_entries[0]
@@ -126,7 +124,7 @@ def _on_delta(log: Path, writers: tuple[str, ...], known_version: int, now: int)
 
 
 def _out_of_turn(entries: Sequence[_Entry]) -> ForeignCommit | None:
-    """The newest of our commits, newest first, that was planned for another watermark than it came behind."""
+    """The newest of our commits, newest first, that followed another watermark than the one it was planned for."""
     own = [entry for entry in entries if entry.position is not None]
     for later, earlier in pairwise(own):
         if later.planned_for not in (None, planned_for(earlier.position)):
@@ -139,7 +137,7 @@ def _out_of_turn(entries: Sequence[_Entry]) -> ForeignCommit | None:
 
 
 def _entries(log: Path, writers: tuple[str, ...], known_version: int, now: int) -> Iterator[_Entry]:
-    """Entries above `known_version`, newest first, as far as the log has them."""
+    """Log entries after `known_version`, newest first, as far as the log has them."""
     for version in range(now, known_version, -1):
         try:
             actions = json_lines(_entry(log, version).read_bytes())
@@ -176,7 +174,7 @@ def _on_iceberg(table: Any, writers: tuple[str, str], known_version: int, genera
         app = summary.get(APP_PROPERTY, "")
         if app.startswith(writers):
             if int(app.rpartition(":")[2]) > generation and version.parent_snapshot_id is None:
-                return foreign_commit  # a new content: what was done to the one before it is gone
+                return foreign_commit  # new content: commits to the previous content no longer matter
         elif operation != "replace":
             foreign_commit = ForeignCommit(
                 put_back=False, text=f"version {version.snapshot_id} is a commit of another writer ({operation})"
@@ -197,9 +195,9 @@ def _put_back(known_version: int) -> ForeignCommit:
 
 @dataclass(frozen=True, slots=True)
 class CommitMetrics:
-    """Of one commit. `files`, `size`: data files it added and all bytes it wrote; `replaced`, `replaced_size`: data
-    files that left, and all bytes that did; `marked`: data files of which rows were marked as gone (Delta), or files of
-    marks (Iceberg).
+    """What one commit wrote. `files`, `size`: data files added and all bytes written; `replaced`, `replaced_size`: data
+    files removed, and all bytes removed; `marked`: data files with rows marked as deleted (Delta), or delete files
+    (Iceberg).
     """
 
     files: int
@@ -210,7 +208,7 @@ class CommitMetrics:
 
     @property
     def facts(self) -> dict[str, int]:
-        """As progress and the control table `runs` have it."""
+        """The metrics for progress and the control table `runs`."""
         return {
             "files_written": self.files,
             "bytes_written": self.size,
@@ -221,7 +219,7 @@ class CommitMetrics:
 
 
 def read_commit_metrics(project: Project, target: Target, version: int) -> CommitMetrics:
-    """What the commit that made `version` wrote; it was just made."""
+    """What the commit that made `version` wrote; the commit must be recent."""
     if target.format == "delta":
         return _delta(project.silver_path(target) / "_delta_log" / f"{version:020}.json")
     table = iceberg_table(project, target)
@@ -231,7 +229,7 @@ def read_commit_metrics(project: Project, target: Target, version: int) -> Commi
 
 
 def _delta(entry: Path) -> CommitMetrics:
-    """Of a log entry: a file that is removed and added again got new marks and was not rewritten."""
+    """Metrics of a log entry: a file removed and added again got a new deletion vector and was not rewritten."""
     actions = json_lines(entry.read_bytes())
     added: dict[str, Mapping[str, Any]] = {a["add"]["path"]: a["add"] for a in actions if "add" in a}
     removed: dict[str, Mapping[str, Any]] = {a["remove"]["path"]: a["remove"] for a in actions if "remove" in a}

@@ -1,11 +1,11 @@
-"""The control tables: columns, rows as values, and the steps from one version of their form to the next.
+"""The schemas of the control tables, their row classes, and the upgrade steps between schema versions.
 
-A table says in a property which version its form is; one without it is of version 0. A column more is no new version:
-every version reads the columns it knows and leaves the others alone. A new version is what an older one would read
-wrongly; it refuses the table then.
+A table property states the version of the schema; without it the version is 0. An added column is not a new version:
+each version reads the columns it knows and ignores the others. A new version is one that an older reader would misread;
+it then refuses the table.
 
-A step changes one table by one commit, finds nothing to do if it was done, and the property is written after all of
-them: a process that dies in between leaves a table that the same steps bring to its end.
+A step upgrades one table in one commit and does nothing if it was done already. The property is written after all
+steps: if a process dies in between, the same steps complete the upgrade.
 """
 
 from __future__ import annotations
@@ -281,9 +281,9 @@ def schema_of(name: ControlName) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """A stream's start: the hand-over from the epoch before, as bronze was then.
+    """The start of a stream: the hand-over from the previous epoch, with the state of bronze at that time.
 
-    `dense`: it shows every CSN; `last_position`, `last_hash`: where the stream before it ended. None where not known.
+    `dense`: every CSN is visible; `last_position`, `last_hash`: the end of the previous stream. None if unknown.
     """
 
     epoch: int
@@ -326,7 +326,7 @@ class CutRow:
 
 @dataclass(frozen=True, slots=True)
 class PinRow:
-    """A cut that stays readable `until` a time; None: until a later row of the name says when it ended."""
+    """A cut kept readable `until` a time; None: until a later row with the same name ends the pin."""
 
     name: str
     scheduled: bool
@@ -342,7 +342,7 @@ class PinRow:
 
 @dataclass(frozen=True, slots=True)
 class WithheldRow:
-    """A cut that was not pinned for what rules found of silver at it; `objections` is JSON."""
+    """A cut that was not pinned because rules failed on silver at this cut; `objections` is JSON."""
 
     name: str
     scheduled: bool
@@ -356,7 +356,7 @@ class WithheldRow:
 
 @dataclass(frozen=True, slots=True)
 class PauseRow:
-    """That a source table is paused, or goes on; the newest row of a relation counts."""
+    """Pauses or resumes a source table; the newest row of a relation counts."""
 
     relation: str
     paused: bool
@@ -365,7 +365,7 @@ class PauseRow:
 
 @dataclass(frozen=True, slots=True)
 class GapRow:
-    """CSNs that were passed over; those that bronze holds came after all before it went on."""
+    """Missing CSNs that were passed over; bronze may contain those that arrived after all before it continued."""
 
     epoch: int
     stream: str
@@ -378,7 +378,7 @@ class GapRow:
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """A timeline of the server that a stream was read on from a position on; the newest row of a stream counts."""
+    """A server timeline on which a stream was read from a position on; the newest row of a stream counts."""
 
     epoch: int
     stream: str
@@ -390,7 +390,7 @@ class TimelineRow:
 
 @dataclass(frozen=True, slots=True)
 class MembershipRow:
-    """By what the publication has each table, from then on; the newest row of a stream counts; `tables` is JSON."""
+    """How the publication includes each table from a position on; the newest row of a stream counts. `tables`: JSON."""
 
     epoch: int
     stream: str
@@ -400,7 +400,7 @@ class MembershipRow:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationRow:
-    """What of a pipeline's configuration decides what bronze holds, from a position on; two columns are JSON."""
+    """The configuration settings that determine the content of bronze, from a position on; two columns are JSON."""
 
     number: int
     fingerprint: str
@@ -413,7 +413,7 @@ class ConfigurationRow:
 
 @dataclass(frozen=True, slots=True)
 class DecodedRow:
-    """A transaction that was decoded after it had landed as bytes; `counts` is JSON."""
+    """A transaction that landed undecoded and was decoded later; `counts` is JSON."""
 
     epoch: int
     position: int
@@ -426,7 +426,7 @@ class DecodedRow:
 
 @dataclass(frozen=True, slots=True)
 class QualityRow:
-    """What a rule came to over silver at a cut."""
+    """The result of a rule on silver at a cut."""
 
     judged_at: datetime
     table: str
@@ -442,7 +442,7 @@ class QualityRow:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRow:
-    """The verdict of a comparison about a generation of a silver table at a position."""
+    """The verdict of a comparison for a generation of a silver table at a position."""
 
     stream: str
     epoch: int
@@ -457,7 +457,7 @@ class VerifiedRow:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run of a verb; `facts` is JSON."""
+    """One run of a command; `facts` is JSON."""
 
     run: str
     verb: str
@@ -502,7 +502,7 @@ NAMES: dict[type, ControlName] = {
 
 
 def utc_now() -> datetime:
-    """The time as control rows have it."""
+    """The current time for control rows."""
     return datetime.now(UTC)
 
 
@@ -513,13 +513,13 @@ def new_run() -> str:
 
 CONTROL_VERSION: Final = 2
 RENAMED_STATES: Final = 2
-"""The first version whose cuts have the states `active`, `failed` and `resyncing`: older readers do not know them."""
+"""The first version whose cuts have the states `active`, `failed` and `resyncing`, which older readers do not know."""
 CONTROL_PROPERTY: Final = "cdc_lake.control"
 
 
 @dataclass(frozen=True, slots=True)
 class UpgradeStep:
-    """What a table needs on its way to a version. `needs`: in words, None where nothing; `do`: one commit."""
+    """One upgrade step of a table. `needs`: a description, None if nothing is needed; `do`: makes one commit."""
 
     to: int
     needs: Callable[[DeltaTable, pa.Schema], str | None]
@@ -527,19 +527,19 @@ class UpgradeStep:
 
 
 def version_of(table: DeltaTable) -> int:
-    """The version of a table's form."""
+    """The schema version of a table."""
     return int(table.metadata().configuration.get(CONTROL_PROPERTY, "0"))
 
 
 def check_version(version: int, name: str, where: str) -> None:
-    """Raise ControlNewer where a table is of a version that this one does not know."""
+    """Raise ControlNewer if a table has a version unknown to this release."""
     if version > CONTROL_VERSION:
         text = f"the control table `{name}` has version {version}, but this version knows only {CONTROL_VERSION}"
         raise ControlNewer(text, where=where)
 
 
 def needed_upgrades(table: DeltaTable, schema: pa.Schema) -> tuple[str, ...]:
-    """What it takes to bring a table to this version's form, in words; nothing where it has it."""
+    """Descriptions of the upgrades that a table needs; empty if it is up to date."""
     version = version_of(table)
     texts = [step.needs(table, schema) for step in STEPS]
     marked = () if version == CONTROL_VERSION else (f"version {CONTROL_VERSION} in its properties",)
@@ -547,7 +547,7 @@ def needed_upgrades(table: DeltaTable, schema: pa.Schema) -> tuple[str, ...]:
 
 
 def bring(place: DeltaStorage, name: str, schema: pa.Schema) -> None:
-    """Bring a table to this version's form. Raises ControlNewer, ControlNotWritten; the same call then goes on."""
+    """Upgrade a table. Raises ControlNewer, ControlNotWritten; the same call then continues the upgrade."""
     table = place.open()
     assert table is not None, "it was looked at"
     version = version_of(table)
@@ -580,4 +580,4 @@ def _add_columns(table: DeltaTable, schema: pa.Schema) -> None:
 
 
 STEPS: Final = (UpgradeStep(1, _columns_needed, _add_columns),)
-"""Every step that there ever was, in order."""
+"""Every upgrade step so far, in order."""

@@ -1,16 +1,18 @@
-"""Control tables: what the two loops tell each other and the reader, as small Delta tables.
+"""Control tables: the state that receive, apply and readers share, as small Delta tables.
 
-They follow from bronze and silver and are never the place where a position is decided. Written without Spark (an
-append takes 10 to 30 ms on a disk), one table for each kind, in a folder of this machine or of an object store.
-Several processes may append at a time.
+They are derived from bronze and silver, and no position is decided by them. They are written without Spark (an append
+takes 10 to 30 ms on a disk), one table for each kind, in a local folder or an object store. Several processes may
+append at a time.
 
-* Of many rows the newest counts. A clock that is set back must not give an old one the last word, so a row that the
-  clock puts before the last one is recorded right behind it.
-* A span adds a cut, and a cut is a file: after a day there are tens of thousands. A file of one row has the row's own
-  values as its bounds, so the index of cuts opens none of them.
-* Leases (one apply at a time on this machine, one process that copies tables again) are file locks that go with their
-  process. They keep two runs from preparing the same span, and the rows of `held`, which no marker fences, to one
-  writer. Silver is kept right by the markers in its tables; two machines on one lake are refused by them only.
+Of several rows the newest counts. So that a clock that was set back does not make an old row the newest, a row with an
+earlier time than the last one is recorded directly after it.
+
+Each span adds a cut, and each cut is a file: tens of thousands a day. The bounds of a file with one row are the values
+of the row, so the index of cuts is read without opening any file.
+
+Leases (one apply per machine, one process that resyncs tables) are file locks that end with their process. They prevent
+two runs from preparing the same span, and give the rows of `held`, which no marker fences, a single writer. Silver
+itself is protected by the markers in its tables; two machines on one lake are refused only by those.
 """
 
 from __future__ import annotations
@@ -68,11 +70,11 @@ BESIDE: Final[Mapping[ControlName, tuple[ControlName, ...]]] = {
     "timelines": (),
     "withheld": (),
 }
-"""The tables whose rows supersede each other, and those that theirs are compared with too."""
+"""The tables whose rows supersede each other, with the tables that they are compared with."""
 
 
 def recorded_of(files: pa.Table) -> tuple[pa.ChunkedArray, list[str]]:
-    """When the newest rows of data files were recorded, by their bounds in the log; the files that have to be read."""
+    """The times of the newest rows of data files, from their bounds in the log, and the files that must be read."""
     column = f"max.{RECORDED}"
     if column not in files.column_names:
         return pa.chunked_array([], pa.timestamp("us", "UTC")), files["path"].to_pylist()
@@ -82,12 +84,12 @@ def recorded_of(files: pa.Table) -> tuple[pa.ChunkedArray, list[str]]:
 
 
 def is_own_file(files: pa.Table) -> pa.ChunkedArray:
-    """Which data files are our own: deltalake may cut the bounds of those that it writes."""
+    """Which data files are our own: deltalake may truncate the bounds of files it writes."""
     return pc.invert(pc.starts_with(files["path"], "part-"))
 
 
 def make_monotonic(rows: pa.Table, last: pa.Scalar) -> pa.Table:
-    """Rows that were not recorded before the last one there is; null: there is none."""
+    """Rows none of which is recorded before the last existing one (null: there is none)."""
     if not last.is_valid:
         return rows
     index = rows.schema.get_field_index(RECORDED)
@@ -99,13 +101,13 @@ def make_monotonic(rows: pa.Table, last: pa.Scalar) -> pa.Table:
 
 
 PLACE = ("epoch", "stream", "position", "commit_ts", "recorded_at")
-"""The columns of a cut that say where and when it is."""
+"""The columns of a cut that contain its position and time."""
 
 _ORDER = [("epoch", "ascending"), ("position", "ascending"), ("recorded_at", "ascending")]
 
 
 def places_of(files: pa.Table, read: Callable[[str], pa.Table]) -> pa.Table:
-    """`PLACE` and file `path` of every cut, in order. `files`: data files with bounds; `read`: these columns of one."""
+    """`PLACE` and file `path` of every cut, in order. `files`: data files with bounds; `read`: reads columns of one."""
     is_exact = _has_exact_bounds(files)
     parts = [_bounds(files.filter(is_exact))]
     for path in files.filter(pc.invert(is_exact))["path"].to_pylist():
@@ -115,7 +117,7 @@ def places_of(files: pa.Table, read: Callable[[str], pa.Table]) -> pa.Table:
 
 
 def newest_files(files: pa.Table, stream: str | None) -> pa.Table:
-    """The files that may hold the newest cut, of one stream or of all."""
+    """The files that may contain the newest cut, of one stream or of all."""
     is_exact = _has_exact_bounds(files)
     exact_files = files.filter(is_exact)
     if stream is not None and exact_files.num_rows:
@@ -142,7 +144,7 @@ _SCHEMA = pa.schema(
 
 
 def _has_exact_bounds(files: pa.Table) -> pa.Array:
-    """Of which files the bounds are the row: our own, of one row."""
+    """For which files the bounds are the row itself: our own files with one row."""
     if files.num_rows == 0 or "min.recorded_at" not in files.column_names:
         return pa.array([False] * files.num_rows, pa.bool_())
     single_row = pc.and_(pc.equal(files["num_records"], 1), pc.is_valid(files["min.recorded_at"]))
@@ -157,15 +159,15 @@ def _bounds(files: pa.Table) -> pa.Table:
 
 _JSON = ("changed", "counts", "objections", "settings", "tables")
 _JSON_BOUNDS = ("[", "|")  # of lists and objects
-_COMPACTED = 8 << 20  # bytes of a file that small ones were put together into
+_COMPACTED = 8 << 20  # bytes of a compacted file
 
 Places: TypeAlias = Callable[[ControlName], DeltaStorage]
 
 
 class ControlTables:
-    """The control tables of a pipeline. Reads see the newest version; what was appended stays.
+    """The control tables of a pipeline. Reads see the newest version; an append is durable.
 
-    `location`: the place of each, or the folder on this machine that they are in, synced before an append returns.
+    `location`: the storage of each table, or the local folder that contains them, synced before an append returns.
     """
 
     def __init__(self, location: Path | Places, durability: Literal["fsync", "os"] = "fsync") -> None:
@@ -177,11 +179,11 @@ class ControlTables:
         self._open: dict[ControlName, DeltaTable] = {}
 
     def place(self, name: ControlName) -> DeltaStorage:
-        """Where a table is."""
+        """The storage of a table."""
         return self._place_of(name)
 
     def version(self, name: ControlName) -> int:
-        """The version of a table's form; that of a new one, if there is none yet."""
+        """The schema version of a table; the current one if the table does not exist yet."""
         table = self._open.get(name) or self._table(name)
         return CONTROL_VERSION if table is None else version_of(table)
 
@@ -190,7 +192,7 @@ class ControlTables:
         self.append(NAMES[type(row)], [asdict(row)])
 
     def record_in_turn(self, row: CutRow | PauseRow) -> datetime:
-        """The same; when it was recorded, which is later than it says where the clock went back."""
+        """Append a row whose order matters; its recorded time, which is later than its own if the clock went back."""
         name = NAMES[type(row)]
         written = self._append(name, _arrow(name, [asdict(row)]), None)
         assert written is not None, "there is one, and no version to pass over"
@@ -201,15 +203,15 @@ class ControlTables:
     def append(
         self, name: ControlName, rows: Sequence[Mapping[str, Any]] | pa.Table, app: tuple[str, int] | None = None
     ) -> bool:
-        """Append rows in one commit; False where there was nothing to do.
+        """Append rows in one commit; False if there was nothing to do.
 
-        `app`: an application id and its version; where the table has that version or a later one, nothing is written,
-        so a step that is repeated leaves its rows once. Raises ControlNotWritten.
+        `app`: an application id and its version; if the table already has that version or a later one, nothing is
+        written, so a repeated step adds its rows once. Raises ControlNotWritten.
         """
         return self._append(name, _arrow(name, rows), app) is not None
 
     def _append(self, name: ControlName, data: pa.Table, app: tuple[str, int] | None) -> pa.Table | None:
-        """The rows as they were recorded; None where there was nothing to do."""
+        """The rows as recorded; None if there was nothing to do."""
         if data.num_rows == 0:
             return None
         table = self._table(name) or self._create(name)
@@ -236,9 +238,9 @@ class ControlTables:
         files: Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
     ) -> pa.Table:
-        """Rows in no promised order; an empty table with the schema where the table does not exist yet.
+        """Rows in unspecified order; an empty table with the schema if the table does not exist yet.
 
-        `files`: only those of these data files, as `files` names them; `columns`: only these.
+        `files`: only these data files, as named by `files`; `columns`: only these.
         """
         schema = schema_of(name)
         if columns is not None:
@@ -247,8 +249,8 @@ class ControlTables:
             files = self.files(name)["path"].to_pylist()
         if not files:
             return schema.empty_table()
-        # Not by `to_pyarrow_dataset`: its file system is written in Python, and a read-ahead thread that enters it
-        # while the interpreter ends aborts the process (deltalake 1.6.6, one run in six).
+        # `to_pyarrow_dataset` is avoided: its file system is written in Python, and a read-ahead thread that enters it
+        # while the interpreter exits aborts the process (deltalake 1.6.6, one run in six).
         place = self._place_of(name)
         paths = [place.path(unquote(path)) for path in files]
 
@@ -262,7 +264,7 @@ class ControlTables:
             raise self._unread(name) from cause
 
     def files(self, name: ControlName) -> pa.Table:
-        """The data files of a table with their bounds, as Delta's log has them (`get_add_actions`)."""
+        """The data files of a table with their bounds, from Delta's log (`get_add_actions`)."""
         table = self._table(name)
         if table is None:
             return pa.table({"path": pa.array([], pa.string())})
@@ -275,7 +277,7 @@ class ControlTables:
         return LakeError(f"the control table `{name}` could not be read", where=self._place_of(name).name)
 
     def delete(self, name: ControlName, wanted: pc.Expression) -> int:
-        """Delete the rows that are `wanted`; how many went. Raises ControlNotWritten."""
+        """Delete the rows that match `wanted`; returns their number. Raises ControlNotWritten."""
         others = pc.invert(pc.coalesce(wanted, pc.scalar(False)))
         while True:
             paths, table = self.files(name)["path"].to_pylist(), self._open.get(name)
@@ -297,7 +299,7 @@ class ControlTables:
         return [SnapshotRow(**row) for row in {row["snapshot"]: row for row in rows}.values()]
 
     def configurations(self) -> list[ConfigurationRow]:
-        """All configurations, by number; the newest transactions were landed under the last one."""
+        """All configurations, by number; the last one applies to the newest transactions."""
         return [ConfigurationRow(**row) for row in self.read("configurations").sort_by("number").to_pylist()]
 
     def last_cut(self, stream: str | None = None) -> CutRow | None:
@@ -308,16 +310,17 @@ class ControlTables:
         return None if places.num_rows == 0 else self.cuts(places.slice(places.num_rows - 1))[0]
 
     def cut_places(self) -> pa.Table:
-        """Where and when every cut is, in order, and in which file (`tables.control_tables`)."""
+        """Position, time and file of every cut, in order (`tables.control_tables`)."""
         return self._places(self.files("cuts"))
 
     def _places(self, files: pa.Table) -> pa.Table:
         return places_of(files, lambda path: self.read("cuts", files=[path], columns=PLACE))
 
     def compact(self, name: ControlName, more_than: int = 100) -> bool:
-        """Put the small files of a table together where there are more; others may append meanwhile. False: no need.
+        """Compact the small files of a table if there are more; others may append meanwhile. Returns whether it was
+        needed.
 
-        Every file is an entry of each checkpoint of the log, so that commits get slower with their number.
+        Every file is an entry of each checkpoint, so commits become slower with the number of files.
         """
         while True:
             data_files, table = self.files(name), self._open.get(name)
@@ -330,9 +333,9 @@ class ControlTables:
                 return True
 
     def _exchange(self, name: ControlName, table: DeltaTable, files: Sequence[str], rows: pa.Table) -> bool:
-        """Put `rows` in place of files, right behind the version `table` stands at; False where another writer did.
+        """Replace files with `rows`, directly after the version of `table`; False if another writer was first.
 
-        The library's own deletion and compaction leave rows twice where a store took them and its reply was lost.
+        The library's own deletion and compaction would duplicate rows if the reply of the store was lost.
         """
         place, now = self._place_of(name), time.time_ns() // 1_000_000
         self._open.pop(name, None)
@@ -348,7 +351,7 @@ class ControlTables:
         return True
 
     def _last_recorded(self, names: Sequence[ControlName]) -> pa.Scalar:
-        """When the newest row of some tables was recorded; null where there is none."""
+        """The time of the newest row of some tables; null if there are none."""
         times = []
         for name in names:
             known_times, left = recorded_of(self.files(name))
@@ -356,14 +359,13 @@ class ControlTables:
         return pc.max(pa.chunked_array(times, pa.timestamp("us", "UTC")))
 
     def _write(self, name: ControlName, rows: pa.Table) -> AddAction:
-        # When rows were recorded is read from the log, without opening a file, and so are the places of cuts, which are
-        # many (`tables.control_tables`).
+        # The times of rows and the positions of cuts, which are many, are read from the log without opening files.
         names = rows.column_names if name in BESIDE else []
         loose = {column: _JSON_BOUNDS for column in names if column in _JSON}
         return self._place_of(name).write(rows, stats=[n for n in names if n not in loose], loose=loose, plain=())
 
     def cuts(self, places: pa.Table) -> list[CutRow]:
-        """The cuts at some of these places, in their order."""
+        """The cuts of some of these rows, in their order."""
         rows = self.read("cuts", files=sorted(set(places["path"].to_pylist()))).to_pylist()
         cuts_by_place = {tuple(row[column] for column in PLACE): CutRow(**row) for row in rows}
         return [cuts_by_place[tuple(place[column] for column in PLACE)] for place in places.to_pylist()]
@@ -384,14 +386,14 @@ class ControlTables:
         try:
             return place.create(schema_of(name), {CONTROL_PROPERTY: str(CONTROL_VERSION)})
         except BronzeNotWritten as cause:
-            table = place.open()  # another process made it at the same moment
+            table = place.open()  # another process created it at the same moment
             if table is None:
                 raise ControlNotWritten(f"the control table `{name}` could not be created", where=place.name) from cause
             return table
 
 
 def control_tables(project: Project, durability: Literal["fsync", "os"] = "fsync") -> ControlTables:
-    """The control tables of a pipeline, where it says they are. `durability`: of those on this machine."""
+    """The control tables of a pipeline at their configured location. `durability` applies to local ones."""
     address = project.control_address
     if address is None:
         return ControlTables(project.control, durability)
@@ -414,12 +416,12 @@ _APPLY, _COPY = "apply.lock", "copy.lock"
 
 
 def lease(folder: Path) -> AbstractContextManager[None]:
-    """Hold the lease of the pipeline whose control tables are in `folder`. Raises AnotherApply where it is taken."""
+    """Hold the lease of the pipeline whose control tables are in `folder`. Raises AnotherApply if it is taken."""
     return _lock_folder(folder, _APPLY, AnotherApply, "applies this pipeline already")
 
 
 def copy_lease(folder: Path) -> AbstractContextManager[None]:
-    """The same of copies beside the stream: a table has one at a time. Raises AnotherCopy."""
+    """The lease for resyncs: a table has one at a time. Raises AnotherCopy."""
     return _lock_folder(folder, _COPY, AnotherCopy, "copies tables of this pipeline already")
 
 

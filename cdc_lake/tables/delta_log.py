@@ -1,16 +1,16 @@
-"""Delta tables in a local folder, written without Spark: data file, commit, and both durable before it returns.
+"""Writes Delta tables in a local folder without Spark; data file and commit are durable before a call returns.
 
-A commit is a file of ours made known by an `add` action, with its bounds as Delta's per-file statistics. `deltalake`
-itself never calls fsync (tried), so the data file, the log entry and their folders are synced here if `durable` is
-set. A failed call may have committed: each commit carries an id of its own, and the log says whether it is there. What
-others committed is looked at for data files that came or left.
+A commit makes a file of ours part of the table by an `add` action, with bounds as Delta's per-file statistics.
+`deltalake` never calls fsync (tried), so the data file, the log entry and their folders are synced here if `durable` is
+set. A failed call may have committed: each commit has its own id, by which it is looked up in the log. Commits of
+others are checked for added or removed data files.
 
-An entry is complete when it gets its name, so an incomplete one was cut by a loss of power, before it was durable and
-so before anybody was told of it. The same holds for checkpoints, which replace nothing until they are durable, and for
-one whose own entry is gone. What is cut is renamed, never removed; the table is then as it was one commit before.
+An entry is complete when it gets its name, so an incomplete one was truncated by a power failure before it was durable
+and before anybody was notified. The same holds for checkpoints, which replace nothing until they are durable, and for a
+checkpoint without its own entry. Truncated files are renamed, never removed; the table is then at the previous commit.
 
-A line of the log ends at a line feed and nowhere else: `str.splitlines` also cuts at the other line breaks of Unicode
-(U+0085, U+2028, U+2029, and more), which JSON allows inside of a string and Spark writes into statistics.
+Log lines end only at line feeds: `str.splitlines` also splits at other Unicode line breaks (U+0085, U+2028, U+2029 and
+more), which JSON allows inside strings and Spark writes into statistics.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from cdc_lake.tables.files import Bounds, Rows, make_folder, sync, write_parquet
 
 
 def statistics(bounds: Bounds) -> str:
-    """The statistics as JSON; of no columns only the number of rows."""
+    """The statistics as JSON; without columns only the number of rows."""
     if not bounds.columns:
         return json.dumps({"numRecords": bounds.rows})
     return json.dumps(
@@ -62,7 +62,7 @@ def _time(value: object) -> str:
 
 
 def json_lines(text: str | bytes) -> list[dict[str, Any]]:
-    """The objects of a text of JSON lines, in order; empty lines are none. Raises ValueError."""
+    """The objects of a JSON lines text, in order, skipping empty lines. Raises ValueError."""
     lines = text.split("\n") if isinstance(text, str) else text.split(b"\n")
     return [json.loads(line) for line in lines if line.strip()]
 
@@ -71,14 +71,14 @@ NOTE = "cdc_lake"
 """Key of our own entry in a commit's `commitInfo`."""
 
 LINES = "lines"
-"""Key in our entry: how many lines the log entry has."""
+"""Key in our entry: the number of lines of the log entry."""
 
 _ENTRY = re.compile(r"[0-9]{20}\.json")
 _CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint\.parquet")
 
 
 def mend(folder: Path) -> list[str]:
-    """Rename what was cut in the log of the table in `folder`; the names it had."""
+    """Rename truncated files in the log of the table in `folder`; returns their former names."""
     log = folder / "_delta_log"
     try:
         names = sorted(entry.name for entry in os.scandir(log))
@@ -87,13 +87,13 @@ def mend(folder: Path) -> list[str]:
     entries = list(_cut_entries(log, names))
     cut = [*_cut_checkpoints(log, names, entries), *entries]
     for name in cut:
-        with contextlib.suppress(FileNotFoundError):  # another process was quicker
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
             (log / name).rename(log / f"{name}.cut")
     return cut
 
 
 def _cut_checkpoints(log: Path, names: list[str], entries: list[str]) -> Iterator[str]:
-    """The newest checkpoints, and what points at one, where they cannot be read or belong to an entry that is cut."""
+    """The newest checkpoints, and pointers to one, if they are unreadable or belong to a truncated entry."""
     checkpoints = [name for name in names if _CHECKPOINT.fullmatch(name)][-2:]
     cut = [name for name in checkpoints if not _is_parquet(log / name) or _is_alone(log, int(name[:20]), entries)]
     yield from cut
@@ -108,7 +108,7 @@ def _cut_checkpoints(log: Path, names: list[str], entries: list[str]) -> Iterato
 
 
 def _cut_entries(log: Path, names: list[str]) -> Iterator[str]:
-    """The newest entries that are not whole."""
+    """The newest entries that are incomplete."""
     for name in reversed([name for name in names if _ENTRY.fullmatch(name)]):
         if _is_whole((log / name).read_bytes()):
             return
@@ -116,7 +116,7 @@ def _cut_entries(log: Path, names: list[str]) -> Iterator[str]:
 
 
 def _is_alone(log: Path, version: int, cut: list[str]) -> bool:
-    """Whether a checkpoint's entry is gone, that before it being there: upkeep removes the older of them first."""
+    """Whether a checkpoint's entry is missing but the previous one exists: maintenance removes older entries first."""
     own, before = (f"{number:020d}.json" for number in (version, version - 1))
     return (own in cut or not (log / own).exists()) and (log / before).exists() and before not in cut
 
@@ -142,7 +142,7 @@ CHECKPOINT_INTERVAL = 20
 """Commits between checkpoints. A commit reads the log since the last one: 12 ms with 20, 25 ms with 100 (measured)."""
 
 ReadEntry: TypeAlias = Callable[[int], str | None]
-"""Reads the log entry of a version, None where there is none."""
+"""Reads the log entry of a version, None if there is none."""
 
 
 class DeltaCommitFailed(Exception):
@@ -154,7 +154,7 @@ class DeltaCommitFailed(Exception):
 
 
 def open_table(folder: Path) -> DeltaTable | None:
-    """The newest version of the table, None where there is none. What a loss of power cut is mended first."""
+    """The newest version of the table, None if there is none. Repairs the log first if a power failure truncated it."""
     mend(folder)
     try:
         return DeltaTable(str(folder))
@@ -163,7 +163,7 @@ def open_table(folder: Path) -> DeltaTable | None:
 
 
 def create_table(folder: Path, schema: pa.Schema, properties: Mapping[str, str], *, durable: bool) -> DeltaTable:
-    """Make an empty table. Raises DeltaError where one stands already."""
+    """Create an empty table. Raises DeltaError if one exists already."""
     if durable:
         make_folder(folder)
     else:
@@ -190,17 +190,17 @@ def write_file(
     plain: Sequence[str] = (),
     durable: bool,
 ) -> AddAction:
-    """Write one Parquet file and give the action that makes it part of the table.
+    """Write one Parquet file and return the action that makes it part of the table.
 
-    `stats` are the columns whose smallest and greatest value readers prune by: none, or all of scalar type, because
-    `DeltaTable.to_pyarrow_dataset` takes a missing bound for a file without matches (deltalake 1.6.6, tried). `loose`
-    gives bounds of columns whose real ones are too long; `plain` names columns whose values hardly repeat and that a
+    `stats` are the columns whose minimum and maximum readers prune by: none, or all of scalar type, because
+    `DeltaTable.to_pyarrow_dataset` treats a missing bound as a file without matches (deltalake 1.6.6, tried). `loose`
+    has bounds of columns whose real ones are too long; `plain` names columns with few repeated values, which a
     dictionary would only slow down.
     """
     path = folder / f"{uuid4()}.zstd.parquet"
     bounds = Bounds(stats, loose)
     with path.open("xb") as file:
-        with pa.OSFile(str(path), "wb") as sink:  # it writes pages as they are, which a file of Python's copies first
+        with pa.OSFile(str(path), "wb") as sink:  # it writes pages directly, while a Python file copies them first
             write_parquet(bounds.observe_rows(rows), sink, stats=stats, plain=plain)
             size = sink.tell()
         if durable:
@@ -213,7 +213,7 @@ def write_file(
 def build_add_action(
     name: str, size: int, rows: Rows, stats: Sequence[str], loose: Mapping[str, tuple[str, str]] | None
 ) -> AddAction:
-    """The action that makes a file of these rows known, with their bounds."""
+    """The action that adds a file of these rows, with their bounds."""
     bounds = Bounds(stats, loose)
     for _ in bounds.observe_rows(rows):
         pass
@@ -235,9 +235,9 @@ def submit(
     read: ReadEntry,
     hooks: PostCommitHookProperties | None = None,
 ) -> int:
-    """Commit, and find it in the log by its `mark` whatever the call said; its version. Raises DeltaCommitFailed.
+    """Commit, and find the version in the log by `mark` whatever the call returned. Raises DeltaCommitFailed.
 
-    `table` stays where it is. Tried again with the same mark, table and `fenced`, a commit lands once.
+    `table` is not moved. Repeated with the same mark, table and `fenced`, a commit lands once.
     """
     properties = CommitProperties(
         app_transactions=[Transaction(app, version) for app, version in apps.items()],
@@ -260,7 +260,7 @@ def submit(
 def set_properties(
     table: DeltaTable, folder: Path, properties: Mapping[str, str], *, note: Mapping[str, object], durable: bool
 ) -> int:
-    """Set table properties as the very next version; which it is. Raises DeltaCommitFailed."""
+    """Set table properties as the very next version; returns it. Raises DeltaCommitFailed."""
     version = submit_properties(
         table, properties, note=note, mark=str(uuid4()), read=lambda number: entry_at(folder, number)
     )
@@ -283,14 +283,14 @@ def submit_properties(
 
 
 def create_checkpoint(table: DeltaTable, folder: Path, *, durable: bool) -> None:
-    """Write the checkpoint of the version that `table` stands at."""
+    """Write the checkpoint of the version of `table`."""
     table.create_checkpoint()
     if durable:
         sync_log(folder, table.version())
 
 
 def _run_commit(call: Callable[[], None], base: int, mark: str, read: ReadEntry) -> int:
-    """Make the call, and find what it committed. Raises DeltaCommitFailed."""
+    """Make the call, and find its commit. Raises DeltaCommitFailed."""
     failure: Exception | None = None
     try:
         call()
@@ -309,7 +309,7 @@ def _run_commit(call: Callable[[], None], base: int, mark: str, read: ReadEntry)
 
 
 def note_in(text: str) -> dict[str, Any] | None:
-    """Our own part of a log entry, None where it is somebody else's."""
+    """Our own part of a log entry, None if another writer made it."""
     for action in json_lines(text):
         info = action.get("commitInfo")
         if info is not None:
@@ -319,17 +319,17 @@ def note_in(text: str) -> dict[str, Any] | None:
 
 
 def stand_at(table: DeltaTable, version: int) -> None:
-    """Move an open table to the version it made, and not to what came right behind: that was not looked at yet."""
+    """Move an open table to the version it made, and not to later ones, which were not checked yet."""
     table.update_incremental()
     if table.version() > version:
         table.load_as_version(version)
 
 
 def refresh(table: DeltaTable, folder: Path) -> None:
-    """Move an open table to the newest version; next to nothing where it stands there already.
+    """Move an open table to the newest version; almost free if it is there already.
 
-    `update_incremental` costs 5 to 20 ms even then (measured). A newer version has a log entry, or it was cleaned up,
-    which only a later checkpoint allows.
+    `update_incremental` costs 5 to 20 ms even then (measured). A newer version has a log entry, unless it was cleaned
+    up, which requires a later checkpoint.
     """
     version = table.version()
     if log_entry(folder, version + 1).exists() or _last_checkpoint(folder) > version:
@@ -337,7 +337,7 @@ def refresh(table: DeltaTable, folder: Path) -> None:
 
 
 def sync_version(folder: Path, version: int) -> None:
-    """Put a version on disk that a library call made: its log entry and the data files it added."""
+    """Sync a version that a library call made: its log entry and the data files it added."""
     for action in json_lines(log_entry(folder, version).read_bytes()):
         added = action.get("add")
         if added is not None:
@@ -347,7 +347,7 @@ def sync_version(folder: Path, version: int) -> None:
 
 
 def entry_at(folder: Path, version: int) -> str | None:
-    """The log entry of a version; None where there is none, or it was cleaned up."""
+    """The log entry of a version; None if it does not exist or was cleaned up."""
     try:
         return (folder / "_delta_log" / f"{version:020d}.json").read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -367,7 +367,7 @@ def log_entry(folder: Path, version: int) -> Path:
 
 
 def sync_log(folder: Path, version: int) -> None:
-    """Raises CommitNotOnDisk: readers see the version by now."""
+    """Raises CommitNotOnDisk: readers can already see the version."""
     entry = log_entry(folder, version)
     checkpoint = entry.with_name(f"{version:020d}.checkpoint.parquet")
     try:
@@ -382,9 +382,9 @@ def sync_log(folder: Path, version: int) -> None:
 
 
 def changed_by(entries: Sequence[tuple[int, str]]) -> str | None:
-    """What changed with log entries, newest first and each with its version; None where the data files are the same.
+    """The change of data files in log entries, newest first and each with its version; None if they are the same.
 
-    What was taken back is no change: a RESTORE undoes another one. A file is not the same one with other deleted rows.
+    Undone changes do not count: a RESTORE cancels a change. A file with other deleted rows is another file.
     """
     net: Counter[tuple[str, str]] = Counter()
     newest: tuple[int, str] | None = None
@@ -403,7 +403,7 @@ def changed_by(entries: Sequence[tuple[int, str]]) -> str | None:
 
 
 def _read(entry: str) -> tuple[str, dict[tuple[str, str], int]]:
-    """The operation of a log entry, and by path and deleted rows which files it adds, 1, and removes, -1."""
+    """The operation of a log entry, and the files it adds (1) and removes (-1), by path and deletion vector."""
     operation, files = "unknown", dict[tuple[str, str], int]()
     for action in json_lines(entry):
         operation = action.get("commitInfo", {}).get("operation", operation)

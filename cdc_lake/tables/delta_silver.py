@@ -1,9 +1,9 @@
 """Delta silver tables, addressed by path.
 
-The marker is Delta's application transaction: `txnAppId` and `txnVersion` are settings of the session, apply to every
-Delta write of it, and are therefore set for one statement and taken back in `finally`. Delta itself skips a statement
-whose version is not above the table's, and refuses one whose transaction read an older version of the marker; a plan
-made before another writer's commit is refused here, because Delta would run it on a state it was not made for.
+The marker is Delta's application transaction: `txnAppId` and `txnVersion` are session settings that apply to every
+Delta write, so they are set for one statement and reset in `finally`. Delta itself skips a statement whose version is
+not higher than the table's, and refuses one whose transaction read an older version of the marker; a plan made before
+another writer's commit is refused here, because Delta would run it on a state for which it was not made.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class DeltaSilver:
         return tuple(SilverColumn(f.name, f.dataType.simpleString()) for f in schema.fields)
 
     def create(self, columns: Sequence[SilverColumn], stream: str) -> None:
-        """By DDL; the checkpoint interval of 100 removes the spike that every tenth commit had (measured)."""
+        """By DDL; the checkpoint interval of 100 removes the latency peak of every tenth commit (measured)."""
         ddl = ", ".join(c.ddl for c in columns)
         self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self.name} ({ddl}) {self._clauses(stream)}")
 
     def take_over(self, columns: Sequence[SilverColumn], stream: str) -> None:
-        """By one REPLACE TABLE, with a query: without one Delta compares a path's table with what is there (tried).
-        Application transactions outlive it, so the generation grows.
+        """By one REPLACE TABLE with a query: without one Delta compares a path's table with the existing one (tried).
+        Application transactions survive it, so the generation increases.
         """
         none = ", ".join(f"CAST(NULL AS {c.type}) AS {quote_identifier(c.name)}" for c in columns)
         generation = int(self._properties().get(GENERATION_PROPERTY, FIRST)) + 1
@@ -89,7 +89,7 @@ class DeltaSilver:
             self._spark.sql(f"CREATE OR REPLACE TABLE {self.name} {clauses} AS SELECT {none} WHERE false")
 
     def cluster(self) -> None:
-        """By DDL: rows are put together by `maintain`, those that are there already too."""
+        """By DDL: `maintain` clusters the rows, existing ones too."""
         listed = f"({cluster_sql(self._target)})" if self._target.cluster_by else "NONE"
         self._spark.sql(f"ALTER TABLE {self.name} CLUSTER BY {listed}")
         self._spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({division_properties(self._target)})")
@@ -101,17 +101,17 @@ class DeltaSilver:
         return reached
 
     def reshape(self, stream: str, base: Marker, position: int, changes: Sequence[SchemaChange], live: str) -> None:
-        """One commit of schema, rows and an application transaction of the layout's own: all of it, or nothing.
+        """One atomic commit of schema, rows and an application transaction of the layout's own.
 
-        Columns that are only added come with an append of no rows. Everything else states the table anew: type widening
-        and column mapping would do some of it without touching rows, and shut out readers that do not know them.
+        Added columns come with an append of zero rows. Everything else replaces the table: type widening and column
+        mapping could do part of it without rewriting rows, but exclude readers that do not support them.
         """
         have = self.columns()
         assert have is not None, "a table that is not there is created"
         self._check_base(stream, base)
         self._take_types(have, columns_after(have, changes))
         if only_adds(changes):
-            # Delta looks for the columns that it divides files by in rows of none, too.
+            # Delta expects partition columns even in an empty DataFrame.
             divided = DeltaTable(str(self._path)).metadata().partition_columns
             adds = [column for column in have if column.name in divided]
             adds += [change.column for change in changes if isinstance(change, AddColumn)]
@@ -135,16 +135,16 @@ class DeltaSilver:
             self._spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({_properties_sql(asked)})")
 
     def _laid_out(self, writer: DataFrameWriter) -> DataFrameWriter:
-        """The writer of a table stated anew, which stays partitioned or clustered as it was."""
+        """The writer of a redefined table, with the same partitioning or clustering."""
         detail = self._spark.sql(f"DESCRIBE DETAIL {self.name}").first()
-        assert detail is not None  # a table has details
+        assert detail is not None  # DEL
         if detail["partitionColumns"]:
             writer = writer.partitionBy(*detail["partitionColumns"])
         return writer.clusterBy(*detail["clusteringColumns"]) if detail["clusteringColumns"] else writer
 
     def commit(self, stream: str, base: Marker, position: int, statement: Statement) -> int:
         """Run one statement that carries the marker."""
-        # Once the statement has begun Delta itself fences: the transaction action is a read dependency of it.
+        # Once the statement has begun, Delta itself fences: the transaction action is a read dependency of it.
         self._check_base(stream, base)
         with self._marked(stream, base, base.generation, position):
             self._spark.sql(statement(self.name))
@@ -161,8 +161,8 @@ class DeltaSilver:
     def replace(
         self, stream: str, base: Marker, generation: int, position: int, columns: Sequence[SilverColumn], query: str
     ) -> int:
-        """By one REPLACE TABLE. It changes the table's metadata, so no commit beside it goes through unseen: a merge
-        that is under way fails on it, and it on one that has ended meanwhile.
+        """By one REPLACE TABLE. It changes the table's metadata, so concurrent commits conflict: a running merge fails
+        on it, and it fails on a merge that has ended meanwhile.
         """
         if self.marker(stream) != base:
             raise ConcurrentModification(f"another writer committed to {self._target.label}")
@@ -177,14 +177,14 @@ class DeltaSilver:
         return self._committed_version(stream, generation, position)
 
     def _properties(self) -> dict[str, str]:
-        """Properties that a REPLACE would reset (how long versions are kept); not columns' numbers, which it renews."""
+        """Properties that a REPLACE would reset (version retention); not column numbers, which it renews."""
         if not (self._path / "_delta_log").exists():
             return {}
         configuration = DeltaTable(str(self._path)).metadata().configuration
         return {key: value for key, value in configuration.items() if key != "delta.columnMapping.maxColumnId"}
 
     def _clauses(self, stream: str, table_properties: Mapping[str, str] | None = None) -> str:
-        """What CREATE and REPLACE TABLE say behind the columns; `table_properties`: properties that the table has."""
+        """The clauses of CREATE and REPLACE TABLE after the columns; `table_properties`: existing properties."""
         comment = literal(table_comment(self._target.source))
         others = {key: value for key, value in (table_properties or {}).items() if key not in OWN | OWNER}
         own = {**own_properties(self._target), **owner_properties(self._project, stream)}
@@ -232,7 +232,7 @@ class DeltaSilver:
 
 
 def _features(columns: Sequence[SilverColumn]) -> dict[str, str]:
-    """The properties without which Delta does not take columns into a table that was made without their types."""
+    """The properties that Delta needs to accept columns of types that the table did not have when it was created."""
     return {"delta.feature.timestampNtz": "supported"} if any(_NTZ in c.type for c in columns) else {}
 
 

@@ -1,8 +1,8 @@
-"""Where a Delta table and its log are: the port for a folder or a bucket, and both implementations, without Spark.
+"""Storage of a Delta table and its log: the port, and its implementations for a folder and a bucket, without Spark.
 
-What a put to an object store reported as done is durable there. The log entry of a version is put only if there is
-none, so of two writers one is refused. Whether a put whose reply was lost was done, the entry itself says: it is read
-by its name, never by a listing, which may be older than what was written.
+A put that the object store reported as done is durable. The log entry of a version is put only if it does not exist, so
+of two writers one is refused. If the reply of a put was lost, the entry itself shows whether it succeeded: it is read
+by its name, never through a listing, which may be outdated.
 """
 
 from __future__ import annotations
@@ -58,38 +58,38 @@ Action: TypeAlias = AddAction | RemoveAction
 
 
 class DeltaStorage(Protocol):
-    """One Delta table's place. What a call wrote stays there, whatever happens afterwards."""
+    """The storage of one Delta table. Whatever a completed call wrote is durable."""
 
     @property
     def name(self) -> str:
-        """As errors and views name it."""
+        """The name for errors and views."""
 
     @property
     def filesystem(self) -> pafs.FileSystem:
-        """What reads its files."""
+        """The file system of its files."""
 
     def path(self, relative: str) -> str:
-        """A file of the table as the file system has it."""
+        """The path of a file of the table in the file system."""
 
     def open(self) -> DeltaTable | None:
-        """The newest version, None where there is no table."""
+        """The newest version, None if there is no table."""
 
     def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
-        """Make the empty table, at version 0. Raises BronzeNotWritten."""
+        """Create the empty table, at version 0. Raises BronzeNotWritten."""
 
     def refresh(self, table: DeltaTable) -> None:
         """Move an open table to the newest version."""
 
     def ask(self, question: Callable[[], _T]) -> _T:
-        """Ask an open table something that it may have to read; asked again where the place fails for a while."""
+        """Call a function on an open table that may have to read; retried if the storage fails temporarily."""
 
     def entry(self, version: int) -> str | None:
-        """The log entry of a version; None where it was cleaned up."""
+        """The log entry of a version; None if it was cleaned up."""
 
     def write(
         self, rows: Rows, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]
     ) -> AddAction:
-        """Write one data file that no version names yet. Raises OSError or BronzeNotWritten."""
+        """Write one data file that no version refers to yet. Raises OSError or BronzeNotWritten."""
 
     def commit(
         self,
@@ -100,35 +100,35 @@ class DeltaStorage(Protocol):
         note: Mapping[str, object],
         fenced: bool = True,
     ) -> int:
-        """Commit and move `table` to the version made: right behind the one it stood at where `fenced`, otherwise
-        behind what others committed meanwhile too. Raises DeltaCommitFailed.
+        """Commit and move `table` to the new version: directly after its current one if `fenced`, otherwise also after
+        commits that others made meanwhile. Raises DeltaCommitFailed.
         """
 
     def persist_last_commit(self, table: DeltaTable) -> None:
-        """Make what a call of the library committed last, and `table` stands at, stay."""
+        """Make the last commit of a library call, at which `table` is, durable."""
 
     def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
-        """Set table properties right behind the version that `table` stands at. Raises DeltaCommitFailed."""
+        """Set table properties directly after the version of `table`. Raises DeltaCommitFailed."""
 
     def checkpoint(self, table: DeltaTable) -> None:
-        """Write what a reader needs of the log up to the version that `table` stands at into one file."""
+        """Write a checkpoint of the version of `table`."""
 
     def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> OrphanFiles | None:
-        """What nobody needs any more (`tables.orphan_files`), None where this place cannot say."""
+        """Orphan files (`tables.orphan_files`), None if this storage cannot determine them."""
 
     def written_at(self, table: DeltaTable) -> float | None:
-        """When the version at hand was written, by the clock of its files, in seconds; None: nobody knows."""
+        """When the current version was written, by the clock of its files, in seconds; None if unknown."""
 
     def remove(self, leftovers: OrphanFiles) -> None:
-        """Remove it."""
+        """Remove orphan files."""
 
     def mark_replaced(self, names: Sequence[str]) -> None:
-        """Remember that data files are being replaced now."""
+        """Record that data files are being replaced now."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalDeltaStorage:
-    """A folder of this machine (`DeltaStorage`). `durable`: on disk before a call returns."""
+    """A local folder (`DeltaStorage`). `durable`: synced before a call returns."""
 
     folder: Path
     durable: bool = True
@@ -148,32 +148,32 @@ class LocalDeltaStorage:
         return str(self.folder / relative)
 
     def open(self) -> DeltaTable | None:
-        """As the log has it."""
+        """Reads the log."""
         return open_table(self.folder)
 
     def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
-        """With its folder."""
+        """Also creates the folder."""
         try:
             return create_table(self.folder, schema, properties, durable=self.durable)
         except (DeltaError, OSError) as cause:
             raise BronzeNotWritten("the bronze table could not be created", where=self.name) from cause
 
     def refresh(self, table: DeltaTable) -> None:
-        """Next to nothing where it stands there already."""
+        """Almost free if the table is at the newest version already."""
         refresh(table, self.folder)
 
     def ask(self, question: Callable[[], _T]) -> _T:
-        """Once: a disk that fails goes on failing."""
+        """Calls it once: errors of a disk are not temporary."""
         return question()
 
     def entry(self, version: int) -> str | None:
-        """A file."""
+        """Reads a file."""
         return entry_at(self.folder, version)
 
     def write(
         self, rows: Rows, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]
     ) -> AddAction:
-        """One file in the folder."""
+        """Writes one file in the folder."""
         return write_file(self.folder, rows, stats=stats, loose=loose, plain=plain, durable=self.durable)
 
     def commit(
@@ -185,7 +185,7 @@ class LocalDeltaStorage:
         note: Mapping[str, object],
         fenced: bool = True,
     ) -> int:
-        """One log entry."""
+        """Writes one log entry."""
         version = submit(
             table,
             actions,
@@ -201,16 +201,16 @@ class LocalDeltaStorage:
         return version
 
     def persist_last_commit(self, table: DeltaTable) -> None:
-        """Log entry, data files and their folders."""
+        """Syncs log entry, data files and their folders."""
         if self.durable:
             sync_version(self.folder, table.version())
 
     def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
-        """One log entry."""
+        """Writes one log entry."""
         return set_properties(table, self.folder, properties, note=note, durable=self.durable)
 
     def checkpoint(self, table: DeltaTable) -> None:
-        """On disk before anything that it replaces goes."""
+        """Synced before anything that it replaces is removed."""
         create_checkpoint(table, self.folder, durable=self.durable)
 
     def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> OrphanFiles | None:
@@ -231,17 +231,17 @@ class LocalDeltaStorage:
 
 
 _HOOKS = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
-"""What deltalake does after a commit. To tidy the log it would list all of it each time; upkeep does that."""
+"""What deltalake does after a commit. Its clean-up would list the whole log each time; maintenance does that."""
 
 _FENCE = "_cdc_lake_fence"
-"""An object that says nothing; to Delta, names with a leading underline are no data."""
+"""An object without content; Delta ignores names with a leading underscore."""
 
 
 class ObjectStoreDeltaStorage(StoreFolder):
     """A folder of a bucket (`tables.delta_storage.DeltaStorage`)."""
 
     def open(self) -> DeltaTable | None:
-        """The newest version, also where the listing leaves it out for a while. Raises StaleObjectListing."""
+        """The newest version, even if the listing omits it for a while. Raises StaleObjectListing."""
 
         def newest() -> DeltaTable | None:
             try:
@@ -256,7 +256,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
         return self._persist(newest)
 
     def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
-        """By a conditional put of version 0; one that was done although its call failed counts.
+        """By a conditional put of version 0, which counts if it succeeded although the call failed.
 
         Raises BronzeNotWritten, StoreUnfenced.
         """
@@ -272,16 +272,16 @@ class ObjectStoreDeltaStorage(StoreFolder):
             )
         except (DeltaError, OSError) as cause:
             table = self.open()
-            if table is None or table.version() > 0:  # one that is further is somebody else's, and was not looked at
+            if table is None or table.version() > 0:  # a later version is another writer's, and was not checked
                 raise BronzeNotWritten("the bronze table could not be created", where=self.name) from cause
             return table
 
     def refresh(self, table: DeltaTable) -> None:
-        """Look for the next log entry, and for the last checkpoint if there is none. Raises StaleObjectListing."""
+        """Looks for the next log entry, and for the last checkpoint if there is none. Raises StaleObjectListing."""
         self._persist(lambda: self._advance(table))
 
     def ask(self, question: Callable[[], _T]) -> _T:
-        """As often as patience allows."""
+        """Retries for as long as `patience` allows."""
         return self._persist(question)
 
     def entry(self, version: int) -> str | None:
@@ -291,7 +291,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
     def write(
         self, rows: Rows, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]
     ) -> AddAction:
-        """One object; an attempt that failed may leave one that no version names, which is harmless."""
+        """Writes one object; a failed attempt may leave an unreferenced one, which is harmless."""
 
         def put() -> AddAction:
             name = f"{uuid4()}.zstd.parquet"
@@ -313,8 +313,8 @@ class ObjectStoreDeltaStorage(StoreFolder):
     ) -> int:
         """Put the log entry of the next version; repeated under the same id while the store fails.
 
-        Not `fenced`: behind whoever was faster, each time fenced, so that it lands once. Raises DeltaCommitFailed,
-        CommitUncertain where the entry could not be read either.
+        If not `fenced`, it is put after the commits of faster writers, fenced each time, so that it lands once. Raises
+        DeltaCommitFailed, or CommitUncertain if the entry could not be read either.
         """
         while True:
             try:
@@ -366,14 +366,14 @@ class ObjectStoreDeltaStorage(StoreFolder):
         return version
 
     def persist_last_commit(self, table: DeltaTable) -> None:
-        """It does: what the store took is durable."""
+        """Nothing to do: what the store accepted is durable."""
 
     def checkpoint(self, table: DeltaTable) -> None:
-        """One object."""
+        """Writes one object."""
         self._persist(table.create_checkpoint)
 
     def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> OrphanFiles | None:
-        """By listing the folder and its log, which costs requests: only where data files are asked for too."""
+        """By listing the folder and its log, which costs requests: only if data files are requested too."""
         if files_seconds is None:
             return OrphanFiles((), (), 0)
         folder, before = self._address.path, now - files_seconds
@@ -385,16 +385,16 @@ class ObjectStoreDeltaStorage(StoreFolder):
         return self._persist(list_leftovers)
 
     def written_at(self, table: DeltaTable) -> float | None:
-        """Nobody is asked: a client whose clock is wrong is refused by the store."""
+        """Unknown: the store refuses clients whose clock is wrong."""
         del table
         return None
 
     def remove(self, leftovers: OrphanFiles) -> None:
-        """One by one: what was removed already is no failure."""
+        """One by one; objects that were removed already are not an error."""
         self._persist(lambda: remove_from_store(self.filesystem, leftovers))
 
     def mark_replaced(self, names: Sequence[str]) -> None:
-        """By a note: an object has no time that could be set."""
+        """By a note: the time of an object cannot be set."""
         self._persist(lambda: note_replaced(self.filesystem, self._address.path, names))
 
     def _advance(self, table: DeltaTable) -> None:
@@ -404,7 +404,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
         _move(table, version + 1)
 
     def _peek(self, version: int) -> str | None:
-        """A log entry by one attempt."""
+        """Reads a log entry in one attempt."""
         return self._read_once(_log_entry(version))
 
     def _last_checkpoint(self) -> int:
@@ -420,18 +420,18 @@ class ObjectStoreDeltaStorage(StoreFolder):
 
 
 class _Overtaken(Exception):  # never leaves this module
-    """Another writer took the version: no attempt helps."""
+    """Another writer took the version: retrying does not help."""
 
 
 def _stand_at(table: DeltaTable, version: int) -> None:
-    """Move to a version that was made here, and not to what came right behind: that was not looked at yet."""
+    """Move to a version that was made here, and not to later ones, which were not checked yet."""
     _move(table, version)
     if table.version() > version:
         table.load_as_version(version)
 
 
 def _move(table: DeltaTable, version: int) -> None:
-    """Read the log up to a version that is known to be there, or further."""
+    """Read the log up to a version known to exist, or further."""
     if table.version() < version:
         table.update_incremental()
     if table.version() < version:

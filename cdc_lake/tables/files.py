@@ -1,7 +1,7 @@
-"""Data files: rows as one Parquet file, their bounds gathered while it is written, and what survives a loss of power.
+"""Writes rows as one Parquet file, collects their bounds meanwhile, and syncs files and folders.
 
-A file's content survives once it is synced, its name once its folder is. Bounds are smallest and greatest values,
-NULLs and the number of rows.
+A file's content survives a power failure once it is synced, its name once its folder is. Bounds are minimum and maximum
+values, NULL counts and the number of rows.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from cdc_lake.observability.failpoints import FILE_OPEN, failpoint
 _FOREIGN: Final = frozenset(
     {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF}
 )
-"""What syncing a folder says that is not ours, or of a kind that knows no syncing."""
+"""Errors of syncing a folder that are harmless, or that mean that the file system does not support it."""
 
 _ON_DISK: Final[set[tuple[Path, int]]] = set()
-"""Folders, by path and inode, whose names this process has put on disk."""
+"""Folders, by path and inode, whose names this process has synced."""
 
 
 def sync(path: Path) -> None:
-    """Put a file or a folder on disk."""
+    """Sync a file or a folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -38,7 +38,7 @@ def sync(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, on disk; also what is there already, which somebody made who did not sync."""
+    """Create a folder and its parents durably; existing ones too, whose creator may not have synced."""
     new = {path for path in (folder, *folder.parents) if not path.exists()}
     folder.mkdir(parents=True, exist_ok=True)
     for path in (folder, *folder.parents):
@@ -56,7 +56,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_rows(rows: pa.Table, path: Path) -> None:
-    """A Parquet file on disk under its name, whole, or not there; its folder is made."""
+    """Write a durable Parquet file under its name, completely or not at all; its folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".part")
     with temporary.open("wb") as file:
@@ -70,24 +70,24 @@ def write_rows(rows: pa.Table, path: Path) -> None:
 ROW_GROUP_ROWS = 128 * 1024
 
 _LEVEL: Final = 1
-"""Of zstd: half of snappy's bytes at its speed; 3 halves the speed for nothing (measured)."""
+"""zstd level: half the bytes of snappy at its speed; level 3 halves the speed without a benefit (measured)."""
 _LARGE: Final = 64 << 20
-"""Bytes of a value from which on its page is compressed only where that is worth a copy more of it in memory."""
+"""Size in bytes of a value from which its page is compressed only if that is worth another copy in memory."""
 _WORTH: Final = 0.6
 _SAMPLES: Final = 16
 _SAMPLE: Final = 64 << 10  # bytes of each
 
 Rows: TypeAlias = pa.Table | Iterable[pa.Table]
-"""The rows of a file, whole or in parts, at least one; parts can be asked for again where a write is tried again."""
+"""The rows of a file, whole or in parts, at least one; the parts can be iterated again if a write is retried."""
 
 
 def write_parquet(rows: Rows, sink: IO[bytes] | Any, *, stats: Sequence[str], plain: Sequence[str]) -> None:
     """Write all rows. `stats`: columns with statistics; `plain`: columns a dictionary would only slow down.
 
-    A part is a row group of its own, or several where it is larger than one. The first one tells how columns are
-    compressed, as the writer takes one choice for a file and parts are made as they are asked for: to look at all of
-    them before would make them twice. A very large value of a later part that does not compress costs a copy more of it
-    in memory; behind one in the first part, the column's other values stay as large as they are.
+    Each part is a row group of its own, or several if it is larger than one. The first part decides the compression of
+    columns, because the writer takes one choice for a file and parts are created on demand: examining all of them first
+    would create them twice. A very large incompressible value in a later part costs another copy of it in memory; after
+    one in the first part, the column's other values are not compressed.
     """
     parts = iter([rows] if isinstance(rows, pa.Table) else rows)
     first = next(parts)
@@ -113,7 +113,7 @@ def _leaves(schema: pa.Schema) -> list[str]:
 
 
 def _is_worth_packing(column: pa.ChunkedArray) -> bool:
-    """Whether to compress it; its largest value tells, where that is very large."""
+    """Whether to compress a column; decided by its largest value if that is very large."""
     if column.nbytes < _LARGE:
         return True
     for chunk in column.chunks:
@@ -130,7 +130,7 @@ def _is_worth_packing(column: pa.ChunkedArray) -> bool:
 
 
 class Bounds:
-    """Of the named columns, none or all of scalar type; a column without values has no bounds.
+    """Bounds of the named columns, none or all of scalar type; a column without values has no bounds.
 
     `loose`: bounds of columns whose real ones are too long for the table's metadata.
     """
@@ -144,7 +144,7 @@ class Bounds:
         self.nulls = dict.fromkeys((*columns, *(self._loose if columns else ())), 0)
 
     def observe_rows(self, rows: Rows) -> Iterator[pa.Table]:
-        """The rows as they are, part by part, each counted as it passes."""
+        """The rows unchanged, part by part, each counted as it passes."""
         parts: Iterable[pa.Table] = [rows] if isinstance(rows, pa.Table) else rows
         for part in parts:
             self._add(part)

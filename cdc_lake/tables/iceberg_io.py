@@ -1,12 +1,12 @@
-"""Data files of Iceberg tables with exact bounds, and files that are durable when they are closed.
+"""Data files of Iceberg tables with exact bounds, and file access that is durable when a file is closed.
 
-Bounds are the single-value serialisation of the Iceberg specification, appendix D. Texts are never cut: a cut upper
-bound is no value of the column, and pruning by equality wants both ends exact.
+Bounds use the single-value serialization of the Iceberg specification, appendix D. Text bounds are never truncated: a
+truncated upper bound is not a value of the column, and pruning by equality needs both exact.
 
-pyiceberg writes a table's metadata and swaps the catalog's pointer to it in one call, so nobody could sync in between;
-and it never calls fsync itself. A catalog takes these classes by its property `py-io-impl`: on a local disk content,
-name and new folders are synced; in an object store a file is one request, as patient as `lake.storage` says, with
-pyiceberg's own properties (`s3.…`), so that what a REST catalog hands out for a table counts.
+pyiceberg writes a table's metadata and swaps the catalog's pointer in one call, so callers cannot sync in between, and
+it never calls fsync itself. A catalog uses these classes through its property `py-io-impl`: on a local disk content,
+name and new folders are synced; in an object store a file is one request, retried as `lake.storage` states, with
+pyiceberg's own properties (`s3.…`), so that credentials from a REST catalog apply.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ def new_file(table: Table, rows: Rows, *, stats: Sequence[str], plain: Sequence[
 
 
 def filesystem(table: Table) -> pafs.FileSystem | None:
-    """The file system of the table's files, None where it is the local one. As pyarrow sees it."""
+    """The file system of the table's files as pyarrow sees it, None if it is the local one."""
     scheme, netloc, _ = PyArrowFileIO.parse_location(table.location(), table.io.properties)
     return None if scheme == "file" else _arrow(table).fs_by_scheme(scheme, netloc)
 
 
 def describe_files(table: Table, files: Sequence[DataFile], columns: pa.Schema) -> pa.Table:
-    """One row a file: `path` as its file system has it, `location`, bytes, rows, and `min.` and `max.` of columns."""
+    """One row per file: `path` in its file system, `location`, bytes, rows, and `min.` and `max.` of columns."""
     properties = table.io.properties
     paths = [PyArrowFileIO.parse_location(file.file_path, properties)[2] for file in files]
     arrays: dict[str, Any] = {
@@ -104,7 +104,7 @@ def _arrow(table: Table) -> PyArrowFileIO:
 
 
 def _with_field_ids(schema: pa.Schema, reference: pa.Schema) -> pa.Schema:
-    """The rows' schema, with the numbers by which Iceberg knows columns."""
+    """The rows' schema with Iceberg's field ids."""
     return pa.schema([_numbered_field(field, reference.field(field.name)) for field in schema])
 
 
@@ -132,11 +132,11 @@ def _decode_bounds(values: Sequence[bytes | None], kind: pa.DataType) -> pa.Arra
 
 
 _BEFORE_METADATA = ".avro"
-"""Manifests and lists: the metadata file that is written after them into the same folder takes the folder along."""
+"""Manifests and lists need no sync of their folder: the metadata file written later into the same folder syncs it."""
 
 
 class DurableFileIO(PyArrowFileIO):  # type: ignore[misc]  # mypy does not look into pyiceberg
-    """pyarrow's files, local ones synced."""
+    """pyarrow's file access with local files synced."""
 
     def new_output(self, location: str) -> PyArrowFile:
         """A file to be written."""
@@ -173,7 +173,7 @@ _SCHEMES = ("s3", "s3a", "s3n")
 
 
 class StoreFileIO(PyArrowFileIO):  # type: ignore[misc]  # mypy does not look into pyiceberg
-    """pyarrow's files, those of a store opened as Delta's are."""
+    """pyarrow's file access with stores opened as for Delta."""
 
     fs_by_scheme: Callable[[str, str | None], pafs.FileSystem]
 
@@ -194,7 +194,7 @@ class StoreFileIO(PyArrowFileIO):  # type: ignore[misc]  # mypy does not look in
 
 class _NewFile(PyArrowFile):  # type: ignore[misc]  # mypy does not look into pyiceberg
     def create(self, overwrite: bool = False) -> OutputStream:
-        del overwrite  # every name holds a UUID: nothing is there
+        del overwrite  # every name contains a UUID
         return self._filesystem.open_output_stream(self._path, buffer_size=self._buffer_size)
 
 

@@ -1,12 +1,12 @@
 """Commits to Iceberg tables without Spark: data file, manifest, list, and the catalog's swap, in that order.
 
-A commit is made only on top of the version that was looked at: the catalog checks that the branch's head is still that
-one, and nothing is tried again. A commit whose call failed is looked up by an id of its own in the summaries; files
-are never deleted for it. Versions older than the newest `KEEP` leave the metadata with each commit, and so do the
-lists that only they had, so that opening and committing cost the same after a year; data files always stay.
+A commit succeeds only on the version that was read: the catalog checks that it is still the head of the branch, and
+nothing is retried. A commit whose call failed is looked up in the summaries by its own id; files are never deleted for
+it. Each commit removes versions older than the newest `KEEP` from the metadata, and the lists that only they used, so
+that the cost of opening and committing does not grow over the years; data files always stay.
 
-Each commit adds a manifest of its own. `TIER` manifests of one size class become one of the next, so a version lists
-at most a few dozen of them and each entry is rewritten two times in its life, not with every commit.
+Each commit adds a manifest. `TIER` manifests of one size class are merged into one of the next, so a version lists at
+most a few dozen and each entry is rewritten twice in its life, not with every commit.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ if TYPE_CHECKING:
 
 
 TIER = 32
-"""Manifests of one class that become one of the next."""
+"""Number of manifests of one class that are merged into one of the next."""
 CLASSES = 2
 """Size classes that are merged: a manifest of TIER ** CLASSES files stays as it is."""
 
 
 class Manifests:
-    """Reads and writes the manifests of one table; remembers those of a few files, which are merged next."""
+    """Reads and writes the manifests of one table; caches those with few files, which are merged next."""
 
     def __init__(self, table: Table) -> None:
         self.io = table.io
@@ -77,11 +77,11 @@ class Manifests:
         self._small: dict[str, list[ManifestEntry]] = {}
 
     def read_list(self, version: Snapshot) -> tuple[ManifestFile, ...]:
-        """The manifests of a version, as its list has them. Raises OSError where the list is not there any more."""
+        """The manifests of a version, from its list. Raises OSError if the list does not exist any more."""
         return tuple(read_manifest_list(self.io.new_input(version.manifest_list)))
 
     def entries(self, manifest: ManifestFile) -> list[ManifestEntry]:
-        """The data files that a manifest lists, without those it says were removed."""
+        """The data files that a manifest lists, without removed ones."""
         return self._small.get(manifest.manifest_path) or manifest.fetch_manifest_entry(self.io)
 
     def add(self, files: Sequence[DataFile], version: int, sequence: int) -> ManifestFile:
@@ -100,7 +100,7 @@ class Manifests:
     def remove_files(
         self, manifests: Sequence[ManifestFile], gone: Collection[str], version: int, sequence: int
     ) -> tuple[list[ManifestFile], list[DataFile]]:
-        """The manifests without the files at some locations, and these files; those that list any are written again."""
+        """The manifests without the files at some locations, and these files; manifests that list any are rewritten."""
         remaining: list[ManifestFile] = []
         removed: list[DataFile] = []
         for manifest in manifests:
@@ -119,7 +119,7 @@ class Manifests:
         return remaining, removed
 
     def merge(self, manifests: Sequence[ManifestFile], version: int, sequence: int) -> list[ManifestFile]:
-        """The same data files in fewer manifests, where a size class is full."""
+        """The same data files in fewer manifests, if a size class is full."""
         manifests = [m for m in manifests if m.has_added_files() or m.has_existing_files()]
         full: list[ManifestFile] = []
         for number in range(CLASSES):
@@ -137,7 +137,7 @@ class Manifests:
         return [self._write(entries, version, sequence), *(m for m in manifests if m.manifest_path not in gone)]
 
     def write_list(self, manifests: Iterable[ManifestFile], version: int, parent: int | None, sequence: int) -> str:
-        """Write the list of a version; its location."""
+        """Write the list of a version; returns its location."""
         location = f"{self._folder}/snap-{version}-{uuid4()}.avro"
         with write_manifest_list(
             format_version=self._format,
@@ -180,7 +180,7 @@ def _size_class(manifest: ManifestFile) -> int:
 
 
 KEEP = 50
-"""Versions that stay in the metadata: what a reader opened is there at least this many commits long."""
+"""Versions kept in the metadata: a version that a reader opened stays for at least this many commits."""
 
 COMMIT_PROPERTY = "cdc-lake.commit"
 
@@ -197,9 +197,9 @@ _PROPERTIES = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a version does: files it adds, locations of files it removes, properties of the table it sets.
+    """What a version does: files it adds, locations of files it removes, table properties it sets.
 
-    `operation`: `REPLACE` where the files added hold the rows of those removed, `DELETE` where rows leave.
+    `operation`: `REPLACE` if the added files contain the rows of the removed ones, `DELETE` if rows are removed.
     """
 
     added: Sequence[DataFile] = ()
@@ -221,7 +221,7 @@ class CommitOutcomeUnknown(Exception):
 
 
 class IcebergLog:
-    """One Iceberg table at the version that was looked at last."""
+    """One Iceberg table at the version that was read last."""
 
     def __init__(self, catalog: Catalog, identifier: tuple[str, str]) -> None:
         self._catalog = catalog
@@ -233,17 +233,17 @@ class IcebergLog:
 
     @property
     def table(self) -> Table:
-        """The table as the catalog gave it last."""
+        """The table as the catalog last returned it."""
         assert self._table is not None, "look first"
         return self._table
 
     @property
     def head(self) -> Snapshot | None:
-        """The version looked at; None: the table has none yet."""
+        """The version that was read; None if the table has none yet."""
         return self._head
 
     def refresh(self) -> bool:
-        """Move to the newest version; False where there is no table."""
+        """Move to the newest version; False if there is no table."""
         try:
             self._stand(self._catalog.load_table(self._identifier))
         except (NoSuchTableError, NoSuchNamespaceError):
@@ -251,15 +251,15 @@ class IcebergLog:
         return True
 
     def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> None:
-        """Make the empty table. Raises TableAlreadyExistsError."""
-        with contextlib.suppress(NamespaceAlreadyExistsError):  # somebody made it in this moment
+        """Create the empty table. Raises TableAlreadyExistsError."""
+        with contextlib.suppress(NamespaceAlreadyExistsError):  # somebody created it at the same moment
             self._catalog.create_namespace_if_not_exists(self._identifier[:-1])
         self._stand(
             self._catalog.create_table(self._identifier, schema=schema, properties={**_PROPERTIES, **properties})
         )
 
     def write(self, rows: Rows, *, stats: Sequence[str], plain: Sequence[str]) -> DataFile:
-        """Write one data file, which no version names yet."""
+        """Write one data file that no version refers to yet."""
         return new_file(self.table, rows, stats=stats, plain=plain)
 
     def summary(self, key: str) -> Mapping[str, str] | None:
@@ -274,35 +274,35 @@ class IcebergLog:
 
     @property
     def stands_at_main(self) -> bool:
-        """Whether the version looked at is the head of what the catalog gave last: not so behind a lost reply."""
+        """Whether the version is the head as the catalog last returned it: not so after a lost reply."""
         now: int | None = self.table.metadata.current_snapshot_id
         return now == (None if self._head is None else self._head.snapshot_id)
 
     def newest(self, key: str) -> Snapshot | None:
-        """The newest of all versions, of any branch, whose summary has `key`."""
+        """The newest version of any branch whose summary has `key`."""
         candidates = (version for version in self.table.metadata.snapshots if key in _summary_properties(version))
         return max(candidates, key=lambda version: version.sequence_number or 0, default=None)
 
     def ancestors(self) -> set[int]:
-        """The head and what it was made from, as far as it is known."""
+        """The head and its known ancestors."""
         return {version.snapshot_id for version in ancestors_of(self._head, self.table.metadata)}
 
     def file_locations(self, version: Snapshot) -> set[str]:
-        """Locations of the files of a version. Raises OSError where its lists left."""
+        """Locations of the files of a version. Raises OSError if its lists were removed."""
         return {file.file_path for manifest in self.version_manifests(version) for file in self.entries(manifest)}
 
     def manifests(self) -> tuple[ManifestFile, ...]:
-        """The manifests of the head. Raises OSError where it left by now."""
+        """The manifests of the head. Raises OSError if it was removed by now."""
         return () if self._head is None else self.version_manifests(self._head)
 
     def version_manifests(self, version: Snapshot) -> tuple[ManifestFile, ...]:
-        """The manifests of a version. Raises OSError where they left with it."""
+        """The manifests of a version. Raises OSError if they were removed with it."""
         if version.snapshot_id not in self._lists:
             self._lists[version.snapshot_id] = self._files.read_list(version)
         return self._lists[version.snapshot_id]
 
     def named_files(self) -> set[str]:
-        """Locations of the data files of all versions. Raises OSError where one of them left meanwhile."""
+        """Locations of the data files of all versions. Raises OSError if one was removed meanwhile."""
         manifests = {
             m.manifest_path: m for version in self.table.metadata.snapshots for m in self.version_manifests(version)
         }
@@ -313,7 +313,7 @@ class IcebergLog:
         return [entry.data_file for entry in self._files.entries(manifest)]
 
     def commit(self, change: Change, note: Mapping[str, str]) -> Snapshot:
-        """Make a version whose summary carries the note. Raises IcebergCommitFailed, CommitOutcomeUnknown."""
+        """Create a version whose summary carries the note. Raises IcebergCommitFailed, CommitOutcomeUnknown."""
         table, parent, mark = self.table, self._head, uuid4().hex
         version, sequence = table.metadata.new_snapshot_id(), table.metadata.next_sequence_number()
         manifests, removed = list(self.manifests()), list[DataFile]()
@@ -351,7 +351,7 @@ class IcebergLog:
     # ── the steps of a commit ──
 
     def _swap(self, updates: tuple[TableUpdate, ...], parent: int | None, mark: str) -> bool:
-        """Let the catalog swap; False where the call failed and the version landed all the same."""
+        """Let the catalog swap; False if the call failed but the version landed."""
         table = self.table
         requirements: tuple[TableRequirement, ...] = (
             AssertTableUUID(uuid=table.metadata.table_uuid),
@@ -377,7 +377,7 @@ class IcebergLog:
         return True
 
     def _reload_table(self) -> Table | None:
-        """The table as it is after a call that failed, None where it is gone. Raises CommitOutcomeUnknown."""
+        """The table after a failed call, None if it does not exist. Raises CommitOutcomeUnknown."""
         try:
             return self._catalog.load_table(self._identifier)
         except (NoSuchTableError, NoSuchNamespaceError):
@@ -386,14 +386,14 @@ class IcebergLog:
             raise CommitOutcomeUnknown from silence
 
     def _old(self) -> list[Snapshot]:
-        """The versions that leave with the next commit: beyond the newest, and named by no branch or tag."""
+        """The versions that the next commit removes: older than the newest `KEEP`, and without a branch or tag."""
         metadata = self.table.metadata
         named = {ref.snapshot_id for ref in metadata.refs.values()}
         beyond = max(0, len(metadata.snapshots) + 1 - KEEP)
         return [version for version in metadata.snapshots[:beyond] if version.snapshot_id not in named]
 
     def _forget(self, old: Sequence[Snapshot]) -> None:
-        """Remove the lists and manifests that only versions had which have left."""
+        """Remove the lists and manifests that only removed versions used."""
         if not old:
             return
         try:
@@ -401,14 +401,14 @@ class IcebergLog:
             for version in self.table.metadata.snapshots:
                 gone -= {manifest.manifest_path for manifest in self.version_manifests(version)}
         except OSError:
-            return  # a list of them cannot be read: the commit has landed, and files too many harm nobody
+            return  # a list of them is unreadable: the commit has landed, and extra files are harmless
         self._remove(gone | {version.manifest_list for version in old})
         for version in old:
             self._lists.pop(version.snapshot_id, None)
 
     def _remove(self, locations: set[str]) -> None:
         for location in locations:
-            with contextlib.suppress(OSError):  # nobody needs it
+            with contextlib.suppress(OSError):  # an orphan file is harmless
                 self.table.io.delete(location)
 
     def _stand(self, table: Table) -> None:
@@ -439,7 +439,7 @@ def _summary(
         collector.add_file(data_file=file, partition_spec=table.spec(), schema=table.schema())
     for file in removed:
         collector.remove_file(data_file=file, partition_spec=table.spec(), schema=table.schema())
-    counted = update_snapshot_summaries(  # it refuses `replace`, which counts as any other
+    counted = update_snapshot_summaries(  # it refuses `replace`, which is counted like the others
         summary=Summary(operation=Operation.OVERWRITE, **collector.build(), **note),
         previous_summary=None if parent is None else parent.summary,
     )

@@ -1,14 +1,14 @@
 """Iceberg silver tables in a catalog shared by Spark and pyiceberg, and staged tables that replace their content.
 
-The marker is a property of the version's summary. Iceberg would let a stale plan take data and marker back (tried), so
-a statement runs on a branch made at the version whose marker was read, and `fast_forward` publishes it: refused if
-main has moved meanwhile. The branch is the session's own: on a shared one a rival's statement would build on ours.
+The marker is a property of the snapshot's summary. Iceberg would let an outdated plan replace data and marker (tried),
+so a statement runs on a branch created at the version whose marker was read, and `fast_forward` publishes it: refused
+if main has moved meanwhile. Each session has its own branch: on a shared one another session's statement would build on
+ours.
 
-A branch has the columns of its table, and Iceberg's own REPLACE TABLE takes the place of whatever was committed
-meanwhile. So new content, with other columns if need be, is written through a second entry of the catalog made at the
-table's own metadata, which nobody else sees. Publishing commits its schema, layout and version to the table itself, on
-the condition that the table's newest version is still the one the staged table was made for. Old versions, tags and
-branches stay.
+A branch has the columns of its table, and Iceberg's own REPLACE TABLE overwrites concurrent commits. So new content,
+with other columns if necessary, is written through a second catalog entry created from the table's own metadata, which
+nobody else sees. Publishing commits its schema, layout and version to the table itself, provided that the table's
+newest version is still the one for which the staged table was created. Old versions, tags and branches stay.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ if TYPE_CHECKING:
 
 
 _AHEAD = 1_000
-"""By how much the version's sequence number is above the table's last one: branches of rivals count up too, and a
-catalog that has both must find ours the greatest."""
+"""Added to the last sequence number: other sessions' branches increase it too, and ours must be the catalog's highest.
+"""
 
 
 class StagedTable:
-    """A draft of the table of `target`; leaving drops the entry and none of its files."""
+    """A staged copy of the table of `target`; on exit the entry is dropped, but none of its files."""
 
     def __init__(self, project: Project, target: Target) -> None:
         self._target = target
@@ -75,7 +75,7 @@ class StagedTable:
 
     def __enter__(self) -> Self:
         with reaching(self._address):
-            self._drop()  # what a killed process left
+            self._drop()  # left by a killed process
             self._base = self._live()
             self._catalog.register_table(self._entry, self._base.metadata_location)
         return self
@@ -89,7 +89,7 @@ class StagedTable:
         return self._target.namespace, self.name
 
     def publish(self, base: int | None) -> None:
-        """Make the draft's newest version the table's, where that is still `base`. Raises ConcurrentModification."""
+        """Publish the staged table's newest version, if the table is still at `base`. Raises ConcurrentModification."""
         from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - an extra
         from pyiceberg.table import update as u  # noqa: PLC0415 - an extra
 
@@ -124,7 +124,7 @@ class StagedTable:
 
 
 def _updates(live: TableMetadata, draft: TableMetadata) -> tuple[TableUpdate, ...]:
-    """What turns the metadata of the table into that of its draft."""
+    """The updates from the table's metadata to that of the staged table."""
     from pyiceberg.table import update as u  # noqa: PLC0415 - an extra
 
     version = draft.current_snapshot()
@@ -148,12 +148,12 @@ def _updates(live: TableMetadata, draft: TableMetadata) -> tuple[TableUpdate, ..
 
 
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
-_PREFIX = "cdc_lake"  # of the branches' names
-_BRANCH = "cdc_lake.branch"  # session setting that names the session's
-_CONTENT = "cdc_lake_content"  # view of what a table is replaced by
+_PREFIX = "cdc_lake"  # of branch names
+_BRANCH = "cdc_lake.branch"  # session setting with the name of its branch
+_CONTENT = "cdc_lake_content"  # view of the new content of a table
 _MAKING = threading.Lock()
-"""What the catalog cannot do twice at once: prepare a new catalog's tables, as each session does at its first use of
-it, and make a namespace."""
+"""For what the catalog cannot do concurrently: prepare its tables, on each session's first use, and create a namespace.
+"""
 
 
 class IcebergSilver:
@@ -204,13 +204,13 @@ class IcebergSilver:
         self._refresh()
 
     def cluster(self) -> None:
-        """By DDL: each task sorts what it writes, `maintain` sorts across files. Without a shuffle: MERGE has none."""
+        """By DDL: each task sorts what it writes, `maintain` sorts across files. No shuffle, because MERGE has none."""
         self._cluster(self.name)
 
     def _cluster(self, name: str) -> None:
         listed = f"LOCALLY ORDERED BY {cluster_sql(self._target)}" if self._target.cluster_by else "UNORDERED"
         self._spark.sql(f"ALTER TABLE {name} WRITE {listed}")
-        # what a former content was made with stays otherwise
+        # otherwise properties of the former content remain
         self._spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({division_properties(self._target)})")
 
     def laid_out(self, stream: str, base: Marker) -> int | None:
@@ -219,7 +219,7 @@ class IcebergSilver:
         return reached.position if reached is not None and reached.done else None
 
     def reshape(self, stream: str, base: Marker, position: int, changes: Sequence[SchemaChange], live: str) -> None:
-        """By commits of metadata, with an UPDATE between them where rows change; each goes on from the one before."""
+        """By metadata commits, with an UPDATE between them if rows change; each resumes after the previous one."""
         rows = assignments(changes, live) if base.version is not None else {}
         swaps = any(isinstance(change, ChangeType) and not is_promotion(change) for change in changes)
         app = layout_app_id(stream, self._target, base.generation)
@@ -249,20 +249,20 @@ class IcebergSilver:
         return table
 
     def _refresh(self) -> None:
-        self._spark.catalog.refreshTable(self.name)  # else the session goes on with the schema it has seen
+        self._spark.catalog.refreshTable(self.name)  # otherwise the session keeps using the old schema
 
     def commit(self, stream: str, base: Marker, position: int, statement: Statement) -> int:
         """Run one statement on a branch at `base`, then publish the branch."""
         return self._commit(stream, base, position, statement)
 
     def _commit(self, stream: str, base: Marker, position: int | None, statement: Statement) -> int:
-        """`position` None: rows are of an earlier stream, and stay so."""
+        """`position` None: rows belong to an earlier stream, and continue to."""
         branch = self._branch(base)
         try:
             with self._marking(stream, base.generation, position):
                 self._spark.sql(statement(f"{self.name}.branch_{branch}"))
         except Exception as cause:
-            if f"(does not exist): {branch}" in str(cause):  # another session took ours for left behind
+            if f"(does not exist): {branch}" in str(cause):  # another session removed our branch as abandoned
                 raise ConcurrentModification(f"another writer is working on {self._target.label}") from cause
             raise
         failpoint(BRANCH_WRITTEN)
@@ -272,7 +272,7 @@ class IcebergSilver:
     def replace(
         self, stream: str, base: Marker, generation: int, position: int, columns: Sequence[SilverColumn], query: str
     ) -> int:
-        """By a draft (`tables.iceberg_silver`), because a branch has the columns of its table."""
+        """Through a staged table (`tables.iceberg_silver`), because a branch has the columns of its table."""
         ddl = ", ".join(c.ddl for c in columns)
         self.create(columns, stream)
         if self.marker(stream) != base:
@@ -289,9 +289,9 @@ class IcebergSilver:
         return self._published_version(stream, generation, position)
 
     def _planned_apart(self, query: str) -> AbstractContextManager[str]:
-        """A view of the query's rows that brings a plan of its own: inside of a statement that writes into another
-        format Delta does not prepare its tables, and refuses those that have rows marked as gone (seen with 4.4.0).
-        On disk meanwhile, as it is a whole table.
+        """A view of the query's rows with a plan of its own: inside a statement that writes another format Delta does
+        not prepare its tables, and refuses those with deletion vectors (seen with 4.4.0). Stored on disk meanwhile,
+        because it is a whole table.
         """
         from pyspark import StorageLevel  # noqa: PLC0415 - an extra: a receiver has no Spark
 
@@ -300,7 +300,7 @@ class IcebergSilver:
         )
 
     def _clauses(self, stream: str) -> str:
-        """What CREATE and REPLACE TABLE say behind the columns."""
+        """The clauses of CREATE and REPLACE TABLE after the columns."""
         comment = literal(table_comment(self._target.source))
         properties = {**own_properties(self._target), **owner_properties(self._project, stream)}
         own = "".join(f", {literal(key)} = {literal(value)}" for key, value in properties.items())
@@ -313,7 +313,7 @@ class IcebergSilver:
 
     @contextmanager
     def _marking(self, stream: str, generation: int, position: int | None) -> Iterator[None]:
-        """Let what is written inside carry the marker, or without a position only say that it is ours."""
+        """Let commits inside carry the marker or, without a position, only identify them as ours."""
         conf = self._spark.conf
         if position is None:
             conf.set(_PROPERTY + APP_PROPERTY, layout_app_id(stream, self._target, generation))
@@ -334,7 +334,7 @@ class IcebergSilver:
         return marker.version
 
     def _branch(self, base: Marker) -> str:
-        """The session's branch, made at `base`; branches that other sessions left behind go."""
+        """Create the session's branch at `base`; abandoned branches of other sessions are removed."""
         branch: str | None = self._spark.conf.get(_BRANCH, None)
         if branch is None:
             branch = f"{_PREFIX}_{uuid4().hex}"

@@ -1,16 +1,15 @@
-"""Maintenance of silver tables of both formats: small files are merged, then what nobody needs any more goes.
+"""Maintains silver tables of both formats: compacts small files, then removes what nobody needs any more.
 
-Rows stay as they are. Each step is a commit of its own, or removes what no commit names: wherever the process dies,
-the next maintenance goes on. A step that meets a commit of apply loses, changes nothing and is tried again.
+Rows do not change. Each step is a commit of its own, or removes files that no commit refers to: if the process dies,
+the next maintenance continues. A step that conflicts with a commit of apply changes nothing and is retried.
 
-Iceberg: files are rewritten, delete files and manifests with them, versions expired, orphans removed. A rewrite's
-version carries no marker, which is therefore found by walking up its parents (`tables.silver_table`). So versions are
-expired by their ids, never by age alone: the way from the newest one to the newest with a marker, and on to the newest
-that is kept, stays whole.
+Iceberg: data files, delete files and manifests are rewritten, snapshots expired, orphan files removed. The version of a
+rewrite carries no marker, so the marker is found by walking up its parents (`tables.silver_table`). Versions are
+therefore expired by id, never by age alone: the path from the newest version to the newest with a marker, and to the
+newest that is kept, stays complete.
 
-Delta: OPTIMIZE, which clusters too, then VACUUM. Delta cannot keep single versions: VACUUM removes files that left the
-table before a moment, so the oldest version that has to stay decides. Delta removes log entries itself, at
-checkpoints.
+Delta: OPTIMIZE, which also clusters, then VACUUM. Delta cannot keep single versions: VACUUM removes files that left the
+table before a point in time, so the oldest version to keep decides. Delta removes log entries itself, at checkpoints.
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ Part: TypeAlias = Literal["compaction", "expiry", "removal"]
 _R = TypeVar("_R")
 
 FULL_FILE: Final = 256 << 20
-"""Bytes that small files are put together to."""
+"""Target size of compaction in bytes."""
 
 SMALL_FILE: Final = 128 << 20
-"""Bytes below which a file is small. A larger one is not written again for a few small ones beside it."""
+"""Size in bytes below which a file is small. A larger one is not rewritten because of a few small ones."""
 
 _TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceStep:
-    """One step: what was done in words, and in numbers."""
+    """One step: a description of what was done, and figures."""
 
     part: Part
     text: str
@@ -65,24 +64,24 @@ class MaintenanceStep:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What stays readable: the versions in `versions`, and every one that was made after `since`."""
+    """What stays readable: the versions in `versions`, and every one made after `since`."""
 
     versions: frozenset[int]
     since: datetime
 
 
 class SilverTableMaintenance(Protocol):
-    """One table. Both raise SilverBusy where apply always came first."""
+    """Maintenance of one table. Both methods raise SilverBusy if apply always committed first."""
 
     def plan_steps(self, keep: Keep, now: datetime) -> Iterator[MaintenanceStep]:
-        """What would be done."""
+        """The steps that would be done."""
 
     def run_steps(self, keep: Keep, now: datetime) -> Iterator[MaintenanceStep]:
-        """Do it, step by step."""
+        """Do the steps one by one."""
 
 
 def silver_upkeep(spark: SparkSession, project: Project, target: Target) -> SilverTableMaintenance:
-    """The upkeep of a table's format; `spark` is used for nothing else meanwhile."""
+    """The maintenance of a table's format; `spark` is used for nothing else meanwhile."""
     if target.format == "delta":
         return DeltaSilverMaintenance(spark, project, target)
 
@@ -90,7 +89,7 @@ def silver_upkeep(spark: SparkSession, project: Project, target: Target) -> Silv
 
 
 def retry_on_conflict(work: Callable[[], _R], target: Target, lost: Callable[[Exception], bool]) -> _R:
-    """The result of `work`, which is done again where it lost against another commit. Raises SilverBusy."""
+    """The result of `work`, which is repeated if it conflicted with another commit. Raises SilverBusy."""
     for turn in range(_TRIES):
         try:
             return work()
@@ -115,26 +114,26 @@ def measure_files(folder: Path) -> tuple[int, int]:
 def _size(file: Path) -> int | None:
     try:
         return file.stat().st_size
-    except FileNotFoundError:  # apply goes on meanwhile
+    except FileNotFoundError:  # apply commits concurrently
         return None
 
 
 def megabytes(size: int) -> str:
-    """Bytes as people read them."""
+    """Bytes in megabytes, for display."""
     return f"{size / 1e6:,.1f} MB"
 
 
-_MANIFESTS: Final = 20  # more of them than this are written anew: each is opened by every plan
+_MANIFESTS: Final = 20  # more manifests than this are rewritten: each plan opens all of them
 _ORPHAN: Final = timedelta(
     days=1, minutes=5
-)  # Iceberg refuses less than a day: what a commit is about to name is younger
+)  # Iceberg refuses less than a day: a younger file may belong to a commit in progress
 _OPTIONS: Final = (
     f"map('min-input-files', '2', 'target-file-size-bytes', '{FULL_FILE}', 'min-file-size-bytes', '{SMALL_FILE}')"
 )
 
 
 class IcebergSilverMaintenance:
-    """Upkeep of a table of format `iceberg` (`tables.maintenance.SilverTableMaintenance`)."""
+    """Maintenance of a table of format `iceberg` (`tables.maintenance.SilverTableMaintenance`)."""
 
     def __init__(self, spark: SparkSession, project: Project, target: Target) -> None:
         self._spark = spark
@@ -224,7 +223,7 @@ class IcebergSilverMaintenance:
             yield MaintenanceStep("compaction", text, {"manifests": manifests, "into": into})
 
     def _expire(self, spent: list[int]) -> None:
-        """By ids. `older_than` long ago takes Iceberg's own rule of age out of it."""
+        """Expires versions by id. A very old `older_than` disables Iceberg's own rule of age."""
         listed = ", ".join(f"{version}L" for version in spent)
         arguments = f"older_than => TIMESTAMP '1970-01-01 00:00:00', snapshot_ids => array({listed})"
         retry_on_conflict(lambda: self._call("expire_snapshots", arguments), self._target, _iceberg_commit_lost)
@@ -244,10 +243,10 @@ class IcebergSilverMaintenance:
 
 
 def spent_versions(table: Table, keep: Keep) -> list[int]:
-    """The versions that nobody needs, oldest first; none where no version has a marker."""
+    """The versions that nobody needs, oldest first; none if no version has a marker."""
     ancestors: list[int] = []
     version, marked = table.current_snapshot(), False
-    kept_ancestors: int | None = None  # how many ancestors have to stay
+    kept_ancestors: int | None = None  # number of ancestors to keep
     while version is not None:
         ancestors.append(version.snapshot_id)
         summary = version.summary.additional_properties if version.summary else {}
@@ -275,13 +274,13 @@ def _delete_files(table: Table) -> bool:
 
 
 def _iceberg_commit_lost(cause: Exception) -> bool:
-    """What Iceberg says where another commit came first."""
+    """Iceberg's error if another commit was first."""
     text = str(cause)
     return any(word in text for word in ("CommitFailedException", "ValidationException", "Cannot commit"))
 
 
 def _folder(table: Table) -> Path | None:
-    """The table's folder, where it is on this machine."""
+    """The table's folder, if it is local."""
     parts = urlsplit(table.location())
     return Path(unquote(parts.path)) if parts.scheme in {"", "file"} else None
 
@@ -297,18 +296,18 @@ def _time(moment: datetime) -> str:
 _SETTINGS: Final = {
     "spark.databricks.delta.optimize.maxFileSize": str(FULL_FILE),
     "spark.databricks.delta.optimize.minFileSize": str(SMALL_FILE),
-    # How long files stay is decided here, by what is pinned.
+    # Retention is decided here, by pinned cuts.
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
-    # It would commit twice for its own history: apply's next statement would meet that.
+    # It would commit twice for its own history, and conflict with apply's next statement.
     "spark.databricks.delta.vacuum.logging.enabled": "false",
 }
 
 _BEFORE: Final = timedelta(hours=1)
-"""A file that a commit removes is stamped when the statement begins, which may be before the version that is kept."""
+"""A file removed by a commit is stamped when the statement begins, possibly before the version that is kept."""
 
 
 class DeltaSilverMaintenance:
-    """Upkeep of a table of format `delta` (`tables.maintenance.SilverTableMaintenance`)."""
+    """Maintenance of a table of format `delta` (`tables.maintenance.SilverTableMaintenance`)."""
 
     def __init__(self, spark: SparkSession, project: Project, target: Target, before: timedelta = _BEFORE) -> None:
         self._spark = spark
@@ -320,7 +319,7 @@ class DeltaSilverMaintenance:
             spark.conf.set(key, value)
 
     def plan_steps(self, keep: Keep, now: datetime) -> Iterator[MaintenanceStep]:
-        """By the sizes of files; clustering may find more to do."""
+        """By the sizes of files; clustering may do more."""
         del now
         table = DeltaTable(str(self._path))
         parts = table.metadata().partition_columns
@@ -367,10 +366,10 @@ class DeltaSilverMaintenance:
         return dict(row["metrics"].asDict(recursive=True))
 
     def _hours(self, keep: Keep) -> int | None:
-        """How long files stay that left the table; None where it cannot be told, and all have to.
+        """How long files that left the table stay; None if unknown, and then all of them stay.
 
-        From this moment on, as VACUUM counts it: putting files together may have taken long. In whole hours, upwards:
-        VACUUM rounds to the nearest one (tried: 0.4 hours were none).
+        Counted from now, as VACUUM counts it, because compaction may have taken long. In whole hours, rounded up:
+        VACUUM rounds to the nearest hour (tried: 0.4 hours became 0).
         """
         since = keep.since
         newest = DeltaTable(str(self._path)).version()
@@ -384,7 +383,7 @@ class DeltaSilverMaintenance:
         return max(0, math.ceil((datetime.now(UTC) - since).total_seconds() / 3600))
 
     def _commit_time(self, version: int) -> datetime | None:
-        """When a version was committed, None where its log entry is gone."""
+        """When a version was committed, None if its log entry does not exist any more."""
         entry = self._path / "_delta_log" / f"{version:020}.json"
         try:
             actions = json_lines(entry.read_bytes())

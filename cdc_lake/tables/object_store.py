@@ -1,11 +1,11 @@
-"""An S3-compatible object store, as the libraries that read and write tables in it want to be told of it.
+"""Access to an S3-compatible object store, configured for each library that reads and writes tables in it.
 
-A store fails now and then without meaning it: what changes nothing when it is repeated is repeated, for as long as
-`lake.storage.patience` says. What the store refuses is said at once. No key of ours stands in any error.
+Idempotent calls are retried after temporary failures, for as long as `lake.storage.patience` says. Refusals of the
+store are raised immediately. No credential of ours appears in an error.
 
-Writers are fenced by conditional puts. A store that does not know the condition takes such a put without a word, and
-none of the libraries puts an object of ours, so the condition is tried here by a request that is signed by AWS
-Signature Version 4 (Amazon S3 API reference, "Authenticating Requests").
+Writers are fenced by conditional puts. A store that does not support the condition silently accepts such a put, and
+none of the libraries can put an arbitrary object, so the condition is tested by a request signed with AWS Signature
+Version 4 (Amazon S3 API reference, "Authenticating Requests").
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SECONDS = 30.0
 
 
 def put_if_absent(storage: Storage, path: str, body: bytes) -> bool:
-    """Put an object at `bucket/key`; False where the store says that there is one. Raises OSError."""
+    """Put an object at `bucket/key`; False if the store reports an existing one. Raises OSError."""
     endpoint = storage.endpoint or f"https://s3.{storage.region}.amazonaws.com"
     parts = urlsplit(endpoint)
     connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
@@ -54,7 +54,7 @@ def put_if_absent(storage: Storage, path: str, body: bytes) -> bool:
 
 
 def sign_headers(storage: Storage, host: str, path: str, body: bytes, now: datetime) -> dict[str, str]:
-    """The headers of a conditional put; `path` has only characters that need no escape (`ObjectAddress`)."""
+    """The headers of a conditional put; `path` has only characters that need no escaping (`ObjectAddress`)."""
     day, moment = now.strftime("%Y%m%d"), now.strftime("%Y%m%dT%H%M%SZ")
     headers = {
         "host": host,
@@ -82,16 +82,16 @@ def sign_headers(storage: Storage, host: str, path: str, body: bytes, now: datet
 _T = TypeVar("_T")
 
 FAILURES = (DeltaError, OSError)
-"""What the libraries raise where the store fails."""
+"""The exceptions of the libraries if the store fails."""
 
 PATIENCE_PROPERTY = "cdc-lake.patience"
 """Property of pyiceberg's file access: milliseconds."""
 
 _OF_ARROW = "AWS Error"
-"""What Arrow's failures of a store say, and those of a disk do not."""
+"""Text in Arrow's errors of a store, but not of a disk."""
 
 _PAUSES = (0.1, 5.0)  # seconds: the first and the longest between two attempts
-# The words of object_store and of the AWS SDK for what waiting does not heal.
+# Error words of object_store and the AWS SDK for failures that retrying does not resolve.
 _REFUSED = re.compile(
     r"401 Unauthorized|403 Forbidden|HTTP status 40[13]\b|access.?denied|no.?such.?bucket|invalid.?access.?key"
     r"|signature.?does.?not.?match|expired.?token",
@@ -100,11 +100,11 @@ _REFUSED = re.compile(
 
 
 class StaleListing(OSError):
-    """A listing leaves out what is there. Never leaves `ObjectStore.persist`."""
+    """A listing omits existing objects. Never leaves `ObjectStore.persist`."""
 
 
 class ObjectStore:
-    """A store by its settings. Safe to be used by several threads."""
+    """A store with its settings. Thread-safe."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -136,7 +136,7 @@ class ObjectStore:
             "aws_region": storage.region,
             "aws_access_key_id": storage.access_key_id.get_secret_value(),
             "aws_secret_access_key": storage.secret_access_key.get_secret_value(),
-            "aws_conditional_put": "etag",  # the fence: a log entry is written only where there is none
+            "aws_conditional_put": "etag",  # the fence: a log entry is written only if it does not exist
             "allow_http": "true" if storage.allow_http else "false",
             "connect_timeout": "5s",
             "timeout": "30s",
@@ -167,11 +167,11 @@ class ObjectStore:
         return properties
 
     def persist(self, call: Callable[[], _T], where: str, also: tuple[type[Exception], ...] = ()) -> _T:
-        """Call until it succeeds or patience ends; `call` must be one that may be repeated.
+        """Call until it succeeds or the patience ends; `call` must be repeatable.
 
-        What is not there is not a failure: FileNotFoundError and TableNotFoundError pass. `also`: further exceptions
-        that are worth another attempt; at the end of patience they are raised as they are. Raises StoreUnavailable,
-        StaleObjectListing, StoreRefused.
+        Missing objects are not a failure: FileNotFoundError and TableNotFoundError pass. `also`: further exceptions to
+        retry; at the end of the patience they are raised unchanged. Raises StoreUnavailable, StaleObjectListing,
+        StoreRefused.
         """
         end = time.monotonic() + self._storage.patience / 1000
         pause, longest = _PAUSES
@@ -187,8 +187,8 @@ class ObjectStore:
             pause = min(2 * pause, longest)
 
     def prove_fence(self, path: str, where: str) -> None:
-        """Put an object at `path` twice where there is none. Raises StoreUnfenced where both times it is taken."""
-        for _ in range(2):  # of the first it does not matter whether one was left before
+        """Put an object at `path` twice, conditionally. Raises StoreUnfenced if both puts are accepted."""
+        for _ in range(2):  # the first result does not matter: an object may be left from before
             accepted = self.persist(lambda: put_if_absent(self._storage, path, b"proof of the fence"), where)
         if accepted:
             raise StoreUnfenced(
@@ -196,7 +196,7 @@ class ObjectStore:
             )
 
     def read(self, path: str) -> str | None:
-        """A small object of text, None where there is none."""
+        """A small text object, None if it does not exist."""
 
         def text() -> str:
             with self.filesystem.open_input_stream(path) as opened:
@@ -217,7 +217,7 @@ def object_store(project: Project) -> ObjectStore:
 
 @contextmanager
 def reading(where: str) -> Iterator[None]:
-    """Turn what Arrow raises where a store fails into StoreUnavailable or StoreRefused; a disk's errors pass."""
+    """Convert Arrow's errors of a store to StoreUnavailable or StoreRefused; errors of a disk pass."""
     try:
         yield
     except OSError as failure:
@@ -227,7 +227,7 @@ def reading(where: str) -> Iterator[None]:
 
 
 def raise_failure(failure: Exception, where: str, also: tuple[type[Exception], ...] = ()) -> NoReturn:
-    """Raise what a failure of the libraries means."""
+    """Raise the error that corresponds to a failure of the libraries."""
     if isinstance(failure, also):
         raise failure
     if isinstance(failure, StaleListing):
@@ -238,7 +238,7 @@ def raise_failure(failure: Exception, where: str, also: tuple[type[Exception], .
 
 
 def _attempts(patience: int) -> int:
-    """How often the AWS SDK is to try: its pauses double from half a second on, on average, up to twenty."""
+    """Number of attempts of the AWS SDK: its pauses double from half a second on average, up to 20 s."""
     return min(10, 1 + (patience // 1000).bit_length())
 
 
@@ -247,7 +247,7 @@ def _is_refused(failure: Exception) -> bool:
 
 
 class StoreFolder:
-    """What the places in an object store have in common."""
+    """Common base of the storages in an object store."""
 
     def __init__(self, store: ObjectStore, address: ObjectAddress) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""A silver table in its own format."""
+"""Opens a silver table in its format."""
 
 from __future__ import annotations
 

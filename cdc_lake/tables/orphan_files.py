@@ -1,17 +1,16 @@
-"""Removes what tables leave behind: files that no version names any more, and log entries of long ago.
+"""Removes files that no table version refers to any more, and old log entries.
 
 Delta in a local folder: the log is kept short, because each commit lists all of it (5 ms of processor time at 20
-entries, 30 ms at 1,000, measured); who reads the table as a stream may be that far behind. A file is touched when it
-is replaced, so its time says since when nobody new reads it; one that no commit ever named is as old as it was
-written.
+entries, 30 ms at 1,000, measured); a streaming reader of the table may be that far behind. A file is touched when it is
+replaced, so its time shows since when it has no new readers; a file that no commit ever referred to is as old as its
+write.
 
-An object store: an object's time is when it was written and cannot be set, so files that are replaced are named in a
-note of their own (`_cdc_lake_replaced/`), whose time says since when nobody new reads them. A note only protects: a
-file goes if no version names it, it is old enough, and no young note has it. A listing that is behind leaves files in
-place.
+An object store: the time of an object is that of its write and cannot be set, so replaced files are listed in a note
+(`_cdc_lake_replaced/`), whose time shows since when they have no new readers. A note only protects: a file is removed
+if no version refers to it, it is old enough, and no recent note lists it. An outdated listing leaves files in place.
 
-Iceberg: versions that are too old take their lists along when they leave (`tables.iceberg_log`); what is found here
-was left by a process that ended in between, or are data files whose rows stand in others since a compaction.
+Iceberg: expired versions remove their own lists (`tables.iceberg_log`); the files found here were left by a process
+that died in between, or are data files whose rows were compacted into others.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ if TYPE_CHECKING:
 
 
 LOG_SECONDS = 600.0
-"""Age of a log entry above which nobody needs it."""
+"""Age in seconds above which a log entry is not needed any more."""
 LOG_VERSIONS = 300
-"""Log entries that stay, the newest ones, however fast they come …"""
+"""Number of newest log entries that always stay …"""
 LOG_LEAST = 60.0
-"""… but none younger than this goes."""
+"""… and the minimum age in seconds of those removed."""
 
 _VERSION = re.compile(r"([0-9]{20})\.(json|crc|checkpoint\.parquet)")
 _DATA = ".parquet"
-_UNFINISHED = re.compile(r"_commit_.*\.json\.tmp")  # a commit that deltalake did not get to make
+_UNFINISHED = re.compile(r"_commit_.*\.json\.tmp")  # an unfinished commit of deltalake
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanFiles:
-    """Files that can go, and their bytes: entries of the log, and data files."""
+    """Files that can be removed, and their bytes: log entries and data files."""
 
     entries: tuple[PurePath, ...]
     files: tuple[PurePath, ...]
@@ -58,11 +57,10 @@ class OrphanFiles:
 
 
 def delta_leftovers(folder: Path, live: Collection[str], now: float, files_seconds: float | None) -> OrphanFiles:
-    """What can go at a moment, in seconds since 1970. `live`: names of the data files of the newest version.
+    """What can be removed at `now`, in seconds since 1970. `live`: names of the data files of the newest version.
 
-    Of the log a checkpoint stays that is older than what is kept, and everything behind it: every version since can be
-    read. `files_seconds`: how long data files stay that no version names; None: the folder, which may be long, is not
-    listed.
+    The log keeps a checkpoint older than the retention and everything after it: every version since can be read.
+    `files_seconds`: how long unreferenced data files stay; None: the folder, which may be large, is not listed.
     """
     files = [] if files_seconds is None else list(_files(folder, set(live), now - files_seconds))
     entries = tuple(_entries(folder / "_delta_log", now))
@@ -70,7 +68,7 @@ def delta_leftovers(folder: Path, live: Collection[str], now: float, files_secon
 
 
 def remove_from_folder(folder: Path, leftovers: OrphanFiles, *, durable: bool) -> None:
-    """Remove them, the log from its oldest entry on; the checkpoint that replaces entries is on disk before."""
+    """Remove them, the oldest log entries first; the checkpoint that replaces entries is synced before."""
     log = folder / "_delta_log"
     if durable and leftovers.entries:
         for name in (*log.glob("*.checkpoint.parquet"), log / "_last_checkpoint", log):
@@ -80,7 +78,7 @@ def remove_from_folder(folder: Path, leftovers: OrphanFiles, *, durable: bool) -
 
 
 def touch(paths: Iterable[Path]) -> None:
-    """Say that files were replaced now."""
+    """Record that files were replaced now."""
     for path in paths:
         os.utime(path)
 
@@ -120,14 +118,15 @@ def _is_kept(newer_versions: int, age: float) -> bool:
 
 
 ENTRY_SECONDS = 86_400.0
-"""Age of a log entry that may go. Commits here read behind the last checkpoint only, so a long log costs them nothing,
-and a writer that slept finds the entry that fences it."""
+"""Age in seconds of removable log entries. Commits read only the log after the last checkpoint, so a long log is free,
+and a suspended writer finds the entry that fences it.
+"""
 
 _NOTES = "_cdc_lake_replaced"
 
 
 def note_replaced(filesystem: pafs.FileSystem, folder: str, names: Sequence[str]) -> None:
-    """Say that files are being replaced now. Raises OSError."""
+    """Record that files are being replaced now. Raises OSError."""
     with filesystem.open_output_stream(f"{folder}/{_NOTES}/{uuid4()}.json") as sink:
         sink.write(json.dumps(list(names)).encode())
 
@@ -135,9 +134,9 @@ def note_replaced(filesystem: pafs.FileSystem, folder: str, names: Sequence[str]
 def find_unreferenced(
     filesystem: pafs.FileSystem, folder: str, files: str, named: Collection[str], before: float
 ) -> tuple[tuple[PurePosixPath, ...], int]:
-    """Data files in the folder `files` that can go, by name, with notes that protect nothing any more; their bytes.
+    """Removable data files in the folder `files`, by name, with expired notes; and their bytes.
 
-    `folder`: where the notes are. `before`: in seconds since 1970.
+    `folder`: contains the notes. `before`: in seconds since 1970.
     """
     notes = list(_list_files(filesystem, f"{folder}/{_NOTES}"))
     young, old = ([n for n in notes if (_time(n) >= before) is wanted] for wanted in (True, False))
@@ -154,13 +153,13 @@ def find_unreferenced(
 def metadata_files(
     filesystem: pafs.FileSystem, folder: str, named: Collection[str], now: float
 ) -> tuple[tuple[PurePosixPath, ...], int]:
-    """Files of Iceberg's metadata in a folder that no version names, long enough ago; their bytes."""
+    """Old files of Iceberg's metadata in a folder that no version refers to; and their bytes."""
     old = [i for i in _list_files(filesystem, folder) if i.base_name not in named and _time(i) < now - ENTRY_SECONDS]
     return tuple(PurePosixPath(info.path) for info in old), sum(info.size for info in old)
 
 
 def entries(filesystem: pafs.FileSystem, folder: str, now: float) -> tuple[PurePosixPath, ...]:
-    """Log entries that an old checkpoint replaces: every version since can be read."""
+    """Log entries replaced by an old checkpoint: every version since can be read."""
     by_version: dict[int, list[tuple[str, pafs.FileInfo]]] = {}
     for info in _list_files(filesystem, f"{folder}/_delta_log"):
         if match := _VERSION.fullmatch(info.base_name):
@@ -175,7 +174,7 @@ def entries(filesystem: pafs.FileSystem, folder: str, now: float) -> tuple[PureP
 
 
 def remove_from_store(filesystem: pafs.FileSystem, leftovers: OrphanFiles) -> None:
-    """Remove them, the log from its oldest entry on; what is gone already is passed over. Raises OSError."""
+    """Remove them, the oldest log entries first; files already removed are skipped. Raises OSError."""
     for path in (*leftovers.entries, *leftovers.files):
         with contextlib.suppress(FileNotFoundError):
             filesystem.delete_file(str(path))
@@ -199,10 +198,10 @@ def _time(info: pafs.FileInfo) -> float:
 
 
 def iceberg_leftovers(log: IcebergLog, now: float, files_seconds: float | None) -> OrphanFiles | None:
-    """What can go at a moment, in seconds since 1970; None where the table is neither in a folder nor in a store.
+    """What can be removed at `now` (seconds since 1970); None if the table is neither in a folder nor in a store.
 
-    `files_seconds`: how long data files stay that no version names; None: the folders, which may be long, are not
-    listed. Raises OSError where a version left meanwhile.
+    `files_seconds`: how long unreferenced data files stay; None: the large folders are not listed. Raises OSError if a
+    version was removed meanwhile.
     """
     folder = local_path(log.table, log.table.location())
     if files_seconds is None:
@@ -232,7 +231,7 @@ def remove_from_iceberg(log: IcebergLog, leftovers: OrphanFiles) -> None:
 
 
 def mark_replaced(table: Table, paths: Sequence[str]) -> None:
-    """Remember that data files are being replaced now, in a folder by their time, in a store by a note."""
+    """Record that data files are being replaced now: in a folder by their time, in a store by a note."""
     from cdc_lake.tables.iceberg_io import filesystem  # noqa: PLC0415
 
     store = filesystem(table)
@@ -243,7 +242,7 @@ def mark_replaced(table: Table, paths: Sequence[str]) -> None:
 
 
 def local_path(table: Table, location: str) -> Path | None:
-    """A file or folder of the table on this machine's disks, None where it is somewhere else."""
+    """The local path of a file or folder of the table, None if it is not local."""
     from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: PLC0415
 
     scheme, _, path = PyArrowFileIO.parse_location(location, table.io.properties)
@@ -275,7 +274,7 @@ def _referenced_paths(log: IcebergLog) -> set[str]:
 
 
 def _locations(log: IcebergLog) -> set[str]:
-    """Files of metadata that the table names."""
+    """The metadata files that the table refers to."""
     metadata = log.table.metadata
     named = {log.table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
     for version in metadata.snapshots:

@@ -1,6 +1,6 @@
-"""A REST catalog whose server may stop answering: pyiceberg's client, with an end to its patience.
+"""A client for REST catalogs with timeouts.
 
-pyiceberg waits for ever. A commit that is given up is looked up like any other whose answer was lost.
+pyiceberg waits indefinitely. A commit that timed out is looked up like any other commit with a lost reply.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from requests import PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
 
 ANSWER_SECONDS = 60.0
-"""How long an answer may take, also between two pieces of it."""
+"""Timeout of a response, also between two parts of it."""
 
 
 class PatientRestCatalog(RestCatalog):  # type: ignore[misc]  # mypy does not look into pyiceberg
-    """pyiceberg's catalog; a request without an answer fails as ReadTimeout or ConnectTimeout."""
+    """pyiceberg's catalog; a request without a response fails with ReadTimeout or ConnectTimeout."""
 
     def _create_session(self) -> Session:
         session: Session = super()._create_session()
@@ -25,7 +25,7 @@ class PatientRestCatalog(RestCatalog):  # type: ignore[misc]  # mypy does not lo
         return session
 
     def _warn_oauth_tokens_deprecation(self) -> None:
-        """Nothing: pyiceberg's own warning shows the catalog's address, with a password that may be in it."""
+        """Does nothing: pyiceberg's warning shows the catalog's address, which may contain a password."""
 
 
 class _Adapter(HTTPAdapter):

@@ -1,15 +1,13 @@
-"""Row hashes: rows as numbers that a server can compute by SQL too (`source.row_hash_sql`), for many rows at once.
+"""Computes row hashes that a server can compute in SQL too (`source.row_hash_sql`), vectorized.
 
-`hash_uint32_extended` and `hash_bytes_extended` (src/common/hashfn.c: Bob Jenkins' lookup3 with a seed) are what the
-SQL functions `hashint4extended`, `hashint8extended`, `hashfloat8extended` and `hashtextextended` are made of. Bytes
-are taken as a server on a little-endian machine takes them; `source.postgres.server` asks a server whether it hashes
-as this does.
+`hash_uint32_extended` and `hash_bytes_extended` (src/common/hashfn.c: Bob Jenkins' lookup3 with a seed) implement the
+SQL functions `hashint4extended`, `hashint8extended`, `hashfloat8extended` and `hashtextextended`. Bytes are read as on
+a little-endian server; `source.postgres.server` checks that a server computes the same hashes.
 
-A row's hash is a chain of its columns' hashes, each with the one before it as its seed: first which columns are NULL,
-then the values in order; numbers and instants as they are stored, everything else as canonical text. Two values of a
-column have one hash only if two hashes of 64 bits are the same by chance. Rows fall into buckets by their key, and a
-bucket is known by how many rows it has and by the sum of their hashes modulo 2^64: two equal buckets hold the same
-rows.
+A row's hash chains the hashes of its columns, each seeded with the previous one: first which columns are NULL, then the
+values in order; numbers and instants as stored, everything else as canonical text. Two different values of a column
+have the same hash only if two 64-bit hashes collide. Rows are divided into buckets by their key, and a bucket is
+described by its number of rows and the sum of their hashes modulo 2^64: two equal buckets contain the same rows.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ import pyarrow.compute as pc
 from cdc_lake.tables.canonical_values import from_silver
 
 BLOCK: Final = 8192
-"""Rows at a time: the words of a block stay in a processor's cache."""
+"""Rows processed together: the words of a block fit into the processor's cache."""
 
 _START: Final = 0x9E3779B9 + 3923095
 _ROUND: Final = 12  # bytes
-_WORDS_AT_MOST: Final = 1 << 20  # of the padded texts that are worked on at once
+_WORDS_AT_MOST: Final = 1 << 20  # of the padded texts that are processed at once
 _WHOLE: Final = 0xFFFF_FFFF
 _MIX: Final = ((0, 2, 1, 4), (1, 0, 2, 6), (2, 1, 0, 8), (0, 2, 1, 16), (1, 0, 2, 19), (2, 1, 0, 4))
 _FINAL: Final = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 0, 14), (2, 1, 24))
@@ -41,9 +39,9 @@ _FINAL: Final = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 
 
 @dataclass(frozen=True, slots=True)
 class Hashes:
-    """The hash of each of some rows so far: the upper and the lower 32 bits, as ndarrays of uint32 of one length.
+    """The hash of each row so far: the upper and the lower 32 bits, as ndarrays of uint32 of one length.
 
-    Every method gives the hashes with a value more each, which has this one as its seed; none of these is 0.
+    Every method returns the hashes extended by one value each, seeded with this hash; none of these is 0.
     """
 
     high: Any
@@ -51,7 +49,7 @@ class Hashes:
 
     @classmethod
     def first(cls, number: int, rows: int) -> Hashes:
-        """The same number for each row, not 0: a server leaves out that seed."""
+        """The same number for each row, not 0: a server would ignore that seed."""
         return cls(np.full(rows, number >> 32, np.uint32), np.full(rows, number & _WHOLE, np.uint32))
 
     @property
@@ -60,7 +58,7 @@ class Hashes:
         return (self.high.astype(np.uint64) << np.uint64(32)) | self.low
 
     def xor(self, numbers: Any) -> Hashes:
-        """These, not hashed: other numbers (int64) put into them."""
+        """XORs numbers (int64) into the hashes, without hashing them."""
         bits = numbers.view(np.uint64)
         return Hashes(self.high ^ (bits >> np.uint64(32)).astype(np.uint32), self.low ^ bits.astype(np.uint32))
 
@@ -71,12 +69,12 @@ class Hashes:
         return words.finish()
 
     def int8(self, values: Any) -> Hashes:
-        """`hashint8extended` of values (int64): of both halves, one on the other."""
+        """`hashint8extended` of values (int64), which combines both halves."""
         high = (values >> 32).astype(np.int32)
         return self.int4(values.astype(np.uint32) ^ (high ^ (high >> 31)).view(np.uint32))
 
     def float8(self, values: Any) -> Hashes:
-        """`hashfloat8extended` of values (float64); of 0 it is the seed."""
+        """`hashfloat8extended` of values (float64); for 0 it is the seed."""
         words = self._seed_words(8)
         halves = values.view(np.uint32)
         words.a += halves[0::2]
@@ -88,7 +86,7 @@ class Hashes:
         return hashes
 
     def text(self, values: Any) -> Hashes:
-        """`hashtextextended` of values (a large_string Array without NULL). Meant for texts of some hundred bytes."""
+        """`hashtextextended` of values (a large_string Array without NULL). For texts of some hundred bytes."""
         sizes = np.diff(np.frombuffer(values.buffers()[1], np.int64)[values.offset :][: len(values) + 1])
         rounds = sizes // _ROUND
         most = int(rounds.max(initial=0))
@@ -120,7 +118,7 @@ class Hashes:
         return hashes
 
     def _seed_words(self, size: Any) -> _Words:
-        """The words of values of so many bytes: a number, or one for each (uint32)."""
+        """The initial state for values of so many bytes: a number, or one for each (uint32)."""
         begin = np.uint32(_START & _WHOLE) + np.asarray(size, np.uint32)
         words = _Words(self.high + begin, self.low + begin, np.broadcast_to(begin, self.high.shape).copy())
         words.mix(len(self.high))
@@ -128,13 +126,13 @@ class Hashes:
 
 
 def _ends(rounds: Any) -> Iterator[tuple[int, int]]:
-    """Of numbers of whole rounds that go down: each, and how many rows have at least so many."""
+    """For decreasing numbers of complete rounds: each number, and how many rows have at least so many."""
     ends = np.append(np.flatnonzero(np.diff(rounds)) + 1, len(rounds))
     yield from zip(rounds[ends - 1].tolist(), ends.tolist(), strict=True)
 
 
 def _take(words: _Words, texts: Any, ends: Sequence[tuple[int, int]]) -> None:
-    """Mix in padded texts, the longest first; `ends` as `_ends` gives them."""
+    """Mix in padded texts, longest first; `ends` as returned by `_ends`."""
     for n in range(ends[0][0]):
         rows = max(end for rounds, end in ends if rounds > n)
         for column, word in zip(words.columns, (3 * n, 3 * n + 1, 3 * n + 2), strict=True):
@@ -144,12 +142,12 @@ def _take(words: _Words, texts: Any, ends: Sequence[tuple[int, int]]) -> None:
     for rounds, end in ends:
         words.a[begin:end] += texts[begin:end, 3 * rounds]
         words.b[begin:end] += texts[begin:end, 3 * rounds + 1]
-        words.c[begin:end] += texts[begin:end, 3 * rounds + 2] << np.uint32(8)  # its lowest byte is the length's
+        words.c[begin:end] += texts[begin:end, 3 * rounds + 2] << np.uint32(8)  # the lowest byte is the length's
         begin = end
 
 
 class _Words:
-    """The three words of lookup3 for many rows, changed in place."""
+    """The three words of lookup3 for many rows, modified in place."""
 
     def __init__(self, a: Any, b: Any, c: Any) -> None:
         self.a, self.b, self.c = self.columns = (a, b, c)
@@ -181,46 +179,46 @@ FIRST: Final = 1
 """The seed of a row's first hash."""
 
 LONG: Final = 255
-"""Bytes of a text that is hashed as it is; of a longer one its `DIGEST` is."""
+"""Maximum length in bytes of a text that is hashed directly; a longer one is hashed as its `DIGEST`."""
 
 DIGEST: Final = "md5:"
-"""What stands before the md5 of a long text; nobody has such a text in the place of the very text that it is of."""
+"""Prefix of the md5 of a long text, which keeps it apart from ordinary texts."""
 
 EXACT: Final = 4_102_444_800_000_000
-"""Microseconds from 1840 to 1970 and from there to 2100: what is nearer, a float of 64 bits tells apart as seconds."""
+"""Microseconds from 1840 to 1970 and from there to 2100: within it, seconds as a 64-bit float are exact."""
 
 _TEXT: Final = pa.large_string()
 try:
-    # what Python brings itself: OpenSSL looks the algorithm up in every call, which takes longer than the digest
+    # Python's own md5: OpenSSL looks up the algorithm in every call, which takes longer than the digest
     _md5: Callable[[bytes], Any] = import_module("_md5").md5
 except ImportError:
     _md5 = partial(hashlib.md5, usedforsecurity=False)
 
 Step: TypeAlias = Callable[[Hashes, slice], Hashes]
-"""Puts the values of some rows into their hashes."""
+"""Mixes the values of some rows into their hashes."""
 
 
 class HashStrategy(Enum):
-    """How values of a column are hashed; NULL is as a value of its type, and said beside it (`tables.row_hash`)."""
+    """How values of a column are hashed; NULL is hashed as some value of the type, and flagged (`tables.row_hash`)."""
 
     INT4 = auto()
     INT8 = auto()
     BOOL = auto()
     INSTANT = auto()
-    """Timestamps: their seconds since 1970 as a float, and the text of those that it cannot tell apart."""
+    """Timestamps: their seconds since 1970 as a float, and the text of those that a float cannot distinguish."""
     TEXT = auto()
-    """Canonical text, a long one by its digest."""
+    """Canonical text, a long one as its digest."""
     DIGEST = auto()
     """Canonical text by its md5, whatever its length."""
 
     @property
     def by_text(self) -> bool:
-        """Whether it is canonical text that is hashed."""
+        """Whether canonical text is hashed."""
         return self in (HashStrategy.TEXT, HashStrategy.DIGEST)
 
 
 def step(values: Any, way: HashStrategy) -> Step:
-    """How a column (pyarrow Array of silver's type, or large_string for a way by text) is put into hashes."""
+    """The step that mixes a column (pyarrow Array of silver's type, or large_string if by text) into hashes."""
     match way:
         case HashStrategy.INT4 | HashStrategy.BOOL:
             small = np.asarray(pc.fill_null(pc.cast(values, pa.int32()), 0))
@@ -241,7 +239,7 @@ def step(values: Any, way: HashStrategy) -> Step:
 
 
 def of_text(text: Any, way: HashStrategy, kind: pa.DataType) -> tuple[Any, Any]:
-    """Canonical text (large_string) as `step` takes it beside silver's type, and a bool ndarray: rows without one."""
+    """Canonical text (large_string) converted for `step` to silver's type, and a bool ndarray: rows without a value."""
     if way.by_text:
         return text, np.zeros(len(text), bool)
     try:
@@ -283,7 +281,7 @@ def _instants(values: Any) -> Step:
 
 
 def _shorten_texts(text: Any) -> Any:
-    """Texts (without NULL), the long ones by their digests."""
+    """Texts (without NULL), long ones replaced by their digests."""
     long = pc.greater(pc.binary_length(text), LONG)
     if not pc.any(long).as_py():
         return text
@@ -297,18 +295,18 @@ def _digest(text: str) -> str:
 
 
 BUCKETS = 1 << 14
-"""A server keeps that many groups in its work memory of 4 MB; a bucket of 100 million rows is 6,000."""
+"""A server keeps so many groups in its work memory of 4 MB; with 100 million rows a bucket has 6,000."""
 
 FLAGS: Final = 31
-"""Columns that one hash says of which are NULL: a bit each, the first one's the lowest."""
+"""Number of columns per hash of NULL flags: a bit each, the first column's the lowest."""
 
-_ODD: Final = 1  # the hash of a row that silver cannot hold
+_ODD: Final = 1  # the hash of a row that silver cannot represent
 
 
 @dataclass(frozen=True)
 class RowForm:
-    """How the rows of a table become numbers. `columns` in the order they are hashed in; `numbered`: the key is one
-    integer, and its bucket is its last bits.
+    """How the rows of a table are hashed. `columns` in hashing order; `numbered`: the key is one integer, and its last
+    bits are the bucket.
     """
 
     columns: tuple[str, ...]
@@ -317,18 +315,18 @@ class RowForm:
 
     @property
     def is_key_only(self) -> bool:
-        """Whether a row is its key: its bucket is that of its hash, which is one of texts."""
+        """Whether a row is only its key: its bucket is then that of its hash, which is one of texts."""
         return self.keys == self.columns and not self.numbered
 
     def buckets(self, rows: pa.Table) -> Any:
-        """The bucket of each row of canonical text, an ndarray of int64; only columns of the key are looked at."""
+        """The bucket of each row of canonical text, an ndarray of int64; only key columns are used."""
         if self.numbered:
             numbers = pc.fill_null(pc.cast(rows[self.keys[0]], pa.int64()), 0)
             return np.asarray(numbers) & (BUCKETS - 1)
         return bucket_of(_chain_hashes(rows, dict.fromkeys(self.keys, HashStrategy.TEXT)))
 
     def hashes(self, rows: pa.Table, ways: Mapping[str, HashStrategy]) -> Any:
-        """The hash of each row, an ndarray of uint64; each column as its way wants it (`ways.step`)."""
+        """The hash of each row, an ndarray of uint64; each column prepared for its strategy (`HashStrategy`)."""
         return _chain_hashes(rows, {name: ways.get(name, HashStrategy.TEXT) for name in self.columns})
 
     def numbers(
@@ -345,41 +343,41 @@ class RowForm:
         return (bucket_of(hashes) if self.is_key_only else self.buckets(rows)), hashes
 
     def text(self, rows: pa.Table) -> Any:
-        """One text for the key of each row of canonical text, large_string; different keys have different ones."""
+        """One text for the key of each row of canonical text, large_string; different keys have different texts."""
         parts = [part for name in self.keys for part in _parts(rows[name])]
         return _combine_chunks(pc.binary_join_element_wise(*parts, pa.scalar("", _TEXT), null_handling="replace"))
 
 
 @dataclass(frozen=True)
 class BucketSums:
-    """How many rows each bucket has, and the sum of their hashes modulo 2^64."""
+    """The number of rows of each bucket, and the sum of their hashes modulo 2^64."""
 
     counts: Any = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))
     hashes: Any = field(default_factory=lambda: np.zeros(BUCKETS, np.uint64))
 
     def add(self, buckets: Any, hashes: Any, times: Any = 1) -> None:
-        """Put rows in, each `times` (negative: take them out)."""
+        """Add rows, each `times` (negative: remove them)."""
         times = np.broadcast_to(np.asarray(times, np.int64), buckets.shape)
         np.add.at(self.counts, buckets, times)
         np.add.at(self.hashes, buckets, hashes * times.astype(np.uint64))
 
     def put(self, buckets: Sequence[int], counts: Sequence[int], totals: Sequence[int]) -> None:
-        """Put in what a server summed up by bucket: `totals` are exact, of signed numbers."""
+        """Add sums by bucket computed by a server: `totals` are exact sums of signed numbers."""
         indices = np.array(buckets, np.int64)
         np.add.at(self.counts, indices, np.array(counts, np.int64))
         np.add.at(self.hashes, indices, np.array([total % (1 << 64) for total in totals], np.uint64))
 
     def select(self, buckets: Any) -> BucketSums:
-        """The same of some buckets only, a bool each."""
+        """The sums of selected buckets, given as a bool each."""
         return BucketSums(self.counts * buckets, self.hashes * buckets)
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The total number of rows."""
         return int(self.counts.sum())
 
     def unlike(self, other: BucketSums) -> Any:
-        """The buckets in which two sides differ, an ndarray of bool."""
+        """The buckets in which the two sides differ, an ndarray of bool."""
         return (self.counts != other.counts) | (self.hashes != other.hashes)
 
 
@@ -389,7 +387,7 @@ def bucket_of(hashes: Any) -> Any:
 
 
 def _chain_hashes(rows: pa.Table, ways: Mapping[str, HashStrategy]) -> Any:
-    """The hashes of rows, of some columns: first which are NULL, then their values."""
+    """The hashes of rows over some columns: first the NULL flags, then the values."""
     columns = [_combine_chunks(rows[name]) for name in ways]
     steps = [step(values, way) for values, way in zip(columns, ways.values(), strict=True)]
     flags = list(_flags(columns, rows.num_rows))
@@ -406,7 +404,7 @@ def _chain_hashes(rows: pa.Table, ways: Mapping[str, HashStrategy]) -> Any:
 
 
 def _flags(columns: Sequence[Any], rows: int) -> Iterator[Any]:
-    """Of each group of columns, for each row which of them are NULL: a bit each, in int32."""
+    """For each group of columns, the NULL flags of each row: a bit each, in int32."""
     for begin in range(0, len(columns), FLAGS):
         flags = np.zeros(rows, np.int32)
         for n, values in enumerate(columns[begin : begin + FLAGS]):

@@ -1,14 +1,13 @@
-"""What a new layout of a source table asks of its silver table, as typed operations, and their commits on Iceberg.
+"""The typed operations that bring a silver table to a new layout of its source table, and their commits on Iceberg.
 
-An additive operation keeps every value and every name readable as it was; a destructive one would lose or reinterpret
-values, or take a name away that somebody may read, and is never done without being allowed by its words. Only what
-silver sees is listed: `varchar(10)` to `text` changes nothing there.
+An additive operation keeps every value and name readable; a destructive one would lose or reinterpret values, or remove
+a name that somebody may read, and needs approval by its text. Only changes visible in silver are listed: `varchar(10)`
+to `text` changes nothing there.
 
-On Iceberg, add, drop, rename and its few promotions are one commit of the metadata, which keeps column ids and touches
-no rows. A value that old rows are to have, or that becomes one of another type, needs rows: it is written to a new
-column by an UPDATE that is fenced as any other, and a second commit puts that column in the old one's place. A table
-property says how far this went for which layout, in the same commits, and each is refused if the table's rows changed
-since it was planned.
+On Iceberg, add, drop, rename and its few type promotions are one metadata commit, which keeps column ids and touches no
+rows. A new value for old rows, or a conversion to another type, rewrites rows: the value is written to a new column by
+a fenced UPDATE, and a second commit puts that column in place of the old one. A table property records the progress for
+the layout in the same commits, and each is refused if the table's rows changed since it was planned.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ if TYPE_CHECKING:
 
 
 OnDrop: TypeAlias = Literal["keep", "drop"]
-"""What becomes of a column that the source drops."""
+"""What happens to a column that the source drops."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddColumn:
-    """A column that silver lacks. `fill`: SQL of its value in the rows that are there, None: they are NULL.
+    """A column that silver lacks. `fill`: SQL of its value in existing rows, None: NULL.
 
-    `unknown`: the server gave those rows values that nobody can read from the stream.
+    `unknown`: the server gave existing rows values that are not in the stream.
     """
 
     column: SilverColumn
@@ -48,7 +47,7 @@ class AddColumn:
 
     @property
     def destructive(self) -> bool:
-        """Where silver's rows would be NULL and the source's are not."""
+        """Whether silver's rows would be NULL and the source's are not."""
         return self.unknown
 
     def text(self, table: str) -> str:
@@ -59,7 +58,7 @@ class AddColumn:
 
 @dataclass(frozen=True, slots=True)
 class KeepColumn:
-    """A column that the source no longer has stays; rows written from then on are NULL there."""
+    """A column dropped at the source stays; rows written from then on are NULL there."""
 
     column: SilverColumn
 
@@ -75,13 +74,13 @@ class KeepColumn:
 
 @dataclass(frozen=True, slots=True)
 class DropColumn:
-    """A column that the source no longer has goes, or one that was kept so far and whose name is needed."""
+    """A column dropped at the source is removed, or a kept one whose name is needed."""
 
     column: SilverColumn
 
     @property
     def destructive(self) -> bool:
-        """Always: its values go."""
+        """Always: its values are lost."""
         return True
 
     def text(self, table: str) -> str:
@@ -91,14 +90,14 @@ class DropColumn:
 
 @dataclass(frozen=True, slots=True)
 class RenameColumn:
-    """A column that has another name now."""
+    """A column was renamed."""
 
     name: str
     to: str
 
     @property
     def destructive(self) -> bool:
-        """Always: who reads the old name finds nothing."""
+        """Always: readers of the old name find nothing."""
         return True
 
     def text(self, table: str) -> str:
@@ -108,10 +107,10 @@ class RenameColumn:
 
 @dataclass(frozen=True, slots=True)
 class ChangeType:
-    """A column, by its name afterwards, whose silver type is another one.
+    """The silver type of a column, under its new name, changes.
 
-    Or the same, where the source's is another one with other values; `rewriting`: what the server made of them beyond
-    the conversion of silver's type.
+    Or only the source's type, with other values; `rewriting`: how the server changed them beyond the conversion of
+    silver's type.
     """
 
     name: str
@@ -121,17 +120,17 @@ class ChangeType:
 
     @property
     def destructive(self) -> bool:
-        """Unless every old value is a value of the new type."""
+        """Whether some old value is not a value of the new type."""
         return self.rewriting is not None or not widens(self.old_sql, self.new_sql)
 
     @property
     def convertible(self) -> bool:
-        """Whether values can be made those of the new type as the server does it."""
+        """Whether values can be converted to the new type as the server does it."""
         is_rewritable = self.rewriting is None or self.rewriting.sql is not None
         return is_rewritable and conversion("x", self.old_sql, self.new_sql) is not None
 
     def conversion_sql(self, value: str) -> str:
-        """SQL of a value afterwards. Raises Unconvertible."""
+        """SQL of the converted value. Raises Unconvertible."""
         typed = require_conversion(value, self.name, self.old_sql, self.new_sql)
         return typed if self.rewriting is None else self.rewriting.rewrite_sql(typed, self.name)
 
@@ -144,14 +143,14 @@ class ChangeType:
 
 @dataclass(frozen=True, slots=True)
 class AssumeColumn:
-    """A column, by its later name, that may be another one of the source's table. `former`: its old name, None: new."""
+    """A column, by its later name, whose identity is uncertain. `former`: its assumed old name, None: new."""
 
     name: str
     former: str | None
 
     @property
     def destructive(self) -> bool:
-        """Always: values of one column may stand in another."""
+        """Always: values of one column may be attributed to another."""
         return True
 
     def text(self, table: str) -> str:
@@ -164,7 +163,7 @@ class AssumeColumn:
 
 @dataclass(frozen=True, slots=True)
 class AssumeKey:
-    """Columns by which updates without an old row are matched, where these may be other ones as well."""
+    """Columns that match updates without an old row, whose identity is uncertain."""
 
     names: tuple[str, ...]
 
@@ -180,7 +179,7 @@ class AssumeKey:
 
 @dataclass(frozen=True, slots=True)
 class BeginAgain:
-    """The source's table was dropped, and another one has its name: the rows of the first are gone."""
+    """The source's table was dropped and another one has its name: the rows of the first are removed."""
 
     @property
     def destructive(self) -> bool:
@@ -209,7 +208,7 @@ KINDS = {
     AssumeKey: "assume_key",
     BeginAgain: "begin_again",
 }
-"""Operations as metrics and progress call them."""
+"""Names of operations in metrics and progress."""
 
 
 def layout_columns(relation: Relation, types: TypePolicy = UNDECLARED) -> tuple[SilverColumn, ...]:
@@ -224,10 +223,10 @@ def operations(
     on_drop: OnDrop = "keep",
     types: TypePolicy = UNDECLARED,
 ) -> tuple[SchemaChange, ...]:
-    """What turns the silver table of one layout into that of a later one.
+    """The operations from the silver table of one layout to that of a later one.
 
-    `have`: the table's columns as they are, without those that silver adds itself; by default the layout's own. It may
-    have more: columns that were kept.
+    `have`: the table's actual columns, without those that silver adds itself; by default the layout's. It may have
+    more: columns that were kept.
     """
     held = {c.name: c.type for c in (layout_columns(before, types) if have is None else have)}
     again: list[SchemaChange] = [BeginAgain()] if made_again(before, after) else []
@@ -258,7 +257,7 @@ def operations(
 def unlike(
     have: Sequence[SilverColumn], after: Relation, on_drop: OnDrop = "keep", types: TypePolicy = UNDECLARED
 ) -> tuple[SchemaChange, ...]:
-    """The same by names alone, where nobody knows which layout the rows of a table follow."""
+    """The same by names alone, if the layout of a table's rows is unknown."""
     held, wanted = {c.name: c.type for c in have}, typed_columns(after, types)
     names = {column.name for column in wanted}
     lost = _lost_columns(held, {name: name for name in names}, {fold_case(name) for name in names}, set(held), on_drop)
@@ -281,7 +280,7 @@ def unlike(
 def _assumed_columns(
     before: Relation, after: Relation, wanted: Sequence[TypedColumn], names: Mapping[tuple[int, bool], str]
 ) -> list[AssumeColumn]:
-    """The columns of which nobody can tell which ones they are, where nothing was decided of them before."""
+    """The columns whose identity is uncertain and was not decided before."""
     if made_again(before, after):
         return []
     decided = {column.number for column in before.columns if column.ambiguous}
@@ -295,17 +294,17 @@ def _assumed_columns(
 
 
 def _source(column: TypedColumn, relation: Relation) -> tuple[int, bool]:
-    """The position of the source's column, and whether this one stands beside it."""
+    """The position of the source's column, and whether this is its companion."""
     return relation.names.index(column.source.name), column.companion
 
 
-_HELD = {("smallint", "int")}  # Iceberg has no smaller integers: what was made as smallint is int there
+_HELD = {("smallint", "int")}  # Iceberg has no smaller integers: smallint becomes int
 
 
 def _lost_columns(
     held: dict[str, str], stays: dict[str, str], taken_names: set[str], old_names: set[str], on_drop: OnDrop
 ) -> list[SchemaChange]:
-    """Of the columns that no later one continues: those that go, those that are kept from now on; not those kept."""
+    """Of columns without a successor: those dropped, and those kept from now on; not those kept before."""
     changes: list[SchemaChange] = []
     for name, kind in held.items():
         if name in stays:
@@ -334,9 +333,9 @@ def _add_column(typed_column: TypedColumn, *, unknown: bool) -> AddColumn:
 def restate_columns(
     have: Sequence[SilverColumn], changes: Sequence[SchemaChange], live: str
 ) -> tuple[tuple[SilverColumn, str], ...]:
-    """The columns of a table after all of `changes`, each with the SQL over its columns before that gives it.
+    """The columns of a table after all of `changes`, each with its SQL over the columns before.
 
-    `live`: SQL of the condition under which a row is one that the source's table has. Raises Unconvertible.
+    `live`: SQL of the condition that a row exists in the source's table. Raises Unconvertible.
     """
     dropped = {change.column.name for change in changes if isinstance(change, DropColumn)}
     names = {change.name: change.to for change in changes if isinstance(change, RenameColumn)}
@@ -363,17 +362,17 @@ def columns_after(have: Sequence[SilverColumn], changes: Sequence[SchemaChange])
 
 
 def fill_sql(column: SilverColumn, fill: str | None, live: str) -> str:
-    """SQL of a new column in the rows that are there."""
+    """SQL of a new column in existing rows."""
     return f"CAST({'NULL' if fill is None else f'CASE WHEN {live} THEN {fill} END'} AS {column.type})"
 
 
 def only_adds(changes: Iterable[SchemaChange]) -> bool:
-    """Whether no row changes: columns are added, and are NULL; then the schema says it all."""
+    """Whether no row changes: columns are added as NULL, so a schema change suffices."""
     return all(isinstance(change, AddColumn) and change.fill is None for change in changes)
 
 
 def for_the_table(changes: Iterable[SchemaChange]) -> tuple[SchemaChange, ...]:
-    """The operations that do something to the table itself: what is kept stays, what begins again does as rows go."""
+    """The operations that change the table itself: not kept columns, and not a new beginning, which deletes rows."""
     return tuple(change for change in changes if isinstance(change, _OF_THE_TABLE))
 
 
@@ -385,25 +384,25 @@ _PREFIX = "_cdc_next_"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the operations of a layout are done: those that a schema says (`begun`), or all (`done`)."""
+    """The progress of a layout's operations: the schema is changed (`begun`), or all are done (`done`)."""
 
     app: str
     position: int
     done: bool
 
     def text(self) -> str:
-        """As the table property has it."""
+        """The value of the table property."""
         return json.dumps({"app": self.app, "position": self.position, "done": self.done})
 
 
 def progress(table: Table) -> Progress | None:
-    """What the table says of its last layout."""
+    """The progress of the last layout, from the table."""
     text = table.properties.get(PROPERTY)
     return None if text is None else Progress(**json.loads(text))
 
 
 def is_promotion(change: ChangeType) -> bool:
-    """Whether Iceberg reads values of the old type as the new one by itself."""
+    """Whether Iceberg itself reads values of the old type as the new one."""
     if change.rewriting is not None:
         return False
     old, new = _DECIMAL.fullmatch(change.old_sql), _DECIMAL.fullmatch(change.new_sql)
@@ -413,7 +412,7 @@ def is_promotion(change: ChangeType) -> bool:
 
 
 def assignments(changes: Sequence[SchemaChange], live: str) -> dict[str, str]:
-    """What an UPDATE has to set once the schema is there: column → SQL. Raises Unconvertible."""
+    """The assignments of the UPDATE after the schema change: column → SQL. Raises Unconvertible."""
     values = {}
     for change in changes:
         match change:
@@ -427,9 +426,9 @@ def assignments(changes: Sequence[SchemaChange], live: str) -> dict[str, str]:
 
 
 def begin(table: Table, version: int | None, changes: Sequence[SchemaChange], reached: Progress) -> None:
-    """Commit what a schema says, on the table's version `version`. Raises ConcurrentModification.
+    """Commit the schema change on the table's version `version`. Raises ConcurrentModification.
 
-    Columns come in a step of their own: pyiceberg adds none under a name that another one has until that step ends.
+    Columns are added in a separate step: pyiceberg adds none under a name that another one has until that step ends.
     """
 
     def leave(schema: UpdateSchema) -> None:
@@ -458,7 +457,7 @@ def begin(table: Table, version: int | None, changes: Sequence[SchemaChange], re
 
 
 def finish(table: Table, version: int | None, changes: Sequence[SchemaChange], reached: Progress) -> None:
-    """Commit that columns of another type take the place of the old ones. Raises ConcurrentModification."""
+    """Commit the replacement of columns by those of another type. Raises ConcurrentModification."""
     swapped = [change.name for change in changes if isinstance(change, ChangeType) and not is_promotion(change)]
 
     def update(schema: UpdateSchema) -> None:
@@ -482,7 +481,7 @@ def _commit(table: Table, version: int | None, reached: Progress, *updates: Call
         with transaction.update_schema(allow_incompatible_changes=True) as schema:
             update(schema)
     transaction.set_properties({PROPERTY: reached.text()})
-    # Only where rows are still those the operations were worked out from: pyiceberg asks for nothing but the schema.
+    # Only if rows are still those of the plan: pyiceberg checks only the schema.
     fence = AssertRefSnapshotId(ref="main", snapshot_id=version)
     try:
         transaction._apply((), (fence,))  # noqa: SLF001 - it has no other word for a requirement

@@ -1,8 +1,8 @@
 """Reads a version of a silver table: without a JVM (Delta by delta-rs, Iceberg by pyiceberg), or as a Spark DataFrame.
 
-A version is what a cut names: Delta's table version, Iceberg's snapshot id. Delta is read by the query engine, which
-knows deletion vectors. Spark writes instants as INT96, which delta-rs reads as nanoseconds that wrap outside the years
-1677 to 2262 (seen: 0001-01-01 came out as 1754); the engine is told to take microseconds.
+A version is what a cut refers to: Delta's table version, Iceberg's snapshot id. Delta is read by its query engine,
+which supports deletion vectors. Spark writes instants as INT96, which delta-rs reads as nanoseconds that wrap outside
+the years 1677 to 2262 (seen: 0001-01-01 became 1754); the engine is configured to use microseconds.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 1 << 14
 _ENGINE = {
     "datafusion.execution.parquet.coerce_int96": "us",
-    "datafusion.execution.parquet.schema_force_view_types": "false",  # views would become plain texts here again
+    "datafusion.execution.parquet.schema_force_view_types": "false",  # views would be converted to plain texts here
 }
 
 
 def silver_version(project: Project, target: Target) -> int | None:
-    """The newest version of a silver table; None where it does not exist or, on Iceberg, holds nothing yet."""
+    """The newest version of a silver table; None if it does not exist or, on Iceberg, has no snapshot yet."""
     if target.format == "delta":
         try:
             return int(DeltaTable(str(project.silver_path(target))).version())
@@ -45,14 +45,14 @@ def silver_version(project: Project, target: Target) -> int | None:
 
 
 def silver_exists(project: Project, target: Target) -> bool:
-    """Whether the silver table is there."""
+    """Whether the silver table exists."""
     if target.format == "delta":
         return bool(DeltaTable.is_deltatable(str(project.silver_path(target))))
     return iceberg_table(project, target) is not None
 
 
 def empty_silver(project: Project, target: Target) -> pa.Table:
-    """No rows, in the columns of the newest version. Raises SilverMissing where there is no table."""
+    """No rows, in the columns of the newest version. Raises SilverMissing if there is no table."""
     if target.format == "delta":
         return _read_delta(project, target, None, None).slice(0, 0)
     table = iceberg_table(project, target)
@@ -66,8 +66,8 @@ def read_silver(
 ) -> pa.Table:
     """The rows of a silver table at a version, the newest by default, in no order.
 
-    Columns come as declared in the table, text as string or large_string. Raises SilverMissing where the table or the
-    version is not there.
+    Columns have the table's types, text as string or large_string. Raises SilverMissing if the table or the version
+    does not exist.
     """
     if target.format == "delta":
         return _read_delta(project, target, version, columns)
@@ -78,7 +78,7 @@ def read_silver(
 
 
 def silver_blocks(project: Project, target: Target, version: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
-    """The schema of a silver table at a version, and its rows as `read_silver` gives them, some 10,000 at a time.
+    """The schema of a silver table at a version, and its rows as from `read_silver`, some 10,000 at a time.
 
     Raises SilverMissing.
     """
@@ -94,7 +94,7 @@ def silver_blocks(project: Project, target: Target, version: int | None = None) 
 
 
 def silver_rows(project: Project, target: Target, version: int | None = None) -> int:
-    """How many rows a silver table has at a version, of all kinds. Raises SilverMissing."""
+    """The number of rows of a silver table at a version, of all kinds. Raises SilverMissing."""
     if target.format == "delta":
         return int(pa.table(_query_delta(project, target, version, "count(*)"))[0][0].as_py())
     table = iceberg_table(project, target)
@@ -121,7 +121,7 @@ def _query_delta(project: Project, target: Target, version: int | None, columns:
 
 
 def _group_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Some batches at a time as a table: they can be of a few rows each."""
+    """Combines record batches, which may have few rows each, into tables."""
     group: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -135,7 +135,7 @@ def _group_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iter
 
 
 def _plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The engine hands out views, which few kernels take: the same columns as large strings and binaries."""
+    """The schema with large strings and binaries instead of views, which few kernels support."""
     return pa.schema([f.with_type(_without_views(f.type)) for f in schema])
 
 
@@ -153,11 +153,11 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
 
 
 _FIRST = threading.Lock()
-"""A session's first use of a catalog makes the catalog's tables, which it cannot do twice at once."""
+"""A session's first use of a catalog creates the catalog's tables, which must not happen concurrently."""
 
 
 def silver_frame(spark: SparkSession, project: Project, target: Target, version: int | None) -> DataFrame:
-    """The rows of a silver table at a version, in the columns it had then; None: no rows, in those it has now."""
+    """The rows of a silver table at a version, in its columns; None: no rows, in the current columns."""
     if target.format == "delta":
         name = f"delta.{quote_identifier(str(project.silver_path(target)))}"
     else:
@@ -165,7 +165,7 @@ def silver_frame(spark: SparkSession, project: Project, target: Target, version:
         name = ".".join([project.pipeline.lake.iceberg.catalog, *names])
     with _FIRST:
         if target.format == "iceberg":
-            spark.sql(f"REFRESH TABLE {name}")  # the catalog remembers a table for half a minute
+            spark.sql(f"REFRESH TABLE {name}")  # the catalog caches a table for half a minute
         if version is None:
             return spark.table(name).where("false")
         return spark.sql(f"SELECT * FROM {name} VERSION AS OF {version}")
@@ -173,7 +173,7 @@ def silver_frame(spark: SparkSession, project: Project, target: Target, version:
 
 @contextmanager
 def temp_view(frame: DataFrame, name: str) -> Iterator[str]:
-    """A frame under a name for SQL in the frame's session, which forgets it in the end."""
+    """A temporary view of a frame for SQL in the frame's session, dropped at the end."""
     frame.createOrReplaceTempView(name)
     try:
         yield name

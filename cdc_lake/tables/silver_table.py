@@ -1,20 +1,19 @@
-"""A silver table of any format: its watermark, what merging needs of it, how it was made, and whose it is.
+"""The port of silver tables of any format: watermark, schema changes, commits, physical layout, and owner.
 
-The watermark is read from the table's own commits and from nowhere else, without a JVM. Delta keeps it as the version
-of an application transaction, Iceberg as a property of the version's summary. A compaction's version carries no
+The watermark is read from the table's own commits and nowhere else, without a JVM. Delta stores it as the version of an
+application transaction, Iceberg as a property of the snapshot's summary. The version of a compaction has no such
 property, so Iceberg's ancestors are walked until one has it.
 
-The application id names stream, table and **generation**: the number of the table's content. A rebuild's one commit
-begins the next generation, so which one is in force stands in the table itself: on Delta as a property that this
-commit sets (asking for ids that the table does not know would read its log anew, tried), on Iceberg in our newest
-version.
+The application id names stream, table and **generation**: the number of the table's content. The single commit of a
+rebuild begins the next generation, so the table itself contains the current one: on Delta as a property set by this
+commit (querying unknown ids would read the whole log, tried), on Iceberg in our newest version.
 
-A commit carries its data and its marker, or neither. `commit` hands the work a table name to write to; the work does
-exactly one writing statement on it. A commit made on a state that is no longer the newest is refused.
+A commit carries its data and its marker, or neither. `commit` passes the statement a table name; it does exactly one
+writing statement on it. A commit based on a state that is no longer the newest is refused.
 
-Transforms and layout that the format does not know stand in properties of the table, written with its DDL. So do its
-pipeline and the stream that it was made or adopted for. A table made by version 0.3.0 or before has neither: the
-marker of its newest commit names the stream. A table with rows and without either was written by something else.
+Transforms and layout unknown to the format are table properties, written with its DDL. So are its pipeline and the
+stream for which it was created or adopted. A table of version 0.3.0 or earlier has neither: the marker of its newest
+commit names the stream. A table with rows and without either was written by something else.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 
 FIRST = 1
-"""The generation that a stream's first content begins."""
+"""The generation of a stream's first content."""
 
 GENERATION_PROPERTY = "cdc_lake.generation"
 """Property of a Delta table whose content is not the first."""
@@ -56,7 +55,7 @@ APP_PROPERTY = "cdc-lake.app"
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What a silver table says of itself: watermark for one stream (None: never merged), version, generation."""
+    """The state of a silver table: watermark for one stream (None: never merged), version, generation."""
 
     position: int | None
     version: int | None
@@ -69,29 +68,29 @@ def app_id(stream: str, target: Target, generation: int) -> str:
 
 
 def layout_app_id(stream: str, target: Target, generation: int) -> str:
-    """The application id under which what a stream's layouts ask of a table is done, each once, at its position."""
+    """The application id of a stream's schema changes to a table, each done once, at its position."""
     return f"{laid_out_by(stream, target)}{generation}"
 
 
 def laid_out_by(stream: str, target: Target) -> str:
-    """What the application ids of what a stream's layouts ask of a table begin with."""
+    """Prefix of the application ids of a stream's schema changes to a table."""
     return f"cdc_lake_layout:{stream}:{target.label}:"
 
 
 def written_by(stream: str, target: Target) -> str:
-    """What the application ids of a stream's commits to a silver table begin with."""
+    """Prefix of the application ids of a stream's commits to a silver table."""
     return f"cdc_lake:{stream}:{target.label}:"
 
 
 def planned_for(position: int | None) -> str:
-    """What a commit to a Delta table says of the watermark that it was planned for."""
+    """Note in a commit to a Delta table: the watermark for which it was planned."""
     return f"cdc_lake: planned for {'no watermark' if position is None else position}"
 
 
 def read_marker(project: Project, target: Target, stream: str, version: int | None = None) -> Marker:
-    """The watermark and version of a silver table, now or at a version; both None where the table does not exist.
+    """The watermark and version of a silver table, now or at a version; both None if the table does not exist.
 
-    Raises SilverMissing where it is there and the version is not.
+    Raises SilverMissing if the table exists and the version does not.
     """
     if target.format == "delta":
         return _delta_marker(project, target, stream, version)
@@ -110,7 +109,7 @@ def iceberg_catalog(project: Project) -> Catalog:
 
 
 def iceberg_table(project: Project, target: Target) -> Table | None:
-    """An Iceberg silver table as it is now, None where it does not exist. Raises CatalogUnreachable."""
+    """The current Iceberg silver table, None if it does not exist. Raises CatalogUnreachable."""
     address = catalog_address(project)
     if not is_there(address):
         return None
@@ -149,7 +148,7 @@ def _iceberg_marker(table: Table, head: Snapshot | None, writer: str) -> Marker:
 
 
 Statement: TypeAlias = Callable[[str], str]
-"""The SQL of a statement that writes, from the name of the table or of the branch it writes to."""
+"""Returns the SQL of a writing statement, given the name of the table or branch to write to."""
 
 
 class SilverStore(Protocol):
@@ -163,31 +162,31 @@ class SilverStore(Protocol):
         """Its watermark and version, read from the table."""
 
     def columns(self) -> tuple[SilverColumn, ...] | None:
-        """Its columns, None where it does not exist."""
+        """Its columns, None if it does not exist."""
 
     def create(self, columns: Sequence[SilverColumn], stream: str) -> None:
-        """Make the table, the pipeline's own from its first version on (`tables.silver_table`)."""
+        """Create the table, owned by the pipeline from its first version on (`tables.silver_table`)."""
 
     def laid_out(self, stream: str, base: Marker) -> int | None:
-        """The position of the last layout whose operations were all done; None where there were none."""
+        """The position of the last layout whose operations were all done; None if there is none."""
 
     def reshape(self, stream: str, base: Marker, position: int, changes: Sequence[SchemaChange], live: str) -> None:
-        """Do what a new layout that begins at `position` asks of the table, once, however often it is called.
+        """Apply the changes of a new layout that begins at `position`, once, even if called repeatedly.
 
-        `base`: the marker the changes were worked out from; `live`: SQL of the condition under which a row is one that
-        the source's table has. Raises ConcurrentModification, Unconvertible.
+        `base`: the marker for which the changes were planned; `live`: SQL of the condition that a row exists in the
+        source's table. Raises ConcurrentModification, Unconvertible.
         """
 
     def take_over(self, columns: Sequence[SilverColumn], stream: str) -> None:
-        """Make a table that was somebody else's the pipeline's own: empty, with these columns, in one commit. Its
-        versions before that stay readable; its generation is one that no marker of it names.
+        """Adopt another owner's table: empty, with these columns, in one commit. Its earlier versions stay readable;
+        none of its existing markers has its generation.
         """
 
     def cluster(self) -> None:
-        """Keep rows together as the pipeline says now, from the next commit on."""
+        """Cluster rows as the pipeline file says, from the next commit on."""
 
     def commit(self, stream: str, base: Marker, position: int, statement: Statement) -> int:
-        """Run a statement whose commit carries `position`, in the generation of `base`; the version it made.
+        """Run a statement whose commit carries `position`, in the generation of `base`; returns the new version.
 
         Raises ConcurrentModification.
         """
@@ -195,20 +194,20 @@ class SilverStore(Protocol):
     def replace(
         self, stream: str, base: Marker, generation: int, position: int, columns: Sequence[SilverColumn], query: str
     ) -> int:
-        """Make the rows of `query` the whole content, with these columns, in one commit that begins `generation` at
-        `position`; the version it made. Versions before it stay readable, with the columns they had. A table that is
-        not there is made. Raises ConcurrentModification where it is not at `base` any more.
+        """Replace the content by the rows of `query`, with these columns, in one commit that begins `generation` at
+        `position`; returns the new version. Earlier versions stay readable, with their columns. A missing table is
+        created. Raises ConcurrentModification if the table is not at `base` any more.
         """
 
 
 CLUSTER: Final = "cdc_lake.cluster_by"
 OWN: Final = frozenset({PROPERTY, CLUSTER})
-"""Properties that say how a table was made."""
+"""Properties that record how a table was created."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """`transforms`: their fingerprint, empty for none. The others are as the pipeline file writes them."""
+    """`transforms`: their fingerprint, empty if there are none. The others are as in the pipeline file."""
 
     transforms: str
     partition_by: tuple[str, ...]
@@ -216,7 +215,7 @@ class TableLayout:
 
 
 def actual_layout(project: Project, target: Target) -> TableLayout | None:
-    """How the table was made, None where it does not exist. Without a JVM."""
+    """How the table was created, None if it does not exist. Without a JVM."""
     if target.format == "delta":
         try:
             metadata = DeltaTable(str(project.silver_path(target))).metadata()
@@ -232,7 +231,7 @@ def actual_layout(project: Project, target: Target) -> TableLayout | None:
 
 
 def clustered_once(project: Project, target: Target) -> bool:
-    """Whether the table is a Delta table that was clustered at any time: Delta never lets it be partitioned (tried)."""
+    """Whether the table is a Delta table that was ever clustered: Delta then refuses to partition it (tried)."""
     if target.format != "delta":
         return False
     try:
@@ -243,30 +242,30 @@ def clustered_once(project: Project, target: Target) -> bool:
 
 
 def declared_layout(target: Target) -> TableLayout:
-    """How the pipeline file says that it is to be made."""
+    """How the pipeline file wants the table created."""
     partitions = tuple(str(Partition.parse(text)) for text in target.partition_by)
     return TableLayout(target.transforms.fingerprint, partitions, target.cluster_by)
 
 
 def own_properties(target: Target) -> dict[str, str]:
-    """What a table says of itself by properties; nothing of what it is not."""
+    """The layout as table properties; without those that do not apply."""
     properties = {PROPERTY: target.transforms.fingerprint, CLUSTER: _join_names(target.cluster_by)}
     return {key: value for key, value in properties.items() if value}
 
 
 def partition_sql(target: Target) -> str:
-    """The clause of a table's DDL that divides its files; empty for none."""
+    """The clause of a table's DDL that partitions it; empty if there is none."""
     parts = [_partition_sql(Partition.parse(text)) for text in target.partition_by]
     return f" PARTITIONED BY ({', '.join(parts)})" if parts else ""
 
 
 def cluster_sql(target: Target) -> str:
-    """The columns that rows are kept together by, as SQL lists them."""
+    """The clustering columns as an SQL list."""
     return ", ".join(quote_identifier(name) for name in target.cluster_by)
 
 
 def division_properties(target: Target) -> str:
-    """All that a table says of itself by properties, as DDL writes it; empty for what it is not."""
+    """All layout properties as DDL; without those that do not apply."""
     properties = {PROPERTY: target.transforms.fingerprint, CLUSTER: _join_names(target.cluster_by)}
     return ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
 
@@ -277,7 +276,7 @@ def _parse_layout(properties: Mapping[str, str], partitions: tuple[str, ...]) ->
 
 
 def _join_names(names: tuple[str, ...]) -> str:
-    return ",".join(names)  # a silver name holds no comma (`tables.types`)
+    return ",".join(names)  # a silver name contains no comma (`tables.types`)
 
 
 def _partition_sql(partition: Partition) -> str:
@@ -288,7 +287,7 @@ def _partition_sql(partition: Partition) -> str:
 
 
 def _iceberg_partition(transform: str, column: str) -> Partition:
-    """Iceberg's word for a transform: `day`, `bucket[16]`, `identity`."""
+    """Iceberg's name of a transform: `day`, `bucket[16]`, `identity`."""
     name, _, number = transform.rstrip("]").partition("[")
     if name == "identity":
         return Partition(column)
@@ -299,7 +298,7 @@ def _iceberg_partition(transform: str, column: str) -> Partition:
 PIPELINE: Final = "cdc_lake.pipeline"
 STREAM: Final = "cdc_lake.stream"
 OWNER: Final = frozenset({PIPELINE, STREAM})
-"""Properties that say whose a table is; a property of a table that is replaced is replaced with it."""
+"""Properties that record the owner of a table; replacing the table replaces them."""
 
 _APP: Final = re.compile(r"cdc_lake:(?P<stream>.+):[^:]+:\d+", re.DOTALL)
 _COMMENT: Final = re.compile(r"current rows of (?P<source>.+), by cdc_lake", re.DOTALL)
@@ -307,8 +306,8 @@ _COMMENT: Final = re.compile(r"current rows of (?P<source>.+), by cdc_lake", re.
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """`pipeline`, `stream`: as the table names them, None where it does not. `unused`: made here, and never written.
-    `source`: the source table whose rows it was made for, None where it does not say so.
+    """`pipeline`, `stream`: from the table, None if not recorded. `unused`: created here, and never written. `source`:
+    the source table of its rows, None if not recorded.
     """
 
     pipeline: str | None
@@ -318,17 +317,17 @@ class Owner:
 
 
 def table_comment(source: object) -> str:
-    """What a silver table of a source table says of itself."""
+    """The comment of a silver table of a source table."""
     return f"current rows of {source}, by cdc_lake"
 
 
 def owner_properties(project: Project, stream: str) -> dict[str, str]:
-    """What a table that is made for a stream says of whose it is."""
+    """The properties that record the owner of a table created for a stream."""
     return {PIPELINE: project.name, STREAM: stream}
 
 
 def read_owner(project: Project, target: Target) -> Owner | None:
-    """Whose a silver table is; None where there is no table. Without a JVM."""
+    """The owner of a silver table; None if there is no table. Without a JVM."""
     if target.format == "delta":
         return _delta_owner(project.silver_path(target))
     table = iceberg_table(project, target)
@@ -350,7 +349,7 @@ def _delta_owner(folder: Path) -> Owner | None:
 
 
 def _delta_streams(log: Path, version: int) -> Iterator[str]:
-    """The streams of the markers in a Delta table's log, of the newest commit first."""
+    """The streams of the markers in a Delta table's log, newest commit first."""
     for number in range(version, -1, -1):
         try:
             text = (log / f"{number:020}.json").read_text()

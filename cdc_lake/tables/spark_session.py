@@ -1,10 +1,10 @@
-"""Spark sessions: one list of settings, applied to every session this package uses.
+"""Creates Spark sessions, with one list of settings for every session of this package.
 
-`newSession()` inherits no runtime settings and Delta's and Iceberg's commit settings are session-wide, so a table is
-merged in a session of its own, made by `derive`. On Databricks the runtime's session is taken as it is.
+`newSession()` inherits no runtime settings, and Delta's and Iceberg's commit settings are session-wide, so each table
+is merged in a session of its own, created by `derive`. On Databricks the runtime's session is used unchanged.
 
-Versions are the set that was run together (`docs/reference/versions.md`); the `_4.1` artifacts are the only Spark minor
-that Delta, Iceberg and Great Expectations all accept.
+The versions are a set that was tested together (`docs/reference/versions.md`); the `_4.1` artifacts are the only Spark
+minor version that Delta, Iceberg and Great Expectations all support.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PACKAGES = (
     "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
     "org.xerial:sqlite-jdbc:3.51.0.0",
 )
-# What pyspark ships already: without these lines Ivy fetches 148 MB instead of 75 (measured).
+# Included in pyspark: without these exclusions Ivy downloads 148 MB instead of 75 (measured).
 EXCLUDES = (
     "org.apache.hadoop:hadoop-client-api",
     "org.apache.hadoop:hadoop-client-runtime",
@@ -67,16 +67,16 @@ EXCLUDES = (
 JAVA_MAJORS = (17, 21)
 
 COLLECTOR = "-XX:+UseParallelGC"
-"""Merges are short jobs of a few tasks: a quarter less processor time than with the default collector (measured)."""
+"""Merges are short jobs of a few tasks: a quarter less CPU time than with the default collector (measured)."""
 
 HUGE_METHODS = "-XX:-DontCompileHugeMethods"
-"""Java interprets methods of more than 8,000 bytes for ever. What Spark generates for twenty rules is one (8,364), and
-the pass over a span took twice as long (measured).
+"""By default Java never compiles methods of more than 8,000 bytes. The code that Spark generates for twenty rules is
+one (8,364), and the pass over a span took twice as long (measured).
 """
 
 STACK = "-Xss8m"
-"""Of a thread; the default is 1 MiB. Spark walks plans by recursion, and those of 1,600 columns are deep.
-Memory is taken as far as a thread goes.
+"""Stack size of a thread; the default is 1 MiB. Spark walks plans recursively, and those of 1,600 columns are deep.
+Memory is allocated only as far as a thread uses it.
 """
 
 _ENDS_IT = "org.apache.spark.util.SparkUncaughtExceptionHandler"
@@ -99,22 +99,22 @@ RUNTIME_SETTINGS = {
     "spark.sql.shuffle.partitions": str(min(8, os.cpu_count() or 2)),
     # The default of 50 added 3.5 s to every small MERGE (measured, local mode).
     "spark.databricks.delta.snapshotPartitions": "1",
-    # The default, INT96, is read by others as nanoseconds that wrap outside the years 1677 to 2262 (seen).
+    # Other programs read the default, INT96, as nanoseconds that wrap outside the years 1677 to 2262 (seen).
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
-    # An overwrite is of the whole table: `dynamic` would keep partitions that have no new rows.
+    # An overwrite replaces the whole table: `dynamic` would keep partitions without new rows.
     "spark.sql.sources.partitionOverwriteMode": "static",
-    # What Spark infers from conditions costs it the square of the columns: seen in its stack, with 1,600 of them.
+    # Inferring constraints takes Spark time quadratic in the columns: seen in its stack, with 1,600 of them.
     "spark.sql.constraintPropagation.enabled": "false",
 }
-"""What every session has, also those that `newSession` and `foreachBatch` make."""
+"""The settings of every session, including those created by `newSession` and `foreachBatch`."""
 
 
 def start(project: Project, *, log: Path | None = None) -> SparkSession:
-    """The session of this process: the runtime's own where there is one, otherwise a local one with pinned jars.
+    """The session of this process: the existing one of the runtime, otherwise a local one with pinned jars.
 
-    Raises JavaMissing, SparkMissing, SparkNotStarted. The JVM's own output goes to `log`, by default
-    `<lake>/logs/spark.log`: a terminal belongs to the person before it.
+    Raises JavaMissing, SparkMissing, SparkNotStarted. The JVM's output goes to `log`, by default
+    `<lake>/logs/spark.log`, and not to the terminal.
     """
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra: a receiver has no Spark
@@ -141,7 +141,7 @@ def start(project: Project, *, log: Path | None = None) -> SparkSession:
 
 
 def death(spark: SparkSession) -> str | None:
-    """How Spark's JVM ended, None while it is there."""
+    """How Spark's JVM ended, None while it is running."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 - comes with pyspark
 
     context = spark.sparkContext
@@ -157,7 +157,7 @@ def death(spark: SparkSession) -> str | None:
 
 
 def forget() -> None:
-    """Let pyspark forget a JVM that ended, so that the next `start` starts another one."""
+    """Make pyspark forget a JVM that ended, so that the next `start` starts another one."""
     from pyspark import SparkContext  # noqa: PLC0415 - an extra: a receiver has no Spark
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -169,44 +169,44 @@ def forget() -> None:
     if gateway is None:
         return
     process = getattr(gateway, "proc", None)
-    if process is not None:  # it may be on its way to its end
+    if process is not None:  # it may be exiting
         process.kill()
         process.wait()
-    with suppress(Exception):  # whoever it would tell is gone
+    with suppress(Exception):  # the JVM is gone
         gateway.shutdown()
 
 
 def derive(spark: SparkSession) -> SparkSession:
-    """A session of its own on the same Spark, with the same settings."""
+    """A new session of the same Spark, with the same settings."""
     return apply_settings(spark.newSession())
 
 
 def apply_settings(spark: SparkSession) -> SparkSession:
-    """The session, with the runtime settings in force."""
+    """The session, with the runtime settings applied."""
     for key, value in RUNTIME_SETTINGS.items():
         spark.conf.set(key, value)
     return spark
 
 
 def static_settings(project: Project) -> dict[str, str]:
-    """Settings that must stand before the JVM starts."""
+    """Settings that must be set before the JVM starts."""
     return {
         "spark.master": f"local[{min(8, os.cpu_count() or 2)}]",
         "spark.driver.memory": f"{project.pipeline.apply.driver_memory >> 20}m",
         "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {COLLECTOR} {HUGE_METHODS} {STACK}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # Each plan is written down for that page all the same: in the longest form, the default, a twenty-fifth of the
-        # processor time of small merges (sampled).
+        # Plans are formatted for the UI even if it is off: the default, the longest form, takes a 25th of the CPU time
+        # of small merges (sampled).
         "spark.sql.ui.explainMode": "simple",
-        # The default of 100 forgets what one span compiled before the next one asks for it: all 30 classes of a small
-        # span were compiled anew, and ran cold (counted).
+        # The default of 100 evicts the classes of one span before the next one uses them: all 30 classes of a small
+        # span were compiled again, and ran cold (counted).
         "spark.sql.codegen.cache.maxEntries": "1000",
-        # Of Hadoop's two interfaces to a folder the default one starts `readlink` four times for each file that gets
-        # its name: two thirds of the processes of a commit to Delta, and most of a batch of the stream (counted).
+        # Of Hadoop's two interfaces to a folder the default one starts `readlink` four times for each renamed file: two
+        # thirds of the processes of a commit to Delta, and most of those of a batch of the stream (counted).
         "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
         "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
-        # A checkpoint is a hint here: it need not have sums of its own.
+        # A checkpoint is only a hint here and needs no checksums.
         "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
         "spark.jars.packages": ",".join((*PACKAGES, *catalog_packages(project))),
         "spark.jars.excludes": ",".join(EXCLUDES),
@@ -214,11 +214,11 @@ def static_settings(project: Project) -> dict[str, str]:
         "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.warehouse.dir": str(project.lake / "spark"),
-        # Python workers start `python3` from PATH otherwise, not this environment (seen).
+        # By default Python workers run `python3` from PATH instead of this environment (seen).
         "spark.pyspark.python": sys.executable,
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # Otherwise each function and operator of a column may also ask the JVM for its session and a setting, and tell
-        # it which line of ours called, for a message: 27 calls instead of 7 for `col + lit` (measured).
+        # Otherwise each function and operator of a column asks the JVM for its session and a setting, and passes it the
+        # calling line for error messages: 27 calls instead of 7 for `col + lit` (measured).
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.redaction.regex": REDACTED,
         **catalog_settings(project),
@@ -227,7 +227,7 @@ def static_settings(project: Project) -> dict[str, str]:
 
 
 def java_version() -> int | None:
-    """The major version of the Java that Spark would start, None where there is none."""
+    """The major version of the Java that Spark would start, None if there is none."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
@@ -238,7 +238,7 @@ def java_version() -> int | None:
 
 
 def java_found(version: int | None) -> str:
-    """What Java there is, for who needs another: its version, or where none was found."""
+    """Describes the available Java for an error: its version, or that none was found."""
     home = os.environ.get("JAVA_HOME")
     if version is not None:
         return f"Java {version} was found"
@@ -246,7 +246,7 @@ def java_found(version: int | None) -> str:
 
 
 def require_java() -> None:
-    """Raise JavaMissing where Spark could not start."""
+    """Raise JavaMissing if Spark could not start."""
     version = java_version()
     if version not in JAVA_MAJORS:
         have, home = java_found(version), os.environ.get("JAVA_HOME")
@@ -254,13 +254,13 @@ def require_java() -> None:
 
 
 def _quiet_gateway() -> None:
-    """Keep what pyspark logs by itself off the terminal: tracebacks of calls to a dead JVM, which is told once, and
-    errors of queries with the values that they failed on.
+    """Keep pyspark's own log output off the terminal: tracebacks of calls to a dead JVM, which is reported once, and
+    errors of queries with the values on which they failed.
     """
     from pyspark.logger import PySparkLogger  # noqa: PLC0415 - an extra: a receiver has no Spark
 
     gateway = logging.getLogger("py4j")
-    if all(isinstance(handler, logging.NullHandler) for handler in gateway.handlers):  # py4j adds one by itself
+    if all(isinstance(handler, logging.NullHandler) for handler in gateway.handlers):  # py4j adds one itself
         gateway.addHandler(logging.NullHandler())
         gateway.propagate = False
     logging.getLogger().addFilter(_not_of_py4j)
@@ -269,12 +269,12 @@ def _quiet_gateway() -> None:
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
-    """Whether somebody else than py4j wrote to the root logger, as it does where a call finds no JVM."""
+    """Whether a root logger's record is not from py4j, which logs there if a call finds no JVM."""
     return Path(record.pathname).parent.name != "py4j"
 
 
 def _log_no_values(spark: SparkSession) -> None:
-    """Let the JVM log nothing that may quote a row: Spark's errors name values. What ends the JVM is logged."""
+    """Prevent the JVM from logging what may quote a row: Spark's errors contain values. Fatal errors are logged."""
     spark.sparkContext.setLogLevel("OFF")
     jvm = spark.sparkContext._jvm  # noqa: SLF001 - pyspark has no other word for it
     assert jvm is not None, "it was just started"
@@ -283,8 +283,8 @@ def _log_no_values(spark: SparkSession) -> None:
 
 
 def _keep_classes(spark: SparkSession) -> None:
-    """Keep the classes that pyspark asks the JVM for by name with each column and call: Java would look into all jars
-    each time (a twentieth of the processor time of small merges, sampled).
+    """Cache the classes that pyspark requests from the JVM by name with each column and call: Java would search all
+    jars each time (a 20th of the CPU time of small merges, sampled).
     """
     jvm = spark.sparkContext._jvm  # noqa: SLF001 - pyspark has no other word for it
     for path in _LOOKED_UP:
@@ -297,8 +297,8 @@ def _keep_classes(spark: SparkSession) -> None:
 
 @contextmanager
 def _settings_by_file(settings: Mapping[str, str]) -> Iterator[None]:
-    """Let a JVM that starts inside the block read settings from a file that only we can read, and not, as pyspark does
-    it, from its command line, which everybody on the machine can.
+    """Let a JVM started inside the block read settings from a file that only the current user can read, instead of its
+    command line, as pyspark does, which every user of the machine can read.
     """
     before = os.environ.get(_SUBMIT)
     with tempfile.NamedTemporaryFile("w", prefix="cdc_lake-", suffix=".properties", encoding="ascii") as file:
@@ -316,7 +316,7 @@ def _settings_by_file(settings: Mapping[str, str]) -> Iterator[None]:
 
 
 def _property(text: str) -> str:
-    """A text as a file of Java's properties has it, in ASCII."""
+    """A text escaped for a Java properties file, in ASCII."""
     units = text.encode("utf-16-be")
     codes = (int.from_bytes(units[offset : offset + 2]) for offset in range(0, len(units), 2))
     return "".join(chr(code) if _PLAIN.fullmatch(chr(code)) else f"\\u{code:04x}" for code in codes)
@@ -324,7 +324,7 @@ def _property(text: str) -> str:
 
 @contextmanager
 def _own_interrupt() -> Iterator[None]:
-    """Keep our handler of Ctrl-C: pyspark puts its own in place, which cancels all jobs at once."""
+    """Keep our handler of Ctrl-C: pyspark installs its own, which cancels all jobs immediately."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -337,7 +337,7 @@ def _own_interrupt() -> Iterator[None]:
 
 @contextmanager
 def _jvm_output_to(log: Path) -> Iterator[None]:
-    """Let a JVM that starts inside the block inherit `log` as its standard error."""
+    """Let a JVM started inside the block inherit `log` as its standard error."""
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()
     saved_stderr = os.dup(2)

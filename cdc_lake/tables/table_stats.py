@@ -1,13 +1,13 @@
-"""What a silver table's metadata says without Spark: size, columns, number of rows, values it cannot hold.
+"""Reads statistics of a silver table without Spark: size, columns, row count, and values it cannot contain.
 
-Rows are counted by reading one column: statistics of files know nothing of rows that a MERGE marked as deleted.
+Rows are counted by reading one column: file statistics ignore rows that a MERGE marked as deleted.
 
-Merge-on-read: rows of a large table that change are marked as gone in its files, which are not rewritten. Delta calls
-the marks deletion vectors, Iceberg position deletes. Without them a MERGE rewrites every file that holds one changed
-row, so its cost is the table's; with them it is that of the changes. They cost readers a little until the files are
-merged, and readers that do not know them refuse the table: `tables.silver_reader`, Spark and pyiceberg read them,
-pyarrow's own reader of Delta tables does not. Iceberg's tables stay at format version 2: the deletion vectors of
-version 3 were not faster to write (measured), and pyiceberg 0.12 cannot write properties or tags of such a table
+Merge-on-read: changed rows of a large table are marked as deleted in their files, which are not rewritten. Delta calls
+the marks deletion vectors, Iceberg position deletes. Without them a MERGE rewrites every file with a changed row, so
+its cost depends on the size of the table; with them it depends on the number of changes. They slow readers a little
+until the files are compacted, and readers without support refuse the table: `tables.silver_reader`, Spark and pyiceberg
+read them, pyarrow's own reader of Delta tables does not. Iceberg tables stay at format version 2: the deletion vectors
+of version 3 were not faster to write (measured), and pyiceberg 0.12 cannot write properties or tags of such a table
 (decision 0022).
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _MAPPED = "delta.columnMapping.physicalName"
-_NOTHING = -(1 << 63)  # below every value: what holds no row
+_NOTHING = -(1 << 63)  # lower than every value: for files without rows
 _TOPS: dict[tuple[str, int], int | None] = {}
 _TOPS_KEPT = 10_000
 
@@ -50,7 +50,7 @@ class TableStatistics:
 
 
 def weight(project: Project, target: Target) -> TableStatistics:
-    """The weight of a silver table; nothing where it does not exist or holds nothing yet."""
+    """The statistics of a silver table; zeros if it does not exist or is empty."""
     if target.format == "delta":
         return _delta_weight(str(project.silver_path(target)))
     table = iceberg_table(project, target)
@@ -63,9 +63,9 @@ def weight(project: Project, target: Target) -> TableStatistics:
 
 
 def all_below(project: Project, target: Target, version: int | None, column: str, low: int) -> bool:
-    """Whether every value of an integer column at `version` (None: the table holds nothing) is known to be below `low`.
+    """Whether every value of an integer column at `version` (None: the table is empty) is known to be below `low`.
 
-    Proven by the bounds of each data file; a file without them proves nothing.
+    Proven by the bounds of each data file; a file without bounds proves nothing.
     """
     if version is None:
         return True
@@ -91,7 +91,7 @@ def _delta_below(table: DeltaTable, column: str, low: int) -> bool:
         return True
     fields = json.loads(table.schema().to_json())["fields"]
     physical = next((f["metadata"].get(_MAPPED, column) for f in fields if f["name"] == column), None)
-    # With mapped columns bounds may be listed under another column's name.
+    # With column mapping, bounds may be listed under another column's name.
     if physical != column or f"max.{column}" not in actions.column_names:
         return False
     below = pc.less(actions[f"max.{column}"], low)
@@ -111,9 +111,9 @@ def _iceberg_below(table: Table, version: int, column: str, low: int) -> bool:
 
 
 def _top(io: FileIO, manifest: ManifestFile, field: int) -> int | None:
-    """The greatest upper bound of an integer field in a manifest's files, None where one has none.
+    """The greatest upper bound of an integer field in a manifest's files, None if one has none.
 
-    A manifest never changes, and reading one takes milliseconds: what was found is kept.
+    A manifest never changes, and reading one takes milliseconds, so the result is cached.
     """
     key = (manifest.manifest_path, field)
     if key not in _TOPS:
@@ -126,7 +126,7 @@ def _top(io: FileIO, manifest: ManifestFile, field: int) -> int | None:
 
 
 def silver_columns(project: Project, target: Target) -> tuple[str, ...] | None:
-    """Column names in the table's order; None where the table does not exist."""
+    """Column names in the table's order; None if the table does not exist."""
     if target.format == "delta":
         table = _delta(project, target)
         return tuple(field.name for field in table.schema().fields) if table is not None else None
@@ -135,7 +135,7 @@ def silver_columns(project: Project, target: Target) -> tuple[str, ...] | None:
 
 
 def silver_shape(project: Project, target: Target) -> tuple[SilverColumn, ...] | None:
-    """The columns with their types as Spark names them; None where the table does not exist."""
+    """The columns with Spark's type names; None if the table does not exist."""
     if target.format == "delta":
         table = _delta(project, target)
         if table is None:
@@ -153,21 +153,21 @@ _ICEBERG: Final = {"long": "bigint", "timestamp": "timestamp_ntz", "timestamptz"
 
 
 def _of_delta(kind: Any) -> str:
-    """Spark's name of a type that Delta's schema names."""
+    """Spark's name of a type in Delta's schema."""
     if isinstance(kind, dict):
         return f"array<{_of_delta(kind['elementType'])}>" if kind["type"] == "array" else str(kind["type"])
     return _DELTA.get(kind, str(kind))
 
 
 def _of_iceberg(text: str) -> str:
-    """Spark's name of a type that Iceberg's schema names."""
+    """Spark's name of a type in Iceberg's schema."""
     if text.startswith("list<"):
         return f"array<{_of_iceberg(text[len('list<') : -1])}>"
     return _ICEBERG.get(text, text.replace(", ", ","))
 
 
 def silver_rows(project: Project, target: Target, where: tuple[str, bool] | None = None) -> int | None:
-    """How many rows the table holds now; None where it does not exist.
+    """The current number of rows of the table; None if it does not exist.
 
     Args:
         project: The pipeline.
@@ -207,8 +207,8 @@ def _delta(project: Project, target: Target) -> DeltaTable | None:
 
 
 MARKED_FROM: Final = {"delta": 64 << 20, "iceberg": 8 << 20}
-"""Bytes from which a table's rows are marked. Below, rewriting is as fast (measured, docs/performance.md) and leaves
-nothing to tidy up; Delta's MERGE needs a third pass and more jobs for its marks, Iceberg's does not.
+"""Size in bytes from which a table uses merge-on-read. Below, rewriting is as fast (measured, docs/performance.md) and
+leaves nothing to clean up; Delta's MERGE needs a third pass and more jobs for it, Iceberg's does not.
 """
 
 _PROPERTIES: Final = {
@@ -223,7 +223,7 @@ _PROPERTIES: Final = {
 
 
 def mark_when_large(spark: SparkSession, silver: SilverStore, project: Project, target: Target) -> None:
-    """Let a table that has grown large mark rows from its next commit on; never undone: old versions have marks."""
+    """Enable merge-on-read for a large table from its next commit on; never undone: old versions have marks."""
     if project.pipeline.apply.merge_on_read == "never":
         return
     now = weight(project, target)

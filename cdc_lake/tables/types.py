@@ -1,17 +1,18 @@
-"""Which Spark SQL type and which name a column of the source gets in silver.
+"""Maps each source column to its Spark SQL type and name in silver.
 
-`LEDGER` is the one place of the mapping: `plan`, `check`, `docs/reference/types.md`, the projection and DDL read it.
-It goes by type OID, which is fixed for PostgreSQL's own types (`pg_type.dat`) and the GaussDB family's (`pg_type.h`);
-only if a source gives no OID (0) it goes by name. What has no row there (enums, domains, arrays, ranges, geometry …)
-stays the text the server prints. How a text becomes a value, and when it does not fit, is `tables.casts`.
+`LEDGER` is the only definition of the mapping: `plan`, `check`, `docs/reference/types.md`, the projection and DDL use
+it. It maps type OIDs, which are fixed for the built-in types of PostgreSQL (`pg_type.dat`) and the GaussDB family
+(`pg_type.h`); names are used only if a source sends no OID (0). Unmapped types (enums, domains, arrays, ranges,
+geometry …) remain the text that the server prints. `tables.casts` converts the texts, and detects those that do not
+fit.
 
-Delta refuses blanks and `,;{}()=` in column names, a dot or backtick needs quoting in every query, Spark sees no
-difference of case, and Iceberg keeps some names for itself. Such a name has these characters replaced by `_` and a
-mark of its original appended, `order id` → `order_id_5c1f3a`, so that it cannot meet an ordinary name by chance. Names
-depend only on the columns before them: adding a column renames none.
+Delta refuses blanks and `,;{}()=` in column names, a dot or backtick needs quoting in every query, Spark is
+case-insensitive, and Iceberg reserves some names. Such a name gets `_` for these characters and a hash of the original,
+`order id` → `order_id_5c1f3a`, so that it does not collide with an ordinary name. Names depend only on the columns
+before them: adding a column renames none.
 
-Silver's columns are by position first the source's in their order, then the companions: decimals that stand beside a
-column of text (`both(p,s)` in `types`), under its name with `_decimal` behind it.
+Silver's columns are the source's in their order, then the companions: decimals for a column of text (`both(p,s)` in
+`types`), under its name with the suffix `_decimal`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ def quote_identifier(name: str) -> str:
 def literal(text: str) -> str:
     """A string literal in Spark SQL.
 
-    Before anything else Spark puts settings and the environment of its process in place of `${name}`, in strings too,
-    so no dollar stands as one.
+    Spark first substitutes settings and environment variables for `${name}`, in strings too, so each dollar is escaped.
     """
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024") + "'"
 
@@ -51,13 +51,13 @@ class SilverColumn:
 
     @property
     def ddl(self) -> str:
-        """The column as CREATE and ALTER TABLE take it."""
+        """The column in CREATE and ALTER TABLE."""
         return f"{quote_identifier(self.name)} {self.type}"
 
 
 class Loss(enum.Enum):
-    """What becomes of a column's values: the same values, another form of them, or nothing, because silver cannot have
-    them or is not to have them. `COMPUTED`: silver's own, worked out of others.
+    """What happens to a column's values: the same values, another form, or dropped because silver cannot or must not
+    have them. `COMPUTED`: silver's own, derived from others.
     """
 
     LOSSLESS = "lossless"
@@ -68,7 +68,7 @@ class Loss(enum.Enum):
 
 
 class Family(enum.Enum):
-    """How a text is read: one member a way of casting."""
+    """How a text is converted: one member per cast."""
 
     TEXT = "text"
     NUMBER_TEXT = "number as text"
@@ -88,9 +88,9 @@ class Family(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """The silver type of a column: Spark SQL's name of it, how it is read, what is lost, and which values are held.
+    """The silver type of a column: Spark SQL's name, how text is converted, what is lost, and which values are held.
 
-    `element`: of an array.
+    `element`: the type of an array's elements.
     """
 
     sql: str
@@ -103,7 +103,7 @@ class ColumnType:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """One PostgreSQL type: its OID, the name its catalog gives, other names of it, and the silver type."""
+    """One PostgreSQL type: its OID, its catalog name, aliases, and the silver type."""
 
     oid: int
     name: str
@@ -208,7 +208,7 @@ LEDGER: tuple[LedgerRow, ...] = (
     LedgerRow(5802, "hash32", (), _text(f"{_OWN}; the text the server prints")),
     LedgerRow(8305, "vector", (), _text(f"{_OWN}; the text the server prints")),
 )
-"""The mapping. Bounded numerics are worked out from their modifier by `column_type`."""
+"""The mapping. `column_type` computes bounded numerics from their modifier."""
 
 _BY_OID: Mapping[int, ColumnType] = MappingProxyType({row.oid: row.type for row in LEDGER})
 _BY_NAME: Mapping[str, ColumnType] = MappingProxyType(
@@ -222,7 +222,7 @@ _NUMERIC_NAMES = frozenset({"numeric", "decimal"})
 
 
 def source_type(column: Column) -> str:
-    """The source's type as people write it: with precision and scale, or length, where the column has them."""
+    """The source's type for display: with precision and scale, or length, if the column has them."""
     if is_numeric(column) and (precision_scale := numeric_modifier(column.modifier)) is not None:
         return f"{column.type_name}({precision_scale[0]},{precision_scale[1]})"
     if column.type_oid in _OF_LENGTH and column.modifier >= VARHDRSZ:
@@ -231,9 +231,9 @@ def source_type(column: Column) -> str:
 
 
 def column_type(column: Column, policy: TypePolicy = UNDECLARED) -> ColumnType:
-    """The silver type of a source column. What is not known stays text, and says so.
+    """The silver type of a source column. Unknown types remain text, and are reported as such.
 
-    Raises TypeRefused where a type is declared that the column cannot have.
+    Raises TypeRefused if a type is declared that the column cannot have.
     """
     own = _own_type(column)
     declared = policy.declared_for(column.name)
@@ -246,7 +246,7 @@ def column_type(column: Column, policy: TypePolicy = UNDECLARED) -> ColumnType:
 
 
 def companion_type(column: Column, policy: TypePolicy) -> ColumnType | None:
-    """The type of the column that stands beside a column of text, None where there is none; see `column_type`."""
+    """The type of the companion of a text column, None if there is none; see `column_type`."""
     own = _own_type(column)
     declared = policy.declared_for(column.name)
     if declared is None and is_numeric(column) and own.family is Family.TEXT:
@@ -258,12 +258,12 @@ def companion_type(column: Column, policy: TypePolicy) -> ColumnType | None:
 
 
 def type_name(column: Column) -> str:
-    """The source's type by the one name that its aliases stand for too; one that is not known by the source's name."""
+    """The canonical name of the source's type; an unknown one by the source's name."""
     return _NAMES_BY_OID.get(column.type_oid) or _NAMES.get(column.type_name, column.type_name)
 
 
 def element_of(column: Column) -> Column | None:
-    """An element of an array as a column of its own; None where the column is none, as far as its type's name tells."""
+    """The element of an array as a column; None if the column's type is not an array, judged by its name."""
     array = _array_name(column)
     return None if array is None else replace(column, type_name=array.removesuffix("[]"), type_oid=0)
 
@@ -284,7 +284,7 @@ def _own_type(column: Column) -> ColumnType:
 
 
 def _array_name(column: Column) -> str | None:
-    """`text[]` for `_text`, as the catalog calls an array; None where it is none, as far as its name tells."""
+    """`text[]` for `_text`, the catalog's name of an array; None if it is not an array, judged by its name."""
     schema, dot, name = column.type_name.rpartition(".")
     if column.type_name.endswith("[]"):
         return column.type_name
@@ -315,7 +315,7 @@ _READ_AS: Mapping[str, tuple[Family, str]] = MappingProxyType(
         "timestamp_ntz": (Family.TIMESTAMP, _INFINITE),
     }
 )
-"""How a text is read that is declared to be of a type, and what of it is held."""
+"""How a text with a declared type is converted, and which values are held."""
 _INTEGERS = ("smallint", "int", "bigint")
 
 
@@ -336,7 +336,7 @@ def _apply_declared(column: Column, own: ColumnType, declared: Declared) -> Colu
 
 
 def _integer_rank(sql: str) -> int:
-    """How many integer types are narrower."""
+    """The number of narrower integer types."""
     return _INTEGERS.index(sql) if sql in _INTEGERS else 0
 
 
@@ -374,12 +374,12 @@ _RESERVED = frozenset(
 
 
 def silver_names(relation: Relation) -> tuple[str, ...]:
-    """The silver name of each column, by position: no two are equal, whatever the case."""
+    """The silver name of each column, by position: case-insensitively unique."""
     return names_for(relation.names)
 
 
 def names_for(columns: Sequence[str]) -> tuple[str, ...]:
-    """The silver names of columns in layout order; the first of those that differ only by case keeps its name."""
+    """The silver names of columns in layout order; of names that differ only by case the first stays unchanged."""
     taken_names: set[str] = set()
     names: list[str] = []
     for column in columns:
@@ -402,14 +402,14 @@ def _free(column: str, taken_names: set[str]) -> str:
 
 
 def fold_case(name: str) -> str:
-    """A name as catalogs that see no difference of case know it."""
-    # Wider than Java's equalsIgnoreCase, which compares upper case forms too (a dotless i equals an i there).
+    """A name folded for case-insensitive catalogs."""
+    # Broader than Java's equalsIgnoreCase, which also compares upper case forms (a dotless i equals an i there).
     return name.upper().casefold()
 
 
 @dataclass(frozen=True, slots=True)
 class TypedColumn:
-    """A silver column: the source's column, its name in silver, its type. `companion`: the source's is in another."""
+    """A silver column: the source's column, its silver name, its type. `companion`: the source's text is in another."""
 
     source: Column
     name: str
@@ -418,7 +418,7 @@ class TypedColumn:
 
 
 def typed_columns(relation: Relation, policy: TypePolicy) -> tuple[TypedColumn, ...]:
-    """The silver columns of a layout. Raises TypeRefused, and NameTaken where a companion has the name of another."""
+    """The silver columns of a layout. Raises TypeRefused, and NameTaken if a companion's name is taken."""
     own = [
         TypedColumn(column, name, column_type(column, policy))
         for column, name in zip(relation.columns, silver_names(relation), strict=True)
@@ -440,7 +440,7 @@ def typed_columns(relation: Relation, policy: TypePolicy) -> tuple[TypedColumn, 
 
 
 def check_declared(relation: Relation, policy: TypePolicy) -> None:
-    """Raise TypeRefused where a type is declared for a column that is not there."""
+    """Raise TypeRefused if a type is declared for a missing column."""
     for name, _ in policy.columns:
         if name not in relation.names:
             raise TypeRefused(f"`types.columns` names `{name}`, but {relation.table} has no such column")

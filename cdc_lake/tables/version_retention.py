@@ -1,8 +1,8 @@
-"""Versions of silver tables: whether one can still be read, and what keeps it.
+"""Checks whether versions of silver tables can be read, and keeps pinned ones.
 
-Iceberg keeps one by a tag. Delta cannot keep one version and let others go: two properties, by which VACUUM and log
-clean-up go, keep everything since the oldest pinned cut. What we set goes back to what stood before, and nothing is
-set that the table keeps already.
+Iceberg keeps a version by a tag. Delta cannot keep single versions: two properties, used by VACUUM and log clean-up,
+keep everything since the oldest pinned cut. They are reset to their former values when not needed any more, and not set
+if the table keeps long enough already.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 TAG_PREFIX = "cut_"
-"""Tags of ours are `cut_<name of the pin>`."""
+"""Our tags are `cut_<name of the pin>`."""
 
-_TRIES = 5  # of a commit that another one overtakes in the catalog
+_TRIES = 5  # of a commit that conflicts with another one in the catalog
 
 
 def is_readable(project: Project, target: Target, version: int) -> bool:
-    """Whether a version of a table is described and, on a disk, its data files are there."""
+    """Whether a version of a table has its metadata and, on a disk, its data files."""
     if target.format == "delta":
         try:
             files = DeltaTable(str(project.silver_path(target)), version=version).file_uris()
@@ -47,14 +47,14 @@ def is_readable(project: Project, target: Target, version: int) -> bool:
     try:
         tasks = table.scan(snapshot_id=version).plan_files()
         return all(_is_present(file.file_path) for task in tasks for file in (task.file, *task.delete_files))
-    except FileNotFoundError:  # a manifest is gone
+    except FileNotFoundError:  # a manifest is missing
         return False
 
 
 def set_tags(project: Project, target: Target, wanted: Mapping[str, int]) -> tuple[str, ...]:
-    """Make an Iceberg table's tags of cuts exactly these, tag → version; those whose version is not there any more.
+    """Make an Iceberg table's tags of cuts exactly these, tag → version; returns those whose version is missing.
 
-    Raises ConcurrentModification where others commit to the table all the time.
+    Raises ConcurrentModification if others keep committing to the table.
     """
     from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - an extra
 
@@ -83,7 +83,7 @@ def _set_refs(table: Table, wanted: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _is_present(uri: str) -> bool:
-    """Whether a data file is there; one in an object store is taken to be."""
+    """Whether a data file exists; assumed for one in an object store."""
     parts = urlsplit(uri)
     if parts.scheme not in {"", "file"}:
         return True
@@ -91,10 +91,10 @@ def _is_present(uri: str) -> bool:
 
 
 FILES, LOG = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
-_OURS = "cdc_lake.promised"  # JSON: the hours we set, and what stood before
-_DEFAULTS = {FILES: timedelta(days=7), LOG: timedelta(days=30)}  # Delta's own
+_OURS = "cdc_lake.promised"  # JSON: the hours we set, and the former value
+_DEFAULTS = {FILES: timedelta(days=7), LOG: timedelta(days=30)}  # Delta's defaults
 _EVER = timedelta(days=36_500)
-_DAY = timedelta(days=1)  # log clean-up goes by whole days
+_DAY = timedelta(days=1)  # log clean-up uses whole days
 _INTERVAL = re.compile(r"interval\s+([0-9]+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
 _UNITS = {
     "second": timedelta(seconds=1),
@@ -106,9 +106,9 @@ _UNITS = {
 
 
 def retention_changes(project: Project, target: Target, needed: timedelta | None) -> tuple[str, ...]:
-    """The SQL that makes a table keep its old versions as long as pins need; nothing where it does already.
+    """The SQL that makes a table keep old versions as long as pins need; nothing if it does already.
 
-    `needed`: time from a cut until its pin ends; `timedelta.max` where one has no end, None where there are none.
+    `needed`: time from a cut until its pin ends; `timedelta.max` if one has no end, None if there are none.
     """
     path = project.silver_path(target)
     if not DeltaTable.is_deltatable(str(path)):
@@ -141,7 +141,7 @@ def _set_properties(name: str, properties: Mapping[str, str]) -> str:
 
 
 def _retention_hours(have: Mapping[str, str | None], key: str) -> int:
-    """Hours."""
+    """The retention in hours."""
     interval = _INTERVAL.fullmatch((have.get(key) or "").strip())
     return _hours(_DEFAULTS[key] if interval is None else int(interval[1]) * _UNITS[interval[2].lower()])
 

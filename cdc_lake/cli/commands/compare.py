@@ -1,4 +1,4 @@
-"""The command `compare`: one line a table with its verdict, differences below it, then the verdict over all."""
+"""The command `compare`: one line per table with its verdict, its differences, then the overall verdict."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _sample(text: str) -> Sample:
         raise typer.BadParameter(str(wrong), param_hint="--sample") from wrong
 
 
-_CHANGES = 3  # of a key, the last ones
+_CHANGES = 3  # number of last changes shown for a key
 _KINDS = ("missing", "extra", "changed", "repeated", "unaccounted")
 
 
@@ -125,7 +125,7 @@ def _details(comparison: TableComparison) -> list[str]:
 
 
 def _differing(differing_key: DifferingKey) -> list[str]:
-    """A key, what differs of it, and the last changes in bronze that touched it."""
+    """A key, its differences, and the last changes in bronze that touched it."""
     columns = (
         f": {', '.join(differing_key.columns)}"
         if differing_key.columns and not (differing_key.source and differing_key.silver)

@@ -95,7 +95,7 @@ def _duration(text: str | None) -> timedelta | None:
 
 
 def list_text(cuts: CutList) -> str:
-    """One cut a line, the newest first."""
+    """One cut per line, newest first."""
     if not cuts.cuts:
         return "no cuts yet: `cdc-lake run --once` creates one" if not cuts.total else "no cut is pinned"
     rows: list[tuple[str, ...]] = [("epoch", "position", "committed", "tables", "stays readable")]
@@ -133,7 +133,7 @@ def _table(cut_table: CutTable) -> tuple[str, ...]:
 
 
 def pin_text(pinned: PinResult) -> str:
-    """What stands now."""
+    """The current state of a pin."""
     if pinned.ended:
         return f"`{pinned.name}` is no longer pinned; the next maintenance may remove the cut at {pinned.position}"
     until = "until it is unpinned" if pinned.until is None else _until_text(pinned.until)

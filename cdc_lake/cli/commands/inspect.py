@@ -1,7 +1,7 @@
-"""The commands of `inspect`: what bronze holds, from one row to the whole chain; prepared transactions; failpoints.
+"""The commands of `inspect`: the content of bronze, from one row to the whole chain; prepared transactions; failpoints.
 
-They print row values, because that is what was asked for. Only `row` also reads silver, and only `chain --against`
-connects to the source.
+They print row values, because the user requests them. Only `row` also reads silver, and only `chain --against` connects
+to the source.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _bronze(call: Call) -> BronzeReader:
 
 
 def _key(values: list[str], table: TableName, bronze: BronzeReader) -> dict[str, str]:
-    """A key as `column=value` for each column, or as bare values in the order of the primary key."""
+    """A key as `column=value` for each column, or as plain values in primary key order."""
     from cdc_lake.ops.inspect import row_key
 
     if all("=" in part for part in values):
@@ -191,13 +191,13 @@ OPS = {
     "S": "snapshot",
     "X": "undecodable",
 }
-"""Operations of bronze as people read them."""
+"""Display names of bronze's operations."""
 
-_DIGITS = 32  # of a digest; `--json` has all
+_DIGITS = 32  # of a digest; `--json` shows all
 
 
 def transaction_text(transaction: TransactionView) -> str:
-    """A transaction: its boundaries, then one line a change."""
+    """A transaction: its boundaries, then one line per change."""
     xid = "" if transaction.xid is None else f", xid {transaction.xid}"
     by = f", by {transaction.user}" if transaction.user else ""
     lines = [
@@ -217,7 +217,7 @@ def transaction_text(transaction: TransactionView) -> str:
 
 
 def span_text(span: SpanView) -> str:
-    """The transactions of a span, one a line, and the totals by table."""
+    """The transactions of a span, one per line, and the totals by table."""
     start_text = "from the start" if span.after < 0 else f"after {format_stream_position(span.stream, span.after)}"
     upto = "" if span.upto == END else f" up to {format_stream_position(span.stream, span.upto)}"
     empty = f", {span.empty:,} without rows" if span.empty else ""
@@ -253,7 +253,7 @@ def _change(change: ChangeView) -> str:
 
 
 def chain_text(verdict: ChainVerdict) -> str:
-    """Whether the chain holds, and where not."""
+    """Whether the chain is intact, and where it is not."""
     totals = f"{pluralize(verdict.transactions, 'transaction')}, {pluralize(verdict.changes, 'change')}"
     if verdict.empty:
         totals += f", {verdict.empty:,} without rows"
@@ -300,12 +300,12 @@ def _tuples(
 
 
 def time_text(value: datetime | None) -> str:
-    """A time to the millisecond, `-` where there is none."""
+    """A time to the millisecond, `-` if there is none."""
     return "-" if value is None else value.isoformat(timespec="milliseconds")
 
 
 def row_text(row: RowEverywhere) -> str:
-    """The whole of it; `bronze`, `held` and `silver` are the last lines, so that a glance at the end tells most."""
+    """The whole history of a row; `bronze`, `held` and `silver` are the last lines, as a summary."""
     key = ", ".join(f"{column}={value}" for column, value in row.key.items())
     lines = [f"{row.table} ({key}): {pluralize(len(row.events), 'event')}", ""]
     epochs = len({event.epoch for event in row.events}) > 1
@@ -320,14 +320,14 @@ def _event(event: RowEvent, change: RowChange, *, epoch: bool) -> str:
     of = f"epoch {event.epoch}  " if epoch else ""
     place = f"{of}{format_stream_position(event.stream, event.position)}:{event.ordinal}"
     values = f"  {_values_text(event, change)}".rstrip()
-    if event.note:  # its ordinal is a time, and no place in a transaction
+    if event.note:  # its ordinal is a time, not a place in a transaction
         op = "read" if event.new is not None else "gone"
         return f"  {of}{format_stream_position(event.stream, event.position)}  {op:<8}{values}  {event.note}"
     return f"  {place}  {time_text(event.commit_ts)}  {OPS.get(event.op, event.op):<8}{values}"
 
 
 def _values_text(event: RowEvent, change: RowChange) -> str:
-    """What is new: all of a new row, of an update what differs, and what is not known of what was not sent."""
+    """The new values: all of a new row, the differences of an update, and unsent values that are unknown."""
     after = change.after
     if after is None:
         return _row_text(change.before) if change.before is not None else ""
@@ -371,7 +371,7 @@ def _silver(silver: SilverRows | None) -> list[str]:
 
 
 def failpoints_text(listing: FailpointList) -> str:
-    """Each crash point with its failpoints under it, and how one is armed."""
+    """Each crash point with its failpoints, and how to arm one."""
     says = {failpoint.name: failpoint.says for failpoint in listing.failpoints}
     rows = table([(name, says[name]) for name in says], indent="     ")
     lines = dict(zip(says, rows, strict=True))
@@ -391,7 +391,7 @@ _NUMBERS = frozenset({1, 4, 5})  # columns
 
 
 def prepared_text(listing: PreparedList) -> str:
-    """Each with what it has; its gid as Python writes it, since it may hold anything."""
+    """Each prepared transaction with its data; its gid as a Python literal, since it may contain anything."""
     if listing.place is None:
         return "no prepared transactions are kept: they arrive at COMMIT PREPARED (`source.decoding.two_phase` is off)"
     if not listing.transactions:

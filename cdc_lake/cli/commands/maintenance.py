@@ -1,4 +1,4 @@
-"""The commands `rebuild`, `resync`, `restart`, `pause`, `resume` and `upgrade`, and what they and `maintain` print."""
+"""The commands `rebuild`, `resync`, `restart`, `pause`, `resume` and `upgrade`, and their output and `maintain`'s."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _upgrade_text(result: Upgrade) -> str:
 
 
 def rebuilt_text(result: Rebuilt) -> str:
-    """A line for the table, then one for each thing that differs."""
+    """A line for the table, then one for each difference."""
     from cdc_lake.tables.silver_table import FIRST
 
     what = f"{result.table} at {result.position} from {result.source}"
@@ -186,14 +186,14 @@ def _keys(difference: Difference) -> Iterator[str]:
 
 
 def resynced_text(result: Resynced) -> str:
-    """A line for each table, then what comes next."""
+    """A line for each table, then the next step."""
     lines = [_table(result, resynced) for resynced in result.tables]
     then = "nothing was changed" if result.position is None else "the next `cdc-lake run` applies the copy to silver"
     return "\n".join([*lines, then])
 
 
 def restarted_text(result: Restarted) -> str:
-    """What goes and what stays, then what comes next."""
+    """What is removed and what stays, then the next step."""
     would = "" if result.done else "would "
     lines = []
     if result.slot is not None:
@@ -226,7 +226,7 @@ def _table(result: Resynced, table: ResyncedTable) -> str:
 
 
 def maintenance_text(result: Maintenance) -> str:
-    """A line a step, then what limits retention or what was given up; silver's tables last."""
+    """A line per step, then what limits retention or was given up; silver's tables last."""
     lines = [step.text for step in result.steps] or ["nothing to do"]
     lines.append(f"bronze has {pluralize(result.files, 'data file')}")
     if result.kept and not result.lost:

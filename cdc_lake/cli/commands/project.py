@@ -118,7 +118,7 @@ def bundle(
 
 
 def bundle_text(result: BundleFile) -> str:
-    """What was written, what the workspace must have, and the next steps."""
+    """The written files, the requirements of the workspace, and the next steps."""
     lines = [f"{'written ' if result.written else 'unchanged'} {result.file}", f"jobs     {', '.join(result.jobs)}"]
     if result.secrets:
         lines.append(f"secrets  {', '.join(result.secrets)}")

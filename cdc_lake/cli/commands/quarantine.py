@@ -1,6 +1,6 @@
-"""The commands of `held`: what is in quarantine, decisions on it, and undecodable transactions decoded again.
+"""The commands of `held`: lists the quarantine, records decisions, and retries undecodable transactions.
 
-Keys are printed, because that is what was asked for; no other values.
+Keys are printed, because the user requests them; no other values.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ _KEYS = 3
 
 
 def list_text(listing: QuarantineList) -> str:
-    """The undecodable transactions, each with its error, then held changes, one a line."""
+    """The undecodable transactions, each with its error, then held changes, one per line."""
     lines: list[str] = []
     for transaction in listing.undecodable:
         lines += _undecodable(transaction)
@@ -152,7 +152,7 @@ def _changes(changes: Sequence[QuarantinedChange]) -> list[str]:
 
 
 def decided_text(decision: QuarantineDecision) -> str:
-    """What was decided, or would be, change by change, and what stays held."""
+    """The decision that was, or would be, made, change by change, and what remains held."""
     past = {"release": "released", "discard": "discarded"}[decision.verb]
     lines = _changes(decision.changes)
     for group in decision.left:
@@ -188,7 +188,7 @@ def _change(change: QuarantinedChange) -> tuple[str, ...]:
 
 
 def retry_text(result: QuarantineRetry) -> str:
-    """What became of each transaction."""
+    """The result for each transaction."""
     lines = []
     for attempt in result.tried:
         if attempt.changes is None:

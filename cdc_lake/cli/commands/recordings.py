@@ -1,4 +1,4 @@
-"""The commands about the bytes of a stream: `inspect payload`, `record`, `replay`. They need no bronze and no Spark."""
+"""The commands for the bytes of a stream: `inspect payload`, `record`, `replay`. They need no bronze and no Spark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ recordings_app = typer.Typer()
 
 
 class PluginName(enum.StrEnum):
-    """Output plugins whose payloads can be read."""
+    """The output plugins with readable payloads."""
 
     MPPDB = "mppdb_decoding"
     TEST = "test_decoding"
@@ -33,7 +33,7 @@ class PluginName(enum.StrEnum):
 
 
 class StyleName(enum.StrEnum):
-    """How a family server writes."""
+    """The output format of a GaussDB family server."""
 
     BINARY = "b"
     TEXT = "t"
@@ -49,7 +49,7 @@ class BatchFlag(enum.StrEnum):
 
 
 class BadText(enum.StrEnum):
-    """What to do with text that is not valid in the encoding."""
+    """How to treat text that is not valid in the encoding."""
 
     STOP = "stop"
     HEX = "hex"
@@ -193,7 +193,7 @@ def replay_command(
 
 
 def _print(call: Call, objects: Iterable[dict[str, Any]]) -> None:
-    """One line an object, many lines a write. Raises Exit where one was an error."""
+    """Print one line per object, buffered. Raises Exit if one was an error."""
     from cdc_lake.cli.output import json_line
 
     failed, lines, size = False, [], 0
@@ -213,7 +213,7 @@ def _print(call: Call, objects: Iterable[dict[str, Any]]) -> None:
 def _reading_options(
     plugin: PluginName | None, style: StyleName | None, batch: BatchFlag | None, encoding: str, bad_text: BadText
 ) -> Reading | None:
-    """How to read, as far as anything was said; else a recording says it, and the bytes."""
+    """The reading options, if any was given; otherwise None, and the recording's header or the bytes decide."""
     from cdc_lake.decode.encoding import Codec, Policy
     from cdc_lake.decode.gaussdb.records import Style
     from cdc_lake.devtools.replay import DEFAULT, Reading
@@ -237,7 +237,7 @@ def _reading_options(
 
 
 def replayed_text(replay: Replayed) -> str:
-    """A recording: its stream, then one line a table."""
+    """A recording: its stream, then one line per table."""
     csns = "" if replay.first_csn is None else f", CSN {replay.first_csn} to {replay.last_csn}"
     messages = (
         f"{pluralize(replay.messages, 'message')}, {size(replay.bytes)}, {pluralize(replay.keepalives, 'keepalive')}"
@@ -261,7 +261,7 @@ def _unreadable(recorded: Recorded) -> str:
 
 
 def recorded_text(recorded: Recorded) -> str:
-    """What was recorded, and what to do with it."""
+    """The content of a recording, and its possible uses."""
     transactions = "" if recorded.transactions is None else f"{pluralize(recorded.transactions, 'transaction')}, "
     messages = f"{pluralize(recorded.messages, 'message')} and {pluralize(recorded.keepalives, 'keepalive')}"
     return "\n".join(

@@ -1,4 +1,4 @@
-"""The commands of `slot`: the server's replication slots; the pipeline's own created, advanced and dropped."""
+"""The commands of `slot`: list the server's replication slots; create, advance and drop the pipeline's own."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def slot_drop(
 
 
 def details_text(details: SlotDetails, width: int) -> str:
-    """The facts that the server has, and the threats; the remedy stays in one line, so that it can be pasted."""
+    """The server's facts and the risks; each remedy is one line, so that it can be pasted."""
     owner = ", this pipeline's" if details.slot.own else ""
     lines = [
         f"slot `{details.slot.name}` of {details.source} ({details.server}){owner}",
@@ -174,7 +174,7 @@ def _row(slot: SlotView) -> tuple[str, ...]:
 
 
 def made_text(created: SlotMade) -> str:
-    """What `create` made."""
+    """The result of `create`."""
     if not created.created:
         return f"slot `{created.slot}` already exists, and the stream can continue after {created.position}"
     copied = f", with a snapshot of {pluralize(created.rows, 'row')} as of then" if created.rows else ""
@@ -182,7 +182,7 @@ def made_text(created: SlotMade) -> str:
 
 
 def advanced_text(result: SlotAdvanced) -> str:
-    """What `advance` let go."""
+    """The WAL released by `advance`."""
     if not result.bytes:
         return f"slot `{result.slot}` is already at {result.position}"
     return (
@@ -192,7 +192,7 @@ def advanced_text(result: SlotAdvanced) -> str:
 
 
 def dropped_text(result: SlotDropped) -> str:
-    """What is lost by a drop, and whether it was made."""
+    """What a drop loses, and whether it was done."""
     freed = f"; {size(result.freed_bytes)} of WAL can be discarded" if result.freed_bytes is not None else ""
     if result.done:
         return f"slot `{result.slot}` is dropped{freed}\nlost: {result.lost}"

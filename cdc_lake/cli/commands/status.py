@@ -1,6 +1,6 @@
-"""The command `status` as text: source, slot, flow with its lags, tables, quarantine; and the type ledger of `check`.
+"""Text of the command `status`: source, slot, flow with lags, tables, quarantine; and the type ledger of `check`.
 
-`status --watch` is a live view on a terminal, one line each time elsewhere, one document a line with `--json`.
+`status --watch` is a live view on a terminal, otherwise one line each time, or one document per line with `--json`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COLOURS = {
 
 
 def status_text(status: Status, width: int, *, colour: bool = False) -> str:
-    """The whole status. On a narrow terminal the reasons go below their tables."""
+    """The whole status. On a narrow terminal the reasons are below their tables."""
     lines = [f"pipeline  {status.pipeline}  at {status.at.isoformat(timespec='seconds')}"]
     where = status.source if status.reachable else f"{status.source}  not reachable: {status.unreachable_because}"
     lines += wrap_line("source    ", where, width)
@@ -69,7 +69,7 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
 
 
 def status_line(status: Status) -> str:
-    """A status on one line: when, how far silver is and how far behind, the slot, tables by state, what is held."""
+    """A status in one line: time, silver's position and lag, the slot, tables by state, held changes."""
     by_state = Counter(table.state for table in status.tables)
     tables = ", ".join(f"{number} {state}" for state, number in by_state.items()) or "no tables"
     lag = status.applied
@@ -88,7 +88,7 @@ def status_line(status: Status) -> str:
 
 
 def _verified_lines(status: Status) -> list[str]:
-    """How far comparisons proved tables equal to the source, and which they found to differ since."""
+    """Up to where comparisons proved tables equal to the source, and tables found to differ since."""
     rows = []
     for table_status in status.tables:
         if table_status.verified_at is not None or table_status.different_at is not None:
@@ -126,7 +126,7 @@ def _budget(budget: BudgetStatus) -> str:
 
 def _flow(status: Status) -> list[str]:
     def row(name: str, position: str | None, lag: Lag) -> tuple[str, ...]:
-        # What is not in bronze has no known commit time: it is no older than the last transaction that is.
+        # A commit time is known only in bronze: later changes are not older than its last transaction.
         time = f"≤ {seconds(lag.seconds)}" if lag.seconds and name != "applied" else seconds(lag.seconds)
         return name, position or "-", size(lag.bytes), time, format_count(lag.transactions)
 
@@ -140,7 +140,7 @@ def _flow(status: Status) -> list[str]:
 
 
 def _tables(status: Status, width: int, *, colour: bool) -> list[str]:
-    """A line a table; its reason at the end of the line, or below if it does not fit, then its remedy."""
+    """A line per table; its reason at the end of the line, or below if it does not fit, then its remedy."""
     if not status.tables:
         return ["no tables yet: `cdc-lake run --once` takes the initial snapshot"]
     rows = [("table", "format", "state", "position")]
@@ -161,9 +161,9 @@ def _tables(status: Status, width: int, *, colour: bool) -> list[str]:
 
 
 def watch_status(view: CommandOutput, load_status: Callable[[], Status], every: float) -> None:
-    """Look and show until Ctrl-C. A source or lake that is away is shown as that, and looked for again.
+    """Show the status repeatedly until Ctrl-C. An unreachable source or lake is shown as such, and retried.
 
-    Raises what waiting does not heal.
+    Raises permanent errors.
     """
     live = sys.stdout.isatty() and not view.options.json
     while True:
@@ -202,13 +202,13 @@ _TYPE_COLOURS = {"converted": YELLOW, "refused": RED}
 
 
 FEW = 5
-"""Tables whose columns are shown unless all are asked for."""
+"""Number of tables whose columns are shown by default."""
 
 
 def ledger_text(ledger: Sequence[TableLedger], *, colour: bool, verb: str = "check", verbose: bool = True) -> str:
-    """What becomes of every captured column, a blank line behind each table; empty if nothing is captured.
+    """The mapping of every captured column, a blank line after each table; empty if nothing is captured.
 
-    Without `verbose`, of many tables the first few in which something is refused.
+    Without `verbose`, of many tables only the first few with refused columns.
     """
     parts, left = [], 0
     if not verbose and len(ledger) > FEW:

@@ -1,7 +1,7 @@
-"""What `check` looks at on a server of the GaussDB family.
+"""The checks of `check` on a GaussDB family server.
 
-Server, ports, role, slot, options, known limitations, tables, and the next failover: what a new primary has is shown
-by what the slot sends again (`connectors.gaussdb.failover`), and here is said in which cases that shows less.
+Server, ports, role, slot, options, known limitations, tables, and the next failover: repeated changes of the slot show
+what a new primary has (`connectors.gaussdb.failover`), and the check reports the cases in which they do not suffice.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _COMPARE = "run `cdc-lake compare` after a failover"
 
 
 def failover_lines(project: Project, facts: GaussDbSettings, slot: GaussDbSlotFacts | None) -> Iterator[CheckLine]:
-    """What a failover to another of the hosts would leave in doubt; nothing where one server alone is named."""
+    """What a failover to another of the hosts would leave uncertain; nothing if there is only one server."""
     source = project.family
     if len(source.addresses) < 2 and source.node != "coordinator":
         return
@@ -99,12 +99,12 @@ def failover_lines(project: Project, facts: GaussDbSettings, slot: GaussDbSlotFa
 
 
 def slot_line(project: Project, session: WireSession) -> CheckLine:
-    """Whether the next run can go on with the slot, or make it: free, active, foreign, ahead, of another order."""
+    """Whether the next run can resume from the slot, or create it: free, active, foreign, ahead, of another order."""
     try:
         slot = find_slot(session, project.slot)
     except CdcLakeError as error:
         return failure_line("slot", error)
-    state, control = bronze_reader(project).state(), control_tables(project)  # behind the slot: receivers land first
+    state, control = bronze_reader(project).state(), control_tables(project)  # after the slot: receivers land first
     try:
         facts = identify_server(project, session)
         if is_complete(state, control):
@@ -140,7 +140,7 @@ def _resume_line(project: Project, facts: GaussDbServerFacts, slot: GaussDbSlotF
 
 
 def tables(project: Project, session: WireSession, rights: GaussDbRole) -> Iterator[CheckLine]:
-    """Which tables the patterns choose, what the role may read, what says which row a change means."""
+    """The selected tables, the role's read privileges, and replica identities."""
     try:
         names = captured_tables(project, session)
     except CdcLakeError as error:
@@ -168,7 +168,7 @@ def tables(project: Project, session: WireSession, rights: GaussDbRole) -> Itera
 
 
 def came_and_gone(project: Project, session: WireSession) -> Iterator[CheckLine]:
-    """What the next start does about tables that came to `source.tables` or went. Raises SourceError, LakeError."""
+    """What the next start does about tables added to `source.tables` or removed. Raises SourceError, LakeError."""
     state, control = bronze_reader(project).state(), control_tables(project)
     if not is_complete(state, control):
         return
@@ -186,7 +186,7 @@ def grants(names: Sequence[TableName], role: str) -> list[str]:
 
 
 def identities(project: Project, session: WireSession, names: Sequence[TableName]) -> list[str]:
-    """SQL, to choose from, for the tables whose changes would not say which row they mean. Raises SourceError."""
+    """SQL alternatives for the tables whose changes would not identify their row. Raises SourceError."""
     return [f"{_full(name)}  -- or add a primary key" for name in _bare(project, session, names)]
 
 
@@ -206,7 +206,7 @@ _WAL_LEVEL = 'gs_guc set -D <data folder> -c "wal_level = logical";  then restar
 
 
 def findings(project: Project) -> Iterator[CheckLine]:
-    """One line a finding. Raises SourceError where the server cannot be asked."""
+    """One line per finding. Raises SourceError if the server is unreachable."""
     source = project.family
     with session_of(project) as session:
         server_limits = limits(session)
@@ -239,7 +239,7 @@ def findings(project: Project) -> Iterator[CheckLine]:
 
 
 def _product(project: Project, version: GaussDbVersion) -> Iterator[CheckLine]:
-    """Whether it is the product, and the release, that the file says."""
+    """Whether product and release are those of the pipeline file."""
     source = project.family
     product = version.product.lower()
     fix = "" if product == source.type else f"source.type: {product}"
@@ -280,7 +280,7 @@ def _server(project: Project, session: WireSession, server_limits: GaussDbLimits
 
 
 def _connection_error(project: Project) -> CdcLakeError | None:
-    """Why no replication connection comes about; None where one is accepted, or none is needed."""
+    """Why no replication connection can be opened; None if one is accepted or none is needed."""
     if reads_by_sql(project):
         return None
     try:
@@ -291,11 +291,11 @@ def _connection_error(project: Project) -> CdcLakeError | None:
 
 
 _OF_MEMORY = {"max-txn-in-memory": (1 << 20, 4), "max-reorderbuffer-in-memory": (1 << 30, 2)}
-"""Options that newer GaussDB bounds in parallel decoding: their unit, and the part of `max_process_memory` at most."""
+"""Options limited by newer GaussDB in parallel decoding: their unit, and the maximum share of `max_process_memory`."""
 
 
 def memory_lines(source: FamilySource, memory: int | None) -> Iterator[CheckLine]:
-    """What of the source's options is more than the server's memory allows. `memory`: in bytes, None: not known."""
+    """The source's options that exceed the server's memory. `memory`: in bytes, None if unknown."""
     for name, (unit, part) in _OF_MEMORY.items():
         value = as_number(source.decoding[name]) if name in source.decoding else None
         if value is None or source.decoding_mode is not Mode.PARALLEL or source.type != "gaussdb":
@@ -311,7 +311,7 @@ def memory_lines(source: FamilySource, memory: int | None) -> Iterator[CheckLine
 
 
 def _role(rights: GaussDbRole, *, accepted: bool) -> CheckLine:
-    """The right to replicate. `accepted`: the server has just accepted it, whatever the catalog shows."""
+    """The privilege to replicate. `accepted`: the server has just accepted it, whatever the catalog shows."""
     if rights.right is None and not accepted:
         fix = f"ALTER ROLE {identifier(rights.name)} REPLICATION;"
         text = f"{rights.name} has no privilege to replicate that pg_roles shows"
@@ -321,7 +321,7 @@ def _role(rights: GaussDbRole, *, accepted: bool) -> CheckLine:
 
 
 def _ports(project: Project, facts: GaussDbSettings, refused: CdcLakeError | None) -> Iterator[CheckLine]:
-    """What the ports say: the one for replication, and where it refuses, the others it may be."""
+    """The replication port and, if it refuses, other possible ones."""
     if reads_by_sql(project):
         return
     source = project.family
@@ -354,7 +354,7 @@ def _takes(project: Project, port: int) -> bool:
 
 
 def _options(project: Project, facts: GaussDbSettings) -> Iterator[CheckLine]:
-    """The rules of options, judged with the release that the server names; its time limit."""
+    """The rules for options of the server's release, and its time limit."""
     source, release = project.family, release_of(facts.version)
     refused = judge(source, release)
     for refusal in refused:
@@ -376,7 +376,7 @@ def _options(project: Project, facts: GaussDbSettings) -> Iterator[CheckLine]:
 
 
 def _printing(project: Project) -> Iterator[CheckLine]:
-    """What a session cannot ask of parallel decoders: how values are printed."""
+    """How parallel decoders print values, which a session cannot set."""
     if project.family.decoding_mode is not Mode.PARALLEL:
         return
     with connect(replace(target_of(project.family, project.root), settings={})) as bare:
@@ -389,7 +389,7 @@ def _printing(project: Project) -> Iterator[CheckLine]:
 
 
 def _order(project: Project, session: WireSession) -> CheckLine:
-    """What orders the stream: of one that was begun this is settled."""
+    """The order of the stream, which is fixed once the stream has begun."""
     state = bronze_reader(project).state()
     if is_complete(state, control_tables(project)):
         text = f"{order_in_words(domain_of(state.stream))}, as it was started"
@@ -408,7 +408,7 @@ def _order(project: Project, session: WireSession) -> CheckLine:
 
 
 def _traps(project: Project, facts: GaussDbSettings) -> Iterator[CheckLine]:
-    """What this server, read like this, is known to withhold, repeat or break; the worst first."""
+    """Known limitations of this server in this mode: changes it omits, repeats or breaks; the worst first."""
     source = project.family
     known_traps = traps(
         facts.version, source.decoding_mode, compatibility=facts.compatibility, plugin=source.slot.plugin
@@ -423,7 +423,7 @@ def _traps(project: Project, facts: GaussDbSettings) -> Iterator[CheckLine]:
 
 
 def dba_sql(project: Project) -> str:
-    """What an administrator runs so that the pipeline's role can do everything. Raises SourceError."""
+    """The SQL for an administrator that gives the pipeline's role all privileges. Raises SourceError."""
     with session_of(project) as session:
         names = captured_tables(project, session)
         facts, rights = read_settings(session), role(session)

@@ -1,7 +1,7 @@
-"""What `check` looks at on a PostgreSQL or QHB.
+"""The checks of `check` on PostgreSQL or QHB.
 
-Server and release, role, slot and what bronze holds, publication, row filters, tables, and failovers: one that was,
-and whether the next would go well.
+Server and release, role, slot compared with bronze, publication, row filters, tables, and failovers: past ones, and
+whether the next one would succeed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ from cdc_lake.tables.control_tables import control_tables
 
 
 def failover_lines(project: Project, session: Session, limits: ServerLimits) -> Iterator[CheckLine]:
-    """Whether bronze is in the server's history, and whether a standby that is promoted has the slot."""
+    """Whether bronze is in the server's history, and whether a promoted standby would have the slot."""
     yield from _history(project)
     if limits.in_recovery:
         return
@@ -112,7 +112,7 @@ def _history(project: Project) -> Iterator[CheckLine]:
 
 
 def _failover_line(standbys: list[str], waited: str, *, wanted: bool) -> CheckLine:
-    """What a failover would do to the stream."""
+    """The effect of a failover on the stream."""
     many = "a standby" if len(standbys) == 1 else f"{len(standbys)} standbys"
     if not wanted:
         text = f"the server has {many}, which will not have the slot: after a failover every table is copied again"
@@ -127,7 +127,7 @@ def _failover_line(standbys: list[str], waited: str, *, wanted: bool) -> CheckLi
 
 
 def _standbys(session: Session) -> list[str]:
-    """The physical slots: each is a standby's."""
+    """The physical slots: each belongs to a standby."""
     with translate_errors("looking up standbys"):
         rows = session.execute(
             "SELECT slot_name::text FROM pg_replication_slots WHERE slot_type = 'physical' ORDER BY slot_name"
@@ -142,7 +142,7 @@ def _waited_for(session: Session) -> str:
 
 
 def slot_lines(project: Project, session: Session, slot_facts: SlotFacts | None) -> Iterator[CheckLine]:
-    """Whether the slot can be made, or read on. Raises SourceError."""
+    """Whether the slot can be created, or resumed. Raises SourceError."""
     state = bronze_reader(project).state()
     control, place = control_tables(project), bronze_reader(project).place
     try:
@@ -179,7 +179,7 @@ def slot_lines(project: Project, session: Session, slot_facts: SlotFacts | None)
 
 
 def qhb_lines(source: PostgresSource, server: Product) -> Iterator[CheckLine]:
-    """What differs from a PostgreSQL, where the pipeline says that the server is a QHB."""
+    """Differences from PostgreSQL, if the pipeline states QHB."""
     if source.type != "qhb":
         return
     if server.name == "QHB":
@@ -197,7 +197,7 @@ def qhb_lines(source: PostgresSource, server: Product) -> Iterator[CheckLine]:
 
 
 def row_filter_lines(project: Project, session: Session) -> Iterator[CheckLine]:
-    """One line, where the pipeline states filters."""
+    """One line, if the pipeline has filters."""
     if not project.postgres.row_filters:
         return
     try:
@@ -210,7 +210,7 @@ def row_filter_lines(project: Project, session: Session) -> Iterator[CheckLine]:
 
 
 def findings(project: Project) -> Iterator[CheckLine]:
-    """One line a finding. Raises SourceError where the server cannot be asked."""
+    """One line per finding. Raises SourceError if the server is unreachable."""
     where = project.postgres
     with reading(project) as session:
         facts = limits(session, where)
@@ -232,12 +232,12 @@ def findings(project: Project) -> Iterator[CheckLine]:
 
 
 def _options(project: Project, session: Session, server: Product) -> Iterator[CheckLine]:
-    """What pgoutput is asked for beside the publication."""
+    """The options of pgoutput besides the publication."""
     try:
         stream_options(project, server)
         check_binary(project, session)
     except NoTableMatches:
-        return  # said before
+        return  # reported before
     except CdcLakeError as error:
         yield failure_line("decoding", error)
         return
@@ -254,7 +254,7 @@ def _options(project: Project, session: Session, server: Product) -> Iterator[Ch
 
 
 def _prepares(project: Project, session: Session) -> Iterator[CheckLine]:
-    """Whether what `two_phase` asks for can ever come."""
+    """Whether the server supports `two_phase`."""
     if not project.postgres.decoding.two_phase:
         return
     if setting(session, "max_prepared_transactions") == "0":
@@ -275,7 +275,7 @@ def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator
     fix = "ALTER SYSTEM SET wal_level = logical;  then restart the server"
     yield CheckLine(ok=logical, subject="wal_level", text=facts.wal_level, fix="" if logical else fix, code="SRC208")
     have = slot.find_slot(session, project.slot) is not None
-    # the first copy holds a temporary slot beside the lasting one; of one with two-phase decoding copies are read
+    # the first copy needs a temporary slot besides the permanent one; with two-phase decoding, copies are read
     needed = int(project.postgres.decoding.two_phase) if have else 2
     yield room("replication slots", facts.slots_used, facts.slots_max, needed, "max_replication_slots", "SRC211")
     if project.postgres.streams:
@@ -310,7 +310,7 @@ def _synchronous(project: Project, session: Session) -> Iterator[CheckLine]:
 
 
 def language_lines(messages: str) -> Iterator[CheckLine]:
-    """A warning where a server's `lc_messages` is none of English: refused connections are told apart by words."""
+    """A warning if `lc_messages` is not English: refused connections are classified by words."""
     language = messages.partition(".")[0].lower()
     if language in {"", "c", "posix"} or language.startswith("en"):
         return
@@ -385,7 +385,7 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
 
 
 def _changes(project: Project, session: Session) -> TableChanges | None:
-    """What came to `source.tables` or went; None before a stream is begun whole."""
+    """Tables added to `source.tables` or removed; None before a stream is completely set up."""
     state, control = bronze_reader(project).state(), control_tables(project)
     if not is_complete(state, control):
         return None
@@ -393,7 +393,7 @@ def _changes(project: Project, session: Session) -> TableChanges | None:
 
 
 def _has_publication(project: Project, session: Session) -> bool | None:
-    """Whether the publication is there; None where the plugin takes none. Raises SourceError."""
+    """Whether the publication exists; None if the plugin uses none. Raises SourceError."""
     return publication.publication_exists(session, project.publication) if by_publication(project) else None
 
 
@@ -428,12 +428,12 @@ def _publication(
 
 
 def _identities(bare: list[TableName]) -> list[str]:
-    """What tables without an identity need before they are published: their updates would be refused otherwise."""
+    """The SQL for tables without a replica identity: once published, their updates would be refused."""
     return [f"{whole_identity(table)};" for table in bare]
 
 
 def _lacking(project: Project, session: Session, chosen: list[TableName]) -> list[TableName]:
-    """What a publication that is there does not carry, and a start does not add to it."""
+    """Tables that an existing publication lacks and a start does not add."""
     carried = {published.table for published in publication.load_published_tables(session, project.publication)}
     lacking = [table for table in chosen if table not in carried]
     return publication.not_addable(session, project.publication, lacking) if alterable(project) else lacking
@@ -444,7 +444,7 @@ def _all_rows(role: str) -> str:
 
 
 def dba_sql(project: Project) -> str:
-    """The SQL a superuser runs so that the pipeline's role can do everything. Raises SourceError for no connection."""
+    """The SQL for a superuser that gives the pipeline's role all privileges. Raises SourceError for no connection."""
     with reading(project) as session:
         chosen = chosen_tables(project, session)
         facts, rights = limits(session, project.postgres), role(session)

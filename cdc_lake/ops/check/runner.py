@@ -1,9 +1,8 @@
-"""`check`: everything a run needs, each looked at on its own, each with what to do if it is not right.
+"""`check`: tests every prerequisite of a run separately, with a remedy for each problem.
 
-Nothing is changed. It looks at this machine (Java, Spark, jars, Python packages, the lake's folder; no network), at
-the source, and at transforms and rules: whether their columns exist and have types that they can be applied to. What
-needs something that is missing itself (the tables of a server that does not answer) is left out, so the first ✗ is the
-one to fix first.
+Nothing is changed. It checks this machine (Java, Spark, jars, Python packages, the lake's folder; no network), the
+source, and transforms and rules: whether their columns exist and have suitable types. Checks that depend on a failed
+one (the tables of an unreachable server) are skipped, so the first ✗ is the one to fix first.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ def _jars() -> Iterator[CheckLine]:
 
 
 def _have(package: str) -> bool:
-    """Whether a jar is in a cache that Spark's resolver looks into: Ivy's, or Maven's."""
+    """Whether a jar is in a cache of Spark's resolver: Ivy's, or Maven's."""
     group, name, version = package.split(":")
     home = Path.home()
     if any(home.glob(f".ivy2*/jars/{group}_{name}-{version}.jar")):
@@ -163,7 +162,7 @@ def _lake(project: Project) -> Iterator[CheckLine]:
 
 
 def _file_system(folder: Path) -> str:
-    """The type of the file system a folder is on, empty where the system does not say."""
+    """The type of a folder's file system, empty if unknown."""
     mounts = Path("/proc/mounts")
     if not mounts.is_file():
         return ""
@@ -184,21 +183,21 @@ _ALWAYS_SENT: Final = frozenset(
         *("timestamp without time zone", "timestamp with time zone"),
     }
 )
-"""Types of fixed size, by the catalog's names and SQL's: their values are never stored apart from the row."""
+"""Fixed-size types, by the catalog's names and SQL's: their values are never TOASTed."""
 
 
 def names(project: Project) -> Iterator[CheckLine]:
-    """Tables that would be written to one silver table."""
+    """Source tables that would share a silver table."""
     try:
         with source_view(project) as source:
             shared = shared_names(project, source.tables())
     except SourceError:
-        return  # said elsewhere
+        return  # reported elsewhere
     yield from (failure_line("names", error) for error in {error.message: error for error in shared.values()}.values())
 
 
 def transforms(project: Project) -> Iterator[CheckLine]:
-    """What should be known of the tables that have transforms. What Spark's analyser says comes with the first row."""
+    """Notes on tables with transforms. Spark's analyzer reports errors with the first row."""
     for target, layout in captured_tables(
         project, lambda candidate: candidate.transforms.any or bool(candidate.partition_by)
     ):
@@ -207,7 +206,7 @@ def transforms(project: Project) -> Iterator[CheckLine]:
 
 def _table(project: Project, target: Target, layout: Relation) -> Iterator[CheckLine]:
     table_transforms = target.transforms
-    computed = {name: "string" for name, _ in table_transforms.compute}  # of which type they are does not matter here
+    computed = {name: "string" for name, _ in table_transforms.compute}  # types do not matter here
     try:
         check_possible(project, target, kind_of(target, layout))
         shape = shape_of(target, layout)
@@ -217,7 +216,7 @@ def _table(project: Project, target: Target, layout: Relation) -> Iterator[Check
         yield failure_line("transforms", unfit)
         return
     except CdcLakeError:
-        return  # no key: said elsewhere
+        return  # no key: reported elsewhere
     yield CheckLine(ok=True, subject="transforms", text=f"{target.label}: every named column exists")
     if target.kind == "append":
         return
@@ -231,7 +230,7 @@ def _table(project: Project, target: Target, layout: Relation) -> Iterator[Check
 
 
 def _doubtful(target: Target, layout: Relation) -> list[str]:
-    """Columns that an update may leave out and that silver may not be able to tell."""
+    """Columns that an update may omit and whose value silver may be unable to determine."""
     if layout.identity is ReplicaIdentity.FULL:
         return []
     table_transforms = target.transforms
@@ -250,7 +249,7 @@ def _doubtful(target: Target, layout: Relation) -> list[str]:
 
 
 def rules(project: Project) -> Iterator[CheckLine]:
-    """Every rule that cannot judge its column. What an expression reads comes with the first row: Spark says it."""
+    """Every rule that cannot evaluate its column. Errors in expressions are reported by Spark with the first row."""
     for table in project.pipeline.silver.tables:
         yield from expectations(project, project.target(TableName.parse(table.from_)))
     for target, layout in captured_tables(project, lambda table: bool(table.row_rules)):
@@ -258,7 +257,7 @@ def rules(project: Project) -> Iterator[CheckLine]:
 
 
 def expectations(project: Project, target: Target) -> Iterator[CheckLine]:
-    """What is to be said of the expectations that a table's rules name: each is made, none is run."""
+    """Problems of a table's expectations: each is constructed, none is run."""
     for index, rule in enumerate(target.rules):
         if not isinstance(rule, Expectation):
             continue
@@ -273,11 +272,11 @@ def expectations(project: Project, target: Target) -> Iterator[CheckLine]:
 
 
 def of_table(project: Project, target: Target, layout: Relation) -> Iterator[CheckLine]:
-    """What is to be said of a table's rules, by its layout."""
+    """Problems of a table's rules, by its layout."""
     try:
         shape = shape_of(target, layout)
     except CdcLakeError:
-        return  # no key: said elsewhere
+        return  # no key: reported elsewhere
     wrong = list(misfits(project, target, shape, expressions=False))
     for problem in wrong:
         text = f"{problem.where}: {problem.message}"
@@ -291,20 +290,20 @@ __all__ = ["CheckLine", "Examination", "check", "dba_sql", "examine"]
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was found, and what becomes of every captured column, as far as the server could be asked."""
+    """The findings, and the mapping of every captured column if the server was reachable."""
 
     lines: tuple[CheckLine, ...]
     types: tuple[TableLedger, ...]
 
     @property
     def ok(self) -> bool:
-        """Nothing to fix."""
+        """Whether nothing needs fixing."""
         return all(line.ok is not False for line in self.lines)
 
 
 def examine(project: Project, *, receives: bool = False) -> Examination:
-    """Look at machine, lake, server, role, slot, tables and types; `receives`: only at what a host that receives, and
-    does not apply, needs. Raises nothing that it can say.
+    """Check machine, lake, server, role, slot, tables and types; `receives`: only what a host needs that receives and
+    does not apply. Failures are findings, not exceptions.
     """
     check_lines = [*_warnings(project), *machine(project, receives=receives), *_store(project), *_source(project)]
     check_lines += _redaction(project)
@@ -314,19 +313,19 @@ def examine(project: Project, *, receives: bool = False) -> Examination:
     try:
         types = type_ledger(project)
     except SourceError:
-        types = ()  # said above
+        types = ()  # reported above
     return Examination((*check_lines, *lines(types)), types)
 
 
 def check(project: Project) -> list[CheckLine]:
-    """The findings alone, one line each."""
+    """Only the findings, one line each."""
     return list(examine(project).lines)
 
 
 def _warnings(project: Project) -> Iterator[CheckLine]:
-    """What `validate` warns of."""
+    """The warnings of `validate`."""
     if not project.file.is_file():
-        return  # made in Python
+        return  # defined in Python
     for diagnostic in validate([project.file], environment=project.environment):
         if diagnostic.severity is Severity.WARNING:
             text = f"{diagnostic.summary} ({diagnostic.location})" if diagnostic.location else diagnostic.summary
@@ -360,13 +359,13 @@ def _source(project: Project) -> Iterator[CheckLine]:
 
 
 def _owner_lines(project: Project) -> Iterator[CheckLine]:
-    """Every silver table that belongs to somebody else."""
+    """Every silver table of another owner."""
     try:
         with source_view(project) as source:
             ownership, names = Ownership(project, source.origin), source.tables()
             refused = [error for name in names if (error := ownership.refusal(project.target(name))) is not None]
     except CdcLakeError:
-        return  # said above
+        return  # reported above
     yield from (failure_line("silver", error) for error in refused)
 
 
@@ -378,14 +377,14 @@ def _redaction(project: Project) -> Iterator[CheckLine]:
     except ConfigError as unfit:
         yield failure_line("redaction", unfit)
     except SourceError:
-        return  # said above
+        return  # reported above
     else:
         text = f"columns that are redacted: {columns}" if columns else "no column of a captured table is redacted yet"
         yield CheckLine(ok=True if columns else None, subject="redaction", text=text)
 
 
 def ddl_sql(project: Project) -> str:
-    """The SQL of the event trigger by which a PostgreSQL tells its altered tables. Raises NotForThisSource."""
+    """The SQL of the event trigger with which PostgreSQL reports altered tables. Raises NotForThisSource."""
     from cdc_lake.source.postgres.catalog import trigger_sql  # noqa: PLC0415
 
     database = project.postgres.database
@@ -396,7 +395,7 @@ def ddl_sql(project: Project) -> str:
 
 
 def dba_sql(project: Project) -> str:
-    """The SQL a superuser runs so that the pipeline's role can do everything. Raises SourceError for no connection."""
+    """The SQL for a superuser that gives the pipeline's role all privileges. Raises SourceError for no connection."""
     if isinstance(project.pipeline.source, FamilySource):
         from cdc_lake.ops.check.gaussdb import dba_sql as for_family  # noqa: PLC0415
 

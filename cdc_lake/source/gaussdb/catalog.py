@@ -1,15 +1,14 @@
-"""The catalog of a server of the GaussDB family: what rows of the stream do not say of their tables.
+"""Reads from the catalog of a GaussDB family server what the rows of the stream do not contain about their tables.
 
-Only what PostgreSQL 9.2, which the family comes from, had in its catalogs is asked for.
+Only columns that exist in the catalogs of PostgreSQL 9.2, the family's origin, are used.
 
-A column that was added with a default is not written into existing rows: the default stands in
-`pg_attribute.attinitdefval`, as the bytes that a row would hold (`shouldUpdateAllTuples` of openGauss's
-tablecmds.cpp), for a list of types and constants below 128 bytes; otherwise the server rewrites the table and keeps
-nothing.
+A column added with a default is not written into existing rows: the default is in `pg_attribute.attinitdefval`, as the
+bytes of a row value (`shouldUpdateAllTuples` of openGauss's tablecmds.cpp), for a list of types and constants below 128
+bytes; otherwise the server rewrites the table and keeps nothing.
 
-Parallel decoders print values as the server and the database are set up, whatever the session or its role asks; serial
-decoding prints as its session asks (seen on openGauss 6.0.2). Floats are exact everywhere: both force
-`extra_float_digits`. Under DateStyle ISO a time tells its zone, and silver takes any.
+Parallel decoders print values by the settings of the server and the database, whatever the session or its role sets;
+serial decoding uses the session's settings (seen on openGauss 6.0.2). Floats are always exact: both force
+`extra_float_digits`. Under DateStyle ISO a time has its zone, and silver accepts any.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from cdc_lake.source.gaussdb.wire.session import WireSession
 from cdc_lake.source.sql_text import PRINTING, identifier, literal, quote_table
 
 Decode: TypeAlias = Callable[[bytes], str | None]
-"""Text from bytes in the database's encoding; None where they are none."""
+"""Decodes bytes in the database's encoding; None if they are not valid text."""
 
 Print: TypeAlias = Callable[[str], str | None]
-"""A numeric as this server prints it: by a setting with or without the zero before a point."""
+"""Prints a numeric as this server does: with or without the zero before the decimal point, by a setting."""
 
 _EPOCH: Final = datetime(2000, 1, 1)  # noqa: DTZ001 - of no zone
 _TEXTS: Final = frozenset({"text", "varchar", "bpchar"})
@@ -46,11 +45,10 @@ _TEXTS: Final = frozenset({"text", "varchar", "bpchar"})
 def missing_of(
     type_name: str, stored: str | None, *, has_default: bool, decode: Decode, printed: Print
 ) -> Missing | None:
-    """What rows from before a column hold in it: from `stored`, the bytes that the catalog keeps, in hexadecimal
-    digits.
+    """The value of a column in rows older than the column, from `stored`, the catalog's bytes in hexadecimal digits.
 
-    Without them NULL, but where the column has a default (`has_default`): the rows may have been written anew with it,
-    or it came later, so nobody can say.
+    Without them NULL, unless the column has a default (`has_default`): the rows may have been rewritten with it, or it
+    was set later, so the value is unknown.
     """
     if stored is None:
         return Missing(None) if has_default else None
@@ -64,7 +62,7 @@ def missing_of(
 
 
 def _payload(image: bytes) -> bytes:
-    """Of a value of varying length what is behind its length: one byte with its lowest bit set, or four."""
+    """The payload of a variable-length value after its length: one byte with its lowest bit set, or four."""
     return image[1:] if image[0] & 1 else image[4:]
 
 
@@ -83,10 +81,10 @@ def _float(form: str) -> Callable[[bytes], str]:
 
 
 def _numeric(image: bytes) -> str | None:
-    """Sign, scale and weight in one header of two bytes or in two, then digits to base 10,000 (`numeric.cpp`)."""
+    """A numeric: sign, scale and weight in one or two headers of 2 bytes, then base-10,000 digits (`numeric.cpp`)."""
     data = _payload(image)
     (header,) = struct.unpack_from("<H", data)
-    if header >> 14 == 3:  # not a number, or a form of its own for columnar tables
+    if header >> 14 == 3:  # not a number, or a special form for columnar tables
         return "NaN" if header == 0xC000 else None
     if header >> 14 == 2:
         negative, scale, weight, offset = (
@@ -114,7 +112,7 @@ def _numeric(image: bytes) -> str | None:
 
 def _moment(zone: str) -> Callable[[bytes], str | None]:
     def format_moment(image: bytes) -> str | None:
-        """From microseconds since the year 2000; None outside the years 1 to 9999."""
+        """A timestamp from microseconds since the year 2000; None outside the years 1 to 9999."""
         try:
             moment = _EPOCH + timedelta(microseconds=struct.unpack("<q", image)[0])
         except OverflowError:
@@ -147,11 +145,11 @@ _READ: Final[Mapping[str, Callable[[bytes], str | None]]] = {
     "smalldatetime": _moment(""),
     "timestamptz": _moment("+00"),
 }
-"""By type: the text that a server prints, None for a value that is not read here. Other types are not."""
+"""By type: the server's text of a value, None for an unsupported value. Other types are unsupported."""
 
 
 _FIRST_OF_USERS = 16384
-"""Lower OIDs are the system's own: the family has many schemas besides pg_catalog."""
+"""Lower OIDs are reserved for the system: the family has many schemas besides pg_catalog."""
 
 _TABLES = (
     "SELECT n.nspname, c.relname, c.reloptions, c.oid "
@@ -188,7 +186,7 @@ _GENERATED = (
     "SELECT a.attname FROM pg_attrdef AS d JOIN pg_attribute AS a ON a.attrelid = d.adrelid AND a.attnum = d.adnum "
     "WHERE d.adrelid = {oid} AND d.adgencol = 's'"
 )
-"""Servers that can leave generated columns out have `adgencol`."""
+"""Servers that can omit generated columns have `adgencol`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +196,12 @@ class _Index:
     columns: tuple[str, ...]
     primary: bool
     identity: bool
-    logged: bool  # valid and not deferrable: the server logs by it
+    logged: bool  # valid and not deferrable: usable as replica identity
     changed: int  # the transaction that wrote its row
 
 
 def tables_in_database(session: WireSession) -> dict[TableName, int]:
-    """OIDs of the tables that logical decoding can show: persistent row tables of users. Raises SourceError."""
+    """OIDs of the tables that logical decoding supports: persistent row tables of users. Raises SourceError."""
     rows = session.query(_TABLES, doing="listing the tables").rows
     return {
         TableName(schema or "", name or ""): int(oid or 0)
@@ -213,9 +211,9 @@ def tables_in_database(session: WireSession) -> dict[TableName, int]:
 
 
 def facts_of(session: WireSession, table: TableName, *, skips_generated: bool = False) -> GaussDbTableMetadata | None:
-    """What the catalog says of a table now; None where there is none of that name. Raises SourceError.
+    """The current catalog facts of a table; None if there is none of that name. Raises SourceError.
 
-    `skips_generated`: generated columns are left out of new rows (`skip-generated-columns`), and so of the table.
+    `skips_generated`: generated columns are omitted from new rows (`skip-generated-columns`), and so from the table.
     """
     doing = f"looking up {table} in the catalog"
     sql = _TABLE.format(schema=literal(table.schema), name=literal(table.name))
@@ -267,21 +265,21 @@ def facts_of(session: WireSession, table: TableName, *, skips_generated: bool = 
 
 
 def versions_of(session: WireSession, tables: Collection[TableName]) -> dict[TableName, tuple[int, str]]:
-    """OID and version of each table that is there; another version says that the table was altered."""
+    """OID and version of each existing table; the version changes if the table is altered."""
     names = ", ".join(f"({literal(table.schema)}, {literal(table.name)})" for table in tables)
     rows = session.query(_VERSIONS.format(names=names), doing="checking which tables were altered").rows
     return {TableName(schema or "", name or ""): (int(oid or 0), version or "") for schema, name, oid, version in rows}
 
 
 def _files(session: WireSession, oid: str, doing: str) -> int | None:
-    """What tells whether a partition was rewritten, as `source.postgres.catalog` has it of PostgreSQL's."""
+    """Detects rewritten partitions, like `source.postgres.catalog` for PostgreSQL."""
     rows = session.query(_PARTITIONS.format(oid=oid), doing=doing).rows
     rewritten = ",".join(f"{part}:{file}" for part, file in rows if file not in ("0", part))
     return int.from_bytes(hashlib.sha256(rewritten.encode()).digest()[:8], "big") >> 1 if rewritten else None
 
 
 def _decode_text(session: WireSession, image: bytes, *, doing: str) -> str | None:
-    """Bytes in the encoding of the database as text; None where they are none."""
+    """Bytes in the database's encoding as text; None if they are not valid."""
     if image.isascii():
         return image.decode("ascii")
     text = f"convert_from(decode({literal(image.hex())}, 'hex'), getdatabaseencoding())"
@@ -295,7 +293,7 @@ def _print_numeric(session: WireSession, number: str, *, doing: str) -> str | No
 
 
 def _printed_type(session: WireSession, printed: str) -> tuple[int, str] | None:
-    """OID and name of the type that text rows print so; None where it is gone."""
+    """OID and name of the type with this printed name in text rows; None if it does not exist any more."""
     sql = (
         "SELECT t.oid, n.nspname, t.typname FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace "
         f"WHERE format_type(t.oid, NULL) = {literal(printed)}"
@@ -308,7 +306,7 @@ def _printed_type(session: WireSession, printed: str) -> tuple[int, str] | None:
 
 
 class _TypeNames(Mapping[int, str]):
-    """Names of types by OID, asked one by one: of columns that were dropped or changed their type since."""
+    """Type names by OID, queried one by one: for columns that were dropped or changed their type."""
 
     def __init__(self, session: WireSession) -> None:
         self._session = session
@@ -335,7 +333,7 @@ class _TypeNames(Mapping[int, str]):
 
 
 class GaussDbCatalog:
-    """Answers the decoder from a session of its own (`decode.gaussdb.catalog_facts.FamilyCatalog`)."""
+    """Answers the decoder from its own session (`decode.gaussdb.catalog_facts.FamilyCatalog`)."""
 
     def __init__(self, session: WireSession, *, skips_generated: bool = False) -> None:
         """`skips_generated`: see `facts_of`."""
@@ -344,16 +342,16 @@ class GaussDbCatalog:
         self.type_names: Mapping[int, str] = _TypeNames(session)
 
     def __call__(self, table: TableName) -> GaussDbTableMetadata | None:
-        """The facts of a table now; raises SourceError."""
+        """The current facts of a table; raises SourceError."""
         return facts_of(self._session, table, skips_generated=self._skips_generated)
 
     def versions(self, tables: Collection[TableName]) -> dict[TableName, tuple[int, str]]:
-        """OID and version of each table that is there (`versions_of`)."""
+        """OID and version of each existing table (`versions_of`)."""
         return versions_of(self._session, tables)
 
 
 def check_identities(facts: Mapping[TableName, GaussDbTableMetadata], place: str) -> None:
-    """Raise NoReplicaIdentity, naming every table whose updates and deletes would not say which row they mean."""
+    """Raise NoReplicaIdentity for all tables whose updates and deletes would not identify their row."""
     bare = [
         table
         for table, table_facts in facts.items()
@@ -385,7 +383,7 @@ def _identity_columns(identity: ReplicaIdentity, indexes: Sequence[_Index]) -> t
 
 
 def _options(text: str | None) -> set[str]:
-    """A table's options as an array prints them: `{orientation=row,storage_type=USTORE}`."""
+    """A table's options, from the array text: `{orientation=row,storage_type=USTORE}`."""
     return {option.strip('"').lower() for option in (text or "").strip("{}").split(",")}
 
 
@@ -394,9 +392,9 @@ _COPIED_BY = "IntervalStyle"
 
 
 def check_printing(bare: WireSession) -> None:
-    """Raise ServerSettings where parallel decoders print values that nobody could read.
+    """Raise ServerSettings if parallel decoders print values in an unreadable form.
 
-    `bare` is a session that asks for no settings at its start: it is shown what the decoders go by.
+    `bare` is a session without settings of its own, which shows those that the decoders use.
     """
     settings = _settings(bare)
     wrong = [name for name in _READ_BY if not settings.get(name, PRINTING[name]).startswith(PRINTING[name])]
@@ -411,7 +409,7 @@ def check_printing(bare: WireSession) -> None:
 
 
 def interval_hint(bare: WireSession) -> tuple[str, str] | None:
-    """Where intervals of the stream read otherwise than those of a copy: what is so, and the statement that helps."""
+    """If intervals of the stream differ from those of a copy: a description, and the statement that helps."""
     actual, expected = _settings(bare).get(_COPIED_BY), SETTINGS[_COPIED_BY]
     if actual in {None, expected}:
         return None

@@ -1,8 +1,8 @@
-"""A server of the GaussDB family: product and release, settings, where it is now, and its known limitations.
+"""Identifies a GaussDB family server: product and release, settings, current position, and known limitations.
 
-Product and release are read from what `version()` answers. The limitations (what servers withhold, repeat or break, by
-version and kind of decoding) were recorded from openGauss 3.0.0, 5.0.3 and 6.0.2 and read in the sources between.
-GaussDB's own kernels are closed: for them every limitation of the newest open source counts as possible.
+Product and release are parsed from `version()`. The limitations (what servers withhold, repeat or break, by version and
+decoding mode) were recorded from openGauss 3.0.0, 5.0.3 and 6.0.2 and checked in the sources between. GaussDB's own
+kernels are closed source: every limitation of the newest open source release counts as possible for them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BASE = re.compile(r"openGauss(?:-lite)?\s+v?(\d[\w.-]*)", re.IGNORECASE)
 
 
 class Product(enum.StrEnum):
-    """Whose server it is."""
+    """The vendor's product."""
 
     OPENGAUSS = "openGauss"
     MOGDB = "MogDB"
@@ -36,7 +36,7 @@ class Product(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GaussDbVersion:
-    """A product and its release. `base` is the openGauss release it behaves like; None for GaussDB's own kernels.
+    """A product and its release. `base` is the corresponding openGauss release; None for GaussDB's own kernels.
 
     A release candidate counts as its release.
     """
@@ -50,7 +50,7 @@ class GaussDbVersion:
 
 
 def parse_version(text: str) -> GaussDbVersion:
-    """Read the answer of `version()`. Raises ServerSettings where it is no server of the family."""
+    """Parse the answer of `version()`. Raises ServerSettings if the server is not of the family."""
     if (match := _KNOWN.search(text)) is None:
         raise ServerSettings(
             "the server does not belong to the GaussDB family: its version() contains none of openGauss, MogDB, "
@@ -61,12 +61,12 @@ def parse_version(text: str) -> GaussDbVersion:
     if product is Product.GAUSSDB:
         return GaussDbVersion(product, match[2], None)
     base = _BASE.search(text)
-    # MogDB counts like the openGauss it is made from, and mostly does not name it
+    # MogDB has the version numbers of the underlying openGauss, and mostly does not name it
     return GaussDbVersion(product, match[2], _numbers(base[1] if base else match[2]))
 
 
 def check_product(version: GaussDbVersion, stated: str, place: str) -> None:
-    """Raise ServerSettings where the server is another product than `source.type` says: rules of options differ."""
+    """Raise ServerSettings if `source.type` states another product: their option rules differ."""
     product = version.product.lower()
     if product != stated:
         raise ServerSettings(
@@ -77,7 +77,7 @@ def check_product(version: GaussDbVersion, stated: str, place: str) -> None:
 
 
 def release_of(version: GaussDbVersion) -> Release:
-    """The release that rules of options compare: the openGauss it is made from, or GaussDB's own."""
+    """The release that option rules compare: the underlying openGauss, or GaussDB's own."""
     return parse_release(version.release) if version.base is None else pad_release(version.base)
 
 
@@ -97,11 +97,11 @@ _SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class GaussDbSettings:
-    """What a server says of itself by SQL, as far as reading its changes depends on it.
+    """The server settings that affect reading its changes, from SQL.
 
-    `encoding` is the database's, as the server names it, `compatibility` the database's A, B, C or PG.
-    `sender_timeout` is in seconds, 0 = never. `slots_logged`: standbys have the slots too.
-    `process_memory`: `max_process_memory` in bytes, None if it is not shown.
+    `encoding` is the database's, as the server names it, `compatibility` the database's A, B, C or PG. `sender_timeout`
+    is in seconds, 0 = never. `slots_logged`: standbys have the slots too. `process_memory`: `max_process_memory` in
+    bytes, None if it is not shown.
     """
 
     version: GaussDbVersion
@@ -120,10 +120,10 @@ class GaussDbSettings:
 
 @dataclass(frozen=True, slots=True)
 class GaussDbServerFacts(GaussDbSettings):
-    """Who the server is as well (`IDENTIFY_SYSTEM`).
+    """The settings and the server's identity (`IDENTIFY_SYSTEM`).
 
-    `timeline` is 0 where only SQL was asked. `flushed` is where its log ended when asked. `known_as`: what stood for
-    the system identifier in streams of version 0.2 that were read by SQL functions.
+    `timeline` is 0 if only SQL was available. `flushed` is the end of the WAL at that time. `known_as`: replaced the
+    system identifier in streams of version 0.2 that were read by SQL functions.
     """
 
     system: str
@@ -134,9 +134,9 @@ class GaussDbServerFacts(GaussDbSettings):
 
 @dataclass(frozen=True, slots=True)
 class CsnSnapshot:
-    """An exported snapshot that holds exactly the transactions with a CSN below `csn`.
+    """An exported snapshot that contains exactly the transactions with a CSN below `csn`.
 
-    Other sessions take it over by `SET TRANSACTION SNAPSHOT` until the exporting transaction ends.
+    Other sessions import it by `SET TRANSACTION SNAPSHOT` until the exporting transaction ends.
     """
 
     name: str
@@ -144,7 +144,7 @@ class CsnSnapshot:
 
 
 def identify(replication: WireSession) -> GaussDbServerFacts:
-    """Ask a replication connection who the server is; it takes plain SQL as well. Raises SourceError."""
+    """Identify the server through a replication connection, which also accepts plain SQL. Raises SourceError."""
     settings = read_settings(replication)
     rows = replication.query("IDENTIFY_SYSTEM", doing=_DOING).records()
     if len(rows) != 1:
@@ -161,8 +161,7 @@ def identify(replication: WireSession) -> GaussDbServerFacts:
 def identify_by_sql(session: WireSession) -> GaussDbServerFacts:
     """The same without a replication connection. Raises SourceError.
 
-    The database's OID stands for the system where the server does not tell its identifier by SQL: two servers may have
-    the same.
+    The database's OID replaces the system identifier if SQL does not return it: two servers may have the same OID.
     """
     oid = (
         f"oid{_query_single_row(session, 'SELECT oid FROM pg_database WHERE datname = current_database()', _DOING)[0]}"
@@ -177,7 +176,7 @@ def identify_by_sql(session: WireSession) -> GaussDbServerFacts:
 
 
 def _system_identifier(session: WireSession) -> str | None:
-    """The same number that IDENTIFY_SYSTEM gives; None where there is no such function, or not for everybody."""
+    """The identifier that IDENTIFY_SYSTEM returns; None if there is no such function or no permission."""
     try:
         return _query_single_row(session, "SELECT system_identifier FROM pg_control_system()", _DOING)[0]
     except (QueryRefused, SourcePermission):
@@ -185,7 +184,7 @@ def _system_identifier(session: WireSession) -> str | None:
 
 
 def read_settings(session: WireSession) -> GaussDbSettings:
-    """What the server says of itself by SQL. Raises SourceError."""
+    """Read the server's settings by SQL. Raises SourceError."""
     version = parse_version(_query_single_row(session, "SELECT version()", _DOING)[0] or "")
     names = ", ".join(f"'{name}'" for name in _SETTINGS)
     sql = f"SELECT name, setting FROM pg_settings WHERE name IN ({names})"
@@ -213,7 +212,7 @@ def read_settings(session: WireSession) -> GaussDbSettings:
 
 
 def _bytes_of_kibibytes(setting: str) -> int | None:
-    """Bytes of a setting that pg_settings shows in kB, its unit; None if the server does not show it."""
+    """A setting in bytes, which pg_settings shows in kB; None if the server does not show it."""
     return int(setting) * 1024 if setting.isdigit() else None
 
 
@@ -222,7 +221,7 @@ def _values(settings: GaussDbSettings) -> dict[str, Any]:
 
 
 def check_server(facts: GaussDbServerFacts, place: str) -> None:
-    """Raise ServerSettings or NoPrimary if it cannot be decoded from."""
+    """Raise ServerSettings or NoPrimary if the server cannot be decoded from."""
     if facts.in_recovery:
         raise NoPrimary("the server is a standby", where=place)
     if facts.wal_level != "logical":
@@ -236,7 +235,7 @@ def in_recovery(session: WireSession) -> bool:
 
 
 def current_lsn(session: WireSession) -> Lsn:
-    """Where the server's log ends now; of a primary. Raises SourceError."""
+    """The current end of a primary's WAL. Raises SourceError."""
     row = _query_single_row(session, "SELECT pg_current_xlog_location()", "asking for the end of the WAL")
     return Lsn.parse(row[0] or "")
 
@@ -244,8 +243,8 @@ def current_lsn(session: WireSession) -> Lsn:
 def snapshot_and_csn(session: WireSession, locked: Sequence[str] = ()) -> CsnSnapshot:
     """Begin a REPEATABLE READ transaction and export its snapshot, with its CSN; the caller ends the transaction.
 
-    Tables named in `locked`, as SQL has them, are locked against TRUNCATE and rewrites before the snapshot is taken.
-    Not for a replication connection. Raises SourceError.
+    Tables in `locked`, as SQL names, are locked against TRUNCATE and rewrites before the snapshot is taken. Not for a
+    replication connection. Raises SourceError.
     """
     doing = "exporting a snapshot"
     near = _next_csn(session)
@@ -257,18 +256,18 @@ def snapshot_and_csn(session: WireSession, locked: Sequence[str] = ()) -> CsnSna
 
 
 def _next_csn(session: WireSession) -> int | None:
-    """About the CSN that the server gives out next; None where it cannot be asked."""
+    """Approximately the next CSN of the server; None if unavailable."""
     try:
         row = _query_single_row(
             session, "SELECT int8in(xidout(next_csn)) FROM gs_get_next_xid_csn()", "asking for the next CSN"
         )
     except QueryRefused:
-        return None  # no such function in this product: its CSN is taken as it is printed
+        return None  # this product has no such function: its CSN is used as printed
     return int(row[0]) if row[0] else None
 
 
 def _whole_csn(printed: int, near: int | None) -> int:
-    """The CSN whose lower bits were printed, as the one nearest to a CSN of that time."""
+    """The full CSN from its printed lower bits, as the one nearest to a CSN of that time."""
     if near is None or printed >= _CSN_WRAP:
         return printed
     full_csn = near - near % _CSN_WRAP + printed
@@ -289,7 +288,7 @@ _SERIAL = _ALL - _PARALLEL
 
 
 class Effect(enum.StrEnum):
-    """What a trap does to us."""
+    """The effect of a limitation on a pipeline."""
 
     LOST = "changes do not arrive"
     CRASH = "the server shuts down"
@@ -298,9 +297,9 @@ class Effect(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KnownLimitation:
-    """One trap, in openGauss releases from `since` to before `before`; where there are several spans, several traps.
+    """One limitation, in openGauss releases from `since` to before `before`; several spans are several limitations.
 
-    `compatibility`: only in databases of one of these, `plugin`: only of slots with this one; empty: of every kind.
+    `compatibility`: only in databases of these kinds, `plugin`: only of slots with this plugin; empty: all.
     """
 
     name: str
@@ -314,7 +313,7 @@ class KnownLimitation:
     plugin: str = ""
 
     def concerns(self, version: GaussDbVersion, mode: Mode, *, compatibility: str, plugin: str) -> bool:
-        """Whether a server decoding a database of this compatibility like this has it."""
+        """Whether it applies to a server that decodes a database of this compatibility in this mode."""
         if mode not in self.modes or self.plugin not in {"", plugin}:
             return False
         if self.compatibility and compatibility.upper() not in self.compatibility:
@@ -325,7 +324,7 @@ class KnownLimitation:
 
 
 def traps(version: GaussDbVersion, mode: Mode, *, compatibility: str, plugin: str) -> list[KnownLimitation]:
-    """The traps of a server, a database and a slot, the worst first."""
+    """The limitations of a server, a database and a slot, the worst first."""
     order = (Effect.CRASH, Effect.LOST, Effect.HANDLED)
     matching = (trap for trap in TRAPS if trap.concerns(version, mode, compatibility=compatibility, plugin=plugin))
     return sorted(matching, key=lambda trap: order.index(trap.effect))
@@ -425,7 +424,7 @@ TRAPS: tuple[KnownLimitation, ...] = (
         compatibility=frozenset({"A", "ORA"}),
     ),
 )
-"""Every trap known."""
+"""All known limitations."""
 
 
 def target_of(source: FamilySource, root: Path) -> WireTarget:

@@ -1,7 +1,7 @@
-"""Slots of the GaussDB family: made, found, checked, advanced, dropped.
+"""Slots of the GaussDB family: creates, finds, validates, advances and drops them.
 
-There are no temporary slots: one that was made stays until it is dropped. GaussDB has a second kind, ordered by CSN,
-whose confirmed position is a CSN wherever an ordinary slot has an LSN; it is made by an SQL function only.
+There are no temporary slots: every slot stays until it is dropped. GaussDB has a second kind, ordered by CSN, whose
+confirmed position is a CSN in place of the LSN of an ordinary slot; only an SQL function can create it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from cdc_lake.source.gaussdb.wire.session import WireSession
 from cdc_lake.source.sql_text import identifier, literal
 
 _NAME = re.compile(r"[a-z0-9_?.-]{1,63}")
-_BACKUP = "gs_roach"  # names of the backup tool begin so
+_BACKUP = "gs_roach"  # name prefix of the backup tool's slots
 
 
 @dataclass(frozen=True, slots=True)
 class GaussDbSlotFacts:
-    """A slot as `pg_replication_slots` shows it. `confirmed` is an LSN or a CSN, by `order`.
+    """A slot in `pg_replication_slots`. `confirmed` is an LSN or a CSN, by `order`.
 
-    Servers of the 3.0 line do not show what was confirmed: there it is `restart`, which is never above it, and `exact`
-    is False. Vacuum has to leave rows of catalogs that were deleted since `catalog_xmin`.
+    The 3.0 servers do not show the confirmed position: `restart`, which is never higher, replaces it, and `exact` is
+    False. Vacuum must keep catalog rows deleted since `catalog_xmin`.
     """
 
     name: str
@@ -44,8 +44,8 @@ class GaussDbSlotFacts:
 class CreatedSlot:
     """A new slot and its consistent point.
 
-    `snapshot` can be taken over by other sessions until the next command on the connection that made the slot; None
-    where it was made by the SQL function.
+    Other sessions can import `snapshot` until the next command on the connection that created the slot; None if the SQL
+    function created it.
     """
 
     name: str
@@ -54,20 +54,20 @@ class CreatedSlot:
 
 
 def check_name(name: str) -> None:
-    """Raise SlotNameInvalid for a text that the servers do not take as a slot's name."""
+    """Raise SlotNameInvalid for a text that the servers do not accept as a slot's name."""
     if _NAME.fullmatch(name) is None or name in {".", ".."} or name.startswith(_BACKUP):
         raise SlotNameInvalid(f"`{name}` is not a valid slot name")
 
 
 def find_slot(session: WireSession, name: str) -> GaussDbSlotFacts | None:
-    """Look a slot up by name. Raises SourceError."""
+    """The slot of a name. Raises SourceError."""
     sql = f"SELECT * FROM pg_replication_slots WHERE slot_name = {literal(name)}"  # columns differ by product
     records = session.query(sql, doing=f"looking up slot `{name}`").records()
     return _facts(records[0]) if records else None
 
 
 def all_slots(session: WireSession) -> list[GaussDbSlotFacts]:
-    """Every slot of the server, of all databases and physical ones too, by name. Raises SourceError."""
+    """Every slot of the server, of all databases, including physical ones, by name. Raises SourceError."""
     records = session.query("SELECT * FROM pg_replication_slots", doing="listing the slots").records()
     return sorted(map(_facts, records), key=lambda slot: slot.name)
 
@@ -92,9 +92,9 @@ def _facts(row: Mapping[str, str | None]) -> GaussDbSlotFacts:
 
 
 def create_slot(replication: WireSession, name: str, plugin: str) -> CreatedSlot:
-    """Make an ordinary slot on a replication connection; its consistent point waits for running transactions.
+    """Create an ordinary slot on a replication connection; its consistent point waits for running transactions.
 
-    Raises SlotForeign where the name is taken, PluginMissing, SlotNameInvalid and others.
+    Raises SlotForeign if the name is taken, PluginMissing, SlotNameInvalid and others.
     """
     check_name(name)
     command = f"CREATE_REPLICATION_SLOT {identifier(name)} LOGICAL {identifier(plugin)}"
@@ -103,7 +103,7 @@ def create_slot(replication: WireSession, name: str, plugin: str) -> CreatedSlot
 
 
 def create_slot_by_function(session: WireSession, name: str, plugin: str, order: OrderDomain | None) -> CreatedSlot:
-    """Make a slot by the SQL function; `order` is GaussDB's, None where the server knows none. Raises SourceError."""
+    """Create a slot by the SQL function; `order` is GaussDB's, None if the server has no orders. Raises SourceError."""
     check_name(name)
     arguments = [literal(name), literal(plugin)]
     if order is not None:
@@ -114,17 +114,17 @@ def create_slot_by_function(session: WireSession, name: str, plugin: str, order:
 
 
 def drop_slot(session: WireSession, name: str) -> None:
-    """Drop a slot that nobody reads: SlotActive until about a second after its reader's abrupt end."""
+    """Drop an unused slot: SlotActive until about a second after its reader's abrupt end."""
     session.query(f"SELECT pg_drop_replication_slot({literal(name)})", doing=f"dropping slot `{name}`")
 
 
 def drop_slot_when_free(session: WireSession, name: str, patience: float) -> None:
-    """The same, waiting up to `patience` seconds for who reads it to leave. Raises SlotActive, SourceError."""
+    """The same, waiting up to `patience` seconds until it is unused. Raises SlotActive, SourceError."""
     dropped_when_free(lambda: drop_slot(session, name), patience)
 
 
 def advance_slot(session: WireSession, name: str, upto: Lsn) -> Lsn:
-    """Let an ordinary slot forget everything up to a position, unread; how far it then is. Raises SourceError."""
+    """Let an ordinary slot discard everything up to a position; returns its new position. Raises SourceError."""
     sql = f"SELECT * FROM pg_replication_slot_advance({literal(name)}, {literal(str(upto))})"
     return Lsn.parse(session.query(sql, doing=f"advancing slot `{name}`").rows[0][1] or "")
 
@@ -132,10 +132,10 @@ def advance_slot(session: WireSession, name: str, upto: Lsn) -> Lsn:
 def check_slot(
     facts: GaussDbSlotFacts | None, name: str, plugin: str, database: str, held: int, order: OrderDomain
 ) -> GaussDbSlotFacts:
-    """The slot, if a stream that bronze confirmed up to `held` can go on from it; raises what fits otherwise.
+    """The slot, if a stream confirmed in bronze up to `held` can resume from it; otherwise raises the error that fits.
 
-    `order` is the slot's, which `held` is a position of. Whether somebody else reads the slot just now is not asked
-    here: that is for the attempt to start.
+    `order` is the slot's, in which `held` is a position. Whether another process uses the slot is not checked here;
+    starting the stream finds out.
     """
     here = format_position(held, order)
     if facts is None:
@@ -150,7 +150,7 @@ def check_slot(
     if facts.confirmed > held:
         missing = facts.confirmed - held
         unit = "bytes" if order is OrderDomain.LSN else "commit numbers"
-        # the server would move our start forward without a word
+        # the server would silently move our start forward
         raise SlotAhead(
             f"{missing} {unit} are missing: slot `{name}` is confirmed up to "
             f"{format_position(facts.confirmed, order)}, but bronze ends at {here}"

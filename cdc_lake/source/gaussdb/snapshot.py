@@ -1,7 +1,7 @@
-"""The initial copy of the GaussDB family: tables in a snapshot of which the CSN is known.
+"""The initial copy of the GaussDB family: reads tables in a snapshot with a known CSN.
 
-`pg_export_snapshot_and_csn()` gives a snapshot that holds exactly the transactions with a CSN below its own, and other
-sessions take it over while the one that exported it stays in its transaction.
+`pg_export_snapshot_and_csn()` returns a snapshot that contains exactly the transactions with a CSN below its own; other
+sessions import it while the exporting session stays in its transaction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNDEFINED_FUNCTION = "(42883)"
 
 @dataclass(frozen=True, slots=True)
 class GaussDbReader:
-    """Reads tables in the snapshot of its session; for one thread."""
+    """Reads tables in the snapshot of its session; not thread-safe."""
 
     session: WireSession
     chunk_rows: int
@@ -45,15 +45,15 @@ class GaussDbReader:
             blocks = self.session.copy_out(f"COPY ({query}) TO STDOUT", doing=doing)
             yield from chunks_of(blocks, relation, self.chunk_rows, self.codec)
             return
-        # as the database has it: the server would refuse what it cannot make UTF-8 of
+        # in the database's encoding: the server would refuse text that it cannot convert to UTF-8
         with own_encoding(self.session, self.codec.encoding, query):
             yield from csv_chunks(self.session.copy_out(csv_statement(query), doing=doing), relation, self.codec)
 
 
 @contextmanager
 def own_encoding(session: WireSession, encoding: str, query: str) -> Iterator[None]:
-    """Answers in the encoding of the database. Raises SourceError, TextNotInEncoding for a query that is not ASCII."""
-    if not query.isascii():  # the server would read it in that encoding, too
+    """Receive answers in the database's encoding. Raises SourceError, TextNotInEncoding for a non-ASCII query."""
+    if not query.isascii():  # the server would decode the query in that encoding, too
         raise TextNotInEncoding(encoding, offset=0)
     session.query(f"SET client_encoding TO {literal(encoding)}", doing="asking for the database's own encoding")
     yield
@@ -62,16 +62,16 @@ def own_encoding(session: WireSession, encoding: str, query: str) -> Iterator[No
 
 @dataclass(frozen=True, slots=True)
 class GaussDbSnapshot:
-    """A snapshot that other sessions can take over. `csn`: it shows exactly what is below; None where unknown."""
+    """A snapshot that other sessions can import. `csn`: all lower CSNs are visible; None if unknown."""
 
     name: str
     csn: Csn | None
 
 
 def create_slot_with_snapshot(replication: WireSession, name: str, plugin: str) -> tuple[CreatedSlot, GaussDbSnapshot]:
-    """Make a slot inside a transaction that sees its consistent point, and export that snapshot.
+    """Create a slot inside a transaction that sees its consistent point, and export that snapshot.
 
-    Lasts as long as the transaction of `replication`, a replication connection. Raises SourceError.
+    Valid until the transaction of `replication`, a replication connection, ends. Raises SourceError.
     """
     check_name(name)
     doing = f"creating slot `{name}`"
@@ -86,7 +86,7 @@ def create_slot_with_snapshot(replication: WireSession, name: str, plugin: str) 
 
 @contextmanager
 def export_snapshot(session: WireSession, locked: Sequence[str] = ()) -> Iterator[CsnSnapshot]:
-    """A transaction of `session` that exports a snapshot with its CSN, held until the end. Raises SourceError.
+    """A transaction of `session` that exports a snapshot with its CSN until the block ends. Raises SourceError.
 
     `locked`: see `snapshot_and_csn`.
     """
@@ -98,13 +98,13 @@ def export_snapshot(session: WireSession, locked: Sequence[str] = ()) -> Iterato
 
 
 def csn_now(session: WireSession) -> Csn:
-    """The CSN of a snapshot that is taken now and not kept. Raises SourceError."""
+    """The CSN of a current snapshot that is not kept. Raises SourceError."""
     with export_snapshot(session) as snapshot:
         return snapshot.csn
 
 
 def exports_csn(session: WireSession) -> bool:
-    """Whether the server can export a snapshot with its CSN; every open release from 3.0.0 on can."""
+    """Whether the server can export a snapshot with its CSN; every open release since 3.0.0 can."""
     try:
         csn_now(session)
     except QueryRefused as refused:

@@ -1,11 +1,11 @@
-"""The stream of a slot of the GaussDB family: its messages, read through START_REPLICATION or SQL functions.
+"""The stream of a GaussDB family slot: its messages, read through START_REPLICATION or SQL functions.
 
-`w`, data: 24 bytes big-endian (start, end, time), then the payload. `k`, keepalive: the memory image of a structure of
-the server, little-endian on x86 and ARM, whose last bytes are padding and hold anything. `r`, the reply: a memory
-image as well, of 64 bytes; a shorter one ends the stream. None is PostgreSQL's of the same letter.
+`w`, data: 24 bytes big-endian (start, end, time), then the payload. `k`, keepalive: the memory image of a server
+structure, little-endian on x86 and ARM, whose last bytes are padding with arbitrary content. `r`, the reply: also a
+memory image, of 64 bytes; a shorter one ends the stream. PostgreSQL's messages of these letters differ.
 
-Reading is limited by what the caller takes: if it does not poll, the socket fills up and the server waits. The SQL
-functions decode serially, as lines in UTF-8; their columns are taken by place: position, transaction id, line.
+Reading is limited by the caller: if it does not poll, the socket fills up and the server waits. The SQL functions
+decode serially, to lines in UTF-8; their columns are read by position: LSN, transaction id, line.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ DATA_HEADER = 25
 
 KEEPALIVE_SIZE = 33
 
-_KEEPALIVE = struct.Struct("<QiiqBB")  # end, role, state, time, reply wanted, catching up; then 6 bytes of anything
-_REPLY = struct.Struct("<cQQQQQiiqB3xI")  # receive, write, flush, apply, applyRead, role, state, time, wanted, flags
-_EPOCH_2000 = 946_684_800  # seconds from 1970 to PostgreSQL's own epoch
+_KEEPALIVE = struct.Struct("<QiiqBB")  # end, role, state, time, reply requested, catching up; then 6 bytes of padding
+_REPLY = struct.Struct("<cQQQQQiiqB3xI")  # receive, write, flush, apply, applyRead, role, state, time, requested, flags
+_EPOCH_2000 = 946_684_800  # seconds from 1970 to PostgreSQL's epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """A keepalive: how far the server has read, in its own numbers, and whether it wants a reply now."""
+    """A keepalive: how far the server has read, in its own numbers, and whether it requests a reply."""
 
     end: int
     role: int
@@ -48,7 +48,7 @@ class Keepalive:
 
 
 def read_keepalive(body: bytes | memoryview) -> Keepalive:
-    """Read a keepalive with its letter. Raises StreamProtocol where its size is another."""
+    """Parse a keepalive including its letter. Raises StreamProtocol if its size is wrong."""
     if len(body) != KEEPALIVE_SIZE or body[0] != KEEPALIVE:
         raise StreamProtocol(
             f"a keepalive of {len(body)} bytes; the GaussDB family sends {KEEPALIVE_SIZE}",
@@ -59,7 +59,7 @@ def read_keepalive(body: bytes | memoryview) -> Keepalive:
 
 
 def reply(received: int, confirmed: int, seconds: float, *, wanted: bool = False) -> bytes:
-    """The reply: what was received, and what may be forgotten; only the latter moves the slot.
+    """The reply: the received and the confirmed position; only the latter moves the slot.
 
     `seconds` is the time since 1970; with `wanted` the server answers with a keepalive.
     """
@@ -72,7 +72,7 @@ _HEAD = 5  # of CopyData: letter and length
 _PAYLOAD = _HEAD + DATA_HEADER
 _SHORTEST = 4 + DATA_HEADER  # as a length, which counts itself
 _PASSING = frozenset({protocol.COPY_DATA, protocol.NOTICE, protocol.PARAMETER})
-_UNSENT = 64 << 10  # bytes of replies: a server that does not read is sent no more
+_UNSENT = 64 << 10  # bytes of replies: nothing more is sent to a server that does not read
 _BUFFER = 2 << 20  # bytes: two batches of the server's
 _DOING = "reading the stream"
 
@@ -80,8 +80,8 @@ _DOING = "reading the stream"
 class GaussDbStream:
     """An open `START_REPLICATION` (implements `source.base.FrameSource`).
 
-    Frames are `(number in the header, payload)`. The numbers, of frames as of `confirm`, are LSNs, or CSNs on a
-    CSN-ordered slot: the stream does not look at them.
+    Frames are `(number in the header, payload)`. The numbers, of frames and of `confirm`, are LSNs, or CSNs on a
+    CSN-ordered slot: the stream does not interpret them.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class GaussDbStream:
     ) -> None:
         """Start streaming after `start`; 0 is the slot's own confirmed position.
 
-        `session` is a replication connection; it is closed where starting fails (SlotActive: try again on a new one).
-        `keepalives_confirm`: everything before a keepalive's position was sent, so it may be taken for reached. True of
-        serial decoding in LSN order only; otherwise `keepalive_end` stays at `start`. `status_interval` is in seconds,
-        and so is `silence`, after which a server that says nothing is given up (`source.socket_io`). Options the server
-        refuses are OptionUnknown or OptionRefused, from here or, in serial decoding, from the first `poll`.
+        `session` is a replication connection; it is closed if starting fails (SlotActive: retry on a new one).
+        `keepalives_confirm`: everything before a keepalive's position was sent, so the position counts as reached. True
+        only for serial decoding in LSN order; otherwise `keepalive_end` stays at `start`. `status_interval` is in
+        seconds, and so is `silence`, the timeout for a silent server (`source.socket_io`). Options that the server
+        refuses raise OptionUnknown or OptionRefused here or, in serial decoding, in the first `poll`.
         """
         self._session = session
         self._channel = session.channel
@@ -141,7 +141,7 @@ class GaussDbStream:
         return self._gathering.poll(timeout, self._take, self._due)
 
     def confirm(self, position: int) -> None:
-        """Tell the server that `position` is durable. It ignores 0, and a slot never moves backwards."""
+        """Report `position` as durable to the server. It ignores 0, and a slot never moves backwards."""
         self._confirmed = max(self._confirmed, position)
         self._send_status()
 
@@ -162,12 +162,12 @@ class GaussDbStream:
         self._send_status(ping=True)
 
     def _due(self) -> float:
-        """Reply if it is time; the seconds until it is again."""
+        """Reply if it is due; returns the seconds until the next reply."""
         self.tick()
         return self._told_at + self._interval - self._clock()
 
     def _take(self, frames: Frames, limit: int) -> int:
-        """Take everything that is there, until about `limit` bytes; returns their size."""
+        """Take everything available, up to about `limit` bytes; returns the size."""
         size = 0
         while True:
             size += self._drain(frames, limit - size)
@@ -179,7 +179,7 @@ class GaussDbStream:
                 return size
 
     def _receive(self, *, has_frames: bool) -> bool:
-        """Receive more; False where nothing is there. An end waits until the frames before it were taken."""
+        """Receive more; False if nothing is available. An end is reported after the frames before it."""
         if self._broken is None:
             try:
                 return self._channel.receive(_DOING) > 0
@@ -190,7 +190,7 @@ class GaussDbStream:
         raise self._broken
 
     def _drain(self, frames: Frames, limit: int) -> int:
-        """Cut the whole messages out of what was received, until about `limit` bytes; returns their size."""
+        """Take the complete messages from the buffer, up to about `limit` bytes; returns their size."""
         size = 0
         while size < limit:
             message_size = self._data(frames, limit - size) or self._take_control_message(has_frames=bool(frames))
@@ -200,7 +200,7 @@ class GaussDbStream:
         return size
 
     def _data(self, frames: Frames, limit: int) -> int:
-        """Take the data messages that come next; returns their size."""
+        """Take the next data messages; returns their size."""
         buffer, view, first, end = self._channel.received_buffer()
         unpack, append, offset = _FRAME.unpack_from, frames.append, first
         upto, received = min(end - _FRAME.size, first + limit - 1), self._received
@@ -217,7 +217,7 @@ class GaussDbStream:
         return offset - first
 
     def _take_control_message(self, *, has_frames: bool) -> int:
-        """Take one message that is not data, if there is one whole; its size. An end waits behind frames."""
+        """Take one complete message other than data; its size. An end is reported after the frames before it."""
         length = self._channel.pending()
         buffer, _, offset, end = self._channel.received_buffer()
         if length is None or end - offset < 1 + length:
@@ -253,7 +253,7 @@ class GaussDbStream:
             self._send_status()
 
     def _send_status(self, *, ping: bool = False) -> None:
-        """Send the reply; what the socket does not take now goes out with the next call."""
+        """Send the reply; what the socket does not accept now is sent with the next call."""
         if len(self._outgoing) < _UNSENT:
             words = reply(max(self._received, self._confirmed), self._confirmed, time.time(), wanted=ping)
             self._outgoing += protocol.copy_data(words)
@@ -262,36 +262,36 @@ class GaussDbStream:
 
 
 _UNFLUSHED = 10.0
-"""Times `wal_writer_delay` after which a commit that did not wait for the disk is decoded for certain."""
+"""Multiple of `wal_writer_delay` after which an asynchronous commit is certainly decoded."""
 _LEAST = 2.0  # seconds
 
 
 class GaussDbSlotFunctions:
-    """The functions of `slot`, by an ordinary session."""
+    """The SQL functions of `slot`, through an ordinary session."""
 
     def __init__(self, session: WireSession, slot: str, options: Mapping[str, str]) -> None:
-        """Asks the server for a setting. Raises SourceError."""
+        """Queries a setting of the server. Raises SourceError."""
         self._session = session
         self._slot = slot
         self._options = "".join(f", {literal(name)}, {literal(value)}" for name, value in options.items())
         self.settling = _settling(session)
 
     def end(self) -> int:
-        """Where the server's log ends now."""
+        """The current end of the server's WAL."""
         return current_lsn(self._session).value
 
     def peek(self, least: int) -> Iterator[list[tuple[int, bytes]]]:
-        """Changes of whole transactions behind the slot's position, in one piece; None while the slot is read."""
+        """Changes of complete transactions after the slot's position, in one piece; None while the slot is in use."""
         sql = f"SELECT * FROM pg_logical_slot_peek_changes({literal(self._slot)}, NULL, {least}{self._options})"
         rows = self._session.query(sql, doing=f"reading slot `{self._slot}`").rows
         return iter([[_frame(row) for row in rows]] if rows else [])
 
     def advance(self, position: int) -> None:
-        """Let the server forget everything up to a position."""
+        """Let the server discard everything up to a position."""
         advance_slot(self._session, self._slot, Lsn(position))
 
     def load_flush_lsn(self) -> int:
-        """How far the slot is confirmed, or a position before that if the server does not tell. Raises SlotMissing."""
+        """The slot's confirmed position, or an earlier one if the server does not show it. Raises SlotMissing."""
         slot_facts = find_slot(self._session, self._slot)
         if slot_facts is None:
             raise SlotMissing(f"slot `{self._slot}` no longer exists")
@@ -309,7 +309,7 @@ def _frame(row: tuple[str | None, ...]) -> tuple[int, bytes]:
 
 
 def _settling(session: WireSession) -> float:
-    """Seconds after which whatever was committed is on disk, and so decoded, although nobody waited for it."""
+    """Seconds after which every commit, even an asynchronous one, is on disk and so decoded."""
     doing = "reading the server's settings"
     rows = session.query("SELECT setting FROM pg_settings WHERE name = 'wal_writer_delay'", doing=doing).rows
     delay = int(rows[0][0]) / 1000 if rows and rows[0][0] else 0.0

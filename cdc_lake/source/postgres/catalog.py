@@ -1,14 +1,14 @@
-"""The catalog of a PostgreSQL: what the stream does not say of a table, and its layout as the stream announces it.
+"""Reads from the PostgreSQL catalog what the stream omits about a table, and its layout as the stream announces it.
 
-Type names are `pg_type.typname`, with the schema before it outside `pg_catalog`: the form of pgoutput's own type
-messages, so that a layout has the same number wherever it was learned.
+Type names are `pg_type.typname`, with the schema outside `pg_catalog`: the form of pgoutput's type messages, so that a
+layout has the same number from either source.
 
-test_decoding carries every change of the database, so the patterns of `tables` choose at every change, among ordinary
-tables. A partition is one, its root is none: rows are printed under the partition's name.
+test_decoding sends every change of the database, so the patterns of `tables` are applied to each change, among ordinary
+tables. A partition is an ordinary table, its root is not: rows have the partition's name.
 
-The optional event trigger tells, in the stream and at its place, which columns a table has once it was altered. Its
-SQL is printed for a superuser and run by nobody else. Its message is transactional: not sent if the ALTER was rolled
-back (`decode.pgoutput.relations` reads it).
+The optional event trigger reports in the stream, in order, the columns of an altered table. Its SQL is printed for a
+superuser to run. Its message is transactional: not sent if the ALTER was rolled back (`decode.pgoutput.relations` reads
+it).
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from cdc_lake.source.sql_text import literal, quote_table
 
 _TYPE_NAME = "CASE WHEN tn.nspname = 'pg_catalog' THEN t.typname::text ELSE tn.nspname || '.' || t.typname END"
 
-# A default that was there when its column was added is the value of the rows before it, which are not rewritten for it
-# (pg_attribute.attmissingval, an array of one). Where a column has a default and no such value, its rows may have been
-# written anew with it (a volatile one, an identity, a generated column, the default of a domain), or it came later:
-# nobody can say.
+# A default that existed when its column was added is the value of older rows, which are not rewritten
+# (pg_attribute.attmissingval, an array of one). If a column has a default and no such value, its rows may have been
+# rewritten with it (a volatile one, an identity, a generated column, the default of a domain), or the default is newer:
+# the value is unknown.
 _DEFAULT = "(a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL)"
 _BEFORE = f"a.attnum::int, (a.attmissingval::text::text[])[1], NOT a.atthasmissing AND {_DEFAULT}"
 
-# The index whose columns the server logs: RelationGetReplicaIndex of relcache.c. A deferrable key is none,
-# and columns an index only INCLUDEs are not of it.
+# The index whose columns the server logs: RelationGetReplicaIndex of relcache.c. A deferrable key is excluded, and
+# columns that an index only INCLUDEs are not part of it.
 _IDENTITY_INDEX = (
     "SELECT (i.indkey::int2[])[0:i.indnkeyatts - 1] FROM pg_index AS i "
     "WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate "
@@ -58,7 +58,7 @@ _RELATION_COLUMNS = (
     "WHERE n.nspname = %s AND c.relname = %s ORDER BY a.attnum"
 )
 
-# A row that was written before the numbers of transactions came round is older than all of them.
+# A row written before a wraparound of transaction ids is older than all of them.
 CHANGED = "CASE WHEN age({0}.xmin) < 0 THEN 2 ELSE {0}.xmin::text::bigint END"
 
 # All columns that a table ever had.
@@ -71,17 +71,17 @@ _ATTRIBUTES = (
     "WHERE a.attrelid = %s AND a.attnum > 0 ORDER BY a.attnum"
 )
 
-# The file of a table is another one than it was made with once the table was rewritten. A partitioned table has none;
-# of its partitions those count that were rewritten. Columns that are generated have values which nobody was sent: one
-# that is an ordinary column later (DROP EXPRESSION) is unknown in rows from before, as behind a rewrite.
+# The file of a table differs from its first one if the table was rewritten. A partitioned table has no file; its
+# rewritten partitions count. Generated columns have values that were never sent: one that became an ordinary column
+# (DROP EXPRESSION) is unknown in older rows, as after a rewrite.
 _STORAGE = (
     "SELECT c.relkind = 'p', CASE WHEN c.relispartition THEN pg_partition_root(c.oid)::oid::bigint END, "
     "CASE WHEN c.relfilenode NOT IN (0, c.oid) THEN c.relfilenode::bigint END, "
     "(SELECT string_agg(a.attnum::text, ',' ORDER BY a.attnum) FROM pg_attribute AS a "
     "  WHERE a.attrelid = c.oid AND a.attgenerated = 's' AND NOT a.attisdropped) FROM pg_class AS c WHERE c.oid = %s"
 )
-_KEPT_SECONDS = 5.0  # each of many partitions asks for all of them, one behind the other
-# `pg_partition_tree` would lock each of them until the transaction ends, and wait for who alters one.
+_KEPT_SECONDS = 5.0  # each of many partitions queries all of them, one after the other
+# `pg_partition_tree` would lock each until the transaction ends, and wait for concurrent ALTERs.
 _LEAVES = (
     "(WITH RECURSIVE below AS (SELECT inhrelid AS oid FROM pg_inherits WHERE inhparent = %s::oid "
     "UNION ALL SELECT i.inhrelid FROM pg_inherits AS i JOIN below ON i.inhparent = below.oid) "
@@ -95,7 +95,7 @@ _PRIMARY_KEY = (
     "WHERE i.indrelid = %s AND i.indisprimary AND k.at <= i.indnkeyatts ORDER BY k.at"
 )
 
-# of the link in a chain of partitions that was made last
+# of the newest link in a chain of partitions
 _ROOT = (
     "SELECT n.nspname::text, c.relname::text, "
     f"(SELECT {CHANGED.format('i')} FROM pg_partition_ancestors(%s::oid::regclass) AS l "
@@ -108,10 +108,10 @@ _ROOT = (
 
 
 class SourceCatalog:
-    """Answers the assembler from a session of its own; implements `decode.pgoutput.assembler.Catalog`.
+    """Answers the assembler from its own session; implements `decode.pgoutput.assembler.Catalog`.
 
-    Asked at every relation message, which is rare; the type names are kept, the primary key is read anew because an
-    ALTER TABLE may be why the message came. A table that is gone meanwhile has no primary key any more.
+    Queried at every relation message, which is rare; type names are cached, the primary key is read again because an
+    ALTER TABLE may have caused the message. A table dropped meanwhile has no primary key.
     """
 
     def __init__(self, session: Session) -> None:
@@ -150,8 +150,8 @@ class SourceCatalog:
         )
 
     def _storage(self, oid: int, table: TableName, columns: list[tuple[object, ...]]) -> Storage:
-        """Where a table's rows are. A root is announced again with each of its partitions: what was read of them is
-        kept for a moment, unless columns were altered since.
+        """Where a table's rows are stored. A root is announced again with each of its partitions: the partitions' data
+        is cached for a moment, unless columns were altered since.
         """
         read_at, known_columns, storage = self._stored.get(oid, (-math.inf, [], Storage()))
         if not storage.identities or known_columns != columns or time.monotonic() - read_at > _KEPT_SECONDS:
@@ -174,7 +174,7 @@ class SourceCatalog:
 
 
 class _Types(dict[int, str]):
-    """Type names by OID, looked up one by one where a column's type was changed after the message was logged."""
+    """Type names by OID, queried one by one if a column's type was changed after the message was logged."""
 
     def __init__(self, session: Session, names: dict[int, str]) -> None:
         super().__init__(names)
@@ -198,9 +198,9 @@ class _Types(dict[int, str]):
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where a table's rows are: in itself or in its partitions. `storage`: see `model.relation.Relation`; `root`: of a
-    partition. Of partitions: `missing` by column, and `identities` by OID, the columns of which each logs the old
-    values, None: all.
+    """Where a table's rows are stored: in itself or in its partitions. `storage`: see `model.relation.Relation`;
+    `root`: of a partition. For partitions: `missing` by column, and `identities` by OID, the columns whose old values
+    each logs, None: all.
     """
 
     storage: int | None = None
@@ -215,7 +215,7 @@ def _hash_text(text: str) -> int:
 
 
 def storage_of(session: Session, oid: int, table: TableName) -> Storage:
-    """Where the rows of a table are; raises SourceError."""
+    """Where the rows of a table are stored; raises SourceError."""
     with translate_errors(f"looking for the rows of {table}"):
         row = session.execute(_STORAGE, [oid]).fetchone()
         partitioned, root, own, generated = row or (False, None, None, None)
@@ -249,7 +249,7 @@ def storage_of(session: Session, oid: int, table: TableName) -> Storage:
 
 
 def _of_partitions(attribute: Attribute, storage: Storage) -> Attribute:
-    """A column of a partitioned table, with what its partitions keep of old rows."""
+    """A column of a partitioned table, with what its partitions log of old rows."""
     missing = storage.missing.get(attribute.name or "")
     return attribute if missing is None else replace(attribute, missing=missing)
 
@@ -260,9 +260,9 @@ def _list(value: object) -> list[object]:
 
 
 def relation_of(session: Session, table: TableName, columns: Sequence[str] | None) -> Relation:
-    """The layout of a table with these published columns, equal to what the assembler makes of its relation message.
+    """The layout of a table with these published columns, equal to the assembler's from the relation message.
 
-    `columns` None: all that a publication made now would carry.
+    `columns` None: all that a publication created now would include.
     """
     with translate_errors(f"reading the columns of {table}"):
         rows = session.execute(_RELATION_COLUMNS.encode(), [table.schema, table.name]).fetchall()
@@ -297,7 +297,7 @@ def relation_of(session: Session, table: TableName, columns: Sequence[str] | Non
 
 
 def add_missing_values(session: Session, relation: Relation, before: Relation | None) -> Relation:
-    """A layout of now as the stream would announce it to whoever has the layout `before` of the same table."""
+    """The current layout as the stream would announce it after the layout `before` of the same table."""
     if before is None or relation.oid is None or relation.oid != before.oid:
         return relation
     facts = SourceCatalog(session)(relation.oid, relation.table)
@@ -318,7 +318,7 @@ def add_missing_values(session: Session, relation: Relation, before: Relation | 
 
 
 def _missing(text: object, unknown: object) -> Missing | None:
-    """What rows from before a column hold in it."""
+    """The value of a column in rows older than the column."""
     return Missing(None) if unknown else None if text is None else Missing(str(text))
 
 
@@ -337,10 +337,10 @@ _RELATION_IDENTITIES = (
 
 
 def without_identity(session: Session, tables: Sequence[TableName]) -> list[TableName]:
-    """The tables whose updates the server would refuse once they are published, or send without what identifies a row.
+    """The tables whose updates the server would refuse once published, or send without identifying the row.
 
-    What is logged of a partitioned table is decided by each of its partitions: those are named, and their root if it
-    has no key by which all could be told apart.
+    For a partitioned table each partition decides what is logged: partitions are named, and their root if no key is
+    common to all.
     """
     bare = []
     for table in tables:
@@ -363,7 +363,7 @@ def without_identity(session: Session, tables: Sequence[TableName]) -> list[Tabl
 
 
 def outside_identity(session: Session, table: TableName, columns: Sequence[str]) -> list[str]:
-    """Those of some columns that the server does not log of a table's old rows, of a partitioned one in any part."""
+    """Of these columns, those that the server does not log in a table's old rows, or in some partition's."""
     with translate_errors(f"reading the replica identity of {table}"):
         rows = session.execute(
             "WITH t AS (SELECT %s::regclass AS oid), "
@@ -378,12 +378,12 @@ def outside_identity(session: Session, table: TableName, columns: Sequence[str])
 
 
 def whole_identity(table: TableName) -> str:
-    """The statement by which the server logs whole old rows of a table."""
+    """The statement that makes the server log complete old rows of a table."""
     return f"ALTER TABLE {quote_table(table)} REPLICA IDENTITY FULL"
 
 
 def check_identities(session: Session, tables: Sequence[TableName]) -> None:
-    """Raise NoReplicaIdentity, naming every table whose updates the server would refuse once it is published."""
+    """Raise NoReplicaIdentity for all tables whose updates the server would refuse once published."""
     if bare := without_identity(session, tables):
         statements = "; ".join(map(whole_identity, bare))
         listed = ", ".join(map(str, bare))
@@ -396,14 +396,14 @@ def check_identities(session: Session, tables: Sequence[TableName]) -> None:
 
 
 def _left_out(bare: Sequence[TableName], tables: Sequence[TableName]) -> str:
-    """What to write into the pipeline file; a partition goes with its root."""
+    """The exclusion for the pipeline file; a partition is excluded with its root."""
     listed = [table for table in bare if table in tables]
     return left_out(listed) if listed else "`!schema.table` in `source.tables`"
 
 
 TRIGGERS: Final = ("cdc_lake_altered", "cdc_lake_dropped")
 
-# DROP TYPE … CASCADE and the like drop columns without altering their table: that is in what was dropped.
+# DROP TYPE … CASCADE and similar drop columns without altering their table: the dropped objects show it.
 _FUNCTION: Final = f"""\
 CREATE SCHEMA IF NOT EXISTS cdc_lake;
 CREATE OR REPLACE FUNCTION cdc_lake.tell_columns() RETURNS event_trigger
@@ -443,7 +443,7 @@ END $cdc_lake$;
 
 
 def trigger_sql() -> str:
-    """What a superuser runs, once in the database."""
+    """The SQL that a superuser runs, once per database."""
     events = zip(TRIGGERS, ("ddl_command_end", "sql_drop"), strict=True)
     statements = (
         f"DROP EVENT TRIGGER IF EXISTS {name};\n"
@@ -454,7 +454,7 @@ def trigger_sql() -> str:
 
 
 def tells(session: Session) -> bool:
-    """Whether the triggers are there and fire. Raises SourceError."""
+    """Whether the triggers exist and fire. Raises SourceError."""
     with translate_errors("looking up the event trigger"):
         row = session.execute(
             "SELECT count(*) FROM pg_event_trigger WHERE evtname::text = ANY (%s) AND evtenabled IN ('O', 'A')",
@@ -472,7 +472,7 @@ _ANY_KIND = (
     "SELECT c.relkind::text FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
     "WHERE n.nspname = %s AND c.relname = %s"
 )
-# virtual generated columns (PostgreSQL 18) have no values anywhere
+# virtual generated columns (PostgreSQL 18) are never stored
 _DECODED_COLUMNS = (
     "SELECT a.attname::text, format_type(a.atttypid, NULL) FROM pg_attribute AS a "
     "JOIN pg_class AS c ON c.oid = a.attrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace "
@@ -483,7 +483,7 @@ _TYPES_PRINTED = (
     "SELECT t.oid::bigint, CASE WHEN n.nspname = 'pg_catalog' THEN t.typname ELSE n.nspname || '.' || t.typname END "
     "FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE format_type(t.oid, NULL) = %s"
 )
-# What may be, or may have been, the replica identity. The columns of an index are written when it is made.
+# Indexes that may be, or may have been, the replica identity. An index's columns are recorded when it is created.
 _DECODED_IDENTITIES = (
     f"SELECT {CHANGED.format('c')}, ARRAY(SELECT unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]::int[])), "
     f"i.indisprimary, i.indisreplident, (SELECT min({CHANGED.format('a')}) FROM pg_attribute AS a "
@@ -509,7 +509,7 @@ def tables_in_database(session: Session) -> dict[TableName, int]:
 
 
 def load_matching_tables(session: Session, patterns: Sequence[str]) -> list[PublishedTable]:
-    """What the patterns take of the database as it is now, all columns of each table; raises NoTableMatches."""
+    """The tables of the current database that match the patterns, with all columns; raises NoTableMatches."""
     database_tables = tables_in_database(session)
     tables = select_tables(patterns, sorted(database_tables))
     named = RowTables(session).versions(tables)
@@ -518,15 +518,15 @@ def load_matching_tables(session: Session, patterns: Sequence[str]) -> list[Publ
             table, tuple(_printed_types(session, table)), None, named_by(named[table][1]), database_tables[table]
         )
         for table in tables
-        if table in named  # else it was dropped since
+        if table in named  # otherwise it was dropped since
     ]
 
 
 def takes(session: Session, patterns: Sequence[str]) -> Callable[[TableName], bool]:
-    """The patterns as a predicate of what is printed: not the rows of materialised views, nor TRUNCATE of a root.
+    """The patterns as a predicate on printed changes: excludes materialized views, and TRUNCATE of a root.
 
-    Asks the catalog once of each table that the patterns take; of one that is gone, the patterns alone decide. The
-    predicate raises SourceError.
+    Queries the catalog once per matching table; for a dropped one, the patterns alone decide. The predicate raises
+    SourceError.
     """
     chosen = chooses(patterns)
 
@@ -542,19 +542,19 @@ def takes(session: Session, patterns: Sequence[str]) -> Callable[[TableName], bo
 
 
 def layout_of(session: Session, table: TableName) -> Relation:
-    """The layout of a table as its rows have it; raises NoTableMatches."""
+    """The layout of a table as in its rows; raises NoTableMatches."""
     return relation_of(session, table, tuple(_printed_types(session, table)))
 
 
 class RowTables:
-    """Answers the decoder of rows from a session of its own (`decode.gaussdb.catalog_facts.FamilyCatalog`)."""
+    """Answers the row decoder from its own session (`decode.gaussdb.catalog_facts.FamilyCatalog`)."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._catalog = SourceCatalog(session)
 
     def __call__(self, table: TableName) -> GaussDbTableMetadata | None:
-        """The facts of a table now, None where there is none; raises SourceError."""
+        """The current facts of a table, None if it does not exist; raises SourceError."""
         version = self.versions([table]).get(table)
         printed = _printed_types(self._session, table)
         if not printed or version is None:
@@ -607,7 +607,7 @@ class RowTables:
         return (int(str(rows[0][0])), str(rows[0][1])) if len(rows) == 1 else None
 
     def versions(self, tables: Collection[TableName]) -> dict[TableName, tuple[int, str]]:
-        """OID and version of each table that is there; another version says that the table was altered."""
+        """OID and version of each existing table; the version changes if the table is altered."""
         names = [[table.schema for table in tables], [table.name for table in tables]]
         with translate_errors("checking which tables were altered"):
             rows = self._session.execute(_VERSIONS, names).fetchall()
@@ -615,7 +615,7 @@ class RowTables:
 
 
 def _printed_types(session: Session, table: TableName) -> dict[str, str]:
-    """The columns of a table in their order, with what rows print for their types."""
+    """The columns of a table in order, with the type names that rows print."""
     with translate_errors(f"reading the columns of {table}"):
         rows = session.execute(_DECODED_COLUMNS, [table.schema, table.name]).fetchall()
     return {str(name): str(printed) for name, printed in rows}

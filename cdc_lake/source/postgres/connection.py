@@ -1,8 +1,8 @@
-"""Connections to a PostgreSQL server: made from the `source` section, failures given a name and a remedy.
+"""Opens connections to a PostgreSQL server from the `source` section, and converts failures to errors with a remedy.
 
-Two kinds: a session, for SQL, and a replication connection, whose `pgconn` carries the streaming replication
-protocol. Both print values the same way, whatever the role's or the database's settings are (`SETTINGS`).
-Which error a refusal is, `source.refusals` says.
+There are two kinds: a session, for SQL, and a replication connection, whose `pgconn` uses the streaming replication
+protocol. Both print values the same way, whatever the role's or the database's settings (`SETTINGS`). `source.refusals`
+classifies refusals.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ Session: TypeAlias = psycopg.Connection[tuple[object, ...]]
 
 SETTINGS: dict[str, str] = {
     **PRINTING,
-    "search_path": "pg_catalog",  # no schema stands before it, and other names (of regclass) are printed whole
+    "search_path": "pg_catalog",  # no schema precedes it, and other names (of regclass) are printed with their schema
     "quote_all_identifiers": "off",
-    "statement_timeout": "0",  # a role's own time limits would cut the copy and the stream
+    "statement_timeout": "0",  # a role's time limits would interrupt the copy and the stream
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
-    "lock_timeout": "0",  # a new slot waits for transactions that run as for locks
-    "synchronous_commit": "local",  # flushed, but no standby is waited for: the receiver itself may be the one
+    "lock_timeout": "0",  # creating a slot waits for running transactions as for locks
+    "synchronous_commit": "local",  # flushed, but without waiting for a standby, which may be the receiver itself
     "default_transaction_read_only": "off",
-    "default_transaction_isolation": "read committed",  # a serializable one may fail, or wait
-    "row_security": "off",  # a query that policies would leave rows out of is refused: the stream has them all
+    "default_transaction_isolation": "read committed",  # a serializable transaction may fail, or wait
+    "row_security": "off",  # a query whose rows policies would hide is refused: the stream has all rows
 }
-"""Whatever the role's or the database's settings are: how values are printed, in copy and stream alike, what names
-mean, no time limits, and no row left out unseen.
+"""Session settings independent of the role and the database: output formats for copy and stream, name resolution, no
+time limits, and no hidden rows.
 """
 _PROBES = {"idle": "TCP_KEEPIDLE", "interval": "TCP_KEEPINTVL", "count": "TCP_KEEPCNT"}
-"""What comes behind `keepalives_` in libpq, and behind `tcp_keepalives_` at the server."""
+"""Suffixes of `keepalives_` in libpq, and of `tcp_keepalives_` on the server."""
 _TRANSACTION_TIMEOUT = 170000
-"""The version that brought one more time limit, of whole transactions: before, a session with it is refused."""
+"""The version that introduced a time limit for transactions: older ones refuse a session with it."""
 _CANCELLED = "57014"  # PostgreSQL docs, appendix A: query_canceled
 
 
@@ -59,8 +59,8 @@ def parameters(source: PostgresSource, root: Path, application: str, host: tuple
     probing = probes(source.silence_timeout / 1000)
     settings = {
         **SETTINGS,
-        # a client that vanished leaves its temporary slot, which is in the way of the next one. Not TCP's time-out for
-        # what is not acknowledged: that would end who waits for his lake, and reads nothing meanwhile
+        # a vanished client leaves its temporary slot, which blocks the next client. Not TCP's timeout for
+        # unacknowledged data: it would disconnect a client that waits for its lake and does not read
         **{f"tcp_keepalives_{word}": str(probing[name]) for word, name in _PROBES.items()},
     }
     options = " ".join("-c {}={}".format(name, value.replace(" ", r"\ ")) for name, value in settings.items())
@@ -74,7 +74,7 @@ def parameters(source: PostgresSource, root: Path, application: str, host: tuple
         "client_encoding": "UTF8",
         "application_name": application,
         "options": options,
-        # libpq counts whole seconds and takes 2 for 1
+        # libpq uses whole seconds and treats 1 as 2
         "connect_timeout": str(max(2, round(source.connect_timeout / 1000))),
     }
     libpq_options |= {f"keepalives_{word}": str(probing[name]) for word, name in _PROBES.items()}
@@ -94,7 +94,7 @@ def parameters(source: PostgresSource, root: Path, application: str, host: tuple
 
 
 def place_of(source: PostgresSource) -> str:
-    """Where the source is, as errors name it."""
+    """The source's address for errors."""
     return source.place
 
 
@@ -106,10 +106,10 @@ def connect(
     replication: bool = False,
     on_open: Opened = ignore_open,
 ) -> Session:
-    """Open a connection in autocommit, to the primary where several hosts are given. The caller closes it. `on_open`:
-    of each one before anything is asked on it, also of those to other hosts.
+    """Open a connection in autocommit, to the primary if there are several hosts. The caller closes it. `on_open` is
+    called for each connection before its first use, also for those to other hosts.
 
-    Raises the SourceError that fits; with several hosts its message says of each why not. SeveralPrimaries.
+    Raises the SourceError that fits; with several hosts its message has the reason of each. SeveralPrimaries.
     """
     hosts = [
         (
@@ -122,7 +122,7 @@ def connect(
 
 
 def pin_host(source: PostgresSource, session: Session) -> PostgresSource:
-    """The source with the one host that a session is open to."""
+    """The source reduced to the host of an open session."""
     return source.model_copy(update={"host": session.info.host, "hosts": None, "port": session.info.port})
 
 
@@ -157,14 +157,14 @@ def _server_start_time(session: Session) -> str:
 
 
 def for_replication(session: Session) -> bool:
-    """Whether a session is a replication connection, which takes that protocol's commands."""
+    """Whether a session is a replication connection, which accepts the protocol's commands."""
     return "replication" in session.info.get_parameters()
 
 
 def send_as_stored(pgconn: pq.abc.PGconn) -> bool:
-    """Have the server send text of a database in SQL_ASCII as it is stored, for whoever reads bytes; True where it is.
+    """Make the server send text of an SQL_ASCII database as stored, for readers of bytes; returns whether it does.
 
-    Such a database promises no encoding, and the server refuses to send what is not of the one it is asked for.
+    Such a database guarantees no encoding, and the server refuses to send text that is invalid in the requested one.
     """
     if pgconn.parameter_status(b"server_encoding") != b"SQL_ASCII":
         return False
@@ -174,10 +174,10 @@ def send_as_stored(pgconn: pq.abc.PGconn) -> bool:
 
 @contextmanager
 def as_stored(session: Session) -> Iterator[None]:
-    """The same for a while. Raises SourceError."""
+    """The same inside the block. Raises SourceError."""
     changed = send_as_stored(session.pgconn)
     yield
-    if changed:  # after an error the session is of no more use
+    if changed:  # after an error the session is unusable
         command(session.pgconn, "SET client_encoding TO 'UTF8'", "requesting UTF-8 again")
 
 
@@ -187,14 +187,14 @@ def encoding_of(session: Session) -> str:
 
 
 def connection_lost_error(pgconn: pq.abc.PGconn, doing: str) -> SourceError:
-    """The error for a connection that broke off while `doing`."""
+    """The error for a connection lost while `doing`."""
     message = pgconn.get_error_message().strip() or "the server closed the connection"
     return ServerUnreachable(f"the connection was lost while {doing}: {first_line(message)}")
 
 
 @contextmanager
 def translate_errors(doing: str) -> Iterator[None]:
-    """Give the errors of statements inside their name: `doing` says what they were for."""
+    """Convert errors of statements inside the block; `doing` describes their purpose."""
     try:
         yield
     except psycopg.Error as refused:
@@ -207,7 +207,7 @@ def command(pgconn: pq.abc.PGconn, text: str, doing: str) -> list[dict[str, str 
 
 
 def command_with_timeout(pgconn: pq.abc.PGconn, text: str, seconds: float, doing: str) -> list[dict[str, str | None]]:
-    """The same, for who cannot wait. Raises ServerUnreachable where no answer has come after so many seconds."""
+    """The same with a timeout. Raises ServerUnreachable if there is no answer after so many seconds."""
     pgconn.send_query(text.encode())
     until = time.monotonic() + seconds
     try:
@@ -236,9 +236,9 @@ def _rows(result: pq.abc.PGresult, pgconn: pq.abc.PGconn, doing: str) -> list[di
 
 
 def next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
-    """The next result of what was asked, waited for; None after the last. Raises psycopg.OperationalError.
+    """Wait for the next result; None after the last. Raises psycopg.OperationalError.
 
-    The driver's own call waits too, and holds every thread of the process meanwhile.
+    The driver's own call also waits, but blocks every thread of the process.
     """
     while pgconn.is_busy():
         select.select([pgconn.socket], [], [])
@@ -247,7 +247,7 @@ def next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
 
 
 def _last_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
-    """The result of one statement, with the end of the answer taken too. Raises psycopg.OperationalError."""
+    """The result of one statement, read to the end of the answer. Raises psycopg.OperationalError."""
     result = next_result(pgconn)
     while next_result(pgconn) is not None:
         continue
@@ -255,7 +255,7 @@ def _last_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
 
 
 def finished_within(pgconn: pq.abc.PGconn, text: str, seconds: float, doing: str) -> bool:
-    """Run a replication command that may wait at the server; False where it was cancelled after so long.
+    """Run a replication command that may wait at the server; False if it was cancelled after so many seconds.
 
     Raises SourceError.
     """
@@ -279,7 +279,7 @@ def finished_within(pgconn: pq.abc.PGconn, text: str, seconds: float, doing: str
 
 
 def result_error(result: pq.abc.PGresult, pgconn: pq.abc.PGconn, doing: str) -> SourceError:
-    """The error that a failed result of a replication connection stands for."""
+    """The error for a failed result of a replication connection."""
     state = _text(result.error_field(pq.DiagnosticField.SQLSTATE))
     if state is None:
         return connection_lost_error(pgconn, doing)
@@ -287,7 +287,7 @@ def result_error(result: pq.abc.PGresult, pgconn: pq.abc.PGconn, doing: str) -> 
 
 
 def raise_end(pgconn: pq.abc.PGconn, doing: str) -> NoReturn:
-    """Raise the SourceError that says why the server ended a copy while `doing`."""
+    """Raise the SourceError with the server's reason for ending a copy while `doing`."""
     try:
         result = next_result(pgconn)
     except psycopg.OperationalError as broken:
@@ -302,5 +302,5 @@ def _text(value: bytes | None) -> str | None:
 
 
 def _primary(refused: psycopg.Error) -> str:
-    """The server's primary message: its detail may hold row values."""
+    """The server's primary message, without the detail, which may contain row values."""
     return refused.diag.message_primary or str(refused)

@@ -1,4 +1,4 @@
-"""What the output plugins of PostgreSQL are asked for, the same by stream, by SQL function and in a recording."""
+"""The options of PostgreSQL's output plugins, the same for streams, SQL functions and recordings."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ PGOUTPUT: Final = "pgoutput"
 TEST_DECODING: Final = "test_decoding"
 
 LINE_OPTIONS: Final[Mapping[str, str]] = {"include-xids": "1", "include-timestamp": "1", "skip-empty-xacts": "1"}
-"""Of test_decoding. Not `stream-changes`: what is streamed before its commit comes without values."""
+"""Options of test_decoding. Not `stream-changes`: streamed changes have no values."""
 
 PHASED_LINE_OPTIONS: Final[Mapping[str, str]] = {**LINE_OPTIONS, "skip-empty-xacts": "0"}
-"""The same for a slot with two-phase decoding. PostgreSQL 18.1 itself dies, with all its sessions, where it is to leave
-out an empty transaction that is prepared and only locked rows (pg_decode_prepare_txn).
+"""The same for a slot with two-phase decoding. PostgreSQL 18.1 itself crashes, with all its sessions, if it should skip
+an empty prepared transaction that only locked rows (pg_decode_prepare_txn).
 """
 
 
 def message_options(publication: str) -> dict[str, str]:
-    """Of pgoutput."""
+    """Options of pgoutput."""
     return {"proto_version": "1", "publication_names": identifier(publication)}
 
 
 def chosen(major: int, options: Pgoutput, called: str = "", *, streams: bool = True) -> dict[str, str]:
-    """The options for a server: what is given, else the highest version it has, streaming. Raises OptionRefused.
+    """The options for a server: the configured ones, otherwise its highest version, streaming. Raises OptionRefused.
 
-    `called`: what people are told it is, where that is no PostgreSQL. Without `streams`, by SQL functions, nothing is
-    streamed: they decode from the slot's position at every look, so what is under way would come again each time.
+    `called`: the server's name for display if it is not PostgreSQL. Without `streams`, by SQL functions, nothing is
+    streamed: they decode from the slot's position each time, so transactions in progress would be sent repeatedly.
     """
     server = called or f"PostgreSQL {major}"
     newest = newest_protocol(major)

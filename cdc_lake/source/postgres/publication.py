@@ -1,14 +1,14 @@
-"""The publication: which tables the slot's stream carries, and which rows of them.
+"""The publication: which tables, and which of their rows, the slot's stream contains.
 
-`tables` of the pipeline are patterns over the catalog. They choose the tables when the publication is made, and again
-at every start of the receiver: what was added or removed is told, and done if the publication is the pipeline's own
-(`connectors.postgres.snapshot`).
+`tables` of the pipeline are patterns over the catalog. They select the tables when the publication is created, and
+again at every start of the receiver: added and removed tables are reported, and changed if the pipeline owns the
+publication (`connectors.postgres.snapshot`).
 
-What a row filter means (PostgreSQL 15 and newer) the server says itself: as a CHECK of a temporary table of the same
-columns, in a transaction that is rolled back, it is printed as a publication would print it, with the columns it
-needs. So nothing is published, and reading the table is the only right that is needed.
+The server itself interprets a row filter (PostgreSQL 15 and newer): as a CHECK of a temporary table with the same
+columns, in a transaction that is rolled back, it is printed as a publication would print it, with the columns it uses.
+So nothing is published, and reading the table is the only required privilege.
 
-If the publication is gone, PostgreSQL 18 leaves changes out and only warns; earlier versions end the stream.
+If the publication is missing, PostgreSQL 18 omits changes and only warns; earlier versions end the stream.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cdc_lake.source.postgres.catalog import outside_identity, whole_identity
 from cdc_lake.source.postgres.connection import Session, translate_errors
 from cdc_lake.source.sql_text import identifier, literal, quote_table
 
-# of a table that is published with its schema, or with all others, there is none but the publication itself
+# a table published with its schema, or with all tables, has only the publication itself
 _MEMBER = (
     "coalesce("
     "(SELECT r.oid FROM pg_publication_rel AS r WHERE r.prpubid = o.oid AND r.prrelid = {table}), o.oid)::bigint"
@@ -37,7 +37,7 @@ _MEMBER = (
 
 @dataclass(frozen=True, slots=True)
 class PublicationOwner:
-    """The pipeline that made a publication, and the slot by which it reads; kept as the publication's comment."""
+    """The pipeline that created a publication, and its slot; stored as the publication's comment."""
 
     pipeline: str
     slot: str
@@ -50,7 +50,7 @@ _MADE_BY = re.compile(r"cdc_lake: made by pipeline (\S+) for slot (\S+)")
 
 
 def tables_in_database(session: Session) -> list[TableName]:
-    """Tables that can be published: ordinary ones and partitioned roots, none of the system's, none temporary."""
+    """Tables that can be published: ordinary ones and partitioned roots, without system and temporary tables."""
     with translate_errors("listing the tables"):
         rows = session.execute(
             "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
@@ -61,7 +61,7 @@ def tables_in_database(session: Session) -> list[TableName]:
 
 
 def publication_exists(session: Session, name: str) -> bool:
-    """True where there is one; raises PublicationUnfit where it leaves out a kind of change."""
+    """Whether the publication exists; raises PublicationUnfit if it omits a kind of change."""
     with translate_errors(f"looking up publication `{name}`"):
         row = session.execute(
             "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = %s", [name]
@@ -85,7 +85,7 @@ _NONE: Final[Conditions] = MappingProxyType({})
 
 
 def creating(name: str, tables: Iterable[TableName], filters: Conditions = _NONE) -> str:
-    """The statement that makes a publication of exactly these tables; changes of partitions appear as their root's."""
+    """The statement to create a publication of exactly these tables; changes of partitions appear as their root's."""
     options = "WITH (publish_via_partition_root = true)"
     return f"CREATE PUBLICATION {identifier(name)} FOR TABLE {_table_list(tables, filters)} {options}"
 
@@ -97,16 +97,16 @@ def create_publication(
     filters: Conditions = _NONE,
     maker: PublicationOwner | None = None,
 ) -> None:
-    """Make that publication, which says who made it. Raises SourceError."""
+    """Create that publication, with its owner recorded. Raises SourceError."""
     statement = creating(name, tables, filters)
-    if maker is not None:  # both or neither: several statements sent as one are one transaction
+    if maker is not None:  # both or neither: statements sent together are one transaction
         statement += f"; COMMENT ON PUBLICATION {identifier(name)} IS {literal(str(maker))}"
     with translate_errors(f"creating publication `{name}`"):
         session.execute(statement.encode())
 
 
 def maker_of(session: Session, name: str) -> PublicationOwner | None:
-    """Who made a publication; None if it does not say so, as one of a DBA or of version 0.3.0, or there is none.
+    """The owner of a publication; None if not recorded, as by a DBA or version 0.3.0, or if there is no publication.
 
     Raises SourceError.
     """
@@ -119,14 +119,14 @@ def maker_of(session: Session, name: str) -> PublicationOwner | None:
 
 
 def altering(name: str, verb: str, *tables: TableName, filters: Conditions = _NONE) -> str:
-    """The statement by which tables come into a publication (`ADD`) or leave it (`DROP`)."""
+    """The statement that adds tables to a publication (`ADD`) or removes them (`DROP`)."""
     return (
         f"ALTER PUBLICATION {identifier(name)} {verb} TABLE {_table_list(tables, filters if verb == 'ADD' else _NONE)}"
     )
 
 
 def _table_list(tables: Iterable[TableName], filters: Conditions) -> str:
-    """These tables alone: without ONLY those that inherit from them come along, and leave; partitions do anyway."""
+    """Only these tables: without ONLY, child tables by inheritance are included; partitions are included anyway."""
     return ", ".join(f"ONLY {quote_table(t)}" + (f" WHERE ({filters[t]})" if t in filters else "") for t in tables)
 
 
@@ -137,7 +137,7 @@ def alter_publication(session: Session, name: str, verb: str, *tables: TableName
 
 
 def not_addable(session: Session, name: str, tables: Iterable[TableName]) -> list[TableName]:
-    """Those of the tables that the role may not add to a publication, where that is there: it has to own both."""
+    """Of the tables, those that the role may not add to an existing publication: it must own both."""
     refused = []
     for table in tables:
         with translate_errors(f"looking up the owner of {table}"):
@@ -152,12 +152,12 @@ def not_addable(session: Session, name: str, tables: Iterable[TableName]) -> lis
 
 
 def load_published_tables(session: Session, name: str) -> list[PublishedTable]:
-    """What a publication carries, sorted by table. Raises PublicationMissing, PublicationUnfit."""
+    """The tables of a publication, sorted. Raises PublicationMissing, PublicationUnfit."""
     if not publication_exists(session, name):
         raise PublicationMissing(f"publication `{name}` does not exist")
     with translate_errors(f"reading publication `{name}`"):
         rows = session.execute(
-            # attnames and rowfilter came with PostgreSQL 15; before, every column that is not generated
+            # attnames and rowfilter exist since PostgreSQL 15; before, every column that is not generated
             "SELECT p.schemaname, p.tablename, to_jsonb(p) ->> 'rowfilter', "
             "ARRAY(SELECT a.attname::text FROM pg_attribute AS a "
             "  WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
@@ -190,7 +190,7 @@ def load_published_tables(session: Session, name: str) -> list[PublishedTable]:
 
 
 def member_of(session: Session, name: str, oid: int) -> tuple[TableName, int] | None:
-    """The name that table `oid` has now, and its `PublishedTable.member`; None if table or publication is not there.
+    """The current name of table `oid` and its `PublishedTable.member`; None if table or publication does not exist.
 
     Raises SourceError.
     """
@@ -207,7 +207,7 @@ def member_of(session: Session, name: str, oid: int) -> tuple[TableName, int] | 
 def check_published(
     name: str, carried: Iterable[TableName], wanted: Iterable[TableName], filters: Conditions = _NONE
 ) -> None:
-    """Raise PublicationUnfit where a publication that was there before carries other tables than the pipeline wants."""
+    """Raise PublicationUnfit if an existing publication contains other tables than the pipeline wants."""
     have, want = set(carried), set(wanted)
     if missing := sorted(want - have):
         raise PublicationUnfit(
@@ -232,7 +232,7 @@ _TRIAL = "cdc_lake_filter"
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """A condition as it was written, as the server prints it, and the columns it asks for."""
+    """A condition as written, as the server prints it, and the columns it uses."""
 
     condition: str
     printed: str
@@ -242,7 +242,7 @@ class RowFilter:
 def interpret_filters(
     session: Session, conditions: Mapping[TableName, str], tables: Collection[TableName]
 ) -> dict[TableName, RowFilter]:
-    """What filters mean, by table; `tables`: those that are captured. Raises RowFilterUnfit, SourceError."""
+    """The server's interpretation of filters, by table; `tables`: captured ones. Raises RowFilterUnfit, SourceError."""
     if conditions and not _takes_filters(session):
         version = session.info.parameter_status("server_version")
         raise RowFilterUnfit(
@@ -300,7 +300,7 @@ def _try_filter(session: Session, table: TableName, condition: str) -> RowFilter
 
 
 def check_filtered(name: str, carried: Iterable[PublishedTable], filters: Mapping[TableName, RowFilter]) -> None:
-    """Raise PublicationUnfit where a publication has not the filters that the pipeline states."""
+    """Raise PublicationUnfit if a publication lacks the filters of the pipeline."""
     for table in carried:
         wanted = filters.get(table.table)
         if wanted is None or wanted.printed == table.row_filter:
@@ -317,19 +317,19 @@ def check_filtered(name: str, carried: Iterable[PublishedTable], filters: Mappin
 
 
 class PublicationWarnings:
-    """Listens to what a server warns a session of. `error`: what it means, None as long as nothing was left out."""
+    """Listens to a server's warnings to a session. `error`: the resulting error, None while nothing was omitted."""
 
     def __init__(self, session: Session) -> None:
         self.error: PublicationMissing | None = None
         session.add_notice_handler(self._on_notice)
 
     def check(self) -> None:
-        """Raise PublicationMissing where something was left out."""
+        """Raise PublicationMissing if changes were omitted."""
         if self.error is not None:
             raise self.error
 
     def _on_notice(self, diagnostic: Diagnostic) -> None:
-        """The driver tells of it while it looks for the message behind it."""
-        # object_not_in_prerequisite_state: of pgoutput's warnings only this one
+        """Called by the driver while it looks for the message after the notice."""
+        # object_not_in_prerequisite_state: only this one of pgoutput's warnings
         if self.error is None and (diagnostic.severity_nonlocalized, diagnostic.sqlstate) == ("WARNING", "55000"):
             self.error = PublicationMissing(f"the server does not publish these changes: {diagnostic.message_primary}")

@@ -1,13 +1,12 @@
-"""The PostgreSQL server: which one it is, whether it can be decoded from, and what waits for its locks.
+"""Identifies a PostgreSQL server, checks whether it can be decoded from, and finds who holds locks that it waits for.
 
-QHB is built on PostgreSQL and read as the version its release is based on. No manual says how a QHB answers
-`version()` or `server_version`: its release is looked for in both. If neither has it, `source.version` says it, or the
-server has to be a PostgreSQL by its number. A server is also asked for the hash of a few values: does it hash as
-`tables.row_hash`?
+QHB is built on PostgreSQL and treated as the PostgreSQL version of its release. No manual documents QHB's `version()`
+or `server_version`: both are searched for its release. If neither has it, `source.version` states it, or the number
+must be one of PostgreSQL. A server is also asked for the hashes of a few values, to compare with `tables.row_hash`.
 
-Reading what a publication carries, or how large a table is, takes the weakest lock on the table, which waits for an
-ALTER TABLE to commit. A prepared one may never: it outlives its session. So a session that reads the catalog waits for
-a limited time, and then names the transactions that hold the locks.
+Reading a publication or the size of a table takes the weakest lock on the table, which waits for an ALTER TABLE to
+commit. A prepared one may never do so: it outlives its session. So a session that reads the catalog waits for a limited
+time, and then names the transactions that hold the locks.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from cdc_lake.tables.row_hash import Hashes
 
 
 def hashes_alike(session: Session) -> bool:
-    """Whether a server has the functions, and hashes some values as we do: bytes are in words of its own machine."""
+    """Whether a server has the hash functions and they return our values, which depend on its byte order."""
     text, number = "größe of a text in several rounds", -4321098765
     with translate_errors("checking how the server hashes"):
         functions = session.execute(
@@ -66,7 +65,7 @@ def hashes_alike(session: Session) -> bool:
 
 
 OLDEST: Final = 14
-"""First version whose pgoutput and publications we rely on and test."""
+"""First version whose pgoutput and publications are supported and tested."""
 _NAMES_QHB: Final = re.compile(
     r"\bQHB\b(?:[\s-]*(?:\([^()0-9]{0,40}\)\s*)?(?:version|release|v)?\s*([0-9]{1,4}(?:\.[0-9]{1,4}){1,3}))?",
     re.IGNORECASE,
@@ -75,9 +74,9 @@ _NAMES_QHB: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A server as people are told: its name, its release, the oldest one that is read.
+    """A server for display: its name, its release, the oldest supported one.
 
-    `major`: of the PostgreSQL that it is read as. `says`: its `version()`.
+    `major`: the PostgreSQL version as which it is treated. `says`: its `version()`.
     """
 
     name: str
@@ -96,9 +95,9 @@ class Product:
 
 
 def product_of(source: PostgresSource, says: str, number: int) -> Product:
-    """The product of a server that answers `version()` with `says` and counts itself as `number` (libpq's count).
+    """The product of a server whose `version()` is `says` and whose version number is `number` (as in libpq).
 
-    Raises ServerSettings where it is another than `source.type` and `source.version` say, or cannot be told.
+    Raises ServerSettings if it differs from `source.type` and `source.version`, or is unknown.
     """
     named = _NAMES_QHB.search(says)
     if source.type == "qhb":
@@ -128,7 +127,7 @@ def _qhb(source: PostgresSource, says: str, number: int, named: str | None) -> P
 
 
 def _detect_release(named: str | None, number: int) -> Release | None:
-    """The release by `version()`, or by a number of the first line of releases: libpq counts 1.5.3 as 10503."""
+    """The release from `version()`, or from a number of the first release line: in libpq 1.5.3 is 10503."""
     if named is not None:
         return parse_release(named)
     line, rest = divmod(number, 10000)
@@ -138,14 +137,14 @@ def _detect_release(named: str | None, number: int) -> Release | None:
 FAILOVER_SLOTS = 17
 """First version whose standbys keep copies of slots."""
 LOGICAL_ON_DEMAND = 19
-"""First version that logs what decoding needs as soon as a logical slot is there (`effective_wal_level`)."""
+"""First version that enables logical decoding when a logical slot exists (`effective_wal_level`)."""
 TWO_PHASE_ON_STANDBYS = 18
 """First version whose standbys keep copies of slots with two-phase decoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """Who the server is (`IDENTIFY_SYSTEM`) and the settings that matter; times in seconds, 0 = never."""
+    """The server's identity (`IDENTIFY_SYSTEM`) and relevant settings; times in seconds, 0 = never."""
 
     system: str
     timeline: int
@@ -158,14 +157,14 @@ class ServerFacts:
 
     @property
     def major(self) -> int:
-        """The major version of PostgreSQL that it is read as."""
+        """The major version of PostgreSQL as which it is treated."""
         return self.product.major
 
 
 def identify(replication: Session, source: PostgresSource) -> ServerFacts:
-    """Ask a connection who the server is, one for replication by its command, another by SQL functions.
+    """Identify the server: a replication connection by its command, another one by SQL functions.
 
-    Raises ServerSettings where it is another product than `source` says, and what else a SourceError is.
+    Raises ServerSettings if the product differs from `source`, and other SourceErrors.
     """
     if not for_replication(replication):
         return _by_sql(replication, source)
@@ -192,7 +191,7 @@ def _by_sql(session: Session, source: PostgresSource) -> ServerFacts:
     with translate_errors("identifying the server"):
         row = session.execute(
             "SELECT (SELECT system_identifier FROM pg_control_system())::text, "
-            # a standby names no file of its log; what it is asked here for, it is refused for
+            # the function fails on a standby, which is refused later
             "CASE WHEN pg_is_in_recovery() THEN '0' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END, "
             "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text, "
             "current_database()::text, current_setting('wal_level'), pg_is_in_recovery(), version()"
@@ -212,15 +211,15 @@ def _by_sql(session: Session, source: PostgresSource) -> ServerFacts:
 
 
 class Decodable(Protocol):
-    """What a server must say of itself before it is decoded from."""
+    """What must be known of a server before it is decoded from."""
 
     @property
     def product(self) -> Product:
-        """Which server it is."""
+        """The server's product."""
 
     @property
     def wal_level(self) -> str:
-        """The setting of this name."""
+        """The setting `wal_level`."""
 
     @property
     def in_recovery(self) -> bool:
@@ -228,15 +227,15 @@ class Decodable(Protocol):
 
 
 def decodes(facts: Decodable) -> bool:
-    """Whether the server's `wal_level` lets it decode.
+    """Whether the server's `wal_level` allows decoding.
 
-    From PostgreSQL 19 on the first logical slot switches logical decoding on where `wal_level` is `replica`.
+    From PostgreSQL 19 on the first logical slot enables logical decoding if `wal_level` is `replica`.
     """
     return facts.wal_level == "logical" or (facts.wal_level == "replica" and facts.product.major >= LOGICAL_ON_DEMAND)
 
 
 def check_server(facts: Decodable, place: str = "") -> None:
-    """Raise ServerSettings or NoPrimary where the server cannot be decoded from."""
+    """Raise ServerSettings or NoPrimary if the server cannot be decoded from."""
     if facts.product.major < OLDEST:
         words = f"the server is {facts.product}; the oldest supported version is {facts.product.oldest}"
         raise ServerSettings(words, where=place, hint="upgrade the server")
@@ -248,7 +247,7 @@ def check_server(facts: Decodable, place: str = "") -> None:
 
 
 def check_failover(facts: Decodable, place: str = "", *, two_phase: bool = False) -> None:
-    """Raise ServerSettings where standbys cannot keep copies of slots, or of those with `two_phase` decoding."""
+    """Raise ServerSettings if standbys cannot keep copies of slots, or of those with `two_phase` decoding."""
     if facts.product.major < FAILOVER_SLOTS:
         raise ServerSettings(
             f"standbys keep copies of slots only from PostgreSQL {FAILOVER_SLOTS} on, and the server is "
@@ -266,10 +265,10 @@ def check_failover(facts: Decodable, place: str = "", *, two_phase: bool = False
 
 
 def timeline_of(replication: Session, number: int) -> Timeline:
-    """The server's timeline `number` with where it branched off, asked on a replication connection.
+    """The server's timeline `number` and its branches, read through a replication connection.
 
-    Without the branches where the server lost the file that has them, and where the connection is an ordinary one.
-    Raises SourceError.
+    Without the branches if the server lost its history file, or if the connection is an ordinary one. Raises
+    SourceError.
     """
     if number <= 1:
         return Timeline(number)
@@ -283,23 +282,23 @@ def timeline_of(replication: Session, number: int) -> Timeline:
 
 
 def wal_position(session: Session) -> Lsn:
-    """The end of the server's log as far as it is flushed: everything committed by now lies at or below it.
+    """The flushed end of the server's WAL: everything committed by now is at or before it.
 
     Decoding goes no further. Raises SourceError.
     """
     with translate_errors(
         "reading the WAL position"
-    ):  # a number, as text comes as bytes where the session has it as stored
+    ):  # a number, because text arrives as bytes in an as-stored session
         row = session.execute("SELECT pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint").fetchone()
     assert row is not None
     return Lsn(int(str(row[0])))
 
 
 def goal(session: Session) -> int:
-    """A position that everything committed by now lies at or below, and that a quiet server's stream reaches.
+    """A position that everything committed by now does not exceed, and that even an idle server's stream reaches.
 
-    A small transactional message is written: its commit is flushed, so the stream soon passes it, which the bare end
-    of the log would not promise (it may stand inside a record, or behind asynchronous commits).
+    A small transactional message is written: its commit is flushed, so the stream soon passes it, which the bare end of
+    the WAL would not guarantee (it may be inside a record, or after asynchronous commits).
     """
     with translate_errors("fixing the goal of this run"):
         try:
@@ -311,7 +310,7 @@ def goal(session: Session) -> int:
 
 
 def beat(session: Session) -> None:
-    """Write a message of a few bytes in a transaction of its own, which the stream passes. Raises SourceError."""
+    """Write a message of a few bytes in its own transaction, which the stream passes. Raises SourceError."""
     with translate_errors("writing a heartbeat"):
         session.execute("SELECT pg_logical_emit_message(true, %s, 'heartbeat')", [OWN_MESSAGES])
 
@@ -330,23 +329,23 @@ _STANDBY_NAME = re.compile(r'"((?:[^"]|"")*)"|([^\s,()"]+)')
 def names_standby(names: str, application: str) -> bool:
     """Return True if a value of `synchronous_standby_names` lists the application name, or any (`*`).
 
-    PostgreSQL compares them without regard to case. Whether the standby is one of those waited for now, or takes over
-    from one that fails, is not asked: only roles with `pg_read_all_stats` may see that.
+    PostgreSQL compares case-insensitively. Whether the standby is currently waited for, or is only a candidate, is not
+    checked: that requires `pg_read_all_stats`.
     """
     listed = {(quoted.replace('""', '"') or bare).lower() for quoted, bare in _STANDBY_NAME.findall(names)}
     return bool(listed & {application.lower(), "*"})
 
 
 class SynchronousStandby:
-    """Whether PostgreSQL's commits may wait for a replication connection of ours, asked again every so many seconds."""
+    """Whether PostgreSQL's commits may wait for our replication connection, checked periodically."""
 
     ASKED_EVERY = 2.0
 
     def __init__(
         self, session: Session, replication: Session, longest: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`session`: any of this server; `replication`: the connection that streams, which is read by who asks:
-        a server that has not answered after `longest` seconds is given up.
+        """`session`: any of this server; `replication`: the streaming connection, which the caller reads: a server that
+        has not answered after `longest` seconds is given up.
         """
         self._session = session
         self._longest = longest
@@ -366,9 +365,9 @@ class SynchronousStandby:
 
 
 LOCK_WAIT: Final = "30s"
-"""How long a start waits for somebody's lock on a table: longer than most statements that alter one."""
+"""How long a start waits for a lock on a table: longer than most statements that alter one."""
 LOOK_WAIT: Final = "5s"
-"""How long one that only looks does, `check` for one, which says who holds what."""
+"""How long a read-only command such as `check` waits, which then reports who holds what."""
 
 _SHOWN: Final = 3
 _HOLDERS = (
@@ -388,22 +387,21 @@ _HOLDERS = (
     "AND c.relkind IN ('r', 'p') AND {condition} "
     "ORDER BY l.mode <> 'AccessExclusiveLock', n.nspname, c.relname, coalesce(x.prepared, a.xact_start)"
 )
-"""Tables that somebody else holds, those first that every reader waits for. In the end the table that each is a
-partition of, or itself.
+"""Tables locked by others, first those that block every reader. Last the root of each partition, or the table itself.
 """
 _OF_TABLES = (
     "l.mode IN ('AccessExclusiveLock', 'ExclusiveLock', 'ShareRowExclusiveLock', 'ShareLock', "
     "'ShareUpdateExclusiveLock') "
     "AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') AND n.nspname !~ '^pg_temp_'"
 )
-"""In a way that others wait for."""
+"""Lock modes that block others."""
 _OF_CATALOGS = "l.mode = 'AccessExclusiveLock' AND n.nspname = 'pg_catalog'"
-"""In a way that decoding waits for."""
+"""Locks that block decoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a table: a process, or of a prepared transaction its `gid`."""
+    """The holder of a table's lock: a process, or the `gid` of a prepared transaction."""
 
     table: TableName
     pid: int | None
@@ -420,7 +418,7 @@ class Holder:
 
     @property
     def remedy(self) -> str:
-        """How it is ended."""
+        """How to end it."""
         if self.gid is not None:
             gid = literal(self.gid)
             return f"end it in this database: COMMIT PREPARED {gid} or ROLLBACK PREPARED {gid}; then start again"
@@ -428,15 +426,15 @@ class Holder:
 
 
 def wait_for_locks(session: Session, *, looks: bool = False) -> None:
-    """Have the session wait no longer than that for what others hold; `looks`: it only looks. Raises SourceError."""
+    """Limit the session's waiting for locks; `looks`: to the limit for read-only commands. Raises SourceError."""
     with translate_errors("opening the session"):
         session.execute(f"SET lock_timeout = {literal(LOOK_WAIT if looks else LOCK_WAIT)}".encode())
 
 
 @contextmanager
 def holders_named(session: Session, patterns: Sequence[str]) -> Iterator[None]:
-    """Have a TableLocked that ends the block say who holds which table of those that the patterns of `source.tables`
-    choose, or, where nobody holds one of them, of any; `session` is not in a transaction then.
+    """Add to a TableLocked raised in the block who holds which table selected by `source.tables` or, if none of them is
+    locked, any table; `session` is not in a transaction then.
     """
     try:
         yield
@@ -451,7 +449,7 @@ def holders_named(session: Session, patterns: Sequence[str]) -> Iterator[None]:
 
 
 def holders(session: Session, chosen: Callable[[TableName], bool]) -> list[Holder]:
-    """Who holds locks on chosen tables that others wait for; if nobody, who holds any. Raises SourceError."""
+    """Holders of blocking locks on selected tables; if there are none, on any. Raises SourceError."""
     rows = _rows(session, _OF_TABLES)
     all_holders = [(_holder(row[:7]), TableName(str(row[7]), str(row[8]))) for row in rows]
     matching = [holder for holder, root in all_holders if chosen(holder.table) or chosen(root)]
@@ -459,7 +457,7 @@ def holders(session: Session, chosen: Callable[[TableName], bool]) -> list[Holde
 
 
 def catalog_holders(session: Session) -> list[Holder]:
-    """Who holds catalogs of this database exclusively, which decoding waits for. Raises SourceError."""
+    """Holders of exclusive locks on this database's catalogs, which block decoding. Raises SourceError."""
     return [_holder(row[:7]) for row in _rows(session, _OF_CATALOGS)]
 
 

@@ -1,12 +1,12 @@
-"""The slot: the server's promise to keep the log from a position on.
+"""Creates, finds, validates and drops replication slots, which make the server keep the WAL from a position on.
 
-A slot is made in two steps, so that a crash never leaves one that nobody can account for. First a *temporary* slot,
-which exports the snapshot of its consistent point and goes by itself when the connection does; then, when the stream
-was begun in bronze, a lasting copy of it under its real name. A slot of that name that bronze knows nothing of was
-therefore not made by a receiver that got lost, and is never taken over.
+A slot is created in two steps, so that a crash never leaves an unexplained one. First a *temporary* slot exports the
+snapshot of its consistent point and ends with its connection; then, after the stream was begun in bronze, a permanent
+copy is created under its real name. A slot of that name that bronze does not know was therefore not created by a
+crashed receiver, and is never taken over.
 
-Columns of `pg_replication_slots` came with versions: `conflicting` with 16, `synced`, `inactive_since` with 17,
-`two_phase_at` with 18. What is there is read; the rest is None.
+Columns of `pg_replication_slots` depend on the version: `conflicting` since 16, `synced`, `inactive_since` since 17,
+`two_phase_at` since 18. Missing ones are None.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from cdc_lake.source.sql_text import identifier
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """A slot as `pg_replication_slots` shows it. `retained` is the log it holds back, in bytes.
+    """A slot in `pg_replication_slots`. `retained`: the bytes of WAL it holds back.
 
-    `safe`: bytes that may still be written before it is in danger, None where nothing bounds what is kept; `failover`:
-    standbys may keep a copy of it, None before PostgreSQL 17, which does not tell; `two_phase`: transactions are sent
-    when they are prepared.
+    `safe`: bytes that may still be written before it is at risk, None if WAL retention is unlimited; `failover`:
+    standbys may keep a copy, None before PostgreSQL 17; `two_phase`: transactions are sent when they are prepared.
     """
 
     name: str
@@ -50,7 +49,7 @@ class SlotFacts:
 
     @property
     def is_lost(self) -> bool:
-        """True where the server dropped log that the slot needed."""
+        """Whether the server removed WAL that the slot needed."""
         return self.wal_status == "lost" or self.invalidation is not None
 
 
@@ -58,7 +57,7 @@ class SlotFacts:
 class ExportedSlot:
     """A new temporary slot: its consistent point, and the snapshot exported there.
 
-    The snapshot can be taken over by other sessions until the next command on the connection that made it.
+    Other sessions can import the snapshot until the next command on the connection that created it.
     """
 
     name: str
@@ -66,7 +65,7 @@ class ExportedSlot:
     snapshot: str
 
 
-# invalidation_reason and failover came with PostgreSQL 17: what is there is read
+# invalidation_reason and failover exist since PostgreSQL 17
 _SLOTS = (
     "SELECT s.slot_name::text, s.slot_type, s.plugin, s.database, s.temporary, s.active_pid, s.restart_lsn::text, "
     "s.confirmed_flush_lsn::text, s.wal_status, to_jsonb(s) ->> 'invalidation_reason', "
@@ -77,14 +76,14 @@ _SLOTS = (
 
 
 def find_slot(session: Session, name: str) -> SlotFacts | None:
-    """Look a slot up by name."""
+    """The slot of a name."""
     with translate_errors(f"looking up slot `{name}`"):
         row = session.execute(f"{_SLOTS} WHERE s.slot_name = %s".encode(), [name]).fetchone()
     return None if row is None else _facts(row)
 
 
 def all_slots(session: Session) -> list[SlotFacts]:
-    """Every slot of the server, of all databases and physical ones too, by name."""
+    """Every slot of the server, of all databases, including physical ones, by name."""
     with translate_errors("listing the slots"):
         rows = session.execute(f"{_SLOTS} ORDER BY s.slot_name".encode()).fetchall()
     return [_facts(row) for row in rows]
@@ -112,7 +111,7 @@ def _facts(row: Sequence[object]) -> SlotFacts:
 
 
 def slot_counters(session: Session, name: str) -> SlotCounters | None:
-    """What decoding a slot took the server; None where it has no such slot."""
+    """The server's decoding statistics of a slot; None if there is no such slot."""
     with translate_errors(f"reading the statistics of slot `{name}`"):
         row = session.execute(
             "SELECT spill_txns, spill_bytes, stream_txns, stream_bytes, total_txns, total_bytes, stats_reset "
@@ -127,12 +126,12 @@ def slot_counters(session: Session, name: str) -> SlotCounters | None:
 
 
 def temporary_name(slot: str) -> str:
-    """What a slot is called until it is kept."""
+    """The name of a slot's temporary form."""
     return f"{slot[:59]}_new"
 
 
 def export_slot(replication: Session, slot: str, plugin: str = PGOUTPUT) -> ExportedSlot:
-    """Make the temporary slot `<slot>_new` on a replication connection and export its snapshot."""
+    """Create the temporary slot `<slot>_new` on a replication connection and export its snapshot."""
     name = temporary_name(slot)
     row = command(
         replication.pgconn,
@@ -143,7 +142,7 @@ def export_slot(replication: Session, slot: str, plugin: str = PGOUTPUT) -> Expo
 
 
 def slots_in_use(session: Session) -> tuple[int, int]:
-    """How many lasting slots the server has, and how many it may have. Raises SourceError."""
+    """The number of permanent slots, and the server's maximum. Raises SourceError."""
     with translate_errors("counting replication slots"):
         row = session.execute(
             "SELECT (SELECT count(*) FROM pg_replication_slots WHERE NOT temporary), "
@@ -155,16 +154,16 @@ def slots_in_use(session: Session) -> tuple[int, int]:
 
 
 def keep_slot(session: Session, exported: ExportedSlot, slot: str) -> None:
-    """Make the lasting copy `slot` of a temporary slot, at the same position."""
+    """Create the permanent copy `slot` of a temporary slot, at the same position."""
     with translate_errors(f"creating slot `{slot}`"):
         session.execute("SELECT pg_copy_logical_replication_slot(%s, %s, false)", [exported.name, slot])
 
 
 def make_two_phase(session: Session, slot: str, plugin: str) -> Lsn:
-    """Make a lasting slot with two-phase decoding; where it begins.
+    """Create a permanent slot with two-phase decoding; returns its starting point.
 
-    By the function, which has it from PostgreSQL 14 on, the command from 15. The server waits for every transaction
-    that runs, prepared ones too.
+    By the function, which supports it since PostgreSQL 14, the command since 15. The server waits for all running
+    transactions, including prepared ones.
     """
     with translate_errors(f"creating slot `{slot}`"):
         row = session.execute(
@@ -176,34 +175,34 @@ def make_two_phase(session: Session, slot: str, plugin: str) -> Lsn:
 
 @contextmanager
 def whole_copy(session: Session, slot: str) -> Iterator[str]:
-    """The name of a copy of `slot` that goes at the end, also of one that is read by others just now.
+    """The name of a copy of `slot` that is dropped at the end; works while `slot` is in use.
 
-    It has no two-phase decoding: prepared transactions come whole at their end, also where `slot` is behind their
-    PREPARE. Raises SourceError.
+    The copy has no two-phase decoding: prepared transactions come completely at their end, even if `slot` is after
+    their PREPARE. Raises SourceError.
     """
     copy = f"{slot[:51]}_{session.info.backend_pid}"
     with translate_errors(f"copying slot `{slot}`"):
         session.execute("SELECT pg_copy_logical_replication_slot(%s, %s, true)", [slot, copy])
     yield copy
-    drop_slot(session, copy)  # after an error the session is of no more use, and the slot goes with it
+    drop_slot(session, copy)  # after an error the session is unusable, and the slot ends with it
 
 
 def keep_on_standbys(replication: Session, name: str) -> None:
-    """Let standbys keep a copy of a slot that nobody reads (PostgreSQL 17 and newer)."""
+    """Let standbys keep a copy of an unused slot (PostgreSQL 17 and newer)."""
     command(replication.pgconn, f"ALTER_REPLICATION_SLOT {identifier(name)} (FAILOVER true)", f"altering slot `{name}`")
 
 
 def drop_slot(session: Session, name: str) -> None:
-    """Drop a slot that nobody reads."""
+    """Drop an unused slot."""
     with translate_errors(f"dropping slot `{name}`"):
         session.execute("SELECT pg_drop_replication_slot(%s)", [name])
 
 
 def drop_slot_when_free(session: Session, name: str, patience: float) -> None:
-    """Drop a slot, waiting up to `patience` seconds for who reads it to leave: on a replication connection at the
-    server, on another one by attempts.
+    """Drop a slot, waiting up to `patience` seconds until it is unused: on a replication connection at the server,
+    otherwise by retries.
 
-    Raises SlotActive where it is read until then, and what else the server says.
+    Raises SlotActive if it is still in use then, and the server's errors.
     """
     doing = f"dropping slot `{name}`"
     if for_replication(session):
@@ -215,7 +214,7 @@ def drop_slot_when_free(session: Session, name: str, patience: float) -> None:
 
 
 def advance_slot(session: Session, name: str, upto: Lsn) -> Lsn:
-    """Let a slot that nobody reads forget everything up to a position; how far it then is."""
+    """Let an unused slot discard everything up to a position; returns its new position."""
     with translate_errors(f"advancing slot `{name}`"):
         row = session.execute("SELECT end_lsn::text FROM pg_replication_slot_advance(%s, %s)", [name, str(upto)])
         return Lsn.parse(str((row.fetchone() or ("",))[0]))
@@ -224,10 +223,10 @@ def advance_slot(session: Session, name: str, upto: Lsn) -> Lsn:
 def check_slot(
     facts: SlotFacts | None, name: str, database: str, held: int, plugin: str = PGOUTPUT, *, two_phase: bool = False
 ) -> SlotFacts:
-    """The slot, if a stream that bronze holds up to `held` can go on from it; raises what fits otherwise.
+    """The slot, if a stream that is in bronze up to `held` can resume from it; otherwise raises the error that fits.
 
-    Whether somebody else reads it just now is not asked here: that is for the attempt to start. Where `two_phase` is
-    asked for and the slot does not have it yet, pgoutput gives it to the slot when the stream is started.
+    Whether another process uses it is not checked here; starting the stream finds out. If `two_phase` is requested and
+    the slot does not have it yet, pgoutput enables it when the stream starts.
     """
     if facts is None:
         raise SlotMissing(f"slot `{name}` does not exist; bronze contains changes up to {Lsn(held)}")
@@ -235,7 +234,7 @@ def check_slot(
     if facts.is_lost or facts.confirmed is None:
         raise useless(name, facts.invalidation or facts.wal_status or "no confirmed position", str(Lsn(held)))
     if facts.confirmed.value > held:
-        # The server would move our start forward without a word.
+        # The server would silently move our start forward.
         raise SlotAhead(
             f"{facts.confirmed.value - held} bytes are missing: slot `{name}` is confirmed up to {facts.confirmed}, "
             f"but bronze ends at {Lsn(held)}"
@@ -267,10 +266,10 @@ _EXTRAS = (
 
 @dataclass(frozen=True, slots=True)
 class SlotStatistics:
-    """`application`, `address`: of who reads it; `catalog_age`: transactions since `catalog_xmin`.
+    """`application`, `address`: of the reader; `catalog_age`: transactions since `catalog_xmin`.
 
-    `freeze_age`, `keep_size` and `idle_timeout` are the server's settings, the last None where the server has no such
-    limit (before 18) or it is off; `keep_size` is None where nothing bounds what is kept.
+    `freeze_age`, `keep_size` and `idle_timeout` are the server's settings, the last None if the server has no such
+    limit (before 18) or it is off; `keep_size` is None if retention is unlimited.
     """
 
     application: str | None
@@ -288,7 +287,7 @@ class SlotStatistics:
 
 
 def slot_extras(session: Session, name: str) -> SlotStatistics | None:
-    """Look; None where the slot is not there. Raises SourceError."""
+    """The statistics; None if the slot does not exist. Raises SourceError."""
     with translate_errors(f"looking up slot `{name}`"):
         row = session.execute(_EXTRAS.encode(), [name]).fetchone()
     if row is None:

@@ -1,10 +1,11 @@
-"""Peeks at what a slot still has and bronze does not, without row values and without confirming anything.
+"""Peeks at the changes of a slot that bronze does not have, without row values and without confirming anything.
 
-The server is asked for the kind and relation of each change alone; of test_decoding for the heads of its lines.
+The server returns only the kind and relation of each change; for test_decoding the beginning of each line.
 
-PostgreSQL 15 to 17 send no PREPARE of a transaction that only locked rows. Of any other one it was sent on a
-connection before, and what was kept of it is lost. The server can tell: it keeps the log of a prepared transaction
-until its end is confirmed, and a copy of the slot, which has no two-phase decoding, has it whole at that end.
+PostgreSQL 15 to 17 send no PREPARE of a transaction that only locked rows. Any other PREPARE was sent on an earlier
+connection, and its stored changes were lost. The server can distinguish them: it keeps the WAL of a prepared
+transaction until its end is confirmed, and a copy of the slot, without two-phase decoding, sends it completely at that
+end.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ HEAD: Final = (
     "CASE WHEN data ~ ': TRUNCATE:[a-z_() -]*$' THEN data "
     f"ELSE substring(data FROM '^table {_NAME}[.]{_NAME}: [A-Z]+:') END"
 )
-"""The head of a row's line, all of a TRUNCATE's, NULL of what has none."""
+"""The beginning of a row's line, the whole line of a TRUNCATE, otherwise NULL."""
 PEEKED: Final = (
     "pg_logical_slot_peek_changes("
     f"%s, %s::pg_lsn, NULL, {', '.join(literal(word) for pair in LINE_OPTIONS.items() for word in pair)})"
 )
-"""What a slot without two-phase decoding would print, up to a position."""
+"""The output of a slot without two-phase decoding, up to a position."""
 
 
 def as_bytes(value: object) -> bytes:
-    """Text, which comes as bytes where the database is in SQL_ASCII and the session has it as stored."""
+    """Text as bytes, which it already is in an as-stored session of an SQL_ASCII database."""
     return value.encode() if isinstance(value, str) else bytes(value)  # type: ignore[call-overload]  # a bytea
 
 
 def changed_by(head: bytes) -> tuple[TableName, ...]:
-    """The tables that a line with this head changes. Raises DecodeError."""
+    """The tables changed by a line with this beginning. Raises DecodeError."""
     return tables_of(head, _UTF8) or ()
 
 
@@ -75,10 +76,10 @@ _PEEK_LINES = (
 def peek_pending(
     session: Session, slot: str, publication: str, after: int, upto: int, *, two_phase: bool = False
 ) -> list[PendingTransaction]:
-    """Transactions above `after` that change published tables, up to at least `upto`.
+    """Transactions after `after` that change published tables, up to at least `upto`.
 
-    A slot with `two_phase` decoding is read by a copy. `session` must not be in a transaction. Raises SlotActive while
-    a receiver reads the slot.
+    A slot with `two_phase` decoding is read through a copy. `session` must not be in a transaction. Raises SlotActive
+    while a receiver uses the slot.
     """
     with (
         _peekable_slot(session, slot, two_phase=two_phase) as name,
@@ -99,7 +100,7 @@ def unlanded_lines(
     *,
     two_phase: bool = False,
 ) -> list[PendingTransaction]:
-    """The same of a slot of test_decoding, whose lines are of all tables: those that change one that `takes` takes."""
+    """The same for test_decoding, whose lines cover all tables: transactions that change one selected by `takes`."""
     with (
         _peekable_slot(session, slot, two_phase=two_phase) as name,
         translate_errors(f"peeking into slot `{slot}`"),
@@ -122,7 +123,7 @@ def unlanded_lines(
 
 @contextmanager
 def _peekable_slot(session: Session, slot: str, *, two_phase: bool) -> Iterator[str]:
-    """A slot that sends prepared transactions whole: `slot`, or a copy of it. Raises SlotActive."""
+    """A slot that sends prepared transactions completely: `slot`, or a copy of it. Raises SlotActive."""
     if not two_phase:
         yield slot
         return
@@ -133,7 +134,7 @@ def _peekable_slot(session: Session, slot: str, *, two_phase: bool) -> Iterator[
 
 
 def transactions(messages: Iterable[tuple[int, bytes]], after: int) -> list[PendingTransaction]:
-    """The transactions in pgoutput messages `(xid, bytes)` of kinds C D I R T U that end above `after`."""
+    """The transactions in pgoutput messages `(xid, bytes)` of kinds C D I R T U that end after `after`."""
     names: dict[int, TableName] = {}
     touched: set[TableName] = set()
     pending: list[PendingTransaction] = []
@@ -162,14 +163,14 @@ def _require_table(names: dict[int, TableName], oid: int) -> TableName:
 
 
 WINDOW: Final = 64 << 20
-"""Bytes of log behind the end that was asked for which are looked through with it: more ends may lie there."""
+"""Bytes of WAL after the requested end that are examined together with it: more ends may be there."""
 _XIDS: Final = 1 << 32
 _LOOK: Final = 0.2  # seconds
-_PATIENCE: Final = 2.0  # seconds that a server gets to end a look
+_PATIENCE: Final = 2.0  # seconds that a server gets to end a query
 
 Changed: TypeAlias = Callable[[Session, str, str, str], set[int]]
-"""By a session, of a slot without two-phase decoding: ids of the transactions that end up to one position and changed
-what is captured before another one. Raises SourceError.
+"""Given a session, a slot without two-phase decoding and positions: ids of the transactions that end up to one position
+and changed captured tables before another one. Raises SourceError.
 """
 
 _CHANGED_BEFORE: Final = (
@@ -182,7 +183,7 @@ _CHANGED_BEFORE_LINES: Final = (
 
 
 def by_messages(options: Mapping[str, str]) -> Changed:
-    """Of pgoutput, which is asked for `options`: by version 1 and without two-phase decoding."""
+    """For pgoutput with `options`: protocol version 1, without two-phase decoding."""
     words = [word for pair in options.items() for word in pair]
 
     def find_changed(session: Session, slot: str, upto: str, before: str) -> set[int]:
@@ -193,7 +194,7 @@ def by_messages(options: Mapping[str, str]) -> Changed:
 
 
 def by_lines(takes: Callable[[TableName], bool]) -> Changed:
-    """Of test_decoding, whose lines are of all tables: of those that `takes` takes."""
+    """For test_decoding, whose lines cover all tables: those selected by `takes`."""
 
     def find_changed(session: Session, slot: str, upto: str, before: str) -> set[int]:
         with as_stored(session):
@@ -205,10 +206,10 @@ def by_lines(takes: Callable[[TableName], bool]) -> Changed:
 
 
 class MissingPrepareProbe:
-    """Those of one connection, which starts at `start`, by a session that is used for nothing else meanwhile.
+    """Finds missing PREPAREs of a connection that begins at `start`, through a dedicated session.
 
-    `changes`: how its plugin tells. `tick` is called now and then while the server looks; what it raises breaks the
-    look off.
+    `changes`: the query of its plugin. `tick` is called periodically while the server works; its exceptions abort the
+    query.
     """
 
     def __init__(self, session: Session, slot: str, changes: Changed, start: int, tick: Callable[[], object]) -> None:
@@ -226,10 +227,10 @@ class MissingPrepareProbe:
         self._changed_xids: set[int] = set()
 
     def has_changes(self, xid: int, end_lsn: int) -> bool:
-        """Whether `xid`, committed by a record that ends at `end_lsn`, changed what is published.
+        """Whether `xid`, committed by a record that ends at `end_lsn`, changed published tables.
 
-        The server is asked about those only that may have been prepared before this connection's start: of a younger
-        one that changed something it would have sent the PREPARE on it. Raises SourceError.
+        The server is queried only for transactions that may have been prepared before this connection's start: it would
+        have sent the PREPARE of a later one that changed something. Raises SourceError.
         """
         if (self._next - 1 - xid) % _XIDS >= _XIDS // 2:
             return False
@@ -246,15 +247,15 @@ class MissingPrepareProbe:
         return xid in self._changed_xids
 
     def _break_off(self, looking: Future[None]) -> None:
-        """End a look that may take hours, also where the server does not answer. The session is of no more use."""
-        with suppress(psycopg.Error):  # what `tick` raised is told, and may be why nothing can be cancelled
+        """Abort a query that may take hours, even if the server does not answer. The session is unusable then."""
+        with suppress(psycopg.Error):  # the exception of `tick` is raised, and may be why cancelling fails
             self._session.cancel_safe(timeout=_PATIENCE)
         if not wait([looking], _PATIENCE).done:
             with socket.socket(fileno=os.dup(self._session.fileno())) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _peek_changes(self, end_lsn: int) -> None:
-        """What was prepared before this connection's start has all its changes there."""
+        """Transactions prepared before this connection's start have all their changes there."""
         upto = max(end_lsn, min(end_lsn + WINDOW, wal_position(self._session).value))
         with whole_copy(self._session, self._slot) as copy, translate_errors(f"peeking into slot `{self._slot}`"):
             self._changed_xids |= self._changes(self._session, copy, str(Lsn(upto)), str(Lsn(self._start)))

@@ -1,21 +1,19 @@
-"""The initial copy: every published table as of the slot's consistent point, read by `COPY … TO STDOUT`.
+"""The initial copy: reads every published table as of the slot's consistent point by `COPY … TO STDOUT`.
 
-It reads inside the slot's exported snapshot, so that values have the very text the stream will have for them, and no
-row is seen twice or not at all between the two. It calls libpq directly: psycopg's copy costs more for each row than
-the row does. The server sends one row a message.
+It reads inside the slot's exported snapshot, so values have the same text as in the stream, and no row is duplicated or
+lost between the two. It uses libpq directly: psycopg's copy costs more per row than the row itself. The server sends
+one row per message.
 
 Several readers copy a stored table in ranges of its blocks by TID range scans (PostgreSQL 14 and newer): each row of
-the snapshot is in exactly one, because rows do not move. A rewrite would move them: the readers shut it out and notice
-it. The last range has no end, for blocks that came while the first ones were counted. A partitioned table is read
-partition by partition, with the rights that asks for; without them, and for what has no blocks (a foreign table), it
-is one part.
+the snapshot is in exactly one, because rows do not move. The readers lock out and detect rewrites, which would move
+them. The last range has no end, for blocks added after the first were counted. A partitioned table is read partition by
+partition, if privileges allow; otherwise, and for tables without blocks (foreign tables), it is one part.
 
-SQL functions export no snapshot. There a temporary slot is made, then a snapshot is taken, and the slot is asked which
-transactions ended in between. Those that the snapshot shows have to come first in the order of the log: then the slot
-is moved behind them, and what it sends is exactly what the snapshot does not show; otherwise another snapshot is
-taken. A transaction may have its commit record in the log before the slot begins and still be invisible (while it
-waits for a standby, for example), so every transaction that runs when the slot is there has to end before a snapshot
-counts.
+SQL functions export no snapshot. Instead a temporary slot is created, then a snapshot is taken, and the slot is queried
+for the transactions that ended in between. If those visible in the snapshot come first in WAL order, the slot is
+advanced past them, and it sends exactly what the snapshot does not show; otherwise another snapshot is taken. A
+transaction may have its commit record in the WAL before the slot begins and still be invisible (for example while it
+waits for a standby), so every transaction running when the slot was created must end before a snapshot counts.
 """
 
 from __future__ import annotations
@@ -49,14 +47,14 @@ from cdc_lake.source.postgres.snapshot_visibility import SnapshotPredicate, visi
 from cdc_lake.source.sql_text import identifier, literal, quote_table
 
 _RANGE_CHUNKS = 4
-"""Chunks of one range: the last one is smaller than the others, so ranges are not too short."""
-_ROWS_A_BLOCK = 60  # where the planner does not know
+"""Chunks per range: the last chunk is smaller than the others, so ranges must not be too short."""
+_ROWS_A_BLOCK = 60  # if the planner has no estimate
 _BLOCKS_AT_MOST = 131_072  # 1 GiB in blocks of 8 KiB
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Blocks of a stored table: from `first` on to before `until`, None: to its end."""
+    """Blocks of a stored table: from `first` to before `until`, None: to its end."""
 
     stored: TableName
     first: int = 0
@@ -64,7 +62,7 @@ class Range:
 
     @property
     def condition(self) -> str | None:
-        """The SQL that only its rows meet; None where all do."""
+        """The SQL condition of its rows; None for all rows."""
         bounds = [f"ctid >= '({self.first},0)'::tid"] if self.first else []
         bounds += [f"ctid < '({self.until},0)'::tid"] if self.until is not None else []
         return " AND ".join(bounds) or None
@@ -72,7 +70,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A table with rows of its own: an ordinary one, a partition, or a foreign table. `rows`: as the planner thinks."""
+    """A table with rows of its own: an ordinary one, a partition, a foreign table. `rows`: the planner's estimate."""
 
     name: TableName
     kind: str
@@ -83,7 +81,7 @@ class _Stored:
 
 
 def ranges_of(session: Session, relation: Relation, chunk_rows: int) -> Sequence[Range]:
-    """The parts of a table in the session's snapshot; none where it is to be read as a whole. Raises SourceError."""
+    """The parts of a table in the session's snapshot; none if it must be read as a whole. Raises SourceError."""
     stored = _stored_parts(session, relation.table)
     if not all(stored_part.readable for stored_part in stored) and [stored_part.name for stored_part in stored] != [
         relation.table
@@ -105,7 +103,7 @@ def _cut(stored: _Stored, chunk_rows: int) -> Iterator[Range]:
 
 
 def _stored_parts(session: Session, table: TableName) -> list[_Stored]:
-    """The table itself, or the partitions that hold its rows, as the session's snapshot has them."""
+    """The table itself, or the partitions with its rows, in the session's snapshot."""
     with translate_errors(f"looking up the parts of {table}"):
         rows = session.execute(
             "WITH RECURSIVE tree AS ("
@@ -137,7 +135,7 @@ def _stored_parts(session: Session, table: TableName) -> list[_Stored]:
 def copy_out(session: Session, statement: str, doing: str) -> Iterator[Any]:
     """The rows of a COPY as the server sends them, views of bytes with their line feed. Raises SourceError.
 
-    Who does not take all of them closes the session by it.
+    If not read to the end, the session is closed.
     """
     pgconn = session.pgconn
     _begin(pgconn, statement, doing)
@@ -178,8 +176,7 @@ def _rows(pgconn: pq.abc.PGconn, doing: str) -> Iterator[Any]:
 
 
 _UTF8: Final = Codec()
-# A table and its partitions of now, as the snapshot knows them: none was rewritten since, and neither the table nor the
-# part of it is another one.
+# A table and its current partitions in the snapshot: not rewritten since, and with the same identity.
 _STILL: Final = (
     "SELECT NOT bool_or(NULLIF(c.relfilenode, 0) IS DISTINCT FROM pg_relation_filenode(c.oid)), "
     "bool_or((n.nspname, c.relname) = (%s, %s) AND c.oid = %s::regclass), bool_or((n.nspname, c.relname) = (%s, %s)) "
@@ -190,10 +187,10 @@ _STILL: Final = (
 
 @contextmanager
 def import_snapshot(session: Session, snapshot: str, *, others: bool = False) -> Iterator[Session]:
-    """A transaction in which `session` sees exactly the exported snapshot; raises SourceError where it is gone.
+    """A transaction in which `session` sees exactly the exported snapshot; raises SourceError if it does not exist.
 
-    `others`: sessions beside it read the same tables, and who wants to alter one may wait for those; alone it waits
-    for a lock as long as it takes.
+    `others`: other sessions read the same tables, and an ALTER may wait for those; alone it waits for locks without a
+    limit.
     """
     with translate_errors("importing the slot's snapshot"):
         session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -204,9 +201,7 @@ def import_snapshot(session: Session, snapshot: str, *, others: bool = False) ->
         yield session
     finally:
         if not session.broken and not session.closed:
-            with translate_errors(
-                "ending the snapshot"
-            ):  # a session that rested does not know yet that its peer is gone
+            with translate_errors("ending the snapshot"):  # an idle session does not know yet that its peer is gone
                 session.execute("ROLLBACK")
 
 
@@ -219,15 +214,15 @@ def read_chunks(
     codec: Codec = _UTF8,
     within: Range | None = None,
 ) -> Iterator[pa.ChunkedArray]:
-    """The rows of a table, or of a part of it, as arrays of text by position in the layout; nothing where it is empty.
+    """The rows of a table or a part of it, as arrays of text by position in the layout; nothing if it is empty.
 
-    `session` is inside a transaction (`exported`); raises SourceError, TableRewritten where the snapshot is too old,
+    `session` is inside a transaction (`exported`); raises SourceError, TableRewritten if the snapshot is too old,
     TextNotInEncoding.
     """
     stored = relation.table if within is None else within.stored
     _hold_still(session, relation, stored)
     columns = ", ".join(identifier(name) for name in relation.names)
-    # A partitioned table copies only by a query; inheritance children are tables of their own in a publication.
+    # COPY of a partitioned table needs a query; inheritance children are separate tables in a publication.
     only = "ONLY " if within is not None or _has_rows_itself(session, relation) else ""
     conditions = [f"({row_filter})"] if row_filter else []
     conditions += [within.condition] if within is not None and within.condition is not None else []
@@ -239,11 +234,10 @@ def read_chunks(
 
 
 def _hold_still(session: Session, relation: Relation, stored: TableName) -> None:
-    """Lock out rewrites of a table, then see whether one came before the lock: a rewritten table looks empty to older
-    snapshots. Nor may another table have its name now, or that of `stored`, the part of it that is to be read.
+    """Lock out rewrites of a table, then check for one before the lock: a rewritten table looks empty to older
+    snapshots. Nor may another table have its name now, or that of `stored`, the part to be read.
 
-    The catalog as of the snapshot is compared with what the server's caches say now (`pg_relation_filenode`,
-    `regclass`).
+    The catalog as of the snapshot is compared with the server's current caches (`pg_relation_filenode`, `regclass`).
     """
     name = quote_table(relation.table)
     with translate_errors(f"locking {relation.table} against rewrites"):
@@ -266,7 +260,7 @@ def _has_rows_itself(session: Session, relation: Relation) -> bool:
     return result is not None and bool(result[0])
 
 
-# both plugins begin what they send of a COMMIT with a C
+# the COMMIT messages of both plugins begin with C
 _COMMITS = (
     "SELECT lsn::text, xid::text::bigint FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, VARIADIC %s::text[]) "
     "WHERE get_byte(data, 0) = 67"
@@ -286,8 +280,8 @@ def create_slot_with_snapshot(
 ) -> Iterator[ExportedSlot]:
     """A temporary slot of `holder`, and a snapshot of what was committed up to its position, exported by `reading`.
 
-    It can be taken over by other sessions as long as this lasts. `pause` is called between two looks, and may raise.
-    Raises SourceError.
+    Other sessions can import it inside the block. `pause` is called between two attempts, and may raise. Raises
+    SourceError.
     """
     name = temporary_name(slot)
     with translate_errors(f"creating slot `{name}`"):
@@ -317,7 +311,7 @@ def _export_snapshot(session: Session) -> str:
 
 
 def _wait_for_running(session: Session, pause: Callable[[], None]) -> None:
-    """Wait until every transaction that has an id by now has ended."""
+    """Wait until every transaction that currently has an id has ended."""
     with translate_errors("waiting for running transactions"):
         row = session.execute("SELECT pg_current_xact_id()::text").fetchone()
         assert row is not None
@@ -334,7 +328,7 @@ def _commits(
     session: Session, slot: str, options: list[str], shown: SnapshotPredicate, pause: Callable[[], None]
 ) -> list[tuple[Lsn, int]]:
     """Position and id of every transaction that the slot has up to a snapshot's position, and maybe beyond."""
-    goal(session)  # a commit of our own flushes what the snapshot shows, and decoding goes as far as that
+    goal(session)  # our own commit flushes the snapshot's transactions, and decoding reaches it
     with translate_errors(f"peeking into slot `{slot}`"):
         while wal_position(session).value < shown.position:
             pause()
@@ -343,7 +337,7 @@ def _commits(
 
 
 def _visible_end(begins: Lsn, shown: SnapshotPredicate, commits: list[tuple[Lsn, int]]) -> Lsn | None:
-    """Where the transactions end that the snapshot shows; None where others stand among them."""
+    """The end of the transactions visible in the snapshot; None if invisible ones are among them."""
     shown_flags = [shown.shows(xid, position.value) for position, xid in commits]
     count = sum(shown_flags)
     if not all(shown_flags[:count]):

@@ -1,9 +1,9 @@
-"""A source table for a comparison, and the predicate that says which transactions its snapshot shows.
+"""Reads a source table for a comparison, with a predicate for the transactions visible in its snapshot.
 
 `pg_current_snapshot()` prints `xmin:xmax:xip,…` in 64-bit transaction ids (PostgreSQL docs, "Transaction ID and
-Snapshot Information"): visible is what is below xmin, or below xmax and not in the list. The stream carries the lower
-32 bits. Of a transaction whose commit lies below the snapshot's position the id was given out by then, so it is the
-newest such id with these bits; bronze may hold transactions that are older than any distance of 32-bit ids.
+Snapshot Information"): ids below xmin are visible, and those below xmax that are not in the list. The stream has the
+lower 32 bits. A transaction that committed before the snapshot's position had its id by then, so it is the newest such
+id with these bits; bronze may contain transactions older than the range of 32-bit ids.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from cdc_lake.source.sql_text import identifier, quote_table
 def read_blocks(
     session: Session, relation: Relation, codec: Codec, row_filter: str | None = None
 ) -> Iterator[pa.Table]:
-    """All rows of a table that the stream would carry, one large_string column a column of the relation, by its name,
-    a block of about 16 MB at a time.
+    """All rows of a table that the stream would contain, one large_string column for each column of the relation, in
+    blocks of about 16 MB.
 
-    Reads in the transaction `session` is in. Raises SourceError.
+    Reads in the current transaction of `session`. Raises SourceError.
     """
     columns = ", ".join(identifier(name) for name in relation.names)
     statement = csv_statement(f"SELECT {columns} FROM {_rows_of(session, relation.table, row_filter)}")
@@ -47,9 +47,9 @@ def read_blocks(
 def sum_rows(
     session: Session, table: TableName, hashed: HashSql, row_filter: str | None = None
 ) -> Iterator[tuple[int, int, int]]:
-    """The same rows summed up by the server: bucket, number of rows, sum of their hashes. Raises SourceError.
+    """The same rows summed by the server: bucket, number of rows, sum of their hashes. Raises SourceError.
 
-    The planner thinks that there are as many buckets as keys, and would sort the whole table by them.
+    The planner assumes as many buckets as keys, and would sort the whole table by them.
     """
     statement = hashed.sums(_rows_of(session, table, row_filter))
     with translate_errors(f"hashing {table}"), session.cursor() as cursor:
@@ -66,7 +66,7 @@ def _rows_of(session: Session, table: TableName, row_filter: str | None) -> str:
 
 
 def _has_rows_itself(session: Session, table: TableName) -> bool:
-    """A partitioned table has its rows in its partitions; children by inheritance are tables of their own."""
+    """Whether a table has its own rows: a partitioned one does not; inheritance children are separate tables."""
     with translate_errors(f"looking up {table}"):
         row = session.execute(
             "SELECT relkind = 'r' FROM pg_class WHERE oid = %s::regclass", [quote_table(table)]
@@ -79,52 +79,52 @@ _WHOLE = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPredicate:
-    """A snapshot as a predicate, and a position that no transaction it shows lies above."""
+    """A snapshot as a predicate, and a position that no visible transaction exceeds."""
 
     xmin: int
     xmax: int
     in_progress: frozenset[int]
     position: int
     newest: int
-    """No id above it was given out when the position was read."""
+    """No higher id was assigned when the position was read."""
 
     @classmethod
     def parse(cls, snapshot: str, position: int, given_out: int = 0) -> SnapshotPredicate:
-        """Read the server's text; `given_out`: how many ids were from xmax on. Raises ValueError if it is malformed."""
+        """Parse the server's text; `given_out`: number of assigned ids from xmax on. Raises ValueError if malformed."""
         xmin, xmax, running = snapshot.split(":")
         in_progress = frozenset(int(x) for x in running.split(",") if x)
         return cls(int(xmin), int(xmax), in_progress, position, int(xmax) + given_out)
 
     def shows(self, xid: int, position: int) -> bool:
-        """Whether the snapshot shows the transaction that committed at a position, by its id as the stream gives it."""
+        """Whether the transaction that committed at a position is visible, by its id in the stream."""
         return position <= self.position and self.shows_whole(self.full_xid(xid))
 
     def shows_whole(self, full_xid: int) -> bool:
-        """Whether the snapshot shows the transaction of a 64-bit id."""
+        """Whether the transaction of a 64-bit id is visible."""
         return full_xid < self.xmin or (full_xid < self.xmax and full_xid not in self.in_progress)
 
     @property
     def column(self) -> str:
-        """Column of bronze's COMMIT rows that holds the number: xid or csn."""
+        """The column of bronze's COMMIT rows with the number: xid or csn."""
         return "xid"
 
     def may_be_hidden(self, numbers: Any, positions: Any) -> Any:
-        """For int64 ndarrays of numbers and positions a bool ndarray: False if the snapshot surely shows it."""
+        """For int64 ndarrays of numbers and positions a bool ndarray: False if the transaction is certainly visible."""
         return (positions > self.position) | (self.newest - (self.newest - numbers) % _WHOLE >= self.xmin)
 
     def full_xid(self, xid: int) -> int:
-        """The 64-bit id that a 32-bit one stands for, if it was given out when the position was read."""
+        """The 64-bit id of a 32-bit one that was assigned before the position was read."""
         return self.newest - (self.newest - xid) % _WHOLE
 
 
 @contextmanager
 def visible(session: Session, tables: Sequence[TableName] = ()) -> Iterator[SnapshotPredicate]:
-    """A read-only transaction that sees one snapshot of `tables` throughout, and that snapshot as a predicate.
+    """A read-only transaction with one snapshot of `tables` throughout, and that snapshot as a predicate.
 
     The tables are locked against TRUNCATE and rewriting ALTER TABLE before the snapshot is taken: these are not
     MVCC-safe, and the snapshot would see an empty table (PostgreSQL docs, "Caveats" of concurrency control). Rows can
-    be changed meanwhile. The position is taken after the snapshot and at the end of what is inserted, not flushed: a
-    transaction may be seen before its commit record is on disk.
+    change meanwhile. The position is taken after the snapshot and is the insert position, not the flush position: a
+    transaction may be visible before its commit record is on disk.
     """
     with translate_errors("taking a snapshot of the source"):
         session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -136,8 +136,7 @@ def visible(session: Session, tables: Sequence[TableName] = ()) -> Iterator[Snap
         snapshot = str(row[0])
         end = session.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
         xmax = int(snapshot.split(":")[1]) % _WHOLE
-        # the distance to the next id that will be given out (xid_age in PostgreSQL's xid.c); takes no id itself, for
-        # which others that create a slot would wait
+        # the distance to the next id (xid_age in PostgreSQL's xid.c); assigns no id, for which slot creation would wait
         later = session.execute("SELECT age(%s::text::xid)", [xmax]).fetchone()
     assert end is not None
     assert later is not None

@@ -1,11 +1,11 @@
-"""The stream of a PostgreSQL slot: what its plugin sends, over the replication protocol or by SQL functions.
+"""The stream of a PostgreSQL slot: the output of its plugin, over the replication protocol or SQL functions.
 
-Follows the PostgreSQL documentation, chapter "Streaming Replication Protocol": inside CopyBoth, `w` carries WAL data
-and `k` a keepalive; the answer is `r`, the standby status. The server flushes every message: `source.socket_io` waits
-for more than one. What comes behind a warning that changes were left out is not read (`source.postgres.publication`).
+It follows the PostgreSQL documentation, chapter "Streaming Replication Protocol": inside CopyBoth, `w` has WAL data and
+`k` is a keepalive; the answer is `r`, the standby status. The server flushes every message: `source.socket_io` waits
+for more than one. Nothing is read after a warning that changes were omitted (`source.postgres.publication`).
 
-By SQL functions, what a plugin sends as bytes (pgoutput) is peeked at by the binary function, lines (test_decoding) by
-the one for text, of which the server makes UTF-8. Decoding goes as far as the log is flushed, so it is flushed before.
+By SQL functions, bytes (pgoutput) are peeked at by the binary function, lines (test_decoding) by the text function,
+whose output the server converts to UTF-8. Decoding reaches only flushed WAL, so the WAL is flushed before.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from cdc_lake.source.postgres.server import wal_position
 from cdc_lake.source.socket_io import LONGEST, BatchingReader, IdleTimeout
 from cdc_lake.source.sql_text import start_command
 
-_STATUS = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply wanted
-_KEEPALIVE = struct.Struct(">QqB")  # WAL end, clock, reply wanted
+_STATUS = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply requested
+_KEEPALIVE = struct.Struct(">QqB")  # WAL end, clock, reply requested
 _START = struct.Struct(">Q")  # of 'w': start LSN, then WAL end and clock
 _DATA_HEADER = 25
 _DATA, _ALIVE = ord("w"), ord("k")
-_EPOCH_2000 = 946_684_800  # seconds from 1970 to PostgreSQL's own epoch
+_EPOCH_2000 = 946_684_800  # seconds from 1970 to PostgreSQL's epoch
 
 
 class PostgresStream:
@@ -57,9 +57,9 @@ class PostgresStream:
     ) -> None:
         """Start streaming after `start` (not before the slot's confirmed position: see `source.postgres.slot`).
 
-        `options`: the output plugin's (`source.postgres.plugins`). `silence`: seconds after which a server that says
-        nothing is given up (`source.socket_io`). `session` is a replication connection; where starting fails
-        (SlotActive), it may be tried again on it.
+        `options`: the output plugin's (`source.postgres.plugins`). `silence`: timeout in seconds for a silent server
+        (`source.socket_io`). `session` is a replication connection; if starting fails (SlotActive), it can be used for
+        a retry.
         """
         self._session = session
         self._pgconn = session.pgconn
@@ -89,7 +89,7 @@ class PostgresStream:
         return asked
 
     def poll(self, timeout: float) -> list[tuple[int, bytes]]:
-        """Frames, waiting up to `timeout` seconds. Raises PublicationMissing once everything before that was given."""
+        """Frames, waiting up to `timeout` seconds. Raises PublicationMissing after the frames before it."""
         self._left_out.check()
         return self._gathering.poll(timeout, self._take, self._due)
 
@@ -113,12 +113,12 @@ class PostgresStream:
         self._send_status(ping=True)
 
     def _due(self) -> float:
-        """Tell the server where we are if it is time; the seconds until it is again."""
+        """Send the status if it is due; returns the seconds until the next one."""
         self.tick()
         return self._told_at + self._interval - self._clock()
 
     def _take(self, frames: list[tuple[int, bytes]], limit: int) -> int:
-        """Take everything that is there, until about `limit` bytes; returns their size."""
+        """Take everything available, up to about `limit` bytes; returns the size."""
         size = self._drain(frames, limit)
         while size < limit and self._left_out.error is None:
             self._consume()
@@ -129,7 +129,7 @@ class PostgresStream:
         return size
 
     def _drain(self, frames: list[tuple[int, bytes]], limit: int) -> int:
-        """Take the messages libpq holds, until about `limit` bytes; returns their size."""
+        """Take the messages in libpq's buffer, up to about `limit` bytes; returns their size."""
         take, start_of, left_out = self._pgconn.get_copy_data, _START.unpack_from, self._left_out
         size = 0
         while size < limit:
@@ -144,7 +144,7 @@ class PostgresStream:
             kind = view[0]
             if kind == _DATA and length >= _DATA_HEADER:
                 size += length
-                # copied: a view would keep libpq's whole message alive
+                # copied: a view would keep libpq's whole message in memory
                 frames.append((start_of(view, 1)[0], bytes(view[_DATA_HEADER:])))
             elif kind == _ALIVE and length == 1 + _KEEPALIVE.size:
                 end, _, wanted = _KEEPALIVE.unpack_from(view, 1)
@@ -166,30 +166,30 @@ class PostgresStream:
             raise connection_lost_error(self._pgconn, "reading the stream") from broken
 
     def _send_status(self, *, ping: bool = False) -> None:
-        """The standby status: what was received, and what may be forgotten (flushed = applied = confirmed)."""
+        """The standby status: the received position, and the confirmed one (flushed = applied = confirmed)."""
         written = max(self._received, self._confirmed)
         now = int((time.time() - _EPOCH_2000) * 1_000_000)
         status = _STATUS.pack(b"r", written, self._confirmed, self._confirmed, now, ping)
         try:
             self._pgconn.put_copy_data(status)
-            # What does not fit into the socket now goes out with the next status; we never wait here.
+            # What the socket does not accept now is sent with the next status; this never waits.
             self._pgconn.flush()
         except psycopg.OperationalError as broken:
             raise connection_lost_error(self._pgconn, "acknowledging a position") from broken
         self._told_at = self._clock()
 
 
-_PATIENCE = 15.0  # seconds for which somebody else may look into the slot, a comparison for one
+_PATIENCE = 15.0  # seconds for which another process, such as a comparison, may use the slot
 PIECE = 4 << 20
-"""Bytes of changes that are handed over at once, as large as what the spool holds in memory by default."""
-_FRAME = 128  # bytes that a change takes in memory beside its own
+"""Bytes of changes returned at once, equal to the spool's default memory."""
+_FRAME = 128  # memory overhead of a change in bytes
 _LOOK = 0.1  # seconds between two attempts to move the slot
 
 
 class PostgresSlotFunctions:
-    """The functions of `slot`, by ordinary sessions in autocommit; `settling`: see SlotFunctions.
+    """The SQL functions of `slot`, through ordinary sessions in autocommit; `settling`: see SlotFunctions.
 
-    Changes come by `reading`, a row at a time while the server still sends; all else is done by `session` meanwhile.
+    Changes are read by `reading`, row by row while the server still sends; `session` does everything else meanwhile.
     """
 
     settling = 0.0
@@ -212,7 +212,7 @@ class PostgresSlotFunctions:
         self._clock = clock
         self._pause = pause
         kind = "_binary" if plugin == PGOUTPUT else ""
-        # a message without a transaction is nothing that could be confirmed, and would be shown for ever
+        # a message without a transaction cannot be confirmed, and would be sent forever
         only = "" if plugin == PGOUTPUT else " WHERE NOT starts_with(data, 'message: ')"
         function = f"pg_logical_slot_peek{kind}_changes"
         self._peek = f"SELECT lsn::text, data FROM {function}(%s, NULL, %s, VARIADIC %s::text[]){only}"
@@ -222,17 +222,17 @@ class PostgresSlotFunctions:
         send_as_stored(reading.pgconn)
 
     def end(self) -> int:
-        """Where the server's log ends now."""
+        """The current end of the server's WAL."""
         return wal_position(self._session).value
 
     def peek(self, least: int) -> Iterator[list[tuple[int, bytes]]] | None:
-        """Changes behind the slot's position.
+        """Changes after the slot's position.
 
-        Raises SlotActive if others have read the slot for long, PublicationMissing if the server left changes out.
+        Raises SlotActive if others have used the slot for long, PublicationMissing if the server omitted changes.
         """
         pieces = self._pieces(least)
         try:
-            # the server decodes all of the answer and lets go of the slot before it sends any of it
+            # the server decodes the whole answer and releases the slot before it sends any of it
             first = next(pieces, None)
         except SlotActive:
             now = self._clock()
@@ -259,7 +259,7 @@ class PostgresSlotFunctions:
             yield piece
 
     def advance(self, position: int) -> None:
-        """Move the slot to a position. Raises SlotActive if others have read the slot for long."""
+        """Move the slot to a position. Raises SlotActive if others have used the slot for long."""
         until = self._clock() + _PATIENCE
         while True:
             try:
@@ -275,7 +275,7 @@ class PostgresSlotFunctions:
                 return
 
     def load_flush_lsn(self) -> int:
-        """How far the slot is confirmed. Raises SlotMissing."""
+        """The slot's confirmed position. Raises SlotMissing."""
         with translate_errors(f"looking up slot `{self._slot}`"):
             row = self._session.execute(
                 "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [self._slot]
@@ -285,7 +285,7 @@ class PostgresSlotFunctions:
         return Lsn.parse(_text(row[0])).value
 
     def close(self) -> None:
-        """Close the session that peeks; `session` is closed by its owner."""
+        """Close the session that peeks; the owner closes `session`."""
         self._reading.close()
 
 
@@ -294,5 +294,5 @@ def _text(value: object) -> str:
 
 
 def _bytes(value: object) -> bytes:
-    """Text is given as bytes where the database is in SQL_ASCII."""
+    """Text is returned as bytes if the database is in SQL_ASCII."""
     return value.encode() if isinstance(value, str) else bytes(value)  # type: ignore[call-overload]  # a bytea

@@ -1,12 +1,12 @@
-"""Authentication and TLS with a server of the GaussDB family, and the errors that its refusals stand for.
+"""Authentication and TLS with a GaussDB family server, and the errors of its refusals.
 
-The request codes are those of PostgreSQL up to 8; 10 to 13 are the family's own (in PostgreSQL 10 is SASL). Passwords
-stored for sha256 are answered by a challenge in the manner of RFC 5802, whose constants and one misspelling are the
-family's: key K = PBKDF2-HMAC-SHA1(password, salt, iterations). A request has the iterations because we start with the
-protocol minor number 51; to older clients it has none.
+Request codes up to 8 are PostgreSQL's; 10 to 13 are the family's own (in PostgreSQL 10 is SASL). For passwords stored
+as sha256 a challenge similar to RFC 5802 is used, with the family's own constants, one of them misspelled: key K =
+PBKDF2-HMAC-SHA1(password, salt, iterations). The request contains the iterations because we start with the protocol
+minor number 51; for older clients it does not.
 
-The family has texts of its own for mistakes that PostgreSQL does not know; what is not among them is judged as
-everywhere (`source.refusals`).
+The family has its own texts for errors unknown to PostgreSQL; all others are classified as everywhere
+(`source.refusals`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from cdc_lake.source.refusals import connection_kind, statement_kind, statement_
 from cdc_lake.source.sql_text import identifier
 
 DEFAULT_ITERATIONS = 2048
-"""What a client counts if the request does not say it."""
+"""Number of iterations if the request does not contain it."""
 
 _STORED_OTHERWISE = {3: "for SM3", 7: "for md5 and sha256 together"}
 _CODES = {
@@ -68,19 +68,19 @@ _CODES = {
     13: "SM3 (code 13)",
 }
 _SALT, _TOKEN = 64, 8  # characters, hexadecimal
-_MOST_ITERATIONS = 10_000_000  # a server that asks for more wants us to be busy, not to log in
+_MOST_ITERATIONS = 10_000_000  # a server that requests more wants to keep the client busy
 _INT = struct.Struct(">i")
 _HEX = re.compile(r"[0-9a-fA-F]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The server is content."""
+    """The server accepted the login."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cleartext:
-    """The password itself."""
+    """The server requests the password in clear text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,24 +115,24 @@ class Md5OverSha256:
 
 
 Request: TypeAlias = Accepted | Cleartext | Md5 | Sha256 | Sha256OverMd5 | Md5OverSha256
-"""What a server can ask for and we can answer."""
+"""The requests that a server can send and we can answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a password, a salt and a number of iterations amount to."""
+    """The keys derived from a password, a salt and a number of iterations."""
 
     client: bytes
     server: bytes
 
     @property
     def stored_key(self) -> bytes:
-        """What the server keeps of the client's key."""
+        """The form of the client's key stored by the server."""
         return hashlib.sha256(self.client).digest()
 
 
 def parse(body: bytes) -> Request:
-    """Read the body of an authentication request. Raises AuthenticationUnsupported, StreamProtocol."""
+    """Parse the body of an authentication request. Raises AuthenticationUnsupported, StreamProtocol."""
     if len(body) < 4:
         raise StreamProtocol(f"an authentication request of {len(body)} bytes")
     code, rest = int(_INT.unpack_from(body)[0]), body[4:]
@@ -153,7 +153,7 @@ def parse(body: bytes) -> Request:
 
 
 def answer(request: Request, user: str, password: str) -> str | None:
-    """The text to answer with; None where nothing is asked."""
+    """The text of the answer; None if nothing is requested."""
     match request:
         case Accepted():
             return None
@@ -175,18 +175,18 @@ def answer(request: Request, user: str, password: str) -> str | None:
 def derive(password: str, salt: str, iterations: int) -> Keys:
     """The keys of a password; `salt` is hexadecimal."""
     key = hashlib.pbkdf2_hmac("sha1", password.encode(), bytes.fromhex(salt), iterations, 32)
-    return Keys(_hmac(key, b"Client Key"), _hmac(key, b"Sever Key"))  # spelled like this on the server
+    return Keys(_hmac(key, b"Client Key"), _hmac(key, b"Sever Key"))  # misspelled like this on the server
 
 
 def _sha256(rest: bytes) -> Request:
-    """Code 10: how the password is stored, then what that asks for."""
+    """Code 10: how the password is stored, then the corresponding request."""
     if len(rest) < 4:
         raise StreamProtocol("a sha256 request without the kind of password")
     stored, rest = int(_INT.unpack_from(rest)[0]), rest[4:]
     match stored:
         case 1:
             return Sha256OverMd5(_four_bytes(rest, 10))
-        case 0 | 2:  # stored in clear: the same exchange
+        case 0 | 2:  # stored in clear text: the same exchange
             pass
         case _:
             how = _STORED_OTHERWISE.get(stored, f"in an unknown form ({stored})")
@@ -226,16 +226,16 @@ def _md5(raw: bytes) -> str:
 
 
 def negotiate_tls(plain: socket.socket, tls: WireTls, host: str, place: str) -> socket.socket:
-    """The socket to speak over: encrypted as asked for, if the server offers it. Raises TlsRefused.
+    """The socket to use: encrypted as configured, if the server offers it. Raises TlsRefused.
 
-    A Unix socket stays as it is, in every mode: nobody is between.
+    A Unix socket is never encrypted: nobody can intercept it.
     """
     if tls.mode == "disable" or plain.family == socket.AF_UNIX:
         return plain
     context = _context(tls, place)
     try:
         plain.sendall(protocol.ssl_request())
-        # one byte only: what follows belongs to the handshake, or nobody may have put it there
+        # one byte only: further bytes belong to the handshake, and must not be accepted unencrypted
         offered = plain.recv(1)
     except OSError as broken:
         raise ServerUnreachable(f"the connection was lost before it was established: {broken}", where=place) from broken
@@ -288,9 +288,9 @@ def _context(tls: WireTls, place: str) -> ssl.SSLContext:
         elif verify:
             context.load_default_certs()
         if tls.cert is not None:
-            # an empty answer, so that an encrypted key is an error and not a question at the terminal
+            # an empty password, so that an encrypted key raises an error instead of prompting at the terminal
             context.load_cert_chain(tls.cert, tls.key, password="")
-    except OSError as wrong:  # ssl.SSLError is one
+    except OSError as wrong:  # includes ssl.SSLError
         files = ", ".join(str(file) for file in (tls.root_cert, tls.cert, tls.key) if file is not None)
         reason = wrong.reason if isinstance(wrong, ssl.SSLError) else wrong.strerror
         raise TlsRefused(
@@ -303,7 +303,7 @@ def _context(tls: WireTls, place: str) -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """An error the family has its own words for; `sqlstate` where the words alone are not enough."""
+    """An error with the family's own wording; `sqlstate` if the words alone are ambiguous."""
 
     pattern: re.Pattern[str]
     kind: type[SourceError]
@@ -315,8 +315,8 @@ def _words(pattern: str, kind: type[SourceError], sqlstate: str = "") -> _Words:
 
 
 _NO_USER = re.compile(r"\b(role|user)\b.* does(n't| not) exist", re.IGNORECASE)
-"""With `dynamic-resolution: off` a name in `exclude-users` that does not exist ends decoding; no document prints the
-words, so those of PostgreSQL are taken (undefined_object).
+"""With `dynamic-resolution: off` a nonexistent name in `exclude-users` ends decoding; the words are not documented, so
+PostgreSQL's are used (undefined_object).
 """
 
 _FAMILY: tuple[_Words, ...] = (
@@ -339,7 +339,7 @@ _FAMILY: tuple[_Words, ...] = (
     _words(r"create logical decode dispatcher", DecodersExhausted),
     _words(r"standby mode doesn't support", ServerSettings),
     _words(r"unrecognized configuration parameter", ServerSettings),
-    # before 5.0 the sender's timeout comes with this state, which means something else everywhere
+    # before 5.0 the sender's timeout has this SQLSTATE, which means something else everywhere
     _words(r"timeout", ServerUnreachable, "42809"),
 )
 
@@ -366,7 +366,7 @@ _SETTINGS_HINTS = (
 
 
 def server_error(message: ServerMessage, doing: str, *, where: str = "", user: str = "") -> SourceError:
-    """The error for a statement, a command or a stream that the server ended; `doing` says what it was for."""
+    """The error of a statement, command or stream that the server ended; `doing` describes its purpose."""
     kind = _family_kind(message) or statement_kind(message.sqlstate or None, message.message, doing)
     words = statement_words(message.sqlstate or None, message.message, doing)
     return kind(words, where=where, hint=_hint(kind, message, user))

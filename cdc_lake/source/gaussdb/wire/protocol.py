@@ -1,9 +1,9 @@
-"""The frontend/backend protocol, version 3: messages as bytes, and the channel that cuts them from a socket.
+"""The frontend/backend protocol, version 3: messages as bytes, and a channel that reads them from a socket.
 
-Follows the PostgreSQL documentation, chapter "Message Formats", which the GaussDB family keeps, with a protocol minor
-number of its own (51) that decides how a password is asked for. Parsing is pure: any bytes give a value or
-StreamProtocol, and nothing reads past the end of a message. The channel receives into one buffer, which grows with the
-message that needs it, only as its bytes arrive, and shrinks afterwards.
+It follows the PostgreSQL documentation, chapter "Message Formats", as does the GaussDB family, with a protocol minor
+number of its own (51) that determines how a password is requested. Parsing is pure: any bytes give a value or
+StreamProtocol, and nothing reads past the end of a message. The channel receives into one buffer, which grows for a
+large message only as its bytes arrive, and shrinks afterwards.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from cdc_lake.source.socket_io import LONGEST
 from cdc_lake.source.sql_text import PRINTING
 
 MINOR = 51
-"""The protocol minor number of the family's own drivers: the password is then asked for with its iterations."""
+"""The protocol minor number of the family's drivers: password requests then contain the iterations."""
 
 HEAD = struct.Struct(">BI")
-"""Before each message of the server: its letter, and its length without the letter."""
+"""Header of a server message: its letter, and its length without the letter."""
 
 AUTHENTICATION, BACKEND_KEY, PARAMETER, READY = b"RKSZ"
 ERROR, NOTICE, NOTIFICATION, NEGOTIATE = b"ENAv"
@@ -39,12 +39,12 @@ _SIZE = struct.Struct(">I")
 _COUNT = struct.Struct(">H")
 _LENGTH = struct.Struct(">i")
 _COLUMN_FACTS = 18  # table, attribute, type, type size, modifier, format
-_MAX_FIELD = 1 << 30  # one row value: the family's limit for values, and far below what would be an error
+_MAX_FIELD = 1 << 30  # bytes of a row value: the family's limit for values
 
 
 @dataclass(frozen=True, slots=True)
 class ServerMessage:
-    """An ErrorResponse or a notice: severity, SQLSTATE and texts as the server put them."""
+    """An ErrorResponse or a notice: severity, SQLSTATE and texts from the server."""
 
     severity: str
     sqlstate: str
@@ -54,18 +54,18 @@ class ServerMessage:
 
 
 def startup(parameters: Mapping[str, str]) -> bytes:
-    """The start-up packet; the order of the parameters is kept."""
+    """The start-up packet, with the parameters in order."""
     body = b"".join(text(name) + text(value) for name, value in parameters.items()) + b"\0"
     return struct.pack(">IHH", 8 + len(body), _MAJOR, MINOR) + body
 
 
 def ssl_request() -> bytes:
-    """Asks whether the server encrypts; the answer is the single letter S or N."""
+    """Asks whether the server supports encryption; the answer is the single letter S or N."""
     return struct.pack(">II", 8, _SSL_REQUEST)
 
 
 def message(letter: bytes, body: bytes = b"") -> bytes:
-    """A message of the client."""
+    """A client message."""
     return letter + _SIZE.pack(4 + len(body)) + body
 
 
@@ -85,17 +85,17 @@ def copy_data(payload: bytes) -> bytes:
 
 
 def copy_fail(reason: str) -> bytes:
-    """Refuses a copy that the server wants to be fed by."""
+    """Refuses a COPY FROM STDIN that the server started."""
     return message(b"f", text(reason))
 
 
 def terminate() -> bytes:
-    """The end of the session."""
+    """Ends the session."""
     return message(b"X")
 
 
 def text(value: str) -> bytes:
-    """A text with its terminator. What cannot be sent raises StreamProtocol."""
+    """A null-terminated text. Raises StreamProtocol if it cannot be sent."""
     try:
         raw = value.encode()
     except UnicodeEncodeError as wrong:
@@ -106,11 +106,11 @@ def text(value: str) -> bytes:
 
 
 def read_message(body: bytes) -> ServerMessage:
-    """The fields of an ErrorResponse or a NoticeResponse; the family adds some letters of its own."""
+    """The fields of an ErrorResponse or a NoticeResponse; the family adds letters of its own."""
     fields: dict[str, str] = {}
     for part in body.split(b"\0"):
         if part:
-            # the server may not get as far as to set client_encoding: its words are shown as far as they can be read
+            # client_encoding may not be set yet: undecodable bytes are replaced
             fields[chr(part[0])] = part[1:].decode(errors="replace")
     return ServerMessage(
         fields.get("S", "ERROR"), fields.get("C", ""), fields.get("M", ""), fields.get("D", ""), fields.get("H", "")
@@ -139,7 +139,7 @@ def read_columns(body: bytes) -> tuple[str, ...]:
 
 
 def read_row(body: bytes, columns: int) -> tuple[str | None, ...]:
-    """The values of a DataRow as text, so many as were described; NULL is None."""
+    """The values of a DataRow as text, as many as described; NULL is None."""
     if (count := _count(body)) != columns:
         raise StreamProtocol(f"a row of {count} values, but {columns} columns were described")
     values: list[str | None] = []
@@ -160,7 +160,7 @@ def read_row(body: bytes, columns: int) -> tuple[str | None, ...]:
 
 
 def decode_text(raw: bytes) -> str:
-    """A text of an answer: UTF-8, as asked for at the start."""
+    """A text of an answer in UTF-8, as requested at the start."""
     try:
         return raw.decode()
     except UnicodeDecodeError as wrong:
@@ -175,18 +175,18 @@ def _count(body: bytes) -> int:
 
 
 _START_SIZE = 64 << 10
-_STARTUP_LIMIT = 64 << 10  # no message of the start-up is near to it; what is longer comes from no database
+_STARTUP_LIMIT = 64 << 10  # longer than any message of the start-up: the peer is not a database server
 _LIMIT = (1 << 31) - 1  # lengths are signed in the protocol
 
 WANTS_MORE = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""What a socket that does not block says where it would have to wait; TLS also where no whole record is there."""
+"""What a non-blocking socket raises instead of waiting; TLS also if no complete record is available."""
 
 
 class Channel:
-    """Messages over a socket. Every method raises ServerUnreachable where the connection is over."""
+    """Messages over a socket. Every method raises ServerUnreachable if the connection is lost."""
 
     def __init__(self, sock: socket.socket, place: str, deadline: float) -> None:
-        """`deadline` is when the start-up has to be over, by `time.monotonic`."""
+        """`deadline` is the time limit of the start-up, by `time.monotonic`."""
         self.socket = sock
         self.place = place
         self._deadline: float | None = deadline
@@ -204,26 +204,26 @@ class Channel:
 
     @property
     def holds_some(self) -> bool:
-        """Whether bytes were received that nobody has taken."""
+        """Whether received bytes are waiting to be read."""
         return self._end > self._start
 
     def end_startup(self) -> None:
-        """The start-up is over: messages of any length, and they may take their time."""
+        """End the start-up: from now on messages of any length, without a time limit."""
         self._limit = _LIMIT
         self.wait_until(None)
 
     def wait_until(self, deadline: float | None) -> None:
-        """From here on reading and sending wait until this time, by `time.monotonic`; None: as long as it takes."""
+        """Set the time until which reading and sending wait, by `time.monotonic`; None: no limit."""
         self._deadline = deadline
         self.socket.settimeout(self._remaining_seconds())
 
     def enlarge(self, size: int) -> None:
-        """Use a buffer of this many bytes from here on, for a stream."""
+        """Set the size of the buffer in bytes, for a stream."""
         self._size = size
         self._move_to(bytearray(max(size, self._end - self._start)))
 
     def send(self, data: bytes) -> None:
-        """Send all of it. A server that hung up may have said why: that is found when reading."""
+        """Send all data. If the server hung up, the reason is found when reading."""
         self._arm()
         try:
             self.socket.sendall(data)
@@ -231,7 +231,7 @@ class Channel:
             self._unsent = broken
 
     def send_now(self, data: bytes) -> bytes:
-        """Send without waiting; returns what the socket did not take. For a socket that does not block."""
+        """Send without waiting, on a non-blocking socket; returns what the socket did not accept."""
         try:
             while data and self._unsent is None:
                 data = data[self.socket.send(data) :]
@@ -242,14 +242,14 @@ class Channel:
         return b"" if self._unsent else data
 
     def read(self, doing: str) -> tuple[int, bytes]:
-        """The next message as `(letter, body)`, waiting for it."""
+        """Wait for the next message, `(letter, body)`."""
         while (entry := self.pop_message()) is None:
             self._arm()
             self.receive(doing)
         return entry
 
     def pop_message(self) -> tuple[int, bytes] | None:
-        """The next message, if it is there whole."""
+        """The next message, if it is complete."""
         length = self.pending()
         if length is None or self._end - self._start < 1 + length:
             return None
@@ -258,7 +258,7 @@ class Channel:
         return self._buffer[offset], bytes(self._view[offset + HEAD.size : self._start])
 
     def pending(self) -> int | None:
-        """The length of the message that comes next, as it says itself. Raises StreamProtocol for an absurd one."""
+        """The length of the next message from its header. Raises StreamProtocol for an absurd one."""
         if self._end - self._start < HEAD.size:
             return None
         letter, length = HEAD.unpack_from(self._buffer, self._start)
@@ -271,7 +271,7 @@ class Channel:
         return int(length)
 
     def receive(self, doing: str) -> int:
-        """Receive what is there, once, waiting as the socket's timeout says; 0 where nothing is, without blocking."""
+        """Receive what is available, once, waiting by the socket's timeout; 0 if nothing is without blocking."""
         self._make_room()
         try:
             size = self.socket.recv_into(self._view[self._end :])
@@ -287,21 +287,21 @@ class Channel:
         return size
 
     def received_buffer(self) -> tuple[bytearray, memoryview, int, int]:
-        """The buffer, a view of it, and where in it the received bytes begin and end. Valid until `receive`."""
+        """The buffer, a view of it, and begin and end of the received bytes in it. Valid until `receive`."""
         return self._buffer, self._view, self._start, self._end
 
     def consume(self, upto: int) -> None:
-        """The bytes before this place of the buffer were taken."""
+        """Mark the bytes before this offset as read."""
         self._start = upto
 
     def connection_lost_error(self, doing: str, cause: OSError | None = None) -> ServerUnreachable:
-        """The error for a connection that broke off."""
+        """The error for a lost connection."""
         why = "the server closed the connection" if cause is None else str(cause.strerror or cause)
         return ServerUnreachable(f"the connection was lost while {doing}: {why}", where=self.place)
 
     def close(self) -> None:
         """Close the socket."""
-        with contextlib.suppress(OSError):  # the other side may be gone already, and then nothing is left to say
+        with contextlib.suppress(OSError):  # the peer may be gone already
             self.socket.close()
 
     def _arm(self) -> None:
@@ -341,19 +341,19 @@ TlsMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
 
 SETTINGS: Mapping[str, str] = {
     **PRINTING,
-    "IntervalStyle": "postgres",  # the family's default, in which parallel decoders print whatever a session asks for
-    "statement_timeout": "0",  # a role's own time limits would cut the copy
+    "IntervalStyle": "postgres",  # the family's default, which parallel decoders always use
+    "statement_timeout": "0",  # a role's time limits would interrupt the copy
     "session_timeout": "0",  # the family ends idle sessions, after ten minutes by default
 }
-"""What every session asks for at its start: how values are printed, and no time limits."""
+"""Settings that every session requests at its start: output formats, and no time limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class WireTls:
-    """Encryption, in libpq's words. Paths are absolute, or relative to the working folder.
+    """Encryption, in libpq's terms. Paths are absolute, or relative to the working folder.
 
-    Without `root_cert` verify-ca and verify-full trust the system's authorities; `require` with one verifies the
-    chain. `prefer` takes encryption where the server offers it; where it then fails, that is an error.
+    Without `root_cert` verify-ca and verify-full trust the system's authorities; `require` with one verifies the chain.
+    `prefer` uses encryption if the server offers it; a failure is then an error.
     """
 
     mode: TlsMode = "prefer"
@@ -364,13 +364,13 @@ class WireTls:
 
 @dataclass(frozen=True, slots=True)
 class WireTarget:
-    """A server, or several of which one is the primary, a database, a role.
+    """A server, or several hosts of which one is the primary, a database, and a role.
 
     `hosts` are `(host, port)` with the service port; a host that begins with `/` is the folder of a Unix socket.
-    `replication_port` is the HA port of every host, where replication connections go; None: the service port + 1.
-    `connect_timeout` is in seconds and counts for each host; so is `silence`, after which a peer that TCP hears nothing
-    of is given up (`source.socket_io`). `alike`: any host will do that is no standby, as the
-    coordinators of a distributed server; otherwise there must not be two.
+    `replication_port` is the HA port of every host, for replication connections; None: the service port + 1.
+    `connect_timeout` is in seconds for each host; so is `silence`, the TCP timeout of a silent peer
+    (`source.socket_io`). `alike`: any host that is not a standby will do, as with coordinators of a distributed server;
+    otherwise there must be only one.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -393,5 +393,5 @@ class WireTarget:
         )
 
     def place(self, host: str, port: int) -> str:
-        """How errors name an address."""
+        """An address for error messages."""
         return f"{host}:{port}/{self.database}"

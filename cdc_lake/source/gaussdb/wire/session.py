@@ -1,8 +1,8 @@
-"""A session with a server of the GaussDB family, without libpq: connecting, statements, copies.
+"""A session with a GaussDB family server, without libpq: connecting, statements, copies.
 
-Speaks protocol 3.51 over a socket (`protocol`, `auth`). Of several hosts it connects to the primary. Statements go by
-the simple protocol, which replication connections take as well; answers are text in UTF-8. Whatever the server refuses
-is a SourceError of the same tree as with any other driver. A session is for one thread at a time.
+It uses protocol 3.51 over a socket (`protocol`, `auth`). Of several hosts it connects to the primary. Statements use
+the simple protocol, which replication connections also support; answers are UTF-8 text. Refusals of the server raise a
+SourceError of the same tree as with any other driver. A session is not thread-safe.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from cdc_lake.source.gaussdb.wire.protocol import Channel, ServerMessage, WireTa
 from cdc_lake.source.primary import find_primary, find_standby
 from cdc_lake.source.socket_io import Opened, ignore_open, probes
 
-_GOODBYE = 1.0  # seconds to say it in: a server that does not read is left without
+_GOODBYE = 1.0  # seconds to end the session: a server that does not read is disconnected
 _FATAL = frozenset({"FATAL", "PANIC"})
 _SILENT = frozenset({protocol.NOTICE, protocol.PARAMETER, protocol.BACKEND_KEY, protocol.NOTIFICATION})
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a statement answered: column names and rows of text, NULL as None."""
+    """The answer to a statement: column names and rows of text, NULL as None."""
 
     names: tuple[str, ...] = ()
     rows: tuple[tuple[str | None, ...], ...] = ()
@@ -40,7 +40,7 @@ class Result:
 
 
 class WireSession:
-    """An open session. Made by `connect`; `parameters` is what the server reported of its settings."""
+    """An open session, created by `connect`; `parameters` are the settings that the server reported."""
 
     def __init__(self, channel: Channel, target: WireTarget) -> None:
         self.channel = channel
@@ -61,11 +61,11 @@ class WireSession:
 
     @property
     def place(self) -> str:
-        """Where the server is, as errors name it."""
+        """The server's address for errors."""
         return self.channel.place
 
     def start(self, *, application: str, replication: bool) -> None:
-        """Log in. Raises SourceError; the session is of no use then."""
+        """Log in. Raises SourceError, after which the session is unusable."""
         startup_parameters = {"user": self.target.user, "database": self.target.database}
         if replication:
             startup_parameters["replication"] = "database"
@@ -82,16 +82,16 @@ class WireSession:
         self.channel.end_startup()
 
     def query(self, sql: str, *, doing: str = "running a statement") -> Result:
-        """Run statements; the last one's result. Raises SourceError, with `doing` as what it was for."""
+        """Run statements; the last one's result. Raises SourceError, with their purpose `doing`."""
         self._ask(sql)
         try:
             return self._answers(doing)
         except StreamProtocol:
-            self.close()  # what is left of the answer would be taken for the next one
+            self.close()  # the rest of the answer would be taken for the next one
             raise
 
     def copy_out(self, sql: str, *, doing: str = "copying out") -> Iterator[bytes]:
-        """Run a `COPY … TO STDOUT`; one item a row as the server sends it. Left early, the session is closed."""
+        """Run a `COPY … TO STDOUT`; one item per row as sent. If not read to the end, the session is closed."""
         self._ask(sql)
         ended = False
         try:
@@ -105,21 +105,21 @@ class WireSession:
                 elif letter not in {protocol.COPY_OUT, protocol.COPY_DONE, protocol.COMMAND_COMPLETE}:
                     raise self._unexpected_message(letter, body, doing)
         except SourceError:
-            ended = True  # and whether the session goes on is known already
+            ended = True  # whether the session continues is known already
             raise
         finally:
             if not ended:
                 self.close()
 
     def start_copy_both(self, command: str, *, doing: str) -> None:
-        """Begin a stream, which then goes through `channel`. Where it fails the session is used up."""
+        """Begin a stream, which then uses `channel`. If it fails, the session is unusable."""
         self._ask(command)
         letter, body = self._next_answer(doing)
         if letter != protocol.COPY_BOTH:
             raise self._unexpected_message(letter, body, doing)
 
     def close(self) -> None:
-        """Say goodbye and close the socket; again is no harm."""
+        """End the session and close the socket; may be repeated."""
         if not self._closed and self.channel.is_open:
             self.channel.wait_until(time.monotonic() + _GOODBYE)
             self.channel.send(protocol.terminate())
@@ -127,7 +127,7 @@ class WireSession:
         self.channel.close()
 
     def error(self, body: bytes, doing: str) -> SourceError:
-        """The error that an ErrorResponse stands for."""
+        """The error for an ErrorResponse."""
         return server_error(protocol.read_message(body), doing, where=self.place, user=self.target.user)
 
     def _ask(self, sql: str) -> None:
@@ -154,12 +154,12 @@ class WireSession:
                 case protocol.COPY_IN:
                     self.channel.send(protocol.copy_fail("a query cannot send data"))
                 case protocol.COPY_OUT | protocol.COPY_DATA | protocol.COPY_DONE:
-                    pass  # a COPY without a reader: its rows go by
+                    pass  # a COPY without a reader: its rows are discarded
                 case _:
                     raise self._unexpected_message(letter, body, doing)
 
     def _next_answer(self, doing: str) -> tuple[int, bytes]:
-        """The next message that is an answer. Raises the error the server sends, when the session is ready again."""
+        """The next message of an answer. Raises the server's error once the session is ready again."""
         while True:
             try:
                 letter, body = self.channel.read(doing)
@@ -178,16 +178,16 @@ class WireSession:
                 return letter, body
 
     def _recover(self, message: ServerMessage, doing: str) -> None:
-        """After an error: read up to where the next statement can be sent, or close where the server ends the session.
+        """After an error: read until the next statement can be sent, or close if the server ends the session.
 
-        A replication connection is ended by every error, also where ReadyForQuery follows.
+        Every error ends a replication connection, even if ReadyForQuery follows.
         """
         try:
             while message.severity not in _FATAL:
                 if self.channel.read(doing)[0] == protocol.READY:
                     return
         except SourceError:
-            pass  # hung up instead: the server's own words, which are raised now, say more
+            pass  # the server hung up: its error message, raised now, says more
         self._closed = True
         self.channel.close()
 
@@ -197,7 +197,7 @@ class WireSession:
         return StreamProtocol(words, where=self.place)
 
     def _authenticate(self) -> auth.Request | None:
-        """Answer what the server asks, until it is content; the last thing it asked for."""
+        """Answer the server's requests until it accepts; returns the last request."""
         asked: auth.Request | None = None
         while True:
             letter, body = self.channel.read("logging in")
@@ -229,7 +229,7 @@ class WireSession:
         message = protocol.read_message(body)
         error = startup_error(message, user=self.target.user, database=self.target.database, where=self.place)
         if isinstance(error, AuthenticationRefused) and isinstance(asked, auth.Md5OverSha256):
-            # its request does not say the iterations, so the client counts 2048 and the server what it stored
+            # its request lacks the iterations, so the client uses 2048 and the server the stored number
             error.remedy += "; an `md5` line rarely works with a password stored for sha256: use `sha256` there"
         return error
 
@@ -251,11 +251,11 @@ class WireSession:
 def connect(
     target: WireTarget, *, application: str = "cdc_lake", replication: bool = False, on_open: Opened = ignore_open
 ) -> WireSession:
-    """Open a session; with `replication` a replication connection, at the HA port. The caller closes it. `on_open`: of
-    each connection before anything is asked on it, also of those to other hosts.
+    """Open a session; with `replication` a replication connection, at the HA port. The caller closes it. `on_open` is
+    called for each connection before its first use, also for those to other hosts.
 
-    Where several hosts are given, the one that is no standby; the session's own target names that one alone.
-    Raises the SourceError that fits; with several hosts its message says of each why not. SeveralPrimaries.
+    Of several hosts the one that is not a standby, which alone is in the session's own target. Raises the SourceError
+    that fits; with several hosts its message has the reason of each. SeveralPrimaries.
     """
     hosts = _hosts(target, application, replication, on_open)
     return (
@@ -266,14 +266,14 @@ def connect(
 
 
 def connect_to_standby(target: WireTarget, *, application: str) -> WireSession:
-    """A replication connection to the first host that is a standby. Raises StandbyNeeded, or what `connect` does."""
+    """A replication connection to the first standby among the hosts. Raises StandbyNeeded, or what `connect` does."""
     return find_standby(_hosts(target, application, replication=True), _in_recovery)
 
 
 def _hosts(
     target: WireTarget, application: str, replication: bool, on_open: Opened = ignore_open
 ) -> list[tuple[str, Callable[[], WireSession]]]:
-    """The place of each host, and what opens a session there."""
+    """The address of each host, and a function that opens a session there."""
     hosts: list[tuple[str, Callable[[], WireSession]]] = []
     for service, (host, port) in zip(target.hosts, target.ports(replication=replication), strict=True):
         alone = replace(target, hosts=(service,))
@@ -317,7 +317,7 @@ def _dial(host: str, port: int, timeout: float, place: str) -> socket.socket:
         return socket.create_connection((host, port), timeout)
     except TimeoutError as late:
         raise ServerUnreachable(f"no connection within {timeout:g} s", where=place) from late
-    except (OSError, UnicodeError) as refused:  # UnicodeError: a host name that cannot be one
+    except (OSError, UnicodeError) as refused:  # UnicodeError: an invalid host name
         why = getattr(refused, "strerror", None) or refused
         raise ServerUnreachable(f"no connection: {why}", where=place) from refused
 
@@ -326,7 +326,7 @@ def _enable_probes(sock: socket.socket, silence: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in probes(silence).items():
-        if hasattr(socket, name):  # not every system names them alike
+        if hasattr(socket, name):  # names differ between systems
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
