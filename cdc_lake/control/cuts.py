@@ -250,7 +250,7 @@ def record(control: ControlTables, pin: PinnedCut, recorded_at: datetime) -> Non
 def due(
     earlier: Iterable[PinnedCut], cut: WrittenCut, every: timedelta, keep: timedelta, tried: datetime | None = None
 ) -> PinnedCut | None:
-    """The scheduled promise of a new cut; None if the last one is younger than `every`.
+    """The scheduled pin of a new cut; None if the last one is younger than `every`.
 
     `tried`: time of the last cut whose pin was withheld, which is retried after the same interval.
     """

@@ -207,7 +207,7 @@ class _Source:
     def _postgres(self) -> Session:
         from cdc_lake.source.postgres.connection import connect  # noqa: PLC0415  # a driver of its own
 
-        session = connect(self.project.postgres, self.project.root, application="cdc_lake held retry")
+        session = connect(self.project.postgres, self.project.root, application="cdc_lake quarantine retry")
         self._opened.callback(session.close)
         return session
 
@@ -223,7 +223,7 @@ class _Source:
             from cdc_lake.source.gaussdb.wire.session import connect  # noqa: PLC0415
 
             target = target_of(self.project.family, self.project.root)
-            session = connect(target, application="cdc_lake held retry")
+            session = connect(target, application="cdc_lake quarantine retry")
             self._opened.callback(session.close)
             self._catalog = GaussDbCatalog(session, skips_generated=self.project.family.skips_generated)
         facts: GaussDbTableMetadata | None = self._catalog(table)

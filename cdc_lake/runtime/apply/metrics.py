@@ -1,7 +1,7 @@
 """Metrics of apply: a file for Prometheus' textfile collector, replaced after cuts and idle rounds and at the end.
 
 A file suits a loop that may end after a minute. A failed write never stops apply: it is reported once until writing
-works again. Without `observe.textfile` nothing is written. Results of rules, and whether they prevent a promise, are
+works again. Without `observe.textfile` nothing is written. Results of rules, and whether they prevent a pin, are
 read from the control tables.
 """
 
