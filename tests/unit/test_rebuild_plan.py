@@ -38,7 +38,7 @@ class Bronze:
     """A stream that begins at 10, with what the test lands."""
 
     def __init__(self, root: Path, **settings: Any) -> None:
-        self.project = make_project(root, snapshot={"mode": "none"}, **settings)
+        self.project = make_project(root, **{"snapshot": {"mode": "none"}, **settings})
         self.writer = DeltaBronze(self.project.bronze, durability="os")
         self.writer.begin_stream("test", 10)
 
