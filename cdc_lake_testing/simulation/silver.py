@@ -26,7 +26,7 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.runtime.apply.merge import MergeResult, WriteStrategy
 from cdc_lake.runtime.apply.span_planning import TableTask
 from cdc_lake.tables.commit_audit import CommitMetrics
-from cdc_lake.tables.control_schema import NAMES, ControlRow, CutRow, PauseRow, schema_of
+from cdc_lake.tables.control_schema import CONTROL_VERSION, NAMES, ControlRow, CutRow, PauseRow, schema_of
 from cdc_lake.tables.silver_table import Marker
 from cdc_lake_testing.expected import of_table
 from cdc_lake_testing.oracle import Oracle, Row
@@ -85,6 +85,10 @@ class MemoryControl:
         rows = self._rows.get(name)
         schema = schema_of(name)  # type: ignore[arg-type]
         return pa.Table.from_pylist(rows, schema=schema) if rows else schema.empty_table()
+
+    def version(self, _: str) -> int:
+        """See ControlTables."""
+        return CONTROL_VERSION
 
     def record(self, row: ControlRow) -> None:
         """See ControlTables."""
