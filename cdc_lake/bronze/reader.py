@@ -345,7 +345,7 @@ class BronzeReader:
         return highest
 
     def layouts(self, relations: Iterable[TableName] | None = None, span: Span | None = None) -> dict[int, Relation]:
-        """Layouts by number: of the named tables (None: of all) and used in the span (None: ever).
+        """Layouts by number, the earliest first: of the named tables (None: all) and used in the span (None: ever).
 
         Each commit repeats the layouts it uses, so a span's own files contain all that its changes need; with a span
         the result may contain unused ones.
@@ -356,7 +356,7 @@ class BronzeReader:
         paths = files.select(op=RELATION, relations=names, **bounds)
         unread = [path for path in paths if path not in self._layouts_read]
         rows = files.read(unread, ["layout", "info"], pc.field("op") == RELATION)
-        for row in rows.group_by("layout").aggregate([("info", "min")]).to_pylist():
+        for row in rows.group_by("layout", use_threads=False).aggregate([("info", "min")]).to_pylist():
             self._layouts[row["layout"]] = relation_of(row["info_min"])
         self._layouts_read.update(unread)
         return {n: r for n, r in self._layouts.items() if names is None or str(r.table) in names}
