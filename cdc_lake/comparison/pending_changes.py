@@ -36,8 +36,8 @@ Form: TypeAlias = Callable[[str, str | None], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class QuarantinedChange:
-    """One held change: its place, its tuples by column name in canonical form, and its unchanged columns.
+class PendingChange:
+    """A held or pending change: its place, its tuples by column name in canonical form, and its unchanged columns.
     `keys_resent`: whether the key it leaves, and its new key, became known since: the change no longer determines that
     key.
     """
@@ -63,9 +63,9 @@ class QuarantinedChange:
 
 def held_changes(
     rows: Iterable[Mapping[str, Any]], layouts: Mapping[int, Relation], now: Relation, form: Form
-) -> list[QuarantinedChange]:
+) -> list[PendingChange]:
     """The held changes of one table in order, from their rows in the control table `held`, with current names."""
-    result: list[QuarantinedChange] = []
+    result: list[PendingChange] = []
     for row in sorted(rows, key=_place):
         names, later = _names_of_now(layouts[row["layout"]], now)
         unchanged = frozenset(names[index] for index in row["unchanged"] or ())
@@ -73,7 +73,7 @@ def held_changes(
         if new is not None:
             new = {**{name: form(name, text) for name, text in later.items()}, **new}
         keys_resent = (bool(row.get("from_key_told")), bool(row.get("key_told")))
-        result.append(QuarantinedChange(_place(row), row["op"], new, old, unchanged, keys_resent))
+        result.append(PendingChange(_place(row), row["op"], new, old, unchanged, keys_resent))
     return result
 
 
@@ -104,7 +104,7 @@ class Folded:
 
 
 def fold_changes(
-    changes: Sequence[QuarantinedChange],
+    changes: Sequence[PendingChange],
     keys: Sequence[str],
     columns: Sequence[str],
     silver: Mapping[Key, Sequence[Row]],
@@ -143,7 +143,7 @@ def fold_changes(
 
 
 def folded_copies(
-    changes: Sequence[QuarantinedChange], columns: Sequence[str], silver: Mapping[Key, int]
+    changes: Sequence[PendingChange], columns: Sequence[str], silver: Mapping[Key, int]
 ) -> tuple[dict[Key, int], frozenset[Key]]:
     """The number of copies of each row after held changes (no key), and removed rows that did not exist."""
     state: dict[Key, int] = {}
@@ -175,7 +175,7 @@ def is_explained(after: Sequence[Row], wanted: Sequence[Row]) -> bool:
     return not left
 
 
-def _apply_change(change: QuarantinedChange, before: Row | None, columns: Sequence[str]) -> dict[str, str | None]:
+def _apply_change(change: PendingChange, before: Row | None, columns: Sequence[str]) -> dict[str, str | None]:
     """The row after a change; unchanged values come from a whole old tuple or the row before, if any."""
     new, old = change.new or {}, change.old or {}
     result: dict[str, str | None] = {}
@@ -209,14 +209,14 @@ class Held:
     touch; `apart`: those of discarded changes; `others`: later changes of other keys.
     """
 
-    def __init__(self, job: CompareTask, layout: Layout, later: Sequence[QuarantinedChange], *, closed: bool) -> None:
+    def __init__(self, job: CompareTask, layout: Layout, later: Sequence[PendingChange], *, closed: bool) -> None:
         """`later`: changes of held keys after the watermark; `closed`: a TRUNCATE after it ended all holds."""
         pinned = job.pinned
         relation, generation = str(pinned.target.source), pinned.marker.generation
         holds = open_holds(quarantine_log(job.control), relation, job.state.epoch, generation, pinned.watermark)
         self.apart = holds.waiting.apart
         self._layout = layout
-        held: list[QuarantinedChange] = []
+        held: list[PendingChange] = []
         if (rows := holds.kept_back) and not closed:
             layouts = job.bronze.layouts([pinned.target.source])
             held = held_changes(rows, layouts, layout.relation, self._form)
@@ -259,7 +259,7 @@ class Held:
 
 
 def connect_keys(
-    held: frozenset[RowKey], later: Sequence[QuarantinedChange], names: Sequence[str]
+    held: frozenset[RowKey], later: Sequence[PendingChange], names: Sequence[str]
 ) -> tuple[frozenset[RowKey], list[bool]]:
     """Held keys with those connected to them by later changes, and whether each change touches one of them."""
     keys = [touched_keys([change], names) for change in later]
@@ -268,7 +268,7 @@ def connect_keys(
     return held, [bool(change_keys & held) for change_keys in keys]
 
 
-def touched_keys(changes: Sequence[QuarantinedChange], names: Sequence[str]) -> frozenset[RowKey]:
+def touched_keys(changes: Sequence[PendingChange], names: Sequence[str]) -> frozenset[RowKey]:
     """The old and new keys of changes."""
     return frozenset(key for change in changes for key in change.keys(names) if key is not None)
 
@@ -281,7 +281,7 @@ CHANGES_AT_MOST = 200_000
 class PendingChanges:
     """The changes to apply to a table. `emptied`: a TRUNCATE comes first; `transactions`: their number."""
 
-    changes: tuple[QuarantinedChange, ...] = ()
+    changes: tuple[PendingChange, ...] = ()
     emptied: bool = False
     transactions: int = 0
 
@@ -311,7 +311,7 @@ def forward(job: CompareTask, layout: Layout, positions: Sequence[int], changes:
     return PendingChanges(tuple(pending), bool(truncates.size), len(positions))
 
 
-def _in_form(job: CompareTask, layout: Layout, rows: Sequence[dict[str, Any]]) -> list[QuarantinedChange]:
+def _in_form(job: CompareTask, layout: Layout, rows: Sequence[dict[str, Any]]) -> list[PendingChange]:
     """Changes in canonical form; all texts of a column are converted at once."""
     layouts = job.bronze.layouts([layout.relation.table])
     texts: dict[str, dict[str | None, str | None]] = {}
@@ -331,7 +331,7 @@ class Overlay:
     several rows got from the changes; which one silver will have is only known after a run.
     """
 
-    def __init__(self, layout: Layout, changes: Sequence[QuarantinedChange], *, emptied: bool) -> None:
+    def __init__(self, layout: Layout, changes: Sequence[PendingChange], *, emptied: bool) -> None:
         self._layout = layout
         self._changes = changes
         self._emptied = emptied

@@ -141,6 +141,13 @@ class Written:
     text: str
     mark: Mark
 
+    def references(self) -> Iterator[Reference]:
+        """The references in it."""
+        for body in bodies(self.text):
+            kind, _, rest = body.partition(":")
+            name, has_default, default = rest.partition(":-") if kind == "env" else (rest, "", "")
+            yield Reference(kind, name, default if has_default else None, self.path, self.mark)
+
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
@@ -179,7 +186,7 @@ def read_deployment(file: Path, environment: str) -> Deployed:
         root=project_root(file),
         environment=environment,
         values=values,
-        references=tuple(r for value in values for r in _references(value)),
+        references=tuple(reference for value in values for reference in value.references()),
     )
 
 
@@ -187,10 +194,3 @@ def _name(tree: MappingNode) -> str:
     """Its name, empty where that is known elsewhere only."""
     node = tree.entries.get("pipeline")
     return node.text if isinstance(node, ScalarNode) and not node.broken else ""
-
-
-def _references(value: Written) -> Iterator[Reference]:
-    for body in bodies(value.text):
-        kind, _, rest = body.partition(":")
-        name, has_default, default = rest.partition(":-") if kind == "env" else (rest, "", "")
-        yield Reference(kind, name, default if has_default else None, value.path, value.mark)

@@ -139,14 +139,14 @@ def _table_state(facts: dict[str, Any]) -> TableState:
 
 def table_facts(tables: Mapping[str, TableState], version: int = CONTROL_VERSION) -> str:
     """The tables of a cut as JSON, in the words of a version of the control tables."""
-    former = {state: word for word, state in _FORMER.items()} if version < RENAMED_STATES else {}
-    facts = {relation: _facts(table) for relation, table in sorted(tables.items())}
-    return json.dumps({name: {**of, "state": former.get(of["state"], of["state"])} for name, of in facts.items()})
+    words = {state: word for word, state in _FORMER.items()} if version < RENAMED_STATES else {}
+    return json.dumps({relation: _facts(table, words) for relation, table in sorted(tables.items())})
 
 
-def _facts(table: TableState) -> dict[str, Any]:
+def _facts(table: TableState, words: Mapping[str, str]) -> dict[str, object]:
     later = {"copied", "merged", "error"}  # omitted without a value, as by versions that did not have them
-    table = table if table.state == FAILED else replace(table, error=None)
+    error = table.error if table.state == FAILED else None
+    table = replace(table, error=error, state=words.get(table.state, table.state))
     return {name: fact for name, fact in asdict(table).items() if fact is not None or name not in later}
 
 

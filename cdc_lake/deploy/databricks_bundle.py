@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from cdc_lake.config.effective import Deployed, Reference, Written, read_deployment
-from cdc_lake.config.loader import CONF, PIPELINES, bodies, display, project_root
+from cdc_lake.config.loader import CONF, PIPELINES, display, project_root
 from cdc_lake.config.secrets import CATALOG, has_password, is_secret
 from cdc_lake.config.source import POSTGRES_TYPES
 from cdc_lake.errors import BundleNotWritten, JobParametersWrong, NotDeployable
@@ -75,18 +75,17 @@ def _parts(path: str) -> list[str]:
 
 def _secret(value: Written) -> Iterator[NotDeployable]:
     hint = "write ${env:NAME} or ${secret:scope/key}: the bundle takes the value from a secret scope"
-    references = list(bodies(value.text))
-    kinds = {body.partition(":")[0] for body in references}
-    is_plain = (value.text and not references) or any(body.partition(":-")[2] for body in references)
+    references = list(value.references())
+    is_plain = any(reference.default for reference in references) if references else bool(value.text)
     if is_plain and (value.path != CATALOG or has_password(value.text)):
         yield _not_deployable(f"`{value.path}` is a secret in plain text, and would be uploaded", value, hint)
-    if "file" in kinds:
+    if any(reference.kind == "file" for reference in references):
         yield _not_deployable(f"`{value.path}` is a secret in a file, which would have to be uploaded", value, hint)
 
 
 def _check_uploaded_files(value: Written) -> Iterator[NotDeployable]:
     """Files that a pipeline reads: only the project's folders of pipelines and environments are uploaded."""
-    named = [body.removeprefix("file:") for body in bodies(value.text) if body.startswith("file:")]
+    named = [reference.name for reference in value.references() if reference.kind == "file"]
     if value.path in _FILES_OF_TLS and not value.text.startswith("/"):
         named.append(value.text)
     if value.path == "source.tls.key" and named:

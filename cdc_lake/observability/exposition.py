@@ -85,15 +85,16 @@ class Exposition:
         """The metric families that currently have a value, in the order of their documentation page."""
         samples_by_metric: dict[Metric, list[Sample]] = {}
         for sample in self._samples():
-            samples = samples_by_metric.setdefault(sample.metric, [])
-            samples.append(sample)
-            if former_value := FORMER_VALUES.get(sample.metric, {}).get(sample.labels[-1] if sample.labels else ""):
-                samples.append(replace(sample, labels=(*sample.labels[:-1], former_value)))
+            samples_by_metric.setdefault(sample.metric, []).append(sample)
         for metric in METRICS:
-            samples = sorted(samples_by_metric.get(metric, []), key=lambda item: item.labels)
-            if samples:
-                yield self._family(metric, samples)
-            if samples and (former_name := FORMER_NAMES.get(metric)) is not None:
+            if metric not in samples_by_metric:
+                continue
+            samples, former_values = samples_by_metric[metric], FORMER_VALUES.get(metric, {})
+            renamed = [sample for sample in samples if former_values and sample.labels[-1] in former_values]
+            samples += [replace(s, labels=(*s.labels[:-1], former_values[s.labels[-1]])) for s in renamed]
+            samples.sort(key=lambda sample: sample.labels)
+            yield self._family(metric, samples)
+            if (former_name := FORMER_NAMES.get(metric)) is not None:
                 text = f"Deprecated: 0.5 will have only the new name, {metric.name}."
                 yield self._family(replace(metric, name=former_name, help=text), samples)
 

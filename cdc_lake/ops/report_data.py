@@ -23,7 +23,7 @@ from cdc_lake.config.rules import (
     named_columns,
     rule_name,
 )
-from cdc_lake.control.cuts import parse_cut, table_states
+from cdc_lake.control.cuts import WrittenCut, parse_cut
 from cdc_lake.control.quarantine import FAILED, open_holds, quarantine_log
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.position import OrderDomain, format_position, parse_position
@@ -34,7 +34,7 @@ from cdc_lake.quality.report import (
     DifferingKey,
     Judged,
     Lag,
-    QuarantinedGroup,
+    QuarantineSummary,
     ReportData,
     RuleState,
     RunState,
@@ -45,7 +45,7 @@ from cdc_lake.quality.rules import reason
 from cdc_lake.runtime.cut_gate import GateFindings, SilverJudge
 from cdc_lake.silver.kinds import kind_by_columns
 from cdc_lake.silver.transforms import NOT_SENT
-from cdc_lake.tables.control_schema import CutRow, QualityRow, RunRow
+from cdc_lake.tables.control_schema import QualityRow, RunRow
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_table import read_marker
 from cdc_lake.tables.table_stats import silver_columns, silver_rows
@@ -70,7 +70,8 @@ class Evidence:
             )
         if (withheld := self.status.withheld) is not None:
             self.notes.append(f"The cut at {withheld.position} is not pinned as {withheld.name}: {withheld.reason}.")
-        cut = self.control.last_cut(self.status.stream)
+        row = self.control.last_cut(self.status.stream)
+        cut = None if row is None else parse_cut(row)
         runs = self._runs()
         status_by_table = {table.table: table for table in self.status.tables}
         targets = self._targets(cut)
@@ -79,8 +80,7 @@ class Evidence:
         ]
         tables = tuple(self._table(target, cut, status_by_table.get(target.label), held) for target in targets)
         examples = self.project.pipeline.quality.sample_keys
-        last_cut = None if cut is None else parse_cut(cut)
-        judge = SilverJudge(self.project, last_cut, self.status.at, examples=examples, notes=self.notes)
+        judge = SilverJudge(self.project, cut, self.status.at, examples=examples, notes=self.notes)
         judged = RuleEvidence(judge, runs, self.control.read("quality"))
         rules = tuple(
             state for target, table in zip(targets, tables, strict=True) for state in judged.states(target, table)
@@ -107,14 +107,18 @@ class Evidence:
             notes=tuple(self.notes),
         )
 
-    def _targets(self, cut: CutRow | None) -> list[Target]:
+    def _targets(self, cut: WrittenCut | None) -> list[Target]:
         """Tables that are captured, in the last cut, or in the pipeline file; by silver name."""
-        relations = {table.source for table in self.status.tables} | set(table_states(cut.tables) if cut else ())
+        relations = {table.source for table in self.status.tables} | set(cut.tables if cut else ())
         relations |= {str(TableName.parse(table.from_)) for table in self.project.pipeline.silver.tables}
         return sorted((self.project.target(TableName.parse(r)) for r in relations), key=lambda t: t.label)
 
     def _table(
-        self, target: Target, cut: CutRow | None, table_status: TableStatus | None, held: Iterable[QuarantinedGroup]
+        self,
+        target: Target,
+        cut: WrittenCut | None,
+        table_status: TableStatus | None,
+        held: Iterable[QuarantineSummary],
     ) -> TableState:
         position = _silver_position(target, cut, table_status)
         return TableState(
@@ -144,8 +148,8 @@ class Evidence:
             return {"rows": None, "stored": None}
 
     def _held_groups(
-        self, target: Target, cut: CutRow | None, table_status: TableStatus | None
-    ) -> list[QuarantinedGroup]:
+        self, target: Target, cut: WrittenCut | None, table_status: TableStatus | None
+    ) -> list[QuarantineSummary]:
         """Open holds by the rule that began them: a queued change counts under the rule its key failed."""
         position = _silver_position(target, cut, table_status)
         if cut is None or position is None:
@@ -164,7 +168,7 @@ class Evidence:
             changes[name].append(row["recorded_at"])
         reasons = {rule_name(rule): reason(rule) for rule in target.row_rules}
         return [
-            QuarantinedGroup(target.label, name, _because(name, reasons), len(times), len(keys[name]), min(times))
+            QuarantineSummary(target.label, name, _because(name, reasons), len(times), len(keys[name]), min(times))
             for name, times in sorted(changes.items())
         ]
 
@@ -248,11 +252,11 @@ def _value_text(row: Mapping[str, str | None], name: str) -> str:
     return "NULL" if value is None else value
 
 
-def _silver_position(target: Target, cut: CutRow | None, table_status: TableStatus | None) -> int | None:
+def _silver_position(target: Target, cut: WrittenCut | None, table_status: TableStatus | None) -> int | None:
     """Silver's position: from its own marker if status read it, otherwise from the last cut."""
     if table_status is not None and table_status.position is not None:
         return parse_position(table_status.position)
-    entry = table_states(cut.tables).get(str(target.source)) if cut else None
+    entry = cut.tables.get(str(target.source)) if cut else None
     return None if entry is None else entry.position
 
 

@@ -152,7 +152,7 @@ class RuleState:
 
 
 @dataclass(frozen=True, slots=True)
-class QuarantinedGroup:
+class QuarantineSummary:
     """Held changes of a table with one reason: how many violate the rule, how many are queued, since when."""
 
     table: str
@@ -186,7 +186,7 @@ class ReportData:
     lags: tuple[Lag, ...] = ()
     tables: tuple[TableState, ...] = ()
     rules: tuple[RuleState, ...] = ()
-    held: tuple[QuarantinedGroup, ...] = ()
+    held: tuple[QuarantineSummary, ...] = ()
     runs: tuple[RunState, ...] = ()
     suites: Mapping[str, str] = field(default_factory=dict)
     """The file of Great Expectations' own result, by table."""

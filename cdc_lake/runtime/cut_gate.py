@@ -310,7 +310,7 @@ def still_withheld(project: Project, control: ControlTables) -> Withheld | None:
     """The newest pin that was not made, unless that cut or a later one has been pinned since."""
     if project.pipeline.quality.pin_below is None:
         return None
-    newest = max(withheld(control), key=lambda pin: pin.at, default=None)
+    newest = max(withheld(control), key=lambda entry: entry.at, default=None)
     if newest is None or any(pin.cut.written_at >= newest.cut_at for pin in pinned_cuts(control)):
         return None
     return newest

@@ -12,7 +12,7 @@ import pytest
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.comparison.columns import match
-from cdc_lake.comparison.pending_changes import QuarantinedChange, fold_changes
+from cdc_lake.comparison.pending_changes import PendingChange, fold_changes
 from cdc_lake.errors import StreamProtocol
 from cdc_lake.model.change import Insert, Transaction
 from cdc_lake.model.relation import TableName
@@ -181,7 +181,7 @@ def test_peeked_messages_become_transactions_above_a_position():
 
 
 def change(ordinal, op, new=None, old=None, unchanged=()):
-    return QuarantinedChange((1, 1, ordinal), op, new, old, frozenset(unchanged))
+    return PendingChange((1, 1, ordinal), op, new, old, frozenset(unchanged))
 
 
 def test_held_changes_fold_with_moves_deletes_and_unsent_values():

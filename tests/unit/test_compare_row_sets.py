@@ -12,7 +12,7 @@ import pytest
 
 from cdc_lake.comparison import compare
 from cdc_lake.comparison.columns import COPIES, Sample, count_copies, match
-from cdc_lake.comparison.pending_changes import QuarantinedChange, folded_copies
+from cdc_lake.comparison.pending_changes import PendingChange, folded_copies
 from cdc_lake.comparison.row_sets import PARTS, BucketStore, pair_shelves
 from cdc_lake.model.position import Csn, Lsn
 from cdc_lake.source.base import Kind, StreamIdentity
@@ -64,9 +64,9 @@ def test_a_row_that_is_there_once_too_often_is_a_difference():
 
 
 def test_held_changes_say_how_often_a_row_is_to_be_there():
-    def change(ordinal: int, op: str, new: str | None, old: str | None) -> QuarantinedChange:
+    def change(ordinal: int, op: str, new: str | None, old: str | None) -> PendingChange:
         rows = [None if value is None else {"a": value} for value in (new, old)]
-        return QuarantinedChange((1, 10, ordinal), op, rows[0], rows[1], frozenset())
+        return PendingChange((1, 10, ordinal), op, rows[0], rows[1], frozenset())
 
     held = [change(1, "I", "1", None), change(2, "U", "2", "1"), change(3, "D", None, "9")]
     left, odd = folded_copies(held, ("a",), {("1",): 1})

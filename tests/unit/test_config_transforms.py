@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.comparison.pending_changes import QuarantinedChange, fold_changes, is_explained
+from cdc_lake.comparison.pending_changes import PendingChange, fold_changes, is_explained
 from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project, Target
 from cdc_lake.config.silver_tables import Partition, Transforms
@@ -151,7 +151,7 @@ def test_check_names_the_columns_that_an_update_may_leave_out() -> None:
 
 
 def test_a_held_change_of_a_row_that_a_filter_kept_out_explains_what_it_tells() -> None:
-    change = QuarantinedChange((1, 5, 1), "U", {"id": "1", "qty": "9", "note": None}, None, frozenset({"note"}))
+    change = PendingChange((1, 5, 1), "U", {"id": "1", "qty": "9", "note": None}, None, frozenset({"note"}))
     found = fold_changes([change], ["id"], ["id", "qty", "note"], {}, partial=True)
     assert found.odd == frozenset()
     assert found.rows == {("1",): ({"id": "1", "qty": "9"},)}

@@ -11,7 +11,7 @@ import pytest
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.row_history import replay_rows as bronze_folded
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.comparison.pending_changes import QuarantinedChange, fold_changes, is_explained
+from cdc_lake.comparison.pending_changes import PendingChange, fold_changes, is_explained
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, Transaction, Truncate, Tuple, Update
 from cdc_lake.model.quarantine import Key, RowsByKey
 from cdc_lake.model.relation import ReplicaIdentity
@@ -22,7 +22,7 @@ from tests.seeds import seeds
 T = table("public.t", identity=ReplicaIdentity.FULL, id="int4", amount="int4", body="text")
 
 
-def changes_of(transactions: Sequence[Transaction]) -> Iterator[QuarantinedChange]:
+def changes_of(transactions: Sequence[Transaction]) -> Iterator[PendingChange]:
     for one in transactions:
         for ordinal, change in enumerate(one.changes, start=1):
             assert not isinstance(change, Message | Truncate)
@@ -30,7 +30,7 @@ def changes_of(transactions: Sequence[Transaction]) -> Iterator[QuarantinedChang
             old = None if isinstance(change, Insert) else change.old
             unsent = frozenset(name for name, value in zip(T.names, new, strict=False) if value is UNCHANGED)
             op = {Insert: "I", Update: "U", Delete: "D"}[type(change)]
-            yield QuarantinedChange((1, one.bounds.position, ordinal), op, texts(new or None), texts(old), unsent)
+            yield PendingChange((1, one.bounds.position, ordinal), op, texts(new or None), texts(old), unsent)
 
 
 def texts(values: Tuple | None) -> dict[str, str | None] | None:
@@ -61,7 +61,7 @@ def test_rows_that_share_a_key_are_told_apart_by_their_old_tuples(seed: int) -> 
     print(f"CDC_LAKE_SEED={seed}")
     dice = random.Random(seed)
     rows: list[dict[str, str | None]] = []
-    changes: list[QuarantinedChange] = []
+    changes: list[PendingChange] = []
     silver: dict[Key, list[dict[str, str | None]]] = {}
     for position in range(60):
         new = {"id": dice.choice((None, "1", "2")), "amount": dice.choice("12"), "body": dice.choice((None, "x"))}
@@ -71,7 +71,7 @@ def test_rows_that_share_a_key_are_told_apart_by_their_old_tuples(seed: int) -> 
             silver[new["id"],] = [new]
         else:
             changes.append(
-                QuarantinedChange((1, position // 2, position), op, None if op == "D" else new, old, frozenset())
+                PendingChange((1, position // 2, position), op, None if op == "D" else new, old, frozenset())
             )
         if op != "D":
             rows.append(new)
@@ -86,8 +86,8 @@ def test_rows_that_share_a_key_are_told_apart_by_their_old_tuples(seed: int) -> 
 
 def test_keys_that_several_rows_keep_are_said() -> None:
     rows = [{"id": "1", "amount": n, "body": None} for n in "12"]
-    insert = QuarantinedChange((1, 10, 1), "I", rows[1], None, frozenset())
-    gone = QuarantinedChange((1, 20, 1), "D", None, rows[1], frozenset())
+    insert = PendingChange((1, 10, 1), "I", rows[1], None, frozenset())
+    gone = PendingChange((1, 20, 1), "D", None, rows[1], frozenset())
     for later in ([], [gone]):
         found = fold_changes([insert, *later], ["id"], T.names, {("1",): [rows[0]]})
         assert (found.odd, found.shared) == (frozenset(), {("1",)})
@@ -95,7 +95,7 @@ def test_keys_that_several_rows_keep_are_said() -> None:
 
 
 def test_a_change_says_nothing_of_a_key_that_was_told_anew() -> None:
-    moved = QuarantinedChange(
+    moved = PendingChange(
         (1, 10, 1), "U", {"id": "2", "amount": "5", "body": None}, {"id": "1"}, frozenset({"body"}), (True, False)
     )
     found = fold_changes([moved], ["id"], T.names, {("1",): [{"id": "1", "amount": "9", "body": "another row"}]})

@@ -16,7 +16,7 @@ from cdc_lake.observability.html import sparkline
 from cdc_lake.quality.report import (
     Judged,
     Lag,
-    QuarantinedGroup,
+    QuarantineSummary,
     ReportData,
     RuleState,
     RunState,
@@ -40,7 +40,7 @@ DATA = ReportData(
         RuleState(HOSTILE, HOSTILE, "regex", HOSTILE, "warn", (Judged(10, 1),), Judged(3, 1), "", HOSTILE, HOSTILE),
         RuleState("t", "r", "not_null", "c", "warn", (), None, HOSTILE),
     ),
-    held=(QuarantinedGroup(HOSTILE, HOSTILE, HOSTILE, 1, 1, NOW),),
+    held=(QuarantineSummary(HOSTILE, HOSTILE, HOSTILE, 1, 1, NOW),),
     runs=(RunState(NOW, 1.5, 1, 2, HOSTILE, HOSTILE), RunState(None, None, 0, 0, "")),
     suites={HOSTILE: f"gx/{HOSTILE}.json"},
     notes=(HOSTILE,),

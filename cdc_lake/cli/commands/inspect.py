@@ -140,9 +140,9 @@ def inspect_chain(
 @verb(inspect_app, "prepared", document="parked", former="parked")
 def inspect_prepared(call: Call) -> None:
     """List prepared transactions kept until their COMMIT PREPARED, oldest first."""
-    from cdc_lake.runtime.receive.lag import list_prepared as look_up
+    from cdc_lake.runtime.receive.lag import list_prepared
 
-    prepared = look_up(call.project())
+    prepared = list_prepared(call.project())
     call.view.result(prepared, prepared_text(prepared))
 
 
