@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.runtime.apply import merge, table_planner, table_schema, table_span
+from cdc_lake.runtime.apply import merge, span_planning, table_planner, table_schema, table_span
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_silver import DeltaSilver
 from cdc_lake.tables.iceberg_silver import IcebergSilver
@@ -50,9 +50,15 @@ class Phases:
         return around
 
     def _commit(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def around(silver: Any, stream: str, base: Any, position: int, work: Any) -> Any:
-            with self.of("commit: branch, marker"):
-                return call(silver, stream, base, position, self.timed(work, "merge"))
+        def around(silver: Any, *arguments: Any) -> Any:
+            spark = silver._spark  # noqa: SLF001  # its session is shared
+            run, merge = spark.sql, self.timed(spark.sql, "merge")
+
+            def sql(text: str, *more: Any, **named: Any) -> Any:
+                return (merge if text.lstrip().startswith(("MERGE", "INSERT")) else run)(text, *more, **named)
+
+            with self.of("commit: branch, marker"), patch.object(spark, "sql", sql):
+                return call(silver, *arguments)
 
         return around
 
@@ -63,6 +69,7 @@ class Phases:
             (table_planner, "read_marker", "read markers"),
             (table_planner, "record", "holds"),
             (table_planner, "outline", "outline"),
+            (span_planning, "outline", "outline"),
             (table_span, "survey", "survey"),
             (table_schema, "evolve", "look up columns"),
             (table_schema, "mark_when_large", "weigh the table"),

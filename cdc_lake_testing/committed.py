@@ -115,11 +115,13 @@ class Committed:
             if target.kind == "append":
                 continue
             counts = (pc.field("relation") == str(name)) & (pc.field("generation") == marker.generation)
-            rows = control.read("held").filter(counts).to_pylist()
-            held = [(r["position"], r["ordinal"]) for r in rows if r["reason"] != "closed" and r["position"] <= at]
-            should = self._oracle(at, name).held
-            if sorted(held) != sorted(should):
-                yield f"{len(held)} changes of {target.label} are held, and {len(should)} should be"
+            rows = control.read("quarantine").filter(counts).to_pylist()
+            quarantined = [
+                (r["position"], r["ordinal"]) for r in rows if r["reason"] != "closed" and r["position"] <= at
+            ]
+            should = self._oracle(at, name).quarantined
+            if sorted(quarantined) != sorted(should):
+                yield f"{len(quarantined)} changes of {target.label} are held, and {len(should)} should be"
 
     def not_applied(self, project: Project, state: StreamCheckpoint) -> Iterator[str]:
         """What the last cut has not come to, where a run applied all there is."""

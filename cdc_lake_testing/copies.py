@@ -92,7 +92,7 @@ class CopiesOracle:
     fails: Callable[[Row], bool] | None = None
     copies: dict[Row, list[Place]] = field(default_factory=dict)
     waiting: set[Row] = field(default_factory=set)
-    held: list[Place] = field(default_factory=list)
+    quarantined: list[Place] = field(default_factory=list)
 
     @property
     def rows(self) -> Counter[Row]:
@@ -105,7 +105,7 @@ class CopiesOracle:
             for ordinal, change in enumerate(transaction.changes, start=1):
                 place = (transaction.bounds.position, ordinal)
                 if not self._change(change, place):
-                    self.held.append(place)
+                    self.quarantined.append(place)
 
     def _change(self, change: Change, place: Place) -> bool:
         if isinstance(change, Truncate):

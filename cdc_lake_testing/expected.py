@@ -45,7 +45,7 @@ class Expected(Protocol):
         """The rows of the silver table, by the names of the source's columns and silver's own."""
 
     @property
-    def held(self) -> list[Place]:
+    def quarantined(self) -> list[Place]:
         """Where the changes are that are kept back."""
 
 
@@ -107,9 +107,9 @@ class CurrentRows:
         return [*({**row, "_is_deleted": "f"} for row in live), *gone]
 
     @property
-    def held(self) -> list[Place]:
+    def quarantined(self) -> list[Place]:
         """Where the changes are that are kept back."""
-        return self.oracle.held
+        return self.oracle.quarantined
 
     @property
     def _live(self) -> dict[Key, Row]:
@@ -146,9 +146,9 @@ class HistoryRows:
         ]
 
     @property
-    def held(self) -> list[Place]:
+    def quarantined(self) -> list[Place]:
         """Where the changes are that are kept back."""
-        return self.versions.oracle.held
+        return self.versions.oracle.quarantined
 
 
 @dataclass
@@ -175,9 +175,9 @@ class CopiesRows:
         return out
 
     @property
-    def held(self) -> list[Place]:
+    def quarantined(self) -> list[Place]:
         """Where the changes are that are kept back."""
-        return self.oracle.held
+        return self.oracle.quarantined
 
 
 @dataclass
@@ -189,7 +189,7 @@ class AppendRows:
     misfits: Fails
     old_values: bool = False
     rows: list[Row] = field(default_factory=list)
-    held: list[Place] = field(default_factory=list)
+    quarantined: list[Place] = field(default_factory=list)
 
     def run(self, transaction: Transaction) -> None:
         """Take one transaction."""
@@ -200,7 +200,7 @@ class AppendRows:
             row, old, unsent = _said(change)
             judge = self.fails if isinstance(change, Insert | Update) else self.misfits
             if judge(row) or (self.old_values and self.misfits(old)):
-                self.held.append((at, ordinal))
+                self.quarantined.append((at, ordinal))
                 continue
             own: Row = {"_op": type(change).__name__[0], "_position": str(at), "_ordinal": str(ordinal)}
             own |= {"_lsn": str(at), "_xid": str(xid), "_unchanged": unsent}

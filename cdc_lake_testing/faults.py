@@ -56,7 +56,7 @@ class Pipeline:
     def prove(self) -> str:
         """Silver equal to the source but for held keys, the chain whole, cuts true; the verdict in words."""
         compared = json.loads(self.do("compare").output)
-        assert compared["verdict"] in {"equal", "equal but for held keys"}, json.dumps(compared, indent=1)
+        assert compared["verdict"] in {"equal", "equal but for quarantined keys"}, json.dumps(compared, indent=1)
         assert json.loads(self.do("inspect", "chain").output)["holds"]
         assert_cuts_are_true(load_project(self.file))
         assert_nothing_is_held_twice(load_project(self.file))
@@ -216,10 +216,10 @@ def _taken_back(cuts: Sequence[Mapping[str, Any]]) -> set[tuple[int, str]]:
 
 def assert_nothing_is_held_twice(project: Project) -> None:
     """Each change is in `held` at most once for a generation of its table."""
-    held = control_tables(project).read("held")
-    held = held.filter(pc.field("reason") != "closed")
+    quarantined = control_tables(project).read("quarantine")
+    quarantined = quarantined.filter(pc.field("reason") != "closed")
     one = ("relation", "epoch", "generation", "position", "ordinal")
-    places = list(zip(*(held[c].to_pylist() for c in one), strict=True))
+    places = list(zip(*(quarantined[c].to_pylist() for c in one), strict=True))
     assert len(places) == len(set(places)), "a change is held twice"
 
 

@@ -41,8 +41,8 @@ class Oracle:
     tables: dict[TableName, dict[Key, Row]] = field(default_factory=dict)
     fails: Callable[[TableName, Row], bool] | None = None
     missing: bool = False
-    held_keys: dict[TableName, set[Key]] = field(default_factory=dict)
-    held: list[tuple[int, int]] = field(default_factory=list)
+    quarantined_keys: dict[TableName, set[Key]] = field(default_factory=dict)
+    quarantined: list[tuple[int, int]] = field(default_factory=list)
     waiting: dict[TableName, dict[tuple[int, int], Change]] = field(default_factory=dict)
     apart: dict[TableName, set[Key]] = field(default_factory=dict)
     grouped: frozenset[TableName] = frozenset()
@@ -58,53 +58,53 @@ class Oracle:
         """
         kept_back: set[int] = set()
         unsure = set(self._unsure(transaction.changes, together))
-        before, waiting, apart = self.tables, self.held_keys, self.apart
+        before, waiting, apart = self.tables, self.quarantined_keys, self.apart
         while True:
             self.tables = {table: dict(rows) for table, rows in before.items()}
-            self.held_keys = {table: set(keys) for table, keys in waiting.items()}
+            self.quarantined_keys = {table: set(keys) for table, keys in waiting.items()}
             self.apart = {table: set(keys) for table, keys in apart.items()}
-            held, clash = self._attempt(transaction, kept_back, unsure)
+            quarantined, clash = self._attempt(transaction, kept_back, unsure)
             if clash is None:
                 break
-            if not held:
+            if not quarantined:
                 msg = f"two rows have one key at the end of the transaction at {transaction.bounds.position}"
                 raise ValueError(msg)
             kept_back.add(clash)
-        if self.grouped and self._holds_whole(transaction, held):
+        if self.grouped and self._holds_whole(transaction, quarantined):
             for table in self.grouped:
                 self.tables[table] = dict(before.get(table, {}))
-                self.held_keys[table] = set(waiting.get(table, ()))
+                self.quarantined_keys[table] = set(waiting.get(table, ()))
                 self.apart[table] = set(apart.get(table, ()))
-            held = self._hold(transaction, held)
+            quarantined = self._hold(transaction, quarantined)
         if ordinals is None:
             ordinals = range(1, len(transaction.changes) + 1)
-        self.held += [(transaction.bounds.position, ordinals[at]) for at in held]
+        self.quarantined += [(transaction.bounds.position, ordinals[at]) for at in quarantined]
         for at, change in enumerate(transaction.changes):
             if isinstance(change, Truncate):
                 self.waiting.pop(change.relation.table, None)
-            elif at in held:
+            elif at in quarantined:
                 assert not isinstance(change, Message), "a message has no row"
                 mine = self.waiting.setdefault(change.relation.table, {})
                 mine[transaction.bounds.position, ordinals[at]] = change
 
-    def _holds_whole(self, transaction: Transaction, held: Iterable[int]) -> bool:
+    def _holds_whole(self, transaction: Transaction, quarantined: Iterable[int]) -> bool:
         """Whether something is held of a table of the group that the transaction does not truncate later."""
         last = {c.relation.table: at for at, c in enumerate(transaction.changes) if isinstance(c, Truncate)}
-        tables = [(at, _table(transaction.changes[at])) for at in held]
+        tables = [(at, _table(transaction.changes[at])) for at in quarantined]
         return any(table in self.grouped and at > last.get(table, -1) for at, table in tables)
 
     def _hold(self, transaction: Transaction, alone: Iterable[int]) -> list[int]:
         """Hold the whole transaction in the group, whatever becomes of it elsewhere: `alone`."""
-        held = {at for at in alone if _table(transaction.changes[at]) not in self.grouped}
+        quarantined = {at for at in alone if _table(transaction.changes[at]) not in self.grouped}
         for at, change in enumerate(transaction.changes):
             table = _table(change)
             if table not in self.grouped:
                 continue
             if isinstance(change, Truncate):
                 raise TruncateIsHeld(transaction.bounds.position)
-            self.held_keys.setdefault(table, set()).update(self.keys_of(change))
-            held.add(at)
-        return sorted(held)
+            self.quarantined_keys.setdefault(table, set()).update(self.keys_of(change))
+            quarantined.add(at)
+        return sorted(quarantined)
 
     def release(self, table: TableName, place: tuple[int, int], places: Iterable[tuple[int, int]]) -> None:
         """Held changes, all that wait for each other, are made from a place on, whatever they break."""
@@ -118,7 +118,7 @@ class Oracle:
         wanted = [(table, place, at) for table, places in of.items() for place, at in _by_ordinal(places)]
         changes = [self.waiting[table].pop(place) for table, place, _ in wanted]
         for change, (table, _, _) in zip(changes, wanted, strict=True):
-            self.held_keys[table] -= self.keys_of(change)
+            self.quarantined_keys[table] -= self.keys_of(change)
         fails, self.fails = self.fails, None
         let = transaction_at(position, changes)
         self.apply(let, [at for _, _, at in wanted], [came for _, (came, _), _ in wanted])
@@ -127,7 +127,7 @@ class Oracle:
     def discard(self, table: TableName, places: Iterable[tuple[int, int]]) -> None:
         """Held changes, all that wait for each other, are given up: their keys keep the rows they have here."""
         keys = {key for place in places for key in self.keys_of(self.waiting[table].pop(place))}
-        self.held_keys[table] -= keys
+        self.quarantined_keys[table] -= keys
         self.apart.setdefault(table, set()).update(keys)
 
     def keys_of(self, change: Change) -> set[Key]:
@@ -145,17 +145,17 @@ class Oracle:
 
     def reread(self, relation: Relation, position: int, rows: Mapping[Key, Row | None]) -> None:
         """Keys have these rows right before a position, None for none, whatever waited; what fails is held."""
-        state, waiting = dict(self.tables.get(relation.table, {})), set(self.held_keys.get(relation.table, ()))
+        state, waiting = dict(self.tables.get(relation.table, {})), set(self.quarantined_keys.get(relation.table, ()))
         for key, row in rows.items():
             if row is not None and self.fails is not None and self.fails(relation.table, row):
                 waiting.add(key)
-                self.held.append((position, AGAIN))
+                self.quarantined.append((position, AGAIN))
                 continue
             waiting.discard(key)
             state.pop(key, None)
             if row is not None:
                 state[key] = dict(row)
-        self.tables[relation.table], self.held_keys[relation.table] = state, waiting
+        self.tables[relation.table], self.quarantined_keys[relation.table] = state, waiting
 
     def _unsure(self, changes: Sequence[Change], together: Sequence[int]) -> Iterator[int]:
         """Inserts, by their number, to keys that a row leaves later in the same transaction."""
@@ -189,12 +189,12 @@ class Oracle:
     def _attempt(self, transaction: Transaction, kept_back: set[int], unsure: set[int]) -> tuple[list[int], int | None]:
         """Which changes are held, and the last one that brought a second row to a key."""
         open_rows = {table: list(rows.items()) for table, rows in self.tables.items()}
-        held: list[int] = []
+        quarantined: list[int] = []
         arrived: dict[tuple[TableName, Key], int] = {}
         for at, change in enumerate(transaction.changes):
             open_ended = at in unsure and self._is_apart(change)
             if not self._change(open_rows, change, force=at in kept_back or open_ended):
-                held.append(at)
+                quarantined.append(at)
             elif isinstance(change, Insert | Update):
                 key = self._key(change.relation, _row(change.relation, change.new, {}))
                 arrived[change.relation.table, key] = at
@@ -206,7 +206,7 @@ class Oracle:
         ]
         for table, rows in open_rows.items():
             self.tables[table] = dict(rows)
-        return held, max(clashes, default=None)
+        return quarantined, max(clashes, default=None)
 
     def run(self, transactions: Sequence[Transaction]) -> dict[TableName, dict[Key, Row]]:
         """Apply transactions in order and return the state."""
@@ -242,7 +242,7 @@ class Oracle:
                     rows.pop(self._find(relation, rows, key, old))
             case Truncate(relation):
                 tables[relation.table] = []
-                self.held_keys.pop(relation.table, None)
+                self.quarantined_keys.pop(relation.table, None)
                 self.apart.pop(relation.table, None)
             case _:
                 assert_never(change)
@@ -307,7 +307,7 @@ class Oracle:
 
     def _held(self, relation: Relation, row: Row | None, keys: list[Key], *, force: bool) -> bool:
         """Whether a change is kept back: a key it touches waits, or its row fails. Its keys wait from then on."""
-        waiting = self.held_keys.setdefault(relation.table, set())
+        waiting = self.quarantined_keys.setdefault(relation.table, set())
         failing = row is not None and self.fails is not None and self.fails(relation.table, row)
         if force or failing or not waiting.isdisjoint(keys):
             waiting.update(keys)

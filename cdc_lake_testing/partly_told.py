@@ -48,14 +48,14 @@ class PartlyTold:
     fails: Callable[[Row], frozenset[str]] = lambda _: frozenset()
     rows: dict[Key, Row] = field(default_factory=dict)
     waiting: set[Key] = field(default_factory=set)
-    held: list[tuple[int, int, frozenset[str]]] = field(default_factory=list)
+    quarantined: list[tuple[int, int, frozenset[str]]] = field(default_factory=list)
 
     def run(self, transactions: Iterable[Transaction]) -> None:
         """Apply transactions in order. No key may have two rows, not even for a moment."""
         for one in transactions:
             for ordinal, change in enumerate(one.changes, start=1):
                 if (reason := self._change(change)) is not None:
-                    self.held.append((one.bounds.position, ordinal, reason))
+                    self.quarantined.append((one.bounds.position, ordinal, reason))
 
     def _change(self, change: Change) -> frozenset[str] | None:
         """Why a change is held, None where it is made."""

@@ -83,7 +83,7 @@ class CutLake:
     def state(self, name: str, version: int | None, position: int, **more: Any) -> TableState:
         """A table in a cut."""
         target = self.project.target(TableName("public", name))
-        facts = {"state": ACTIVE, "held": 0, **more}
+        facts = {"state": ACTIVE, "quarantined_keys": 0, **more}
         return TableState(target.label, target.format, version, position, **facts)
 
 

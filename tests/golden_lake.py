@@ -1,4 +1,4 @@
-"""A small lake that says the same every time: two tables, a held change, a paused table, cuts, a pin, runs.
+"""A small lake that says the same every time: two tables, a quarantined change, a paused table, cuts, a pin, runs.
 
 Made without a server and without Spark from real tables; its source cannot be reached.
 """
@@ -89,7 +89,7 @@ def _silver(project: Project, control: ControlTables) -> None:
         4000: pa.table({"id": pa.array([2]), "amount": pa.array([25], pa.int32()), "note": ["new"]}),
     }
     write_deltalake(str(project.silver_path(items)), pa.table({"id": pa.array([1]), "title": ["pen"]}))
-    held = {
+    quarantined = {
         "position": 4000, "ordinal": 1, "op": "U", "rules": ["between_amount"], "key": ["2"], "from_key": ["2"],
         "layout": ORDERS.layout, "new": ["2", "999", "far too much"], "old": None, "old_kind": None, "unchanged": [],
     }  # fmt: skip
@@ -98,7 +98,7 @@ def _silver(project: Project, control: ControlTables) -> None:
         write_deltalake(folder, content, mode="overwrite")
         version = DeltaTable(folder).version()
         if number:
-            change = pa.Table.from_pylist([held])
+            change = pa.Table.from_pylist([quarantined])
             record(control, orders, STREAM, Span(1, 2000, 4000), 1, change, ())
         states = {
             "public.orders": TableState(orders.label, "delta", version, position, ACTIVE, number),

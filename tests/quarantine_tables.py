@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from cdc_lake.control.quarantine import OpenQuarantine, QuarantineLog, open_holds
+from cdc_lake.control.quarantine import OpenQuarantine, QuarantineLog, open_quarantine
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Tuple, Update
 from cdc_lake.model.position import Span
 from cdc_lake.model.quarantine import FIRST_ORDINAL, Decided
@@ -29,23 +29,23 @@ class Table:
     cuts: random.Random
     name: str = "t"
     keys: set[Key] = field(default_factory=set)
-    held: list[dict[str, Any]] = field(default_factory=list)
+    quarantined: list[dict[str, Any]] = field(default_factory=list)
     decisions: list[dict[str, Any]] = field(default_factory=list)
     pending: list[Event] = field(default_factory=list)
     at: int = 0
 
     def open(self) -> OpenQuarantine:
-        return open_holds(self.log(), self.name, 1, 1, self.at)
+        return open_quarantine(self.log(), self.name, 1, 1, self.at)
 
     def log(self) -> QuarantineLog:
         """What is recorded."""
-        return QuarantineLog(pa.Table.from_pylist(self.held, schema_of("held")), self._decisions())
+        return QuarantineLog(pa.Table.from_pylist(self.quarantined, schema_of("quarantine")), self._decisions())
 
     def decide(self, verb: str, rows: list[dict[str, Any]]) -> None:
         first = AT + sum(one["position"] == self.at + 1 for one in self.decisions)
         for n, row in enumerate(rows):
             place = {"of_position": row["position"], "of_ordinal": row["ordinal"]}
-            own = {"position": self.at + 1, "ordinal": first + n, "verb": verb, "told": "", **place}
+            own = {"position": self.at + 1, "ordinal": first + n, "verb": verb, "reason": "", **place}
             self.decisions.append({**dict.fromkeys(schema_of("decisions").names), **row, **own})
 
     def run(self, events: list[Event], upto: int) -> None:
@@ -69,14 +69,14 @@ class Table:
     def traced(self, every: list[Event], whole: frozenset[Unit] = frozenset()) -> Followed:
         """What became of the events of a span."""
         existing, waiting = frozenset(self.keys), self.open().waiting
-        return trace(every, existing=existing, held=waiting, holds_missing=False, whole_units=whole)
+        return trace(every, existing=existing, quarantined=waiting, holds_missing=False, whole_units=whole)
 
     def merge(self, every: list[Event], followed: Followed, end: int) -> None:
         """The span is written: rows, and what is held."""
         traced, closings = followed
         self._fold(every, traced)
         for event, one in zip([e for e in every if e.op != "T"], traced, strict=True):
-            if one.held:
+            if one.quarantined:
                 rules = [*(["rule"] if event.failed else []), *([one.broke] if one.broke else [])]
                 rules = [] if one.waits else rules
                 self._record(event, "failed" if rules else "waiting", end, rules)
@@ -100,7 +100,7 @@ class Table:
         )
         last: dict[int, tuple[Event, TracedChange]] = {}
         for event, one in zip([e for e in events if e.op != "T"], traced, strict=True):
-            if not one.held and not one.dropped and (event.position, event.ordinal) > after:
+            if not one.quarantined and not one.dropped and (event.position, event.ordinal) > after:
                 last[one.row] = (event, one)
         for _, one in last.values():
             if one.origin is not None:
@@ -110,9 +110,9 @@ class Table:
     def _record(self, event: Event, reason: str, end: int, rules: list[str]) -> None:
         keys = {"key": event.new or event.old, "from_key": event.old}
         own = {"position": event.position, "ordinal": event.ordinal, "op": event.op, "reason": reason, "rules": rules}
-        self.held.append(
+        self.quarantined.append(
             {
-                **dict.fromkeys(schema_of("held").names),
+                **dict.fromkeys(schema_of("quarantine").names),
                 "relation": self.name,
                 "epoch": 1,
                 "generation": 1,

@@ -106,7 +106,8 @@ def outline(
     follows: int | None = None,
 ) -> SpanSummary:
     """Summarize `table` in `span`, including `rereads`; with `snapshot` its snapshot rows at `span.upto` instead.
-    `released`: held changes released in it (`model.quarantine`); `follows`: the table's layout, used without changes.
+    `released`: quarantined changes released in it (`model.quarantine`); `follows`: the table's layout, used without
+    changes.
     """
     op, ordinal, position = pc.field("op"), pc.field("ordinal"), pc.field("position")
     wanted = op.isin([SNAPSHOT] if snapshot else [INSERT, UPDATE, DELETE, TRUNCATE])

@@ -272,7 +272,7 @@ def status(
         ),
     ] = False,
 ) -> None:
-    """Show the state of the pipeline: tables, slot, lags and held rows, each with its reason."""
+    """Show the state of the pipeline: tables, slot, lags and quarantined rows, each with its reason."""
     from cdc_lake.cli.commands.status import status_text, watch_status
     from cdc_lake.ops.status import status as look_up
 

@@ -213,7 +213,7 @@ def plan_text(planned: Plan, *, verbose: bool = False) -> str:
 
 
 def run_text(summary: RunSummary) -> str:
-    """The result of a run: positions of bronze and silver, amounts, held changes."""
+    """The result of a run: positions of bronze and silver, amounts, quarantined changes."""
     lines = [f"{summary.outcome}  {summary.pipeline} in {seconds(summary.seconds)}"]
     if (got := summary.receive) is not None:
         copied = f", {pluralize(got.snapshot_rows, 'snapshot row')}" if got.snapshot_rows else ""
@@ -223,8 +223,8 @@ def run_text(summary: RunSummary) -> str:
         moved = f"{pluralize(applied.transactions, 'transaction')}, {pluralize(applied.changes, 'change')}"
         position = _position(applied.stream, applied.upto)
         lines.append(f"applied   {moved} in {pluralize(applied.merges, 'merge')}; silver is at {position}")
-        if applied.held:
-            lines.append(f"held      {pluralize(applied.held, 'change')}: `cdc-lake status` shows by which rule")
+        if applied.quarantined:
+            lines.append(f"held      {pluralize(applied.quarantined, 'change')}: `cdc-lake status` shows by which rule")
         lines += [f"paused    {table}: it stays where it was paused" for table in applied.paused]
     return "\n".join(lines)
 

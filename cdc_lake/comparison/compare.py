@@ -7,9 +7,9 @@ not use (`tables.canonical_values`), and the source is read by other code than t
 (`source.postgres.snapshot_visibility`), so that an error in either becomes visible. Keys that a rule or a cast holds
 are accounted for one by one (`comparison.pending_changes`).
 
-Both sides of a table are first summed up by bucket (`tables.row_hash`). Differing buckets, and those with held keys,
-are read again from both sides and matched row by row: hashes only show where to look, and every reported difference is
-one of values.
+Both sides of a table are first summed up by bucket (`tables.row_hash`). Differing buckets, and those with quarantined
+keys, are read again from both sides and matched row by row: hashes only show where to look, and every reported
+difference is one of values.
 """
 
 from __future__ import annotations
@@ -167,33 +167,33 @@ def _without_silver(job: CompareTask) -> _Found | Gap:
 
 
 def _both_sides(job: CompareTask, layout: Layout, later: PendingChanges) -> _Found | Gap:
-    held = Held(job, layout, later.changes, closed=later.emptied)
-    overlay = Overlay(layout, held.others, emptied=later.emptied)
+    quarantined = Held(job, layout, later.changes, closed=later.emptied)
+    overlay = Overlay(layout, quarantined.others, emptied=later.emptied)
     source, silver = SourceRowSet(job, layout), SilverRowSet(job, layout, overlay)
-    among, rows_of_keys = _among(job), KeyRows(layout, held.keys)
+    among, rows_of_keys = _among(job), KeyRows(layout, quarantined.keys)
     differences, uneven, read = Differences(), False, (0, 0)
     if job.asked.full:
         wanted = np.ones(BUCKETS, bool) if among is None else among
     else:
         source_sums, silver_sums = both_sums(source, silver, among)
         wanted = source_sums.unlike(silver_sums)
-    wanted = wanted | layout.buckets_of(held.keys)
+    wanted = wanted | layout.buckets_of(quarantined.keys)
     if wanted.any():
         sides = (source, silver)
-        differences, uneven, read = _match_rows(job.project, layout, sides, held, wanted, rows_of_keys)
+        differences, uneven, read = _match_rows(job.project, layout, sides, quarantined, wanted, rows_of_keys)
     if silver.shared:
         backlog = f"{later.transactions} landed transactions are not applied yet"
         return Gap(f"{backlog}, and they assign one key to several rows", CATCH_UP)
-    accounted, unaccounted = held.explain_keys()
+    accounted, unaccounted = quarantined.explain_keys()
     return _Found(
         differences,
         accounted,
         unaccounted,
         rows=read if job.asked.full else (source_sums.rows, silver_sums.rows),
         layout=layout,
-        apart=held.apart,
+        apart=quarantined.apart,
         astray=silver.astray,
-        uneven=uneven and not held.keys and not differences.keys,
+        uneven=uneven and not quarantined.keys and not differences.keys,
         streamed="" if job.asked.full else source.streamed,
         matched=read[0],
         sampled=None if among is None else float(among.mean()),
@@ -214,7 +214,7 @@ def _match_rows(
     project: Project,
     layout: Layout,
     sides: tuple[SourceRowSet, SilverRowSet],
-    held: Held,
+    quarantined: Held,
     wanted: Any,
     rows_of_keys: KeyRows,
 ) -> tuple[Differences, bool, tuple[int, int]]:
@@ -225,11 +225,11 @@ def _match_rows(
     with _shelves(project) as (source_shelf, silver_shelf):
         for rows, all_rows in source.blocks(buckets):
             here_read += rows.num_rows
-            held.at_source(all_rows)
+            quarantined.at_source(all_rows)
             source_shelf.add(rows, layout.form.buckets(rows))
         for rows in silver.blocks(buckets):
             there_read += rows.num_rows
-            held.in_silver(rows)
+            quarantined.in_silver(rows)
             silver_shelf.add(rows, layout.form.buckets(rows))
         for source_part, silver_part in pair_shelves(source_shelf, silver_shelf):
             rows_in_source, rows_in_silver = _rows(source_part, layout), _rows(silver_part, layout)
@@ -255,13 +255,13 @@ def _rows(rows: pa.Table | None, layout: Layout) -> pa.Table:
 
 def _judge_findings(job: CompareTask, where: AlignmentPoint, findings: _Found, began: float) -> TableComparison:
     pinned, differences = job.pinned, findings.differences
-    held = findings.accounted | findings.unaccounted
+    quarantined = findings.accounted | findings.unaccounted
     kinds = {
-        "missing": _without_held(differences.missing, held),
-        "extra": _without_held(differences.extra, held),
-        "changed": _without_held(differences.changed, held),
-        "repeated": _without_held(differences.repeated, held),
-        "unaccounted": _without_held(tuple(findings.unaccounted), frozenset()),
+        "missing": _without_quarantined(differences.missing, quarantined),
+        "extra": _without_quarantined(differences.extra, quarantined),
+        "changed": _without_quarantined(differences.changed, quarantined),
+        "repeated": _without_quarantined(differences.repeated, quarantined),
+        "unaccounted": _without_quarantined(tuple(findings.unaccounted), frozenset()),
     }
     counts = {kind: len(keys) for kind, keys in kinds.items()}
     # Without a key a sample would be a whole row, and values are not reported.
@@ -282,14 +282,14 @@ def _judge_findings(job: CompareTask, where: AlignmentPoint, findings: _Found, b
         verdict=verdict,
         source_rows=findings.rows[0],
         silver_rows=findings.rows[1],
-        held_keys=len(findings.accounted - findings.apart),
+        quarantined_keys=len(findings.accounted - findings.apart),
         discarded_keys=len(findings.accounted & findings.apart),
         missing=counts["missing"],
         extra=counts["extra"],
         changed=counts["changed"],
         repeated=counts["repeated"],
         unaccounted=counts["unaccounted"],
-        columns=() if findings.by_content else _columns(differences, held),
+        columns=() if findings.by_content else _columns(differences, quarantined),
         samples=samples,
         watermark=format_stream_position(job.state.stream, pinned.watermark) if pinned.watermark >= 0 else "",
         reason=why,
@@ -343,7 +343,7 @@ def _verdict(different: bool, accounted: frozenset[Key], apart: frozenset[Key]) 
         return Verdict.DIFFERENT
     if accounted & apart:
         return Verdict.EQUAL_BUT_DISCARDED
-    return Verdict.EQUAL_BUT_HELD if accounted else Verdict.EQUAL
+    return Verdict.EQUAL_BUT_QUARANTINED if accounted else Verdict.EQUAL
 
 
 def _reason(findings: _Found, shared: frozenset[Key]) -> str:
@@ -356,13 +356,13 @@ def _reason(findings: _Found, shared: frozenset[Key]) -> str:
     return "the numbers of rows with the same key differ" if findings.uneven else ""
 
 
-def _columns(differences: Differences, held: frozenset[Key]) -> tuple[tuple[str, int], ...]:
-    """Differing rows by column; omitted if some belong to held keys, which are explained differently."""
-    return () if held.intersection(differences.changed) else differences.columns
+def _columns(differences: Differences, quarantined: frozenset[Key]) -> tuple[tuple[str, int], ...]:
+    """Differing rows by column; omitted if some belong to quarantined keys, which are explained differently."""
+    return () if quarantined.intersection(differences.changed) else differences.columns
 
 
-def _without_held(keys: Sequence[Key], held: frozenset[Key]) -> tuple[Key, ...]:
-    return tuple(sorted((key for key in keys if key not in held), key=repr))
+def _without_quarantined(keys: Sequence[Key], quarantined: frozenset[Key]) -> tuple[Key, ...]:
+    return tuple(sorted((key for key in keys if key not in quarantined), key=repr))
 
 
 def _elapsed_seconds(began: float) -> float:

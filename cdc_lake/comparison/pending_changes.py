@@ -1,11 +1,11 @@
-"""Explains what silver lacks: changes after its watermark, and held keys.
+"""Explains what silver lacks: changes after its watermark, and quarantined keys.
 
 What the source's snapshot shows beyond silver's watermark is in bronze. Exactly the changes of the transactions that
 the snapshot shows are applied in memory to the rows of their keys. Omitting a transaction in between is safe: a
 transaction that changed the same row later saw it committed, and so does every snapshot that shows the later one.
 
-Silver shows a held key as it was before its first held change. If only the hold separates it from the source, its held
-changes, applied in order to that row, give the source's row.
+Silver shows a quarantined key as it was before its first quarantined change. If only the hold separates it from the
+source, its held changes, applied in order to that row, give the source's row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from cdc_lake.bronze.contract import DELETE, INSERT, SNAPSHOT, TRUNCATE
 from cdc_lake.comparison.columns import CompareTask, Layout, SilverRows, rows_among
 from cdc_lake.comparison.columns import Key as RowKey
-from cdc_lake.control.quarantine import open_holds, quarantine_log
+from cdc_lake.control.quarantine import open_quarantine, quarantine_log
 from cdc_lake.control.snapshots import refetched_rows
 from cdc_lake.model.position import END, Span
 from cdc_lake.model.quarantine import Key, RowsByKey
@@ -61,10 +61,12 @@ class PendingChange:
         return None if self.keys_resent[0] else leaves, None if self.keys_resent[1] else gives
 
 
-def held_changes(
+def quarantined_changes(
     rows: Iterable[Mapping[str, Any]], layouts: Mapping[int, Relation], now: Relation, form: Form
 ) -> list[PendingChange]:
-    """The held changes of one table in order, from their rows in the control table `held`, with current names."""
+    """The quarantined changes of one table in order, from their rows in the control table `quarantine`, with current
+    names.
+    """
     result: list[PendingChange] = []
     for row in sorted(rows, key=_place):
         names, later = _names_of_now(layouts[row["layout"]], now)
@@ -113,7 +115,7 @@ def fold_changes(
 ) -> Folded:
     """Apply ordered changes to the rows of their keys; a change concerns the row that its old tuple identifies.
 
-    `partial`: silver may lack rows of the source; values that no held change contains are missing in the result.
+    `partial`: silver may lack rows of the source; values that no quarantined change contains are missing in the result.
     """
     rows: RowsByKey[dict[str, str | None]] = RowsByKey()
     touched: set[Key] = set()
@@ -145,7 +147,7 @@ def fold_changes(
 def folded_copies(
     changes: Sequence[PendingChange], columns: Sequence[str], silver: Mapping[Key, int]
 ) -> tuple[dict[Key, int], frozenset[Key]]:
-    """The number of copies of each row after held changes (no key), and removed rows that did not exist."""
+    """The number of copies of each row after quarantined changes (no key), and removed rows that did not exist."""
     state: dict[Key, int] = {}
     odd: set[Key] = set()
     for change in changes:
@@ -160,7 +162,7 @@ def folded_copies(
 
 
 def is_explained(after: Sequence[Row], wanted: Sequence[Row]) -> bool:
-    """Whether the rows after held changes are the source's rows of a key, in number and known values."""
+    """Whether the rows after quarantined changes are the source's rows of a key, in number and known values."""
     left = list(wanted)
     for names in sorted({tuple(row) for row in after}, key=len, reverse=True):  # the most complete rows choose first
         counts = Counter(_key(row, names) for row in after if tuple(row) == names)
@@ -210,18 +212,18 @@ class Held:
     """
 
     def __init__(self, job: CompareTask, layout: Layout, later: Sequence[PendingChange], *, closed: bool) -> None:
-        """`later`: changes of held keys after the watermark; `closed`: a TRUNCATE after it ended all holds."""
+        """`later`: changes of quarantined keys after the watermark; `closed`: a TRUNCATE after it ended all holds."""
         pinned = job.pinned
         relation, generation = str(pinned.target.source), pinned.marker.generation
-        holds = open_holds(quarantine_log(job.control), relation, job.state.epoch, generation, pinned.watermark)
+        holds = open_quarantine(quarantine_log(job.control), relation, job.state.epoch, generation, pinned.watermark)
         self.apart = holds.waiting.apart
         self._layout = layout
-        held: list[PendingChange] = []
+        quarantined: list[PendingChange] = []
         if (rows := holds.kept_back) and not closed:
             layouts = job.bronze.layouts([pinned.target.source])
-            held = held_changes(rows, layouts, layout.relation, self._form)
-        self.keys, own_flags = connect_keys(touched_keys(held, layout.keys), later, layout.keys)
-        self._changes = [*held, *(change for change, is_mine in zip(later, own_flags, strict=True) if is_mine)]
+            quarantined = quarantined_changes(rows, layouts, layout.relation, self._form)
+        self.keys, own_flags = connect_keys(touched_keys(quarantined, layout.keys), later, layout.keys)
+        self._changes = [*quarantined, *(change for change, is_mine in zip(later, own_flags, strict=True) if is_mine)]
         self.others = [change for change, is_mine in zip(later, own_flags, strict=True) if not is_mine]
         self._wanted: _Rows = defaultdict(list)
         self._have: _Rows = defaultdict(list)
@@ -243,7 +245,7 @@ class Held:
             rows_by_key[tuple(row[name] for name in keys)].append(row)
 
     def explain_keys(self) -> tuple[frozenset[RowKey], frozenset[RowKey]]:
-        """The held keys whose held changes, applied to silver's rows, give the source's, and the others."""
+        """The quarantined keys whose changes, applied to silver's rows, give the source's, and the others."""
         keys = self._layout.keys
         if self._layout.by_content:
             left, odd = folded_copies(self._changes, keys, {key: len(rows) for key, rows in self._have.items()})
@@ -259,13 +261,13 @@ class Held:
 
 
 def connect_keys(
-    held: frozenset[RowKey], later: Sequence[PendingChange], names: Sequence[str]
+    quarantined: frozenset[RowKey], later: Sequence[PendingChange], names: Sequence[str]
 ) -> tuple[frozenset[RowKey], list[bool]]:
-    """Held keys with those connected to them by later changes, and whether each change touches one of them."""
+    """Quarantined keys with those connected to them by later changes, and whether each change touches one of them."""
     keys = [touched_keys([change], names) for change in later]
-    while more := held.union(*(change_keys for change_keys in keys if change_keys & held)) - held:
-        held |= more
-    return held, [bool(change_keys & held) for change_keys in keys]
+    while more := quarantined.union(*(change_keys for change_keys in keys if change_keys & quarantined)) - quarantined:
+        quarantined |= more
+    return quarantined, [bool(change_keys & quarantined) for change_keys in keys]
 
 
 def touched_keys(changes: Sequence[PendingChange], names: Sequence[str]) -> frozenset[RowKey]:
@@ -320,10 +322,10 @@ def _in_form(job: CompareTask, layout: Layout, rows: Sequence[dict[str, Any]]) -
         texts.setdefault(column, {})[text] = text
         return text
 
-    held_changes(rows, layouts, layout.relation, note)
+    quarantined_changes(rows, layouts, layout.relation, note)
     for column, forms in texts.items():
         forms.update(zip(forms, layout.text(column, list(forms)), strict=True))
-    return held_changes(rows, layouts, layout.relation, lambda column, text: texts[column][text])
+    return quarantined_changes(rows, layouts, layout.relation, lambda column, text: texts[column][text])
 
 
 class Overlay:

@@ -3,7 +3,7 @@
 Silver is never written here. The rows of these keys in the compared snapshot of the source land outside the stream,
 directly after silver's watermark (`land_refetched`), so that any batching and every rebuild gives the same result. A
 key is repaired only if the snapshot and silver include the same transactions of it; the caller holds apply's lease, so
-silver does not advance. Held keys do not count as differing: their hold explains them.
+silver does not advance. Quarantined keys do not count as differing: their hold explains them.
 """
 
 from __future__ import annotations

@@ -216,10 +216,10 @@ Row = Mapping[str, str | None]
 class KeyRows:
     """Rows of differing keys on both sides, gathered part by part, for the first keys of each kind."""
 
-    def __init__(self, layout: Layout, held: frozenset[Key]) -> None:
-        """`held`: keys whose rows may be explained by holds."""
+    def __init__(self, layout: Layout, quarantined: frozenset[Key]) -> None:
+        """`quarantined`: keys whose rows the quarantine may explain."""
         self._layout = layout
-        self._held = held
+        self._quarantined = quarantined
         self.source: dict[Key, Row] = {}
         self.silver: dict[Key, Row] = {}
 
@@ -229,15 +229,17 @@ class KeyRows:
             return
         keys = self._layout.keys
         kinds = (differences.missing, differences.extra, differences.changed, differences.repeated)
-        wanted = {key for kind in kinds for key in first(kind, self._held)} | {*first(self._held, frozenset())}
+        wanted = {key for kind in kinds for key in first(kind, self._quarantined)} | {
+            *first(self._quarantined, frozenset())
+        }
         for rows, rows_by_key in ((source_rows, self.source), (silver_rows, self.silver)):
             for row in rows_among(rows, keys, frozenset(wanted)):
                 rows_by_key[tuple(row[name] for name in keys)] = row
 
 
-def first(keys: Sequence[Key] | frozenset[Key], held: frozenset[Key]) -> list[Key]:
+def first(keys: Sequence[Key] | frozenset[Key], quarantined: frozenset[Key]) -> list[Key]:
     """The first keys of a kind that are reported, without held ones."""
-    return sorted((key for key in keys if key not in held), key=repr)[:SAMPLE]
+    return sorted((key for key in keys if key not in quarantined), key=repr)[:SAMPLE]
 
 
 def canonical_texts(names: Sequence[str], types: Mapping[str, pa.DataType]) -> TextsOf:

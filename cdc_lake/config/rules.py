@@ -236,7 +236,7 @@ TABLE_RULES = (Unique, ForeignKey, RowCount, Freshness, Monotonic, Expectation)
 
 
 def rule_name(rule: RowRule | TableRule) -> str:
-    """The rule's name in reports and held rows: the given one, or what kind it is and of which columns."""
+    """The rule's name in reports and quarantined rows: the given one, or what kind it is and of which columns."""
     return rule.name or "_".join([rule.rule, *named_columns(rule)])
 
 

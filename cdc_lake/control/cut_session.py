@@ -21,6 +21,7 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cut_lookup import find_cut
 from cdc_lake.control.cuts import ACTIVE, TableState, WrittenCut, parse_cut, relocate_target
 from cdc_lake.errors import LakeError, NotInCut, SilverMissing, TableBehind, VersionGone
+from cdc_lake.model.diagnostic import FormerFields, with_former_fields
 from cdc_lake.model.position import AsOf, Position
 from cdc_lake.model.relation import TableName
 from cdc_lake.silver.kinds import answers_alone, frame_as_of, rows_as_of
@@ -40,7 +41,7 @@ METADATA = b"cdc_lake"
 
 
 @dataclass(frozen=True)
-class CutSession:
+class CutSession(FormerFields):
     """All silver tables as of one cut. It holds no connection and reads nothing until asked.
 
     Tables are named as in the source (`public.orders`, or `orders` for one of `public`) or by their silver name
@@ -72,13 +73,13 @@ class CutSession:
 
     @property
     def tables(self) -> Mapping[str, TableState]:
-        """Its tables by source table: version, position, state, and number of held keys."""
+        """Its tables by source table: version, position, state, and number of quarantined keys."""
         return self.cut.tables
 
     @property
-    def held(self) -> Mapping[str, int]:
-        """The tables with held keys, whose rows are outdated or missing, and the number of these keys."""
-        return {relation: table.held for relation, table in self.tables.items() if table.held}
+    def quarantined(self) -> Mapping[str, int]:
+        """The tables with quarantined keys, whose rows are outdated or missing, and the number of these keys."""
+        return {relation: table.quarantined_keys for relation, table in self.tables.items() if table.quarantined_keys}
 
     def read(self, table: str, *, versions: bool = False) -> pa.Table:
         """The rows of a table, in no order. Of a history those valid at the cut, or with `versions` all versions.
@@ -189,7 +190,8 @@ class CutSession:
 
     def _describe_state(self, state: TableState) -> bytes:
         facts = {"epoch": self.epoch, "position": self.position, "version": state.version}
-        return json.dumps({**facts, "state": state.state, "held": state.held}).encode()
+        facts |= {"state": state.state, "quarantined_keys": state.quarantined_keys}
+        return json.dumps(with_former_fields(facts)).encode()
 
 
 @dataclass(frozen=True, slots=True)

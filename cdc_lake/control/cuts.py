@@ -1,10 +1,10 @@
 """Cuts, positions at which all silver tables can be read together; and pinned cuts, which stay readable.
 
-A row of the control table `cuts` states for each table its version, its number of held keys, and whether it is
+A row of the control table `cuts` states for each table its version, its number of quarantined keys, and whether it is
 `active`, `failed`, `paused` or `resyncing`: a table in one of the last three states stays at its own position and does
 not stop the cuts of the others.
 
-A row of the control table `promises` pins a cut, by a name or by the schedule of `silver.cuts`, with the versions it
+A row of the control table `pins` pins a cut, by a name or by the schedule of `silver.cuts`, with the versions it
 needs. Maintenance calls `kept_versions` before it removes anything; `runtime.cut_retention` configures the retention of
 the table formats.
 """
@@ -21,11 +21,11 @@ import pyarrow as pa
 
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.config.project import Target
-from cdc_lake.control.quarantine import QuarantineLog, open_holds
-from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.control.quarantine import QuarantineLog, open_quarantine
+from cdc_lake.model.diagnostic import FormerFields, pluralize
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.source.base import format_stream_position
-from cdc_lake.tables.control_schema import CONTROL_VERSION, RENAMED_STATES, CutRow, PinRow
+from cdc_lake.tables.control_schema import CONTROL_VERSION, RENAMED, CutRow, PinRow
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.silver_table import FIRST, Marker
 
@@ -34,15 +34,17 @@ NOT_ADVANCING: Final = frozenset({FAILED, PAUSED, RESYNCING})
 """States of tables that no span advances."""
 
 _FORMER: Final = {"in": ACTIVE, "broken": FAILED, "renewing": RESYNCING}
-"""States in control tables of version 0 and 1. They remain readable; what is appended has the words of the table."""
+_KEYS, _FORMER_KEYS = "quarantined_keys", "held"
+"""States, and the name of a count, in control tables of version 0 and 1. They remain readable; what is appended has the
+words of the table."""
 
 FILES = 500
 """Number of files from which on the table `cuts` is compacted: each cut is one file."""
 
 
 @dataclass(frozen=True, slots=True)
-class TableState:
-    """A table in a cut. `version`: of the silver table, None without content; `held`: number of held keys;
+class TableState(FormerFields):
+    """A table in a cut. `version`: of the silver table, None without content; `quarantined_keys`: their number;
     `generation`: of its content, as in the version; cuts without it precede the first rebuild. `layout`: the layout of
     its rows, None if not recorded. `copied`: the position of the copy with which its content began, None for the
     initial one. `merged`: the position of its last merge, at `version` or before it, None if not recorded. `error`:
@@ -54,7 +56,7 @@ class TableState:
     version: int | None
     position: int
     state: str
-    held: int
+    quarantined_keys: int
     generation: int = FIRST
     layout: int | None = None
     copied: int | None = None
@@ -88,12 +90,12 @@ class WrittenCut:
 
 
 def state_from_marker(
-    target: Target, state: StreamCheckpoint, marker: Marker, position: int, held: QuarantineLog
+    target: Target, state: StreamCheckpoint, marker: Marker, position: int, quarantine: QuarantineLog
 ) -> TableState:
     """A table at `position` according to its marker, which is ahead of the last cut, because the process that merged it
-    died before it wrote one. `held`: the recorded number.
+    died before it wrote one. `quarantine`: the recorded changes.
     """
-    keys = open_holds(held, str(target.source), state.epoch, marker.generation, position).keys
+    keys = open_quarantine(quarantine, str(target.source), state.epoch, marker.generation, position).keys
     table = TableState(target.label, target.format, marker.version, position, ACTIVE, len(keys), marker.generation)
     return replace(table, merged=marker.position)
 
@@ -134,20 +136,21 @@ def table_states(tables: str) -> dict[str, TableState]:
 def _table_state(facts: dict[str, Any]) -> TableState:
     error = facts.pop("error", None)
     facts["state"] = _FORMER.get(facts["state"], facts["state"])
+    facts.setdefault(_KEYS, facts.pop(_FORMER_KEYS, 0))
     return TableState(**facts, error=None if error is None else tuple(error))
 
 
 def table_facts(tables: Mapping[str, TableState], version: int = CONTROL_VERSION) -> str:
     """The tables of a cut as JSON, in the words of a version of the control tables."""
-    words = {state: word for word, state in _FORMER.items()} if version < RENAMED_STATES else {}
+    words = {_KEYS: _FORMER_KEYS, **{state: word for word, state in _FORMER.items()}} if version < RENAMED else {}
     return json.dumps({relation: _facts(table, words) for relation, table in sorted(tables.items())})
 
 
 def _facts(table: TableState, words: Mapping[str, str]) -> dict[str, object]:
     later = {"copied", "merged", "error"}  # omitted without a value, as by versions that did not have them
     error = table.error if table.state == FAILED else None
-    table = replace(table, error=error, state=words.get(table.state, table.state))
-    return {name: fact for name, fact in asdict(table).items() if fact is not None or name not in later}
+    facts = asdict(replace(table, error=error, state=words.get(table.state, table.state)))
+    return {words.get(name, name): fact for name, fact in facts.items() if fact is not None or name not in later}
 
 
 def write_cut(
@@ -195,7 +198,7 @@ class PinnedCut:
 
 def pinned_cuts(control: ControlTables) -> tuple[PinnedCut, ...]:
     """Every pin ever made, in its latest state, in the order of the cuts."""
-    rows = [PinRow(**row) for row in control.read("promises").sort_by("recorded_at").to_pylist()]
+    rows = [PinRow(**row) for row in control.read("pins").sort_by("recorded_at").to_pylist()]
     newest = {row.name: row for row in rows}.values()
     result = [
         PinnedCut(
@@ -239,7 +242,7 @@ def record(control: ControlTables, pin: PinnedCut, recorded_at: datetime) -> Non
             stream=cut.stream,
             position=cut.position,
             commit_ts=cut.commit_ts,
-            tables=table_facts(cut.tables, control.version("promises")),
+            tables=table_facts(cut.tables, control.version("pins")),
             cut_at=cut.written_at,
             until=pin.until,
             recorded_at=recorded_at,

@@ -1,8 +1,8 @@
-"""The quarantine: which keys of a table are held, according to the control table `held`.
+"""The quarantine: which keys of a table are held, according to the control table `quarantine`.
 
-A row of it is a held change (`failed`: it violates a rule; `waiting`: a change of the same key is held before it, or
-one of its transaction in a group), or `closed`: an end of holds, by a truncate for its table, by a repaired row for its
-key. A decision in the control table `decisions` also ends a hold, from its position on.
+A row of it is a quarantined change (`failed`: it violates a rule; `waiting`: a change of the same key is held before
+it, or one of its transaction in a group), or `closed`: an end of holds, by a truncate for its table, by a repaired row
+for its key. A decision in the control table `decisions` also ends a hold, from its position on.
 
 Rows count only up to the table's watermark: those above it belong to a span that was not merged, and are written again
 with it. They count only for their generation of the table: a rebuild evaluates every change again and records its own.
@@ -30,9 +30,9 @@ FAILED, WAITING, CLOSED = "failed", "waiting", "closed"
 
 @dataclass(frozen=True)
 class QuarantineLog:
-    """The control tables `held` and `decisions`, as read."""
+    """The control tables `quarantine` and `decisions`, as read."""
 
-    held: pa.Table
+    quarantined: pa.Table
     decisions: pa.Table
 
     def decisions_on(self, relation: str, span: Span) -> Decided:
@@ -51,14 +51,14 @@ def quarantine_log(control: ControlTables, *, for_new_content: bool = False) -> 
     """Read the current records. Without holds there are no decisions; `for_new_content`: for a new generation, of which
     nothing is recorded yet.
     """
-    held = control.read("held")
-    asked = for_new_content or held.num_rows
-    return QuarantineLog(held, control.read("decisions") if asked else schema_of("decisions").empty_table())
+    quarantined = control.read("quarantine")
+    asked = for_new_content or quarantined.num_rows
+    return QuarantineLog(quarantined, control.read("decisions") if asked else schema_of("decisions").empty_table())
 
 
 @dataclass(frozen=True)
 class OpenQuarantine:
-    """The held changes of one table: its rows of the control table in order, and the keys they hold. `given_up`:
+    """The quarantined changes of one table: its rows of the control table in order, and the keys they hold. `given_up`:
     discards, in order, of keys whose source row silver has not had since; `apart`: these keys, by place of the
     discarded change.
     """
@@ -70,7 +70,7 @@ class OpenQuarantine:
 
     @property
     def keys(self) -> frozenset[Key]:
-        """The held keys."""
+        """The quarantined keys."""
         return self.waiting.keys
 
     @property
@@ -78,8 +78,8 @@ class OpenQuarantine:
         """All changes that silver lacks, held or discarded, each at its own place; `key_told`, `from_key_told`: the
         state of that key became known since.
         """
-        held = [(place_of(row), self.waiting.held, row) for row in self.rows.to_pylist()]
-        held += [(place_of(row, ON), self.apart, row) for row in self.given_up.to_pylist()]
+        quarantined = [(place_of(row), self.waiting.quarantined, row) for row in self.rows.to_pylist()]
+        quarantined += [(place_of(row, ON), self.apart, row) for row in self.given_up.to_pylist()]
         return [
             row
             | {"position": place[0], "ordinal": place[1]}
@@ -87,36 +87,36 @@ class OpenQuarantine:
                 f"{of}_told": row[of] is not None and tuple(row[of]) not in keys_by_place[place]
                 for of in ("key", "from_key")
             }
-            for place, keys_by_place, row in held
+            for place, keys_by_place, row in quarantined
         ]
 
 
-def open_holds(log: QuarantineLog, relation: str, epoch: int, generation: int, watermark: int) -> OpenQuarantine:
+def open_quarantine(log: QuarantineLog, relation: str, epoch: int, generation: int, watermark: int) -> OpenQuarantine:
     """The open holds of a generation of a table at its watermark."""
-    if log.held.num_rows == log.decisions.num_rows == 0:
-        return OpenQuarantine(log.held, NOTHING_WAITS, log.decisions, {})
+    if log.quarantined.num_rows == log.decisions.num_rows == 0:
+        return OpenQuarantine(log.quarantined, NOTHING_WAITS, log.decisions, {})
     of_table = (pc.field("relation") == relation) & (pc.field("epoch") == epoch)
     order = [("position", "ascending"), ("ordinal", "ascending")]
     above = pc.field("position") <= watermark
-    own_rows = log.held.filter(of_table & (pc.field("generation") == generation) & above).sort_by(order)
+    own_rows = log.quarantined.filter(of_table & (pc.field("generation") == generation) & above).sort_by(order)
     decisions = log.decisions.filter(of_table & above).sort_by(order)
-    held, given_up = _Kept(), _Kept()
+    quarantined, given_up = _Kept(), _Kept()
     # A released change may be held again under its new place, that of the decision, so this comes first.
     steps = [(*place_of(row), 0, index, row) for index, row in enumerate(_plain(decisions, *ON, "verb"))]
     steps += [(*place_of(row), 1, index, row) for index, row in enumerate(_plain(own_rows, "reason"))]
     for position, ordinal, kind, index, row in sorted(steps, key=lambda step: step[:3]):
         if kind == 0:
             place = place_of(row, ON)
-            keys = held.remove(place)
+            keys = quarantined.remove(place)
             if keys and row["verb"] == DISCARD:
                 given_up.add(place, keys, index)
         elif row["reason"] != CLOSED:
-            held.add((position, ordinal), _keys(row), index)
+            quarantined.add((position, ordinal), _keys(row), index)
         else:
-            held.close(row["key"])
+            quarantined.close(row["key"])
             given_up.close(row["key"])
-    waiting = QuarantineState(held.keys, frozenset().union(*given_up.keys.values()))
-    return OpenQuarantine(own_rows.take(held.rows()), waiting, decisions.take(given_up.rows()), given_up.keys)
+    waiting = QuarantineState(quarantined.keys, frozenset().union(*given_up.keys.values()))
+    return OpenQuarantine(own_rows.take(quarantined.rows()), waiting, decisions.take(given_up.rows()), given_up.keys)
 
 
 def recorded_keys(log: QuarantineLog, relation: str, epoch: int, generation: int, watermark: int) -> frozenset[Key]:
@@ -124,7 +124,7 @@ def recorded_keys(log: QuarantineLog, relation: str, epoch: int, generation: int
     own_rows = (
         (pc.field("relation") == relation) & (pc.field("epoch") == epoch) & (pc.field("generation") == generation)
     )
-    rows = log.held.filter(own_rows & (pc.field("position") <= watermark) & (pc.field("reason") != CLOSED))
+    rows = log.quarantined.filter(own_rows & (pc.field("position") <= watermark) & (pc.field("reason") != CLOSED))
     return frozenset().union(*map(_keys, rows.select(["key", "from_key"]).to_pylist()))
 
 
@@ -180,23 +180,23 @@ def record(
     stream: str,
     span: Span,
     generation: int,
-    held: pa.Table | None,
+    quarantined: pa.Table | None,
     closings: Sequence[HoldRelease],
 ) -> None:
     """Replace the records of a generation of a table above its watermark by the holds of this span."""
     same = (pc.field("relation") == str(target.source)) & (pc.field("epoch") == span.epoch)
     above = (pc.field("generation") == generation) & (pc.field("position") > span.after)
-    control.delete("held", same & above)
+    control.delete("quarantine", same & above)
     rows = [_row(target, stream, span, generation, closing.position, closing.ordinal) for closing in closings]
     for row, closing in zip(rows, closings, strict=True):
         row.update({} if closing.key is None else {"op": "S", "key": list(closing.key)})
-    if held is not None:
-        for change in held.to_pylist():
+    if quarantined is not None:
+        for change in quarantined.to_pylist():
             row = _row(target, stream, span, generation, change["position"], change["ordinal"])
             row.update(change, reason=FAILED if change["rules"] else WAITING)
             rows.append(row)
     if rows:
-        control.append("held", rows)
+        control.append("quarantine", rows)
 
 
 def forget(control: ControlTables, target: Target, epoch: int, generation: int, *, replaced: bool) -> None:
@@ -205,7 +205,7 @@ def forget(control: ControlTables, target: Target, epoch: int, generation: int, 
     """
     same = (pc.field("relation") == str(target.source)) & (pc.field("epoch") == epoch)
     others = pc.field("generation") != generation if replaced else pc.field("generation") > generation
-    control.delete("held", same & others)
+    control.delete("quarantine", same & others)
 
 
 def _row(target: Target, stream: str, span: Span, generation: int, position: int, ordinal: int) -> dict[str, object]:

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.tables.control_schema import QualityRow, VerifiedRow
 from cdc_lake.tables.control_tables import ControlTables
 
@@ -32,7 +33,7 @@ class Verdict(enum.Enum):
 
     NOT_COMPARED = "not compared"
     EQUAL = "equal"
-    EQUAL_BUT_HELD = "equal but for held keys"
+    EQUAL_BUT_QUARANTINED = "equal but for quarantined keys"
     EQUAL_BUT_DISCARDED = "equal but for discarded keys"
     INCONCLUSIVE = "inconclusive"
     DIFFERENT = "different"
@@ -85,14 +86,14 @@ class DifferingKey:
 
 
 @dataclass(frozen=True, slots=True)
-class TableComparison:
-    """The result for one table. `held_keys`: keys whose held changes, applied to silver, give the source's row;
-    `discarded_keys`: keys for which discarded changes, and held ones after them, do.
+class TableComparison(FormerFields):
+    """The result for one table. `quarantined_keys`: keys whose quarantined changes, applied to silver, give the
+    source's row; `discarded_keys`: keys for which discarded changes, and held ones after them, do.
 
     `missing`, `extra`, `changed`, `repeated` count keys: only in the source, only in silver, with another value, more
-    than once in silver; `unaccounted`: held keys that this does not explain. `columns` counts differing rows by column.
-    The samples are keys as texts in key order. `reason` and `hint`: why a verdict is inconclusive. `repair`: if one was
-    requested and keys differ. `differing`: details of the sample keys.
+    than once in silver; `unaccounted`: quarantined keys that this does not explain. `columns` counts differing rows by
+    column. The samples are keys as texts in key order. `reason` and `hint`: why a verdict is inconclusive. `repair`: if
+    one was requested and keys differ. `differing`: details of the sample keys.
 
     `hashed_by`: what summed up the source's rows by bucket, `server`, `client` or empty; `streamed`: why it was not the
     server. `rows_matched`: source rows that were read to be matched one by one. `rolled_forward`: number of
@@ -104,7 +105,7 @@ class TableComparison:
     verdict: Verdict
     source_rows: int | None = None
     silver_rows: int | None = None
-    held_keys: int = 0
+    quarantined_keys: int = 0
     missing: int = 0
     extra: int = 0
     changed: int = 0
@@ -128,11 +129,11 @@ class TableComparison:
     @property
     def text(self) -> str:
         """The verdict in words."""
-        return verdict_text(self.verdict, self.held_keys, self.discarded_keys, self.sampled)
+        return verdict_text(self.verdict, self.quarantined_keys, self.discarded_keys, self.sampled)
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(FormerFields):
     """The result for all tables, in one snapshot of the source, which shows nothing above `position`.
 
     `values`: whether the rows of sample keys are included.
@@ -157,9 +158,9 @@ class Comparison:
         return sum(t.verdict is Verdict.NOT_COMPARED for t in self.tables)
 
     @property
-    def held_keys(self) -> int:
-        """Held keys over all tables."""
-        return sum(t.held_keys for t in self.tables)
+    def quarantined_keys(self) -> int:
+        """Quarantined keys over all tables."""
+        return sum(t.quarantined_keys for t in self.tables)
 
     @property
     def discarded_keys(self) -> int:
@@ -175,7 +176,7 @@ class Comparison:
     def text(self) -> str:
         """The verdict of all tables in words."""
         shares = [t.sampled for t in self.tables if t.sampled is not None]
-        return verdict_text(self.verdict, self.held_keys, self.discarded_keys, min(shares, default=None))
+        return verdict_text(self.verdict, self.quarantined_keys, self.discarded_keys, min(shares, default=None))
 
     def document(self) -> dict[str, Any]:
         """The comparison as JSON."""
@@ -196,7 +197,7 @@ class Comparison:
             "position": self.position,
             "verdict": self.verdict.value,
             "text": self.text,
-            "held_keys": self.held_keys,
+            "quarantined_keys": self.quarantined_keys,
             "values": self.values,
             "discarded_keys": self.discarded_keys,
             "different": list(self.different),
@@ -214,11 +215,11 @@ class Comparison:
         return file
 
 
-def verdict_text(verdict: Verdict, held_keys: int, discarded_keys: int = 0, sampled: float | None = None) -> str:
-    """`equal but for 3 held keys and 1 discarded key`; of a sample, `equal in a sample of 5%`."""
+def verdict_text(verdict: Verdict, quarantined_keys: int, discarded_keys: int = 0, sampled: float | None = None) -> str:
+    """`equal but for 3 quarantined keys and 1 discarded key`; of a sample, `equal in a sample of 5%`."""
     text = verdict.value
-    if verdict in {Verdict.EQUAL_BUT_HELD, Verdict.EQUAL_BUT_DISCARDED}:
-        many = [(held_keys, "held"), (discarded_keys, "discarded")]
+    if verdict in {Verdict.EQUAL_BUT_QUARANTINED, Verdict.EQUAL_BUT_DISCARDED}:
+        many = [(quarantined_keys, "quarantined"), (discarded_keys, "discarded")]
         exceptions = [f"{number} {word} key{'' if number == 1 else 's'}" for number, word in many if number]
         text = f"equal but for {' and '.join(exceptions)}"
     return text if sampled is None or verdict is Verdict.INCONCLUSIVE else f"{text} in a sample of {sampled * 100:.3g}%"
@@ -227,19 +228,19 @@ def verdict_text(verdict: Verdict, held_keys: int, discarded_keys: int = 0, samp
 RULE = "equal_to_source"
 """Name of a comparison's result in the control table `quality`."""
 
-_JUDGED = (Verdict.EQUAL, Verdict.EQUAL_BUT_HELD, Verdict.EQUAL_BUT_DISCARDED, Verdict.DIFFERENT)
+_JUDGED = (Verdict.EQUAL, Verdict.EQUAL_BUT_QUARANTINED, Verdict.EQUAL_BUT_DISCARDED, Verdict.DIFFERENT)
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
     """Results of comparisons of a table. `through`: silver's highest position that was found equal, when that was
-    (`verified_at`), and the number of keys held then; `different_at`: when it was last found to differ at or after it.
-    None without such a result.
+    (`verified_at`), and the number of keys quarantined then; `different_at`: when it was last found to differ at or
+    after it. None without such a result.
     """
 
     through: int | None = None
     verified_at: datetime | None = None
-    held_keys: int = 0
+    quarantined_keys: int = 0
     different_at: datetime | None = None
 
 
@@ -263,10 +264,13 @@ def verified_state(rows: pa.Table, relation: str, stream: str, generation: int) 
     for row in own_rows.sort_by("compared_at").to_pylist():
         position, compared_at = row["position"], row["compared_at"]
         if row["verdict"] == Verdict.DIFFERENT.value:
-            result, differed = Verified(result.through, result.verified_at, result.held_keys, compared_at), position
+            result, differed = (
+                Verified(result.through, result.verified_at, result.quarantined_keys, compared_at),
+                position,
+            )
         elif result.through is None or position >= result.through:
             still = result.different_at if position < differed else None
-            result = Verified(position, compared_at, row["held_keys"], still)
+            result = Verified(position, compared_at, row["quarantined_keys"], still)
     return result
 
 
@@ -291,7 +295,7 @@ def _row(comparison: Comparison, table: TableComparison, judged: Judged) -> Veri
         table=table.silver,
         position=judged.position,
         verdict=table.verdict.value,
-        held_keys=table.held_keys,
+        quarantined_keys=table.quarantined_keys,
         compared_at=comparison.at,
     )
 
@@ -309,5 +313,5 @@ def _quality(comparison: Comparison, table: TableComparison) -> QualityRow:
         failed=max(differing, int(different)),
         level="critical" if different else "none",
         observed=f"{table.text} at {table.watermark}" if table.verdict in _JUDGED else "",
-        broken="" if table.verdict in _JUDGED else table.reason,
+        error="" if table.verdict in _JUDGED else table.reason,
     )

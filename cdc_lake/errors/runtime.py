@@ -24,10 +24,10 @@ class SilverLost(StateError):
 
 
 class QuarantineLost(StateError):
-    """The latest cut counts more held keys of a table than are recorded."""
+    """The latest cut counts more quarantined keys of a table than are recorded."""
 
     code = "STA613"
-    hint = "restore the control table `held`, or run `cdc-lake rebuild TABLE`, which evaluates every change again"
+    hint = "restore the control table `quarantine`, or run `cdc-lake rebuild TABLE`, which evaluates every change again"
 
 
 class TransactionUndecoded(StateError):
@@ -323,11 +323,11 @@ class NotQuarantined(QualityError):
     """No change of this key is held, so there is nothing to decide."""
 
     code = "QUA510"
-    hint = "`cdc-lake quarantine list` shows the held changes and their keys"
+    hint = "`cdc-lake quarantine list` shows the quarantined changes and their keys"
 
 
 class QuarantineRemains(QualityError):
-    """Held changes that can be neither released nor discarded as they are."""
+    """Quarantined changes that can be neither released nor discarded as they are."""
 
     code = "QUA511"
     hint = (
@@ -337,7 +337,7 @@ class QuarantineRemains(QualityError):
 
 
 class DecidedOtherwise(QualityError):
-    """The opposite decision about these held changes is recorded, and takes effect in the next run."""
+    """The opposite decision about these quarantined changes is recorded, and takes effect in the next run."""
 
     code = "QUA512"
     hint = "run `cdc-lake run` to carry out the recorded decision; `cdc-lake quarantine list` shows it"

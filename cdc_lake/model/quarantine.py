@@ -1,4 +1,4 @@
-"""Decisions on held changes, rows fetched again from the source, and rows by key.
+"""Decisions on quarantined changes, rows fetched again from the source, and rows by key.
 
 A decision takes effect directly before a position. Released changes are applied there, in order and before any change,
 with ordinals of their own: below all ordinals in bronze.
@@ -78,7 +78,7 @@ def decided_in(rows: pa.Table | None, span: Span) -> Decided:
 
 
 ON: Final = ("of_position", "of_ordinal")
-"""The columns that identify the held change of a decision."""
+"""The columns that identify the quarantined change of a decision."""
 
 
 def place_of(row: Mapping[str, object], names: Sequence[str] = ("position", "ordinal")) -> Place:

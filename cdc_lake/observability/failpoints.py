@@ -44,7 +44,7 @@ TABLES_LEFT = "tables.left"
 PUBLICATION_ALTERED = "tables.publication-altered"
 RECOPIED = "tables.recopied"
 PREPARED = "apply.prepared"
-HELD_RECORDED = "apply.held-recorded"
+QUARANTINE_RECORDED = "apply.quarantine-recorded"
 LAYOUT_BEGUN = "apply.layout-begun"
 LAYOUT_FILLED = "apply.layout-filled"
 LAYOUT_DONE = "apply.layout-done"
@@ -91,7 +91,7 @@ FAILPOINTS = {
     PUBLICATION_ALTERED: "the publication contains the added tables, none of them is copied",
     RECOPIED: "tables were copied again, no row records it",
     PREPARED: "all tables of a span are read and evaluated",
-    HELD_RECORDED: "held changes of a span are recorded, nothing is merged",
+    QUARANTINE_RECORDED: "quarantined changes of a span are recorded, nothing is merged",
     LAYOUT_BEGUN: "an Iceberg table has the columns of a new layout, the values of old rows are not written",
     LAYOUT_FILLED: "an Iceberg table has those values too, columns of another type are not replaced yet",
     LAYOUT_DONE: "a table has the columns of a new layout, nothing of it is merged",
@@ -205,7 +205,7 @@ CRASH_POINTS = (
     CrashPoint(10, "bronze is committed, nothing is acknowledged", (BRONZE_COMMITTED,)),
     CrashPoint(11, "confirmed", (CONFIRMED,)),
     CrashPoint(12, "apply is called", (BATCH_ENTERED,)),
-    CrashPoint(13, "the net change is read and evaluated", (PREPARED, HELD_RECORDED)),
+    CrashPoint(13, "the net change is read and evaluated", (PREPARED, QUARANTINE_RECORDED)),
     CrashPoint(14, "a merge has written its first file", (BRANCH_WRITTEN,), _IN_THE_JVM),
     CrashPoint(15, "one table is merged, others are not", (TABLE_MERGED,)),
     CrashPoint(16, "all tables are merged, no offset is written", (ALL_MERGED, CUT_WRITTEN)),

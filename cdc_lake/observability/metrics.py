@@ -228,7 +228,7 @@ TABLE_STATE: Final = Metric(
     "cdc_lake_table_state",
     Kind.GAUGE,
     _APPLY,
-    "1 for the state that a silver table had at the latest cut: live, held, failed, paused, left, or catching-up; "
+    "1 for the state of a silver table at the latest cut: live, quarantined, failed, paused, left, or catching-up; "
     "`broken` is the former name of `failed`.",
     ("table", "state"),
 )
@@ -243,7 +243,7 @@ VERIFIED_TIMESTAMP_SECONDS: Final = Metric(
     "cdc_lake_verified_timestamp_seconds",
     Kind.GAUGE,
     _APPLY,
-    "When `compare` last found a silver table equal to the source, except for held keys; omitted if it never did.",
+    "When `compare` last found a silver table equal to the source but for quarantined keys; omitted if it never did.",
     ("table",),
 )
 TABLE_DIFFERENT: Final = Metric(
@@ -324,5 +324,5 @@ FORMER_NAMES: Final = {
     QUARANTINED_KEYS: "cdc_lake_held_keys",
     TABLE_FAILED: "cdc_lake_table_broken",
 }
-FORMER_VALUES: Final = {TABLE_STATE: {"failed": "broken"}}
+FORMER_VALUES: Final = {TABLE_STATE: {"failed": "broken", "quarantined": "held"}}
 """Names and values of the last label in 0.3. This version exposes them too; 0.5 will not."""

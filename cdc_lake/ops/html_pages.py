@@ -42,7 +42,7 @@ class PastCut:
     age: float | None
     tables: int
     there: int
-    held: int
+    quarantined: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def remember(project: Project, status: Status) -> StatusPage:
                 _age(cut.commit_ts, cut.written_at),
                 len(cut.tables),
                 sum(table.state == ACTIVE for table in cut.tables.values()),
-                sum(table.held for table in cut.tables.values()),
+                sum(table.quarantined_keys for table in cut.tables.values()),
             )
             for cut in reversed(cuts)
         ),
@@ -174,9 +174,9 @@ def _of_tables(status: Status) -> Iterator[Headline]:
         )
     if paused := [table for table in status.tables if table.state == "paused"]:
         yield Headline("attention", f"{html.plural(len(paused), 'table')} paused", f"{_names(paused)}.")
-    if held := sum(table.held for table in status.tables):
-        names = _names([table for table in status.tables if table.held])
-        yield Headline("attention", f"{html.plural(held, 'change')} held by rules", f"In {names}.")
+    if quarantined := sum(table.quarantined for table in status.tables):
+        names = _names([table for table in status.tables if table.quarantined])
+        yield Headline("attention", f"{html.plural(quarantined, 'change')} held by rules", f"In {names}.")
     if (withheld := status.withheld) is not None:
         yield Headline(
             "attention", "A cut is not pinned", f"{withheld.position} as {withheld.name}: {withheld.reason}."

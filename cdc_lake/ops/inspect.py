@@ -25,6 +25,7 @@ from cdc_lake.control.cut_session import open_session
 from cdc_lake.control.snapshots import refetch_note, whole_copies
 from cdc_lake.errors import LakeError, NotInBronze, StateError
 from cdc_lake.model.change import Undecoded
+from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.model.position import Latest, OrderDomain, Span
 from cdc_lake.model.quarantine import RowsByKey
 from cdc_lake.model.relation import Relation, TableName
@@ -318,7 +319,7 @@ class SilverRows:
 
 
 @dataclass(frozen=True, slots=True)
-class RowEverywhere:
+class RowEverywhere(FormerFields):
     """`events` are the changes of the rows that ever had the key and `changes` the row after each; `net`: the row of
     the key at the end of bronze, None if there is none; `silver`: None if no cut has the table yet.
     """
@@ -328,7 +329,7 @@ class RowEverywhere:
     events: tuple[RowEvent, ...]
     changes: tuple[RowChange, ...]
     net: Values | None
-    held: tuple[QuarantinedChange, ...]
+    quarantined: tuple[QuarantinedChange, ...]
     silver: SilverRows | None
 
 
@@ -338,11 +339,11 @@ def row_everywhere(project: Project, reader: BronzeReader, table: TableName, key
     rows: RowsByKey[Values] = RowsByKey()
     changes = tuple(_changes(row_view, rows))
     values = tuple(key.values())
-    held = tuple(
+    quarantined = tuple(
         change for change in list_quarantine(project).changes if change.source == str(table) and change.key == values
     )
     silver = _silver(project, reader, table, key)
-    return RowEverywhere(row_view.table, row_view.key, row_view.events, changes, rows.last(values), held, silver)
+    return RowEverywhere(row_view.table, row_view.key, row_view.events, changes, rows.last(values), quarantined, silver)
 
 
 def _changes(row_view: RowView, rows: RowsByKey[Values]) -> Iterator[RowChange]:

@@ -24,7 +24,7 @@ from cdc_lake.config.rules import (
     rule_name,
 )
 from cdc_lake.control.cuts import WrittenCut, parse_cut
-from cdc_lake.control.quarantine import FAILED, open_holds, quarantine_log
+from cdc_lake.control.quarantine import FAILED, open_quarantine, quarantine_log
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.position import OrderDomain, format_position, parse_position
 from cdc_lake.model.relation import TableName
@@ -75,10 +75,12 @@ class Evidence:
         runs = self._runs()
         status_by_table = {table.table: table for table in self.status.tables}
         targets = self._targets(cut)
-        held = [
-            group for target in targets for group in self._held_groups(target, cut, status_by_table.get(target.label))
+        quarantined = [
+            group
+            for target in targets
+            for group in self._quarantined_groups(target, cut, status_by_table.get(target.label))
         ]
-        tables = tuple(self._table(target, cut, status_by_table.get(target.label), held) for target in targets)
+        tables = tuple(self._table(target, cut, status_by_table.get(target.label), quarantined) for target in targets)
         examples = self.project.pipeline.quality.sample_keys
         judge = SilverJudge(self.project, cut, self.status.at, examples=examples, notes=self.notes)
         judged = RuleEvidence(judge, runs, self.control.read("quality"))
@@ -101,7 +103,7 @@ class Evidence:
             ),
             tables=tables,
             rules=rules,
-            held=tuple(held),
+            quarantined=tuple(quarantined),
             runs=tuple(self._run(run) for run in reversed(runs)),
             suites={name: f"gx/{name}.json" for name, result in self.suites.items() if result.raw},
             notes=tuple(self.notes),
@@ -118,7 +120,7 @@ class Evidence:
         target: Target,
         cut: WrittenCut | None,
         table_status: TableStatus | None,
-        held: Iterable[QuarantineSummary],
+        quarantined: Iterable[QuarantineSummary],
     ) -> TableState:
         position = _silver_position(target, cut, table_status)
         return TableState(
@@ -129,7 +131,7 @@ class Evidence:
             **self._rows(target),
             watermark=self._position(position),
             watermark_at=cut.commit_ts if cut is not None and position == cut.position else None,
-            held=sum(group.changes for group in held if group.table == target.label),
+            quarantined=sum(group.changes for group in quarantined if group.table == target.label),
             reason="" if table_status is None or table_status.state == "live" else table_status.reason,
             remedy="" if table_status is None else table_status.remedy,
             verified_through=(table_status.verified_through if table_status else None) or "",
@@ -147,15 +149,15 @@ class Evidence:
             self.notes.append(f"{target.label} could not be read: {problem.message}")
             return {"rows": None, "stored": None}
 
-    def _held_groups(
+    def _quarantined_groups(
         self, target: Target, cut: WrittenCut | None, table_status: TableStatus | None
     ) -> list[QuarantineSummary]:
         """Open holds by the rule that began them: a queued change counts under the rule its key failed."""
         position = _silver_position(target, cut, table_status)
         if cut is None or position is None:
             return []
-        held, generation = quarantine_log(self.control), read_marker(self.project, target, cut.stream).generation
-        rows = open_holds(held, str(target.source), cut.epoch, generation, position).rows.to_pylist()
+        quarantined, generation = quarantine_log(self.control), read_marker(self.project, target, cut.stream).generation
+        rows = open_quarantine(quarantined, str(target.source), cut.epoch, generation, position).rows.to_pylist()
         begun: dict[tuple[str, ...], str] = {}
         changes: dict[str, list[dt.datetime]] = defaultdict(list)
         keys: dict[str, set[tuple[str, ...]]] = defaultdict(set)
@@ -220,7 +222,7 @@ def verdict(document: Mapping[str, Any]) -> Verdict:
         at=dt.datetime.fromisoformat(as_of) if as_of else None,
         position=str(document["position"]),
         tables=len(document["tables"]),
-        held_keys=int(document["held_keys"]),
+        quarantined_keys=int(document["quarantined_keys"] if "quarantined_keys" in document else document["held_keys"]),
         discarded_keys=int(document.get("discarded_keys", 0)),
         different=tuple(str(t["silver"]) for t in document["tables"] if t["verdict"] == "different"),
         open=tuple(f"{t['silver']}: {t['reason']}" for t in document["tables"] if t["verdict"] == "inconclusive"),
@@ -266,7 +268,7 @@ def _facts(run: RunRow) -> dict[str, Any]:
 
 
 def _because(names: str, reasons: Mapping[str, str]) -> str:
-    """Why changes are held, from the names of the failed rules."""
+    """Why changes are quarantined, from the names of the failed rules."""
     parts = []
     for name in names.split(", "):
         column = name.removeprefix("type_") if name.startswith("type_") else ""
@@ -338,7 +340,7 @@ def _state(
 def _with_past(state: RuleState, past: pa.Table) -> RuleState:
     """The rule with the results of earlier reports, oldest first, then the current one."""
     same = past.filter((pc.field("table") == state.table) & (pc.field("rule") == state.rule))
-    same = same.filter(pc.field("broken") == "").sort_by("judged_at")
+    same = same.filter(pc.field("error") == "").sort_by("judged_at")
     earlier = [Judged(row["evaluated"], row["failed"]) for row in same.to_pylist()]
     assert state.suite is not None
     return replace(state, past=(*earlier, state.suite)[-RUNS:])

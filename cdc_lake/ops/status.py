@@ -18,7 +18,7 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.factory import source_view
 from cdc_lake.connectors.wal_budget import WalNote
 from cdc_lake.control.cuts import FAILED, PAUSED, RESYNCING, TableState, table_states
-from cdc_lake.control.quarantine import open_holds, quarantine_log
+from cdc_lake.control.quarantine import open_quarantine, quarantine_log
 from cdc_lake.control.snapshots import courses
 from cdc_lake.control.status_files import ReceiverNote
 from cdc_lake.control.streams import is_complete
@@ -63,17 +63,17 @@ def status(project: Project, *, checked_at: datetime | None = None) -> Status:
         raise
     source = _ask_source(project, lake.domain)
     control = control_tables(project)
-    held, compared = quarantine_log(control), control.read("verified")
+    quarantine, compared = quarantine_log(control), control.read("verified")
     names = sorted({*lake.captured, *source.tables})
-    tables, held_rows = [], []
+    tables, quarantined_rows = [], []
     nameless = _nameless(project, lake, names)
     for name in names:
         target, refused = project.target(name), nameless.get(name)
         marker = Marker(None, None)
         if lake.state is not None and refused is None:  # otherwise the table may be another one's
             marker = read_marker(project, target, lake.state.stream)
-        tables.append(_table(lake, target, marker, held, compared, refused))
-        held_rows += _held_rows(lake, target, marker, held)
+        tables.append(_table(lake, target, marker, quarantine, compared, refused))
+        quarantined_rows += _quarantined_rows(lake, target, marker, quarantine)
     return Status(
         pipeline=project.name,
         at=now,
@@ -89,7 +89,7 @@ def status(project: Project, *, checked_at: datetime | None = None) -> Status:
         **lags_of(source, lake, now),
         slot=_slot(project, source, lake),
         tables=tuple(tables),
-        held=tuple(held_rows),
+        quarantined=tuple(quarantined_rows),
         undecodable=lake.undecodable,
         receiver_waits=waits,
         withheld=still_withheld(project, control),
@@ -182,13 +182,13 @@ def _slot(project: Project, source: SourceSide, lake: LakeSide) -> SlotStatus:
 
 
 def _table(
-    lake: LakeSide, target: Target, marker: Marker, held: Any, compared: Any, nameless: LakeError | None
+    lake: LakeSide, target: Target, marker: Marker, quarantine: Any, compared: Any, nameless: LakeError | None
 ) -> TableStatus:
     name = target.source
     in_cut = lake.tables.get(str(name))
     reached = [p for p in (marker.position, None if in_cut is None else in_cut.position) if p is not None]
     position = max(reached) if reached else None
-    waiting = _open_rows(lake, name, held, marker, position)
+    waiting = _open_rows(lake, name, quarantine, marker, position)
     state, reason = _state(lake, name, position, in_cut, waiting, exists=marker.version is not None)
     code, _, remedy = (None if in_cut is None else in_cut.error) or ("", "", "")
     if nameless is not None and state != "paused":
@@ -203,17 +203,17 @@ def _table(
         reason=reason,
         position=_position_text(position, lake.domain),
         version=marker.version,
-        held=waiting,
+        quarantined=waiting,
         verified_through=_position_text(proven.through, lake.domain),
         verified_at=proven.verified_at,
         different_at=proven.different_at,
         code=code if state == "failed" else "",
-        remedy={"failed": remedy, "held": "`cdc-lake quarantine list`"}.get(state, ""),
+        remedy={"failed": remedy, "quarantined": "`cdc-lake quarantine list`"}.get(state, ""),
     )
 
 
 def _state(  # noqa: PLR0911  # one return a state
-    lake: LakeSide, name: TableName, position: int | None, in_cut: TableState | None, held: int, *, exists: bool
+    lake: LakeSide, name: TableName, position: int | None, in_cut: TableState | None, quarantined: int, *, exists: bool
 ) -> tuple[str, str]:
     if lake.state is None:
         return "pending", "nothing has been received yet"
@@ -241,8 +241,11 @@ def _state(  # noqa: PLR0911  # one return a state
     unapplied = [c for c in lake.waiting if str(name) in c.counts and (position is None or c.position > position)]
     if position is None:
         return "catching-up", "received, not applied yet"
-    if held:
-        return "held", f"{pluralize(held, 'change')} {'waits' if held == 1 else 'wait'} in quarantine"
+    if quarantined:
+        return (
+            "quarantined",
+            f"{pluralize(quarantined, 'change')} {'waits' if quarantined == 1 else 'wait'} in quarantine",
+        )
     if unapplied:
         stopped = f", stopped before {lake.undecodable[0].position}" if lake.undecodable else ""
         return "catching-up", f"{pluralize(len(unapplied), 'transaction')} to apply{stopped}"
@@ -270,16 +273,16 @@ def _copied_again(lake: LakeSide, name: str, in_cut: TableState | None) -> tuple
     return None
 
 
-def _open_rows(lake: LakeSide, name: TableName, held: Any, marker: Marker, position: int | None) -> int:
+def _open_rows(lake: LakeSide, name: TableName, quarantine: Any, marker: Marker, position: int | None) -> int:
     if lake.state is None or position is None:
         return 0
-    return int(open_holds(held, str(name), lake.state.epoch, marker.generation, position).rows.num_rows)
+    return int(open_quarantine(quarantine, str(name), lake.state.epoch, marker.generation, position).rows.num_rows)
 
 
-def _held_rows(lake: LakeSide, target: Target, marker: Marker, held: Any) -> list[QuarantinedRows]:
+def _quarantined_rows(lake: LakeSide, target: Target, marker: Marker, quarantine: Any) -> list[QuarantinedRows]:
     if lake.state is None:
         return []
-    rows = open_holds(held, str(target.source), lake.state.epoch, marker.generation, lake.silver or 0).rows
+    rows = open_quarantine(quarantine, str(target.source), lake.state.epoch, marker.generation, lake.silver or 0).rows
     rules: Counter[str] = Counter()
     for broken in rows["rules"].to_pylist():
         rules.update(broken or ["waiting"])

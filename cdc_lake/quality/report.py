@@ -10,9 +10,9 @@ import datetime as dt
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from cdc_lake.config.rules import Thresholds
+from cdc_lake.model.diagnostic import with_former_fields
 from cdc_lake.observability import html
 from cdc_lake.observability.html import Headline, State, environment
 from cdc_lake.quality.table_rules import Level, level, worst
@@ -32,10 +32,10 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """The current state of a silver table. Positions are as commands accept them; `held` counts held changes.
-    `verified_*`: position and time up to which comparisons proved it equal to the source; `different_at`: it was found
-    to differ since. `rows`: current rows of the source's table; `stored`: all rows, if silver also keeps deleted ones
-    or earlier versions. `remedy`: the next command, if the table does not follow its source.
+    """The current state of a silver table. Positions are as commands accept them; `quarantined` counts changes in
+    quarantine. `verified_*`: position and time up to which comparisons proved it equal to the source; `different_at`:
+    it was found to differ since. `rows`: current rows of the source's table; `stored`: all rows, if silver also keeps
+    deleted ones or earlier versions. `remedy`: the next command, if the table does not follow its source.
     """
 
     name: str
@@ -45,7 +45,7 @@ class TableState:
     rows: int | None = None
     watermark: str = ""
     watermark_at: dt.datetime | None = None
-    held: int = 0
+    quarantined: int = 0
     reason: str = ""
     verified_through: str = ""
     verified_at: dt.datetime | None = None
@@ -71,7 +71,7 @@ class DifferingKey:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The last comparison with the source: `equal`, `equal but for held keys`, `inconclusive`, `different`.
+    """The last comparison with the source: `equal`, `equal but for quarantined keys`, `inconclusive`, `different`.
 
     `different` names tables, `open` tables that could not be compared, each with the reason. `differing`: details of
     some keys; `values`: with their rows.
@@ -81,7 +81,7 @@ class Verdict:
     at: dt.datetime | None = None
     position: str = ""
     tables: int = 0
-    held_keys: int = 0
+    quarantined_keys: int = 0
     discarded_keys: int = 0
     different: tuple[str, ...] = ()
     open: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ class RuleState:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineSummary:
-    """Held changes of a table with one reason: how many violate the rule, how many are queued, since when."""
+    """Quarantined changes of a table with one reason: how many violate the rule, how many are queued, since when."""
 
     table: str
     rule: str
@@ -177,7 +177,7 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """The content of a report. Tables, rules and held groups are sorted; runs newest first."""
+    """The content of a report. Tables, rules and quarantined groups are sorted; runs newest first."""
 
     pipeline: str
     generated: dt.datetime
@@ -186,7 +186,7 @@ class ReportData:
     lags: tuple[Lag, ...] = ()
     tables: tuple[TableState, ...] = ()
     rules: tuple[RuleState, ...] = ()
-    held: tuple[QuarantineSummary, ...] = ()
+    quarantined: tuple[QuarantineSummary, ...] = ()
     runs: tuple[RunState, ...] = ()
     suites: Mapping[str, str] = field(default_factory=dict)
     """The file of Great Expectations' own result, by table."""
@@ -194,9 +194,9 @@ class ReportData:
     """Notes on how this report was made: samples, unreadable tables."""
 
     @property
-    def held_changes(self) -> int:
-        """The number of held changes of all tables."""
-        return sum(group.changes for group in self.held)
+    def quarantined_changes(self) -> int:
+        """The number of quarantined changes of all tables."""
+        return sum(group.changes for group in self.quarantined)
 
 
 def headline(data: ReportData) -> Headline:
@@ -210,7 +210,7 @@ def headline(data: ReportData) -> Headline:
     if verdict.verdict == "equal":
         return Headline("good", "Silver equals the source", proven)
     if verdict.verdict.startswith("equal"):
-        many = [(verdict.held_keys, "held key"), (verdict.discarded_keys, "discarded key")]
+        many = [(verdict.quarantined_keys, "quarantined key"), (verdict.discarded_keys, "discarded key")]
         but = " and ".join(html.plural(number, word) for number, word in many if number)
         return Headline("attention", f"Silver equals the source, but for {but}", proven)
     if verdict.verdict == "inconclusive":
@@ -230,7 +230,8 @@ def render_json(data: ReportData) -> str:
     """The report as JSON: the dataclasses as objects, times in ISO 8601 with zone."""
     summary = headline(data)
     rules = [{**asdict(rule), **_rule_outcome(rule)} for rule in data.rules]
-    document = {"schema": SCHEMA, "headline": asdict(summary), **_plain(data), "rules": rules}
+    counts = {"quarantined_changes": data.quarantined_changes, "rules": rules}
+    document = with_former_fields({"schema": SCHEMA, "headline": asdict(summary), **asdict(data), **counts})
     return json.dumps(document, indent=2, ensure_ascii=False, default=_iso, allow_nan=False) + "\n"
 
 
@@ -238,12 +239,6 @@ def _rule_outcome(rule: RuleState) -> dict[str, object]:
     """Values derived from a rule's fields, and fields that are not dataclasses."""
     thresholds = None if rule.thresholds is None else rule.thresholds.model_dump()
     return {"state": rule.state, "level": rule.level, "thresholds": thresholds}
-
-
-def _plain(data: ReportData) -> dict[str, Any]:
-    plain = asdict(data)
-    plain["held_changes"] = data.held_changes
-    return plain
 
 
 def _iso(value: object) -> str:

@@ -232,7 +232,7 @@ def _row(now: dt.datetime, target: Target, rule: RowRule | TableRule, result: Ru
         failed=judged[1],
         level=level(rule.thresholds, *judged),
         observed=result.observed,
-        broken=result.broken,
+        error=result.broken,
     )
 
 

@@ -1,7 +1,7 @@
 """Pinned cuts: pins, unpins and lists them, and keeps their table versions readable.
 
 An Iceberg table has a tag for each pin, `cut_<name>`, which snapshot expiry respects; a Delta table's retention is as
-long as its pins need. Both are derived from the control table `promises`, and updated whenever it changes or a pin
+long as its pins need. Both are derived from the control table `pins`, and updated whenever it changes or a pin
 ends, by the apply process, the only writer of silver. Failures are reported and retried; the pin itself remains.
 
 The rules are also evaluated periodically on silver's last cut (`quality.every`): if the newest evaluation in the
@@ -34,6 +34,7 @@ from cdc_lake.control.cuts import (
 )
 from cdc_lake.control.verdicts import RULE
 from cdc_lake.errors import CdcLakeError, CutWithheld, NotPinned, VersionGone
+from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.model.position import PIN_NAME, AsOf
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
@@ -80,7 +81,7 @@ class Keeper:
             self._report(ProgressEvent("pin", text, facts={"code": CutWithheld.code}))
             return
         record(self._control, pin, pin.cut.written_at)
-        self._control.compact("promises")
+        self._control.compact("pins")
         self._report(ProgressEvent("pin", f"the cut is kept readable as `{pin.name}`"))
 
     def _last_withheld(self) -> datetime | None:
@@ -132,7 +133,7 @@ class Keeper:
 
     def _refresh_pins(self) -> tuple[PinnedCut, ...]:
         """The current pins; read again only if the table has changed."""
-        files = sorted(self._control.files("promises")["path"].to_pylist())
+        files = sorted(self._control.files("pins")["path"].to_pylist())
         if files != self._files:
             self._pins, self._files = pinned_cuts(self._control), files
         return self._pins
@@ -218,8 +219,10 @@ class PinLine:
 
 
 @dataclass(frozen=True, slots=True)
-class CutLine:
-    """A cut in a list. `behind`: tables at other positions; `held`: held keys; `withheld`: pins prevented by rules."""
+class CutLine(FormerFields):
+    """A cut in a list. `behind`: tables at other positions; `quarantined`: such keys; `withheld`: pins prevented by
+    rules.
+    """
 
     epoch: int
     position: str
@@ -227,7 +230,7 @@ class CutLine:
     written_at: datetime
     tables: int
     behind: tuple[str, ...]
-    held: int
+    quarantined: int
     pins: tuple[PinLine, ...]
     withheld: tuple[Withheld, ...] = ()
 
@@ -241,7 +244,7 @@ class CutList:
 
 
 @dataclass(frozen=True, slots=True)
-class CutTable:
+class CutTable(FormerFields):
     """A table in a cut. `readable`: whether its version exists."""
 
     source: str
@@ -251,7 +254,7 @@ class CutTable:
     generation: int
     position: str
     state: str
-    held: int
+    quarantined: int
     readable: bool
 
 
@@ -304,10 +307,10 @@ def show_cut(project: Project, asked: AsOf, epoch: int | None) -> CutView:
 
 def _line(cut: WrittenCut, stand: Iterable[PinnedCut], kept_back: Iterable[Withheld]) -> CutLine:
     lagging = tuple(table.table for table in cut.tables.values() if table.state != ACTIVE)
-    held = sum(table.held for table in cut.tables.values())
+    quarantined = sum(table.quarantined_keys for table in cut.tables.values())
     of, back = _pin_lines(cut, stand), _kept_back(cut, kept_back)
     return CutLine(
-        cut.epoch, cut.position_text, cut.commit_ts, cut.written_at, len(cut.tables), lagging, held, of, back
+        cut.epoch, cut.position_text, cut.commit_ts, cut.written_at, len(cut.tables), lagging, quarantined, of, back
     )
 
 
@@ -341,7 +344,7 @@ def _table(project: Project, cut: WrittenCut, relation: str) -> CutTable:
         generation=state.generation,
         position=format_stream_position(cut.stream, state.position),
         state=state.state,
-        held=state.held,
+        quarantined=state.quarantined_keys,
         readable=readable,
     )
 

@@ -38,7 +38,6 @@ from cdc_lake.tables.control_schema import (
     bring,
     check_version,
     needed_upgrades,
-    schema_of,
     version_of,
 )
 from cdc_lake.tables.control_tables import control_tables, lease
@@ -361,7 +360,7 @@ def upgrade(project: Project, *, yes: bool = False) -> Upgrade:
         with lease(project.lease):
             for name in get_args(ControlName):
                 if any(table.table == _label(name) for table in upgrade_plan.pending):
-                    bring(control.place(name), name, schema_of(name))
+                    bring(control.place(name), name)
     return Upgrade(upgrade_plan.pipeline, yes, upgrade_plan.tables)
 
 
@@ -377,7 +376,7 @@ def _plan_upgrade(project: Project) -> Upgrade:
             continue
         version = version_of(table)
         check_version(version, name, place.name)
-        tables.append(UpgradedTable(_label(name), version, CONTROL_VERSION, needed_upgrades(table, schema_of(name))))
+        tables.append(UpgradedTable(_label(name), version, CONTROL_VERSION, needed_upgrades(table, name)))
     return Upgrade(project.name, done=False, tables=tuple(tables))
 
 

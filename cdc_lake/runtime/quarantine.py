@@ -1,7 +1,7 @@
-"""Lists held changes, and records decisions to release or discard them.
+"""Lists quarantined changes, and records decisions to release or discard them.
 
-A held change holds every key it touches, so changes that share a key are queued behind each other, and one decision
-takes them together. In a table that keeps every change nothing is queued.
+A quarantined change holds every key it touches, so changes that share a key are queued behind each other, and one
+decision takes them together. In a table that keeps every change nothing is queued.
 
 A decision is one commit to the control table `decisions` and takes effect directly before the position after the
 table's watermark: the span that contains it carries it out, and so does every rebuild. Nothing else is written here, so
@@ -23,7 +23,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.config.rules import rule_name
 from cdc_lake.control.cuts import Cut, last_cut
-from cdc_lake.control.quarantine import FAILED, QuarantineLog, open_holds, quarantine_log
+from cdc_lake.control.quarantine import FAILED, QuarantineLog, open_quarantine, quarantine_log
 from cdc_lake.control.streams import UndecodedTransaction, source_table, waiting
 from cdc_lake.control.table_pauses import stopped_tables
 from cdc_lake.errors import DecidedOtherwise, NotQuarantined, QuarantineRemains
@@ -42,7 +42,7 @@ from cdc_lake.tables.silver_table import read_marker
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedChange:
-    """A held change. `rules`: those it violates, none if it is queued behind another change of its key.
+    """A quarantined change. `rules`: those it violates, none if it is queued behind another change of its key.
 
     `key`: after the change, for a delete before it. `decided`: a decision that has not taken effect yet, `release` or
     `discard`. `group`: the group of tables in which its whole transaction is held, None if it is held alone.
@@ -61,7 +61,7 @@ class QuarantinedChange:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineList:
-    """All held changes, in order. `behind`: number of transactions behind the first undecodable one."""
+    """All quarantined changes, in order. `behind`: number of transactions behind the first undecodable one."""
 
     undecodable: tuple[UndecodedTransaction, ...]
     behind: int
@@ -69,7 +69,7 @@ class QuarantineList:
 
 
 def list_quarantine(project: Project) -> QuarantineList:
-    """The currently held changes. Raises LakeError."""
+    """The currently quarantined changes. Raises LakeError."""
     reader, control = bronze_reader(project), control_tables(project)
     state = reader.state()
     if state is None:
@@ -82,15 +82,17 @@ def list_quarantine(project: Project) -> QuarantineList:
         queued = len(reader.commits(Span(state.epoch, undecodable[0].position, ahead.upto)))
     log = quarantine_log(control)
     changes: list[QuarantinedChange] = []
-    for relation in sorted(set(log.held["relation"].to_pylist())):
-        holds = held_of(project, log, state, cut, project.target(TableName.parse(relation)))
+    for relation in sorted(set(log.quarantined["relation"].to_pylist())):
+        holds = quarantine_of(project, log, state, cut, project.target(TableName.parse(relation)))
         changes += [holds.describe_row(row) for row in holds.rows]
     return QuarantineList(waiting(reader, ahead, state.stream), queued, tuple(changes))
 
 
 @dataclass(frozen=True)
 class HeldOf:
-    """The held changes of a table at its watermark, as control rows; `pending`: place → decision not in effect yet."""
+    """The quarantined changes of a table at its watermark, as control rows; `pending`: place → decision not in effect
+    yet.
+    """
 
     target: Target
     stream: str
@@ -115,14 +117,16 @@ class HeldOf:
         )
 
 
-def held_of(project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: Cut | None, target: Target) -> HeldOf:
-    """The currently held changes of one table."""
+def quarantine_of(
+    project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: Cut | None, target: Target
+) -> HeldOf:
+    """The currently quarantined changes of one table."""
     relation = str(target.source)
     marker = read_marker(project, target, state.stream)
     listed = None if cut is None else cut.tables.get(relation)
     listed_position = -1 if listed is None else listed.position
     watermark = max(listed_position, -1 if marker.position is None else marker.position)
-    rows = open_holds(log, relation, state.epoch, marker.generation, watermark).rows.to_pylist()
+    rows = open_quarantine(log, relation, state.epoch, marker.generation, watermark).rows.to_pylist()
     ahead = log.decisions_on(relation, Span(state.epoch, watermark, END)).rows
     pending = {place_of(row, ON): row["verb"] for row in ([] if ahead is None else ahead.to_pylist())}
     layout = None if listed is None else listed.layout
@@ -134,7 +138,7 @@ def held_of(project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: 
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedGroup:
-    """Held changes that are queued together, in order: rows of the control table `held`."""
+    """Quarantined changes that are queued together, in order: rows of the control table `quarantine`."""
 
     rows: tuple[Mapping[str, Any], ...]
 
@@ -160,17 +164,17 @@ class QuarantinedGroup:
 
 
 def groups(rows: Sequence[Mapping[str, Any]], kind: Kind) -> list[QuarantinedGroup]:
-    """Open held changes of a table of that kind, grouped by their queues, ordered by their first change."""
+    """Open quarantined changes of a table of that kind, grouped by their queues, ordered by their first change."""
     return [QuarantinedGroup((row,)) for row in rows] if kind.identity is RowIdentity.PLACE else group_by_key(rows)
 
 
 def group_by_key(rows: Sequence[Mapping[str, Any]]) -> list[QuarantinedGroup]:
-    """Open held changes of rows with keys, grouped if they share one."""
+    """Open quarantined changes of rows with keys, grouped if they share one."""
     return _group_rows(rows, lambda row: QuarantinedGroup((row,)).keys)
 
 
 def group_across_tables(rows: Sequence[Mapping[str, Any]]) -> list[QuarantinedGroup]:
-    """Open held changes of the tables of a group, grouped if they share a key or a transaction."""
+    """Open quarantined changes of the tables of a group, grouped if they share a key or a transaction."""
     return _group_rows(rows, _of_group)
 
 
@@ -221,8 +225,8 @@ _TUPLES = ("op", "rules", "key", "from_key", "layout", "new", "old", "old_kind",
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Selects held changes of a table: those of a key (its parts as texts, in key order), or all; with `rule` only
-    those held by nothing but this rule.
+    """Selects quarantined changes of a table: those of a key (its parts as texts, in key order), or all; with `rule`
+    only those held by nothing but this rule.
     """
 
     key: Key | None = None
@@ -257,7 +261,7 @@ class QuarantineDecision:
 
 
 def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str, *, yes: bool) -> QuarantineDecision:
-    """Decide on held changes of a source table; without `yes` only show which.
+    """Decide on quarantined changes of a source table; without `yes` only show which.
 
     In a group that holds whole transactions these are decided as a whole, in all its tables.
 
@@ -305,10 +309,10 @@ def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str
 def _tables(
     project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: Cut | None, name: TableName
 ) -> dict[str, HeldOf]:
-    """The held changes of a table and of the others of its group. Raises QuarantineRemains."""
+    """The quarantined changes of a table and of the others of its group. Raises QuarantineRemains."""
     group = project.group(name)
     names = (name,) if group is None else group.tables
-    tables = {str(table): held_of(project, log, state, cut, project.target(table)) for table in names}
+    tables = {str(table): quarantine_of(project, log, state, cut, project.target(table)) for table in names}
     if len({table.watermark for table in tables.values() if table.watermark >= 0}) > 1:
         hint = "`cdc-lake run` brings them to one position, or reports why one of them cannot continue"
         raise QuarantineRemains(f"the tables of the group of {name} are not at one position", hint=hint)
@@ -354,13 +358,13 @@ def _chosen(tables: Mapping[str, HeldOf], holds: HeldOf, reader: BronzeReader, v
         if (own := group.for_table(name)).rows and (choice.key is None or choice.key in own.keys)
     ]
     if not waiting:
-        raise NotQuarantined(f"no held change of {name} has that key")
+        raise NotQuarantined(f"no quarantined change of {name} has that key")
     for group, own in waiting:
         if choice.rule is not None and choice.rule not in group.broken:
             continue
         decided = {tables[row["relation"]].pending.get(place_of(row)) for row in group.rows} - {None}
         if decided - {verb}:
-            several = pluralize(len(group.rows), "held change")
+            several = pluralize(len(group.rows), "quarantined change")
             raise DecidedOtherwise(f"the opposite was decided for {several} of {name}")
         if decided:
             before += len(group.rows)
@@ -372,7 +376,7 @@ def _chosen(tables: Mapping[str, HeldOf], holds: HeldOf, reader: BronzeReader, v
         if why is None:
             fresh.append(group)
         elif choice.key is not None:
-            raise QuarantineRemains(f"held changes of {name} cannot be {_PAST[verb]}: {why}")
+            raise QuarantineRemains(f"quarantined changes of {name} cannot be {_PAST[verb]}: {why}")
         else:
             left.append(Left(own.keys, why))
     return _Chosen(tuple(fresh), before, tuple(left))
@@ -400,7 +404,7 @@ def _decision_rows(
             "position": position,
             "ordinal": first + n,
             "verb": verb,
-            "told": reason,
+            "reason": reason,
             "relation": str(holds.target.source),
             "table": holds.target.label,
             **dict(zip(ON, place_of(row), strict=True)),

@@ -88,7 +88,7 @@ def read_changes(
     """The bronze rows of a table's changes in a span; with `snapshot` its snapshot rows at `span.upto`.
 
     `inside`: the files have no row of another position; `truncates`, `rereads`: include these; `released`: released
-    held changes, which are added to bronze's.
+    quarantined changes, which are added to bronze's.
 
     `files` are the data files that may contain them: bronze is append-only and has neither deletion vectors nor renamed
     columns, so its files are read without planning by the log (saves 0.2 s per table, measured).

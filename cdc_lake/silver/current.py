@@ -5,8 +5,8 @@ inserting a row with such a column fails the statement, because silver then is n
 
 `append` stores every change, including truncates, typed, with its operation and place. Nothing is folded or changed
 later, so a table needs no key. An unchanged value is NULL, and its column is listed in `_unchanged`. The old row, as
-far as the server logs it, is in `_old_<column>` if configured. A held change is missing until it is released; no other
-change waits for it.
+far as the server logs it, is in `_old_<column>` if configured. A quarantined change is missing until it is released; no
+other change waits for it.
 """
 
 from __future__ import annotations

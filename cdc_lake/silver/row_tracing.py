@@ -2,28 +2,28 @@
 
 Folding by key is enough while keys stay. If an update moves a row to another key, the row's history is spread over
 keys, and several rows may have had one key in turn (swaps, chains, delete and insert again). This module follows rows
-through such changes, one at a time and in order. It gets only the few changes that touch a moving, failing or held key,
-without other values, and works on plain Python values.
+through such changes, one at a time and in order. It gets only the few changes that touch a moving, failing or
+quarantined key, without other values, and works on plain Python values.
 
 Guarantees:
 
 * A key has one row at a time, except inside a transaction: if it is checked at the end, or has a NULL part. Then a
   change belongs to the row that its whole old tuple equals, the youngest of equal ones; if digests do not decide, to
-  the one that had the key first. * A change that touches a held key is held, and holds every key it touches: silver
-  still shows the held rows, so nothing may overtake them. TRUNCATE ends all holds, and a row that was read again at the
-  source ends those of its key. * A queued change violates nothing itself: the values it omits are unknown. * A change
-  that needs a missing row, and one that brings a second row to a key, are held by themselves. * If a row cannot leave
-  its key because the change is held, a row that took that key in the same transaction is held too: at the end of a
-  transaction no key has two rows. * A decision concerns one held change, and ends its hold if it is still held. A
-  released change is an event of its own, after everything that was held. After a discard, silver does not have the row
-  of the source: the next change that contains all of it, or deletes it, determines what the key has, and any other is
-  held. An insert does so only if its transaction removes no row from that key afterwards: that may be the older one. *
-  Every change of a transaction that is held as a whole is held; each names its own reason, if any.
+  the one that had the key first. * A change that touches a quarantined key is held, and holds every key it touches:
+  silver still shows the quarantined rows, so nothing may overtake them. TRUNCATE ends all holds, and a row that was
+  read again at the source ends those of its key. * A queued change violates nothing itself: the values it omits are
+  unknown. * A change that needs a missing row, and one that brings a second row to a key, are held by themselves. * If
+  a row cannot leave its key because the change is held, a row that took that key in the same transaction is held too:
+  at the end of a transaction no key has two rows. * A decision concerns one quarantined change, and ends its hold if it
+  is still held. A released change is an event of its own, after everything that was held. After a discard, silver does
+  not have the row of the source: the next change that contains all of it, or deletes it, determines what the key has,
+  and any other is held. An insert does so only if its transaction removes no row from that key afterwards: that may be
+  the older one. * Every change of a transaction that is held as a whole is held; each names its own reason, if any.
 
-In a group of tables, a transaction is held if one of its changes is held by itself, or touches a held key; then every
-key that it touches in the group's tables is held. Transactions are processed once, in order. A TRUNCATE ends the holds
-of its table before its own transaction is evaluated: what the transaction did to the table before does not count. Rows
-that were read again belong to no transaction: each ends the holds of its key, or is held alone.
+In a group of tables, a transaction is held if one of its changes is held by itself, or touches a quarantined key; then
+every key that it touches in the group's tables is held. Transactions are processed once, in order. A TRUNCATE ends the
+holds of its table before its own transaction is evaluated: what the transaction did to the table before does not count.
+Rows that were read again belong to no transaction: each ends the holds of its key, or is held alone.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class TracedChange:
     ordinal: int
     row: int
     origin: Key | None
-    held: bool
+    quarantined: bool
     waits: bool = False
     broke: str | None = None
     dropped: bool = False
@@ -124,37 +124,39 @@ def unit_of(position: int, ordinal: int, op: str) -> Unit | None:
 
 @dataclass(frozen=True)
 class QuarantineState:
-    """Held changes by place, with the keys that each blocks; `apart`: keys with discarded changes, whose row in silver
-    therefore differs from the source's.
+    """Quarantined changes by place, with the keys that each blocks; `apart`: keys with discarded changes, whose row in
+    silver therefore differs from the source's.
     """
 
-    held: Mapping[Place, frozenset[Key]] = field(default_factory=dict)
+    quarantined: Mapping[Place, frozenset[Key]] = field(default_factory=dict)
     apart: frozenset[Key] = frozenset()
 
     @property
     def keys(self) -> frozenset[Key]:
-        """The held keys."""
-        return frozenset().union(*self.held.values())
+        """The quarantined keys."""
+        return frozenset().union(*self.quarantined.values())
 
     def rename_keys(self, names: Mapping[Key, Key]) -> QuarantineState:
         """The same with other texts of keys."""
-        held = {place: frozenset(names.get(key, key) for key in keys) for place, keys in self.held.items()}
-        return QuarantineState(held, frozenset(names.get(key, key) for key in self.apart))
+        quarantined = {
+            place: frozenset(names.get(key, key) for key in keys) for place, keys in self.quarantined.items()
+        }
+        return QuarantineState(quarantined, frozenset(names.get(key, key) for key in self.apart))
 
     def __bool__(self) -> bool:
-        return bool(self.held or self.apart)
+        return bool(self.quarantined or self.apart)
 
 
 NOTHING_WAITS: Final = QuarantineState()
 
 
 class QuarantinedKeys:
-    """Held keys, with the number of changes that hold each, and the held changes that decisions concern."""
+    """Quarantined keys, with the number of changes that hold each, and the changes that decisions concern."""
 
     def __init__(self, waiting: QuarantineState, decided: frozenset[Place]) -> None:
         self._decided = decided
-        self._by_key = Counter(key for keys in waiting.held.values() for key in keys)
-        self._places = {place: keys for place, keys in waiting.held.items() if place in decided}
+        self._by_key = Counter(key for keys in waiting.quarantined.values() for key in keys)
+        self._places = {place: keys for place, keys in waiting.quarantined.items() if place in decided}
         self.apart = set(waiting.apart)
 
     def copy(self) -> QuarantinedKeys:
@@ -174,7 +176,7 @@ class QuarantinedKeys:
         return any(key in self._by_key for key in keys)
 
     def add(self, event: Event, keys: frozenset[Key]) -> None:
-        """Record a held change, which holds these keys."""
+        """Record a quarantined change, which holds these keys."""
         self._by_key.update(keys)
         place = (event.position, event.ordinal)
         if place in self._decided:
@@ -211,12 +213,13 @@ def trace(
     events: Iterable[Event],
     *,
     existing: frozenset[Key] = frozenset(),
-    held: QuarantineState = NOTHING_WAITS,
+    quarantined: QuarantineState = NOTHING_WAITS,
     filtered: bool = False,
     holds_missing: bool = True,
     whole_units: Container[Unit | None] = (),
 ) -> tuple[list[TracedChange], list[HoldRelease]]:
-    """Follow events in order. `existing`: those of their keys that silver has; `held`: the quarantine before them.
+    """Follow events in order. `existing`: those of their keys that silver has; `quarantined`: the quarantine before
+    them.
 
     `filtered`: the source has rows that silver does not, so a row at an unknown key is new to silver. `holds_missing`:
     a change that needs a missing row is held; otherwise the merge refuses it. `whole_units`: what is held as a whole;
@@ -224,7 +227,7 @@ def trace(
     """
     rows = _Rows(existing, filtered=filtered, holds_missing=holds_missing)
     events = list(events)
-    holds = QuarantinedKeys(held, _decided_changes(events))
+    holds = QuarantinedKeys(quarantined, _decided_changes(events))
     traced: list[TracedChange] = []
     closings: list[HoldRelease] = []
     for transaction in _transactions(events):
@@ -275,12 +278,12 @@ def _transactions(events: Iterable[Event]) -> Iterable[list[Event]]:
 
 
 def _transaction(
-    events: list[Event], rows: _Rows | None, held: QuarantinedKeys, forced: Mapping[int, str | None]
+    events: list[Event], rows: _Rows | None, quarantined: QuarantinedKeys, forced: Mapping[int, str | None]
 ) -> tuple[list[TracedChange], list[HoldRelease], QuarantinedKeys]:
     """Trace one transaction with the changes in `forced` held anyway, and update the holds. `rows`: None if rows cannot
     be distinguished.
     """
-    holds = held.copy()
+    holds = quarantined.copy()
     traced: list[TracedChange] = []
     closings: list[HoldRelease] = []
     # Decide all of them before applying the first: each of these changes blocked the keys of the others.
@@ -295,7 +298,7 @@ def _transaction(
             holds.clear()
             continue
         if event.given_up or (event.decides is not None and event.ordinal in void):
-            traced.append(TracedChange(event.position, event.ordinal, 0, None, held=False, dropped=True))
+            traced.append(TracedChange(event.position, event.ordinal, 0, None, quarantined=False, dropped=True))
             continue
         waits = not event.again and holds.touch(event.keys)
         if not event.failed and not waits and event.ordinal not in open_ended and _says_all(event, holds):
@@ -304,14 +307,14 @@ def _transaction(
             for key in ended:
                 holds.close(key)
             row = _ANY if rows is None else rows.put(event)
-            traced.append(TracedChange(event.position, event.ordinal, row.number, row.origin, held=False))
+            traced.append(TracedChange(event.position, event.ordinal, row.number, row.origin, quarantined=False))
             continue
         broke = None if event.failed or waits else _broken(event, rows, holds, forced)
-        is_held = event.failed or waits or broke is not None or event.ordinal in forced
-        if is_held:
+        is_quarantined = event.failed or waits or broke is not None or event.ordinal in forced
+        if is_quarantined:
             holds.add(event, event.keys if event.left_to is None else event.keys | {event.left_to})
-        row = _ANY if rows is None else rows.follow(event, move=not is_held)
-        traced.append(TracedChange(event.position, event.ordinal, row.number, row.origin, is_held, waits, broke))
+        row = _ANY if rows is None else rows.follow(event, move=not is_quarantined)
+        traced.append(TracedChange(event.position, event.ordinal, row.number, row.origin, is_quarantined, waits, broke))
     return traced, closings, holds
 
 
@@ -331,10 +334,10 @@ def _open_ended(events: list[Event]) -> frozenset[int]:
 
 
 def _as_a_whole(
-    events: list[Event], alone: Iterable[TracedChange], rows: _Rows, held: QuarantinedKeys
+    events: list[Event], alone: Iterable[TracedChange], rows: _Rows, quarantined: QuarantinedKeys
 ) -> tuple[list[TracedChange], list[HoldRelease], QuarantinedKeys]:
     """Hold every change of one transaction; `alone`: the results if it were not held as a whole."""
-    holds = held.copy()
+    holds = quarantined.copy()
     for event in events:
         if event.decides is not None:
             holds.decide(event)
@@ -345,7 +348,7 @@ def _as_a_whole(
             continue
         holds.add(event, event.keys)
         row = rows.follow(event, move=False)
-        traced.append(replace(was, row=row.number, origin=row.origin, held=True))
+        traced.append(replace(was, row=row.number, origin=row.origin, quarantined=True))
     return traced, [], holds
 
 
@@ -365,10 +368,12 @@ def _broken(event: Event, rows: _Rows | None, holds: QuarantinedKeys, forced: Ma
     return forced.get(event.ordinal)
 
 
-def trace_content(events: Iterable[Event], held: QuarantineState) -> tuple[list[TracedChange], list[HoldRelease]]:
+def trace_content(
+    events: Iterable[Event], quarantined: QuarantineState
+) -> tuple[list[TracedChange], list[HoldRelease]]:
     """Trace holds of rows that only their content identifies: any number of them may have one key."""
     events = list(events)
-    holds = QuarantinedKeys(held, _decided_changes(events))
+    holds = QuarantinedKeys(quarantined, _decided_changes(events))
     traced: list[TracedChange] = []
     closings: list[HoldRelease] = []
     for transaction in _transactions(events):
@@ -518,7 +523,7 @@ class TableEvents:
     waiting: QuarantineState = NOTHING_WAITS
 
 
-def held_whole(tables: Mapping[str, TableEvents], seeds: frozenset[Unit]) -> frozenset[Unit]:
+def quarantined_as_whole(tables: Mapping[str, TableEvents], seeds: frozenset[Unit]) -> frozenset[Unit]:
     """What is held as a whole in these tables; `seeds`: units of which some change is held by itself."""
     decided = {
         name: frozenset(event.decides for event in table.events if event.decides is not None)

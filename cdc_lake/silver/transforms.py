@@ -431,7 +431,7 @@ def fill_unchanged(
     inside: Column = F.lit(True)
     if projection.where is not None:
         guessed = _with_values(changes, projection, completed)
-        # Results of the previous change are right up to the first held change of the row.
+        # Results of the previous change are right up to the first quarantined change of the row.
         before = F.lag(F.struct(F.col(MATCHES).alias("matched"))).over(row_window(F.col(ORDER)))
         was_inside = F.when(before.isNull(), F.col(FOUND)).otherwise(before["matched"])
         changes = _with_matches(guessed, projection).withColumn(_INSIDE, F.coalesce(was_inside, F.lit(False)))

@@ -4,14 +4,15 @@ A table property states the version of the schema; without it the version is 0. 
 each version reads the columns it knows and ignores the others. A new version is one that an older reader would misread;
 it then refuses the table.
 
-A step upgrades one table in one commit and does nothing if it was done already. The property is written after all
-steps: if a process dies in between, the same steps complete the upgrade.
+An upgrade adds columns in one commit and then writes the property: if a process dies in between, the same call
+completes the upgrade. Names are not changed by it: a table keeps the former names of its columns, and a lake the former
+names of its tables, and `control_tables` reads and writes them under the current ones.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias
@@ -94,15 +95,16 @@ TABLES: dict[str, Columns] = {
             "tables",
             _TEXT,
             (
-                "JSON: relation → {table, format, version, position, state, held, generation, layout, copied, "
-                "merged}; state: active, failed, paused or resyncing (in, broken and renewing until version 1); "
+                "JSON: relation → {table, format, version, position, state, quarantined_keys, generation, layout, "
+                "copied, merged}; state: active, failed, paused or resyncing (until version 1: in, broken, renewing, "
+                "and `held` for quarantined_keys); "
                 "copied: position of the copy with which it started, if not the first; merged: position of its "
                 "last merge"
             ),
         ),
         _RECORDED,
     ),
-    "promises": (
+    "pins": (
         ("name", _TEXT, "name of the pin; its newest row counts"),
         ("scheduled", pa.bool_(), "whether `silver.cuts.pin_every` made it"),
         _EPOCH,
@@ -129,7 +131,7 @@ TABLES: dict[str, Columns] = {
         ("paused", pa.bool_(), "whether it is paused from then on, or continues"),
         _RECORDED,
     ),
-    "held": (
+    "quarantine": (
         _STREAM,
         _EPOCH,
         _POSITION,
@@ -141,11 +143,11 @@ TABLES: dict[str, Columns] = {
         (
             "reason",
             _TEXT,
-            "failed: it violated a rule; waiting: queued behind a held change, or with one; closed: the hold ended",
+            "failed: it violated a rule; waiting: queued behind a quarantined change, or with one; closed: its end",
         ),
         *_KEYS,
         *_TUPLES,
-        ("span_upto", _LONG, "end of the span that held it"),
+        ("span_upto", _LONG, "end of the span that quarantined it"),
         _RECORDED,
     ),
     "decisions": (
@@ -154,10 +156,10 @@ TABLES: dict[str, Columns] = {
         ("position", _LONG, "position right before which it takes effect"),
         ("ordinal", _LONG, "its order among all decisions"),
         ("verb", _TEXT, "release or discard"),
-        ("told", _TEXT, "the reason that was given"),
+        ("reason", _TEXT, "the reason that was stated"),
         ("relation", _TEXT, "source table, as in bronze"),
         ("table", _TEXT, "silver table"),
-        ("of_position", _LONG, "position of the held change to which it applies"),
+        ("of_position", _LONG, "position of the quarantined change to which it applies"),
         ("of_ordinal", _LONG, "ordinal of the change in the transaction"),
         ("op", _TEXT, "I U D or S"),
         *_KEYS,
@@ -182,7 +184,7 @@ TABLES: dict[str, Columns] = {
         _STREAM,
         ("timeline", _LONG, "timeline of the server on which the stream was read from then on"),
         ("history", _TEXT, "where it branched off: timeline@LSN of each switch before it, NULL if unknown"),
-        ("held", _LONG, "slot position that bronze had reached then"),
+        ("acknowledged", _LONG, "slot position that bronze had reached then"),
         _RECORDED,
     ),
     "memberships": (
@@ -230,7 +232,7 @@ TABLES: dict[str, Columns] = {
         ("failed", _LONG, "how many of them violate the rule"),
         ("level", _TEXT, "none, warn, error or critical, by the thresholds of the rule"),
         ("observed", _TEXT, "result for a table as a whole: a number of rows, an age"),
-        ("broken", _TEXT, "why the rule could not be evaluated, empty if it was"),
+        ("error", _TEXT, "why the rule could not be evaluated, empty if it was"),
     ),
     "verified": (
         _STREAM,
@@ -239,8 +241,8 @@ TABLES: dict[str, Columns] = {
         ("relation", _TEXT, "source table, as in bronze"),
         ("table", _TEXT, "silver table"),
         ("position", _LONG, "position that silver had reached"),
-        ("verdict", _TEXT, "equal, equal but for held keys, or different; a table without a verdict has no row"),
-        ("held_keys", _LONG, "keys whose held changes explain the difference"),
+        ("verdict", _TEXT, "equal, equal but for quarantined keys, or different; a table without a verdict has no row"),
+        ("quarantined_keys", _LONG, "keys whose quarantined changes explain the difference"),
         ("compared_at", _TIME, "when it was compared"),
     ),
     "runs": (
@@ -258,10 +260,10 @@ ControlName: TypeAlias = Literal[
     "streams",
     "snapshots",
     "cuts",
-    "promises",
+    "pins",
     "withheld",
     "pauses",
-    "held",
+    "quarantine",
     "decisions",
     "gaps",
     "timelines",
@@ -384,7 +386,7 @@ class TimelineRow:
     stream: str
     timeline: int
     history: str | None
-    held: int
+    acknowledged: int
     recorded_at: datetime
 
 
@@ -437,7 +439,7 @@ class QualityRow:
     failed: int
     level: str
     observed: str
-    broken: str
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,7 +453,7 @@ class VerifiedRow:
     table: str
     position: int
     verdict: str
-    held_keys: int
+    quarantined_keys: int
     compared_at: datetime
 
 
@@ -487,7 +489,7 @@ NAMES: dict[type, ControlName] = {
     StreamRow: "streams",
     SnapshotRow: "snapshots",
     CutRow: "cuts",
-    PinRow: "promises",
+    PinRow: "pins",
     WithheldRow: "withheld",
     PauseRow: "pauses",
     GapRow: "gaps",
@@ -512,18 +514,18 @@ def new_run() -> str:
 
 
 CONTROL_VERSION: Final = 2
-RENAMED_STATES: Final = 2
-"""The first version whose cuts have the states `active`, `failed` and `resyncing`, which older readers do not know."""
+RENAMED: Final = 2
+"""The first version with the names and the states of tables in cuts that older readers do not know."""
+FORMER_TABLES: Final[Mapping[ControlName, str]] = {"quarantine": "held", "pins": "promises"}
+"""The names until version 1. A lake that has such a table, or tables of such a version, keeps the name."""
+FORMER_COLUMNS: Final[Mapping[ControlName, Mapping[str, str]]] = {
+    "decisions": {"reason": "told"},
+    "quality": {"error": "broken"},
+    "timelines": {"acknowledged": "held"},
+    "verified": {"quarantined_keys": "held_keys"},
+}
+"""Column → its name until version 1, which a table that was created then keeps."""
 CONTROL_PROPERTY: Final = "cdc_lake.control"
-
-
-@dataclass(frozen=True, slots=True)
-class UpgradeStep:
-    """One upgrade step of a table. `needs`: a description, None if nothing is needed; `do`: makes one commit."""
-
-    to: int
-    needs: Callable[[DeltaTable, pa.Schema], str | None]
-    do: Callable[[DeltaTable, pa.Schema], None]
 
 
 def version_of(table: DeltaTable) -> int:
@@ -538,46 +540,39 @@ def check_version(version: int, name: str, where: str) -> None:
         raise ControlNewer(text, where=where)
 
 
-def needed_upgrades(table: DeltaTable, schema: pa.Schema) -> tuple[str, ...]:
+def former_columns(table: DeltaTable, name: ControlName) -> dict[str, str]:
+    """The columns of a table that have their names until version 1: name → former name."""
+    if name not in FORMER_COLUMNS:  # usual, and the schema would be parsed
+        return {}
+    have = {field.name for field in table.schema().fields}
+    return {column: former for column, former in FORMER_COLUMNS[name].items() if former in have}
+
+
+def needed_upgrades(table: DeltaTable, name: ControlName) -> tuple[str, ...]:
     """Descriptions of the upgrades that a table needs; empty if it is up to date."""
-    version = version_of(table)
-    texts = [step.needs(table, schema) for step in STEPS]
-    marked = () if version == CONTROL_VERSION else (f"version {CONTROL_VERSION} in its properties",)
-    return (*(text for text in texts if text is not None), *marked)
+    lacking = _lacking(table, name)
+    columns = (f"columns {', '.join(lacking)}",) if lacking else ()
+    marked = () if version_of(table) == CONTROL_VERSION else (f"version {CONTROL_VERSION} in its properties",)
+    return (*columns, *marked)
 
 
-def bring(place: DeltaStorage, name: str, schema: pa.Schema) -> None:
+def bring(place: DeltaStorage, name: ControlName) -> None:
     """Upgrade a table. Raises ControlNewer, ControlNotWritten; the same call then continues the upgrade."""
     table = place.open()
     assert table is not None, "it was looked at"
     version = version_of(table)
     check_version(version, name, place.name)
     try:
-        for step in STEPS:
-            if step.needs(table, schema) is not None:
-                step.do(table, schema)
-                place.persist_last_commit(table)
-                failpoint(CONTROL_STEP)
+        if lacking := _lacking(table, name):
+            table.alter.add_columns(Schema.from_arrow(pa.schema([schema_of(name).field(c) for c in lacking])).fields)
+            place.persist_last_commit(table)
+            failpoint(CONTROL_STEP)
         if version < CONTROL_VERSION:
             place.set_properties(table, {CONTROL_PROPERTY: str(CONTROL_VERSION)}, {})
     except (DeltaError, DeltaCommitFailed) as cause:
         raise ControlNotWritten(f"`{name}` was not upgraded", where=place.name) from cause
 
 
-def _lacking(table: DeltaTable, schema: pa.Schema) -> list[str]:
-    have = {field.name for field in table.schema().fields}
-    return [name for name in schema.names if name not in have]
-
-
-def _columns_needed(table: DeltaTable, schema: pa.Schema) -> str | None:
-    lacking = _lacking(table, schema)
-    return f"columns {', '.join(lacking)}" if lacking else None
-
-
-def _add_columns(table: DeltaTable, schema: pa.Schema) -> None:
-    fields = pa.schema([schema.field(name) for name in _lacking(table, schema)])
-    table.alter.add_columns(Schema.from_arrow(fields).fields)
-
-
-STEPS: Final = (UpgradeStep(1, _columns_needed, _add_columns),)
-"""Every upgrade step so far, in order."""
+def _lacking(table: DeltaTable, name: ControlName) -> list[str]:
+    have = {field.name for field in table.schema().fields} | former_columns(table, name).keys()
+    return [column for column in schema_of(name).names if column not in have]

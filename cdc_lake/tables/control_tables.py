@@ -11,8 +11,8 @@ Each span adds a cut, and each cut is a file: tens of thousands a day. The bound
 of the row, so the index of cuts is read without opening any file.
 
 Leases (one apply per machine, one process that resyncs tables) are file locks that end with their process. They prevent
-two runs from preparing the same span, and give the rows of `held`, which no marker fences, a single writer. Silver
-itself is protected by the markers in its tables; two machines on one lake are refused only by those.
+two runs from preparing the same span, and give the rows of `quarantine`, which no marker fences, a single writer.
+Silver itself is protected by the markers in its tables; two machines on one lake are refused only by those.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ from cdc_lake.errors import AnotherApply, AnotherCopy, BronzeNotWritten, Control
 from cdc_lake.tables.control_schema import (
     CONTROL_PROPERTY,
     CONTROL_VERSION,
+    FORMER_TABLES,
     NAMES,
+    RENAMED,
     ConfigurationRow,
     ControlName,
     ControlRow,
@@ -49,6 +51,7 @@ from cdc_lake.tables.control_schema import (
     SnapshotRow,
     StreamRow,
     check_version,
+    former_columns,
     schema_of,
     version_of,
 )
@@ -64,7 +67,7 @@ BESIDE: Final[Mapping[ControlName, tuple[ControlName, ...]]] = {
     "decoded": (),
     "memberships": (),
     "pauses": (),
-    "promises": (),
+    "pins": (),
     "snapshots": (),
     "streams": ("configurations",),
     "timelines": (),
@@ -161,7 +164,7 @@ _JSON = ("changed", "counts", "objections", "settings", "tables")
 _JSON_BOUNDS = ("[", "|")  # of lists and objects
 _COMPACTED = 8 << 20  # bytes of a compacted file
 
-Places: TypeAlias = Callable[[ControlName], DeltaStorage]
+Places: TypeAlias = Callable[[str], DeltaStorage]
 
 
 class ControlTables:
@@ -177,10 +180,18 @@ class ControlTables:
             else lambda name: LocalDeltaStorage(location / name, durable=durability == "fsync")
         )
         self._open: dict[ControlName, DeltaTable] = {}
+        self._places_by_name: dict[ControlName, DeltaStorage] = {}
 
     def place(self, name: ControlName) -> DeltaStorage:
-        """The storage of a table."""
-        return self._place_of(name)
+        """The storage of a table, under its former name in a lake that has it, or that an older version created."""
+        if name not in self._places_by_name:
+            place, former = self._place_of(name), FORMER_TABLES.get(name)
+            if former is not None:
+                older = self._place_of(former)
+                if older.open() is not None or self.version("streams") < RENAMED:
+                    place = older
+            self._places_by_name[name] = place
+        return self._places_by_name[name]
 
     def version(self, name: ControlName) -> int:
         """The schema version of a table; the current one if the table does not exist yet."""
@@ -215,7 +226,7 @@ class ControlTables:
         if data.num_rows == 0:
             return None
         table = self._table(name) or self._create(name)
-        place = self._place_of(name)
+        place = self.place(name)
         if app is not None:
             last = place.ask(lambda: table.transaction_version(app[0]))
             if last is not None and app[1] <= last:
@@ -225,7 +236,7 @@ class ControlTables:
             data = make_monotonic(data, self._last_recorded((name, *BESIDE[name])))
         self._open.pop(name, None)
         try:
-            place.commit(table, [self._write(name, data)], apps=apps, note={}, fenced=False)
+            place.commit(table, [self._write(name, table, data)], apps=apps, note={}, fenced=False)
         except (DeltaCommitFailed, OSError) as cause:
             raise ControlNotWritten(f"the commit to `{name}` failed and did not land", where=place.name) from cause
         self._open[name] = table
@@ -251,12 +262,17 @@ class ControlTables:
             return schema.empty_table()
         # `to_pyarrow_dataset` is avoided: its file system is written in Python, and a read-ahead thread that enters it
         # while the interpreter exits aborts the process (deltalake 1.6.6, one run in six).
-        place = self._place_of(name)
+        place = self.place(name)
         paths = [place.path(unquote(path)) for path in files]
 
+        table = self._open.get(name) or self._table(name)
+        former = {} if table is None else former_columns(table, name)
+        names = [former.get(column, column) for column in schema.names]
+        stored = pa.schema([field.with_name(former.get(field.name, field.name)) for field in schema_of(name)])
+
         def rows() -> pa.Table:
-            dataset = ds.dataset(paths, schema=schema_of(name), format="parquet", filesystem=place.filesystem)
-            return dataset.to_table(schema.names, filter=wanted).cast(schema)
+            dataset = ds.dataset(paths, schema=stored, format="parquet", filesystem=place.filesystem)
+            return dataset.to_table(names, filter=wanted).rename_columns(schema.names).cast(schema)
 
         try:
             return place.ask(rows)
@@ -269,12 +285,12 @@ class ControlTables:
         if table is None:
             return pa.table({"path": pa.array([], pa.string())})
         try:
-            return pa.table(self._place_of(name).ask(lambda: table.get_add_actions(flatten=True)))
+            return pa.table(self.place(name).ask(lambda: table.get_add_actions(flatten=True)))
         except DeltaError as cause:
             raise self._unread(name) from cause
 
     def _unread(self, name: ControlName) -> LakeError:
-        return LakeError(f"the control table `{name}` could not be read", where=self._place_of(name).name)
+        return LakeError(f"the control table `{name}` could not be read", where=self.place(name).name)
 
     def delete(self, name: ControlName, wanted: pc.Expression) -> int:
         """Delete the rows that match `wanted`; returns their number. Raises ControlNotWritten."""
@@ -337,10 +353,10 @@ class ControlTables:
 
         The library's own deletion and compaction would duplicate rows if the reply of the store was lost.
         """
-        place, now = self._place_of(name), time.time_ns() // 1_000_000
+        place, now = self.place(name), time.time_ns() // 1_000_000
         self._open.pop(name, None)
         try:
-            written = [self._write(name, rows)] if rows.num_rows else []
+            written = [self._write(name, table, rows)] if rows.num_rows else []
             gone = [RemoveAction(path, True, now, size=0, partition_values={}) for path in files]
             place.commit(table, [*written, *gone], apps={}, note={})
         except (DeltaCommitFailed, OSError) as cause:
@@ -358,11 +374,14 @@ class ControlTables:
             times += [*known_times.chunks, *self.read(name, files=left, columns=[RECORDED])[RECORDED].chunks]
         return pc.max(pa.chunked_array(times, pa.timestamp("us", "UTC")))
 
-    def _write(self, name: ControlName, rows: pa.Table) -> AddAction:
+    def _write(self, name: ControlName, table: DeltaTable, rows: pa.Table) -> AddAction:
         # The times of rows and the positions of cuts, which are many, are read from the log without opening files.
         names = rows.column_names if name in BESIDE else []
         loose = {column: _JSON_BOUNDS for column in names if column in _JSON}
-        return self._place_of(name).write(rows, stats=[n for n in names if n not in loose], loose=loose, plain=())
+        former = former_columns(table, name)
+        rows = rows.rename_columns([former.get(column, column) for column in rows.column_names])
+        stats = [former.get(column, column) for column in names if column not in loose]
+        return self.place(name).write(rows, stats=stats, loose=loose, plain=())
 
     def cuts(self, places: pa.Table) -> list[CutRow]:
         """The cuts of some of these rows, in their order."""
@@ -371,7 +390,7 @@ class ControlTables:
         return [cuts_by_place[tuple(place[column] for column in PLACE)] for place in places.to_pylist()]
 
     def _table(self, name: ControlName) -> DeltaTable | None:
-        table, place = self._open.get(name), self._place_of(name)
+        table, place = self._open.get(name), self.place(name)
         if table is not None:
             place.refresh(table)
             return table
@@ -382,7 +401,7 @@ class ControlTables:
         return table
 
     def _create(self, name: ControlName) -> DeltaTable:
-        place = self._place_of(name)
+        place = self.place(name)
         try:
             return place.create(schema_of(name), {CONTROL_PROPERTY: str(CONTROL_VERSION)})
         except BronzeNotWritten as cause:

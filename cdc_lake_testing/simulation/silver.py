@@ -240,7 +240,8 @@ class Silver:
             task=task, base=base, summary=seen, projection=None, counts=(),
             stop=(touched[0], "rule") if touched else None,
             kind=SimpleNamespace(columns=lambda _: ()), shape=SimpleNamespace(relation=layout),
-            silver=SimpleNamespace(marker=lambda _: table.marker), folded=SimpleNamespace(held=None, closings=()),
+            silver=SimpleNamespace(marker=lambda _: table.marker),
+            folded=SimpleNamespace(quarantined=None, closings=()),
         )  # fmt: skip
 
     def merge(self, prepared: Any) -> MergeResult:

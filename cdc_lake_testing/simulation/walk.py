@@ -29,7 +29,7 @@ from cdc_lake_testing.simulation.world import Died, World
 
 STREAM = "pg:1:d:s:0/0"
 POINTS = (
-    failpoints.PREPARED, failpoints.HELD_RECORDED, failpoints.TABLE_MERGED, failpoints.ALL_MERGED,
+    failpoints.PREPARED, failpoints.QUARANTINE_RECORDED, failpoints.TABLE_MERGED, failpoints.ALL_MERGED,
     failpoints.CUT_WRITTEN,
 )  # fmt: skip
 MOST_WALKS = 200

@@ -2,7 +2,7 @@
 
     python -m tests.data.make_lake
 
-Two pipelines, one with bronze in Delta and one in Iceberg; silver of every kind in both formats, a held change, a
+Two pipelines, one with bronze in Delta and one in Iceberg; silver of every kind in both formats, a quarantined change, a
 paused table, a promise. It is made once a contract, by the version that first writes it, and never again: what later
 versions must read is what was written then. Iceberg's metadata holds absolute paths, so it is made and read in `ROOT`.
 """

@@ -240,13 +240,13 @@ def hold(
     control = ControlTables(lake.project.control, "os")
     given = {"generation": 1, "relation": str(table), "table": f"silver.{name}", "reason": reason, "rules": ["r"],
              "span_upto": state.upto, "recorded_at": dt.datetime.now(dt.UTC)}  # fmt: skip
-    blank = dict.fromkeys(schema_of("held").names)
+    blank = dict.fromkeys(schema_of("quarantine").names)
     layouts = bronze.layouts([table])
     kept = [
         blank | {k: v for k, v in (r | given | keys_of(r, layouts[r["layout"]], keys)).items() if k in blank}
         for r in rows
     ]
-    control.append("held", kept)
+    control.append("quarantine", kept)
 
 
 def keys_of(row: dict[str, Any], layout: Relation, keys: Sequence[str]) -> dict[str, list[str] | None]:
@@ -270,7 +270,7 @@ def test_what_happened_to_held_keys_since_is_folded_behind_what_is_held(lake):
     lake.sql.execute("UPDATE orders SET small = 9 WHERE id = 4")
     lake.receive()
     found = lake.compare("orders")["orders"]
-    assert (found.text, found.rolled_forward) == ("equal but for 2 held keys", 3), (
+    assert (found.text, found.rolled_forward) == ("equal but for 2 quarantined keys", 3), (
         "the key that left, and the one given"
     )
     lake.sql.execute("TRUNCATE orders")
@@ -292,7 +292,7 @@ def test_held_keys_are_accounted_for_by_folding_their_changes(lake, name):
     hold(lake, name)
     lake.silver(name, before)
     found = lake.compare(name)[name]
-    assert (found.text, found.held_keys) == ("equal but for 5 held keys", 5)
+    assert (found.text, found.quarantined_keys) == ("equal but for 5 quarantined keys", 5)
     assert (found.changed, found.missing, found.extra) == (0, 0, 0)
 
 
@@ -300,10 +300,12 @@ def discard(lake: Lake, name: str, id_: str) -> None:
     """Give up what is held of a key, as of where silver stands."""
     control = ControlTables(lake.project.control, "os")
     rows = [
-        row for row in control.read("held").to_pylist() if id_ in {(row[k] or [""])[0] for k in ("key", "from_key")}
+        row
+        for row in control.read("quarantine").to_pylist()
+        if id_ in {(row[k] or [""])[0] for k in ("key", "from_key")}
     ]
     blank = dict.fromkeys(schema_of("decisions").names)
-    own = {"verb": "discard", "told": "a test", "relation": f"public.{name}", "position": lake.state.upto}
+    own = {"verb": "discard", "reason": "a test", "relation": f"public.{name}", "position": lake.state.upto}
     control.append(
         "decisions",
         [
@@ -324,7 +326,7 @@ def test_discarded_keys_are_accounted_for_too_and_said_apart(lake):
     discard(lake, "orders", "3")
     found = lake.compare("orders")["orders"]
     assert (found.verdict, found.text) == (
-        Verdict.EQUAL_BUT_DISCARDED, "equal but for 1 held key and 1 discarded key",
+        Verdict.EQUAL_BUT_DISCARDED, "equal but for 1 quarantined key and 1 discarded key",
     )  # fmt: skip
     discard(lake, "orders", "4")
     assert lake.compare("orders")["orders"].text == "equal but for 2 discarded keys"
@@ -343,9 +345,9 @@ def test_what_was_given_up_says_nothing_of_a_key_that_was_told_anew(lake):
     lake.sql.execute("INSERT INTO orders (id, part, small) VALUES (3, 'größe 漢', 9)")
     lake.receive()
     control = ControlTables(lake.project.control, "os")
-    *_, decided = control.read("held").to_pylist()
+    *_, decided = control.read("quarantine").to_pylist()
     own = {"reason": "closed", "op": "S", "position": lake.state.upto, "key": decided["from_key"], "from_key": None}
-    control.append("held", [decided | own])
+    control.append("quarantine", [decided | own])
     told = [row for row in before.to_pylist() if row["id"] != 3] + [
         row for row in lake.rows("orders").to_pylist() if row["id"] == 3
     ]
@@ -369,7 +371,7 @@ def test_rows_that_have_one_key_in_turn_are_folded_as_the_server_made_them(datab
         assert (found.text, found.rolled_forward) == ("equal", 2)
         hold(lake, "orders")
         lake.silver("orders", before)
-        assert lake.compare("orders")["orders"].text == "equal but for 3 held keys"
+        assert lake.compare("orders")["orders"].text == "equal but for 3 quarantined keys"
 
 
 def test_rows_that_share_a_key_are_held_and_accounted_for_or_said_to_share_it(database, tmp_path):
@@ -392,7 +394,12 @@ def test_rows_that_share_a_key_are_held_and_accounted_for_or_said_to_share_it(da
         lake.sql.execute("DELETE FROM bag WHERE note = 'a'")
         lake.receive()
         found = lake.compare("bag")["bag"]
-        assert (found.text, found.source_rows, found.silver_rows, found.hint) == ("equal but for 1 held key", 3, 2, "")
+        assert (found.text, found.source_rows, found.silver_rows, found.hint) == (
+            "equal but for 1 quarantined key",
+            3,
+            2,
+            "",
+        )
         lake.sql.execute("INSERT INTO bag VALUES (1, 'e')")
         lake.receive()
         assert lake.compare("bag")["bag"].verdict is Verdict.INCONCLUSIVE
@@ -413,7 +420,7 @@ def test_a_difference_beside_a_held_key_and_one_that_the_hold_does_not_explain_a
     del before[2]  # held, and there is no row that its update could have changed
     lake.silver("orders", pa.Table.from_pylist(before, SCHEMA))
     found = lake.compare("orders")["orders"]
-    assert (found.verdict, found.held_keys, found.unaccounted, found.changed) == (Verdict.DIFFERENT, 1, 1, 1)
+    assert (found.verdict, found.quarantined_keys, found.unaccounted, found.changed) == (Verdict.DIFFERENT, 1, 1, 1)
     assert dict(found.samples) == {"changed": (("1", "a"),), "unaccounted": (("2", ""),)}
 
 

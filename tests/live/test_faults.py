@@ -57,7 +57,7 @@ are, and many times, is test_receiver_kills: here it is the command."""
 
 APPLYING = [
     (at.TABLE_MERGED, 2),  # within the first load: some tables have their content, others have not
-    (at.HELD_RECORDED, 1),
+    (at.QUARANTINE_RECORDED, 1),
     (at.BRANCH_WRITTEN, 1),
     (at.ALL_MERGED, 1),
     (at.PREPARED, 1),

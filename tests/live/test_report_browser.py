@@ -40,7 +40,7 @@ SAMPLE = ReportData(
     pipeline="shop",
     generated=NOW,
     source="postgres · db1.example:5432/shop",
-    verdict=Verdict("equal but for held keys", NOW - dt.timedelta(minutes=3), "0/5F3A9C8", 5, 3, differing=DIFFERING, values=True),
+    verdict=Verdict("equal but for quarantined keys", NOW - dt.timedelta(minutes=3), "0/5F3A9C8", 5, 3, differing=DIFFERING, values=True),
     lags=(Lag("received", 0.12, 0, 0), Lag("landed", 0.4, 2 << 20, 14), Lag("applied", 184.0, 41 << 20, 1204)),
     tables=(
         TableState("silver.customers", "public.customers", "delta", "live", 48_210, "0/5F3A9C8", NOW),
@@ -60,7 +60,7 @@ SAMPLE = ReportData(
         RuleState("silver.payments", "in_set_currency", "in_set", "currency", "warn", history(0, 0, 0), None, "not checked: 998 120 rows", written="pipelines/shop.yaml:44"),
         RuleState("silver.prices", "length_a_column_with_quite_a_long_name", "length", "a_column_with_quite_a_long_name", "warn", (), None, broken="there is no column of that name", written="pipelines/shop.yaml:58"),
     ),
-    held=(QuarantineSummary("silver.orders", "amount_within_reason", "amount is not between 0 and 1000000", 4, 3, NOW),),
+    quarantined=(QuarantineSummary("silver.orders", "amount_within_reason", "amount is not between 0 and 1000000", 4, 3, NOW),),
     runs=tuple(RunState(NOW - dt.timedelta(hours=at), 8.4 + at, 1204 - at, 12_259 - 37 * at, "0/5F3A9C8", "done") for at in range(8)),
     suites={"silver.customers": "gx/silver.customers.json", "silver.orders": "gx/silver.orders.json"},
     notes=("silver.payments has more rows than this report judges (500 000).",),

@@ -45,7 +45,7 @@ STATUS = Status(
         TableStatus("public.payments", "silver.payments", "iceberg", "live", "everything received is applied", AT, 902, 0),
         TableStatus("public.prices", "silver.prices", "delta", "failed", "it could not continue at its last span; the next run reports why and tries again", "0/5E00000", 17, 0),
     ),
-    held=(QuarantinedRows("silver.orders", "amount_within_reason", 3), QuarantinedRows("silver.orders", "waiting", 1)),
+    quarantined=(QuarantinedRows("silver.orders", "amount_within_reason", 3), QuarantinedRows("silver.orders", "waiting", 1)),
 )  # fmt: skip
 AGES = tuple(2.0 + (at * 7 % 11) * 0.4 + (14 if 31 <= at <= 34 else 0) for at in range(60))
 PAGE = StatusPage(

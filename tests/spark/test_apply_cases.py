@@ -98,10 +98,10 @@ class Lake:
     def marker(self) -> Any:
         return read_marker(self.project, self.target(), "test")
 
-    def held(self) -> list[tuple[str, list[str]]]:
+    def quarantined(self) -> list[tuple[str, list[str]]]:
         rows = (
             ControlTables(self.project.control)
-            .read("held")
+            .read("quarantine")
             .sort_by([("position", "ascending"), ("ordinal", "ascending")])
         )
         return [(row["reason"], row["rules"]) for row in rows.to_pylist()]
@@ -176,7 +176,7 @@ def test_truncate_between_changes_is_a_barrier_and_ends_holds(spark: Any, lake_r
     lake.land(Update(T, ("2", "3", "b")), Truncate(T), insert("2", "5"))
     lake.advance()
     assert lake.rows() == [row(2, 5)]
-    assert lake.held() == [("failed", ["between_amount"]), ("waiting", []), ("closed", None)]
+    assert lake.quarantined() == [("failed", ["between_amount"]), ("waiting", []), ("closed", None)]
 
 
 @drawn
@@ -192,7 +192,7 @@ def test_what_follows_a_held_change_of_its_key_waits_and_other_keys_flow(spark: 
     )
     lake.advance()
     assert lake.rows() == [row(1, 1), row(2, 7)]
-    assert [reason for reason, _ in lake.held()] == ["failed", "waiting", "waiting"]
+    assert [reason for reason, _ in lake.quarantined()] == ["failed", "waiting", "waiting"]
     said, label = lake.shown(), f"holds_{fmt}"
     assert said[f"cdc_lake_quarantined_rows_total {label} {label}.t waiting"] == 2
     assert said[f"cdc_lake_quarantined_keys {label} {label}.t"] == 1
@@ -253,7 +253,7 @@ def test_a_value_without_a_silver_value_is_held_with_its_text(spark: Any, lake_r
     lake.land(Insert(dated, ("1", "2026-01-01")), Insert(dated, ("2", "infinity")))
     lake.advance()
     assert [r["id"] for r in lake.rows(dated)] == [1]
-    assert lake.held() == [("failed", ["type_day"])]
+    assert lake.quarantined() == [("failed", ["type_day"])]
 
 
 def test_a_silver_table_that_is_gone_is_not_begun_again_empty(spark: Any, lake_root: Path) -> None:
@@ -339,7 +339,7 @@ def test_a_value_that_does_not_fit_stops_the_run_before_its_transaction_until_th
         with pytest.raises(RuleStopped, match=rf"`type_price` .* at {format_stream_position('test', odd)} ") as stopped:
             lake.apply()
         assert (stopped.value.code, stopped.value.exit_code) == ("QUA501", 5)
-        assert ([r["id"] for r in lake.rows()], lake.marker().position, lake.held()) == ([1, 2], first, [])
+        assert ([r["id"] for r in lake.rows()], lake.marker().position, lake.quarantined()) == ([1, 2], first, [])
         said = lake.shown()
         assert said[f"cdc_lake_errors_total QUA501 apply {label}"] == 1
         assert f"cdc_lake_last_success_timestamp_seconds apply {label}" not in said
@@ -352,4 +352,4 @@ def test_a_value_that_does_not_fit_stops_the_run_before_its_transaction_until_th
     assert said[f"cdc_lake_rule_failures_total {label} {label}.t type_price"] == 1
     assert f"cdc_lake_last_success_timestamp_seconds apply {label}" in said
     assert [(r["id"], str(r["price"])) for r in lake.rows()] == [(1, "1.50"), (2, "2.00"), (3, "3.00"), (4, "4.00")]
-    assert lake.held() == [("failed", ["type_price"])]
+    assert lake.quarantined() == [("failed", ["type_price"])]

@@ -172,7 +172,7 @@ def rebuilding(there: World, names: tuple[str, ...]) -> None:
 POINTS = {
     "12 batch entered": Point(in_the_stream, (at.BATCH_ENTERED,), streamed=True),
     "13 prepared": Point(at_failpoint, (at.PREPARED,)),
-    "13 held recorded": Point(at_failpoint, (at.HELD_RECORDED,)),
+    "13 held recorded": Point(at_failpoint, (at.QUARANTINE_RECORDED,)),
     "14 half written": Point(half_written, (at.BRANCH_WRITTEN, at.TABLE_MERGED)),
     "15 one table merged": Point(at_failpoint, (at.TABLE_MERGED,)),
     "16 all merged": Point(at_failpoint, (at.ALL_MERGED,)),
@@ -183,7 +183,7 @@ POINTS = {
     "18 compacted": Point(kept_up, (at.SILVER_COMPACTED,)),
     "19 schema changed": Point(schema_changed, (at.PREPARED,)),
     "19 layout done": Point(type_changed, (at.LAYOUT_DONE,)),
-    "24 twice": Point(twice, (at.PREPARED, at.HELD_RECORDED, at.TABLE_MERGED, at.ALL_MERGED)),
+    "24 twice": Point(twice, (at.PREPARED, at.QUARANTINE_RECORDED, at.TABLE_MERGED, at.ALL_MERGED)),
     "rebuilt": Point(rebuilding, (at.REBUILT,)),
     "replaced": Point(rebuilding, (at.REPLACED,)),
 }

@@ -55,7 +55,7 @@ apply: {{parallelism: 1, driver_memory: 1 GiB, span_rows: 40}}
 FAILPOINTS = [
     at.BATCH_ENTERED,
     at.PREPARED,
-    at.HELD_RECORDED,
+    at.QUARANTINE_RECORDED,
     at.TABLE_MERGED,
     at.ALL_MERGED,
     at.CUT_WRITTEN,

@@ -53,7 +53,7 @@ ROUNDS = -(-BUDGET // 2)
 TRANSACTIONS = 30 * HISTORIES
 PARTS = 2
 """Of the first lake; the second one has one less."""
-POINTS = (at.PREPARED, at.HELD_RECORDED, at.BRANCH_WRITTEN, at.TABLE_MERGED, at.ALL_MERGED, at.CUT_WRITTEN)
+POINTS = (at.PREPARED, at.QUARANTINE_RECORDED, at.BRANCH_WRITTEN, at.TABLE_MERGED, at.ALL_MERGED, at.CUT_WRITTEN)
 
 
 Row: TypeAlias = tuple[tuple[str, str], ...]
@@ -157,15 +157,15 @@ class Lake:
 
     def check(self, position: int) -> None:
         """Every table and what is held of it are what the oracle says."""
-        held = self.held()
+        quarantined = self.quarantined()
         for table in self.tables:
             name = str(table.relation.table)
             expected, found = self.expected[name], self.rows(table)
             rows = compared(named(expected.rows, table), table)
             difference = differing(compared(found, table), rows)
             assert not difference, f"CDC_LAKE_SEED={self.seed}, lake {self.nth} at {position}, {table}: {difference}"
-            places = [(row["position"], max(row["ordinal"], AGAIN)) for row in held if row["relation"] == name]
-            difference = differing(places, sorted(expected.held))
+            places = [(row["position"], max(row["ordinal"], AGAIN)) for row in quarantined if row["relation"] == name]
+            difference = differing(places, sorted(expected.quarantined))
             assert not difference, f"CDC_LAKE_SEED={self.seed}, held of lake {self.nth}, {table}: {difference}"
             self.states.setdefault(position, {})[name] = found
 
@@ -184,9 +184,9 @@ class Lake:
     def rows(self, table: RandomTable) -> list[Texts]:
         return silver_rows(self.project, self.project.target(table.relation.table))
 
-    def held(self) -> list[dict[str, Any]]:
+    def quarantined(self) -> list[dict[str, Any]]:
         """The changes that are held, in order, without when that was."""
-        rows = self.control.read("held").to_pylist()
+        rows = self.control.read("quarantine").to_pylist()
         kept = [{k: v for k, v in r.items() if k not in {"table", "span_upto", "recorded_at"}} for r in rows]
         return sorted(
             (row for row in kept if row["reason"] != "closed"),
@@ -249,5 +249,5 @@ def test_any_spans_crashes_and_replays_give_the_oracles_silver(spark: Any, lake_
     for name, rows in lakes[0].states[last].items():
         difference = differing(ordered(rows), ordered(lakes[1].states[last][name]))
         assert not difference, f"CDC_LAKE_SEED={seed}, {name} of both lakes: {difference}"
-    held = [[{**row, "ordinal": max(row["ordinal"], AGAIN)} for row in lake.held()] for lake in lakes]
-    assert held[0] == held[1], f"CDC_LAKE_SEED={seed}, held of both lakes"
+    quarantined = [[{**row, "ordinal": max(row["ordinal"], AGAIN)} for row in lake.quarantined()] for lake in lakes]
+    assert quarantined[0] == quarantined[1], f"CDC_LAKE_SEED={seed}, held of both lakes"

@@ -126,7 +126,7 @@ def followed(
     bronze.begin_stream("test", 10)
     bronze.append([raw_transaction(t) for t in transactions])
     reader, silver, kind = BronzeReader(tmp_path / "bronze"), Silver(), kind_of(target, layout)
-    held: set[tuple[str | None, ...]] = set()
+    quarantined: set[tuple[str | None, ...]] = set()
     positions = [t.bounds.position for t in transactions]
     after = 10
     for upto in [*sorted(random.Random(seed).sample(positions, 2)), positions[-1]]:
@@ -142,13 +142,13 @@ def followed(
             shape,
             seen,
             span,
-            QuarantineState({(0, 0): frozenset(held)} if held else {}),
+            QuarantineState({(0, 0): frozenset(quarantined)} if quarantined else {}),
         )
         folded = fold(evaluate_rules(changes))
         silver.merge(folded.net.toArrow().to_pylist(), seen.truncates[0][0] if seen.truncates else None)
-        for row in [] if folded.held is None else folded.held.to_pylist():
-            held |= {tuple(k) for k in (row["key"], row["from_key"]) if k is not None}
+        for row in [] if folded.quarantined is None else folded.quarantined.to_pylist():
+            quarantined |= {tuple(k) for k in (row["key"], row["from_key"]) if k is not None}
         if folded.closings:
-            held = set()
+            quarantined = set()
         after = upto
     assert silver.versions == versions.of(T)

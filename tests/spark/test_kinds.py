@@ -139,7 +139,7 @@ def test_append_leaves_out_what_a_rule_holds_and_nothing_waits_behind_it(spark: 
     lake.land(insert("1", "1"), update("1", "10"), update("1", "2"))
     lake.advance()
     assert rows_of(lake, "_ordinal", "amount") == [(1, 1), (3, 2)]
-    assert lake.held() == [("failed", ["between_amount"])]
+    assert lake.quarantined() == [("failed", ["between_amount"])]
 
 
 def test_a_source_column_with_a_name_of_our_own_stops_the_table(spark: Any, lake_root: Path) -> None:
@@ -258,7 +258,7 @@ def test_one_row_may_have_null_in_its_key_and_a_second_one_is_held(spark: Any, l
     lake.land(Update(odd, (None, "2"), (None, "1"), OldKind.FULL), Insert(odd, (None, "3")), Insert(odd, ("6", "6")))
     lake.advance()
     assert rows_of(lake, "code", "amount") == [(5, 5), (6, 6), (None, 2)]
-    assert lake.held() == [("failed", ["key_taken"])]
+    assert lake.quarantined() == [("failed", ["key_taken"])]
     lake.land(Delete(odd, (None, "2"), OldKind.FULL), Truncate(odd), Insert(odd, (None, "4")))
     lake.land(Delete(odd, (None, "4"), OldKind.FULL))
     lake.advance()
@@ -284,7 +284,7 @@ def test_an_update_of_a_row_that_is_not_there_stops_its_table_or_is_held(
     lake.advance()
     rows = [row for row in read_silver(lake.project, lake.target()).to_pylist() if row.get("is_current", True)]
     assert sorted((row["id"], row["amount"], row["body"]) for row in rows) == [(1, 2, "large"), (8, 8, "all")]
-    assert lake.held() == [("failed", ["missing_row"]), ("waiting", [])]
+    assert lake.quarantined() == [("failed", ["missing_row"]), ("waiting", [])]
 
 
 @drawn

@@ -33,7 +33,7 @@ BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 READS = 2_000 * BUDGET if BUDGET > 1 else 100
 SEED = one_seed()
 DEATHS = (
-    places.PREPARED, places.HELD_RECORDED, places.BRANCH_WRITTEN, places.TABLE_MERGED, places.ALL_MERGED,
+    places.PREPARED, places.QUARANTINE_RECORDED, places.BRANCH_WRITTEN, places.TABLE_MERGED, places.ALL_MERGED,
     places.CUT_WRITTEN, places.COMMIT_WRITTEN,
 )  # fmt: skip
 

@@ -151,7 +151,7 @@ def spans(seed: int, transactions: Sequence[Transaction], count: int = 2) -> lis
 
 
 def folded(
-    spark: Any, reader: BronzeReader, target: Target, layout: Relation, span: Span, silver: Any, held: set[Any]
+    spark: Any, reader: BronzeReader, target: Target, layout: Relation, span: Span, silver: Any, quarantined: set[Any]
 ) -> FoldedSpan:
     files = reader.files()
     seen = outline(files, T, span, snapshot=False)
@@ -166,7 +166,7 @@ def folded(
         shape,
         seen,
         span,
-        QuarantineState({(0, 0): frozenset(held)} if held else {}),
+        QuarantineState({(0, 0): frozenset(quarantined)} if quarantined else {}),
     )
     return fold(evaluate_rules(changes))
 
@@ -176,7 +176,7 @@ def record(done: FoldedSpan, places: list[tuple[int, int]], keys: set[Any], rule
     if done.closings:
         keys.clear()
     last = max(((c.position, c.ordinal) for c in done.closings), default=(0, 0))
-    for row in [] if done.held is None else done.held.to_pylist():
+    for row in [] if done.quarantined is None else done.quarantined.to_pylist():
         places.append((row["position"], row["ordinal"]))
         rules.update(row["rules"])
         if places[-1] > last:
@@ -200,7 +200,7 @@ def run_oracles(case: Case, transactions: Sequence[Transaction]) -> Collection[O
             behind = [change for change in one.changes[at:] if not isinstance(change, Truncate)]
             for other in made.values():
                 if not behind or other is not mine:
-                    other.tables[T], other.held_keys[T] = {}, set()
+                    other.tables[T], other.quarantined_keys[T] = {}, set()
     return made.values()
 
 
@@ -215,14 +215,14 @@ def test_any_cut_gives_the_oracles_state_and_the_same_holds(spark: Any, tmp_path
         transactions = transactions[SEEDS:]
     oracles = run_oracles(case, transactions)
     reader, silver = landed(tmp_path, transactions), Silver(case.keys)
-    held, held_keys, rules = [], set[Any](), Counter[str]()
+    quarantined, quarantined_keys, rules = [], set[Any](), Counter[str]()
     for span in spans(seed, transactions):
-        done = folded(spark, reader, case.target, case.relation, span, silver, held_keys)
+        done = folded(spark, reader, case.target, case.relation, span, silver, quarantined_keys)
         silver.merge(done.net.toArrow().to_pylist(), done.part.unsent, truncated=bool(done.part.truncated))
-        record(done, held, held_keys, rules)
+        record(done, quarantined, quarantined_keys, rules)
     assert silver.rows == {key: row for oracle in oracles for key, row in oracle.tables.get(T, {}).items()}
-    assert sorted(held) == sorted(place for oracle in oracles for place in oracle.held)
-    assert held_keys == {key for oracle in oracles for key in oracle.held_keys.get(T, set())}
+    assert sorted(quarantined) == sorted(place for oracle in oracles for place in oracle.quarantined)
+    assert quarantined_keys == {key for oracle in oracles for key in oracle.quarantined_keys.get(T, set())}
     assert set(rules) == {*["between_amount"] * case.rules, *["missing_row"] * case.missing}
     tally("R4", **{"histories in Spark": SEEDS})
 
@@ -268,14 +268,14 @@ def test_a_table_without_a_key_has_each_row_as_often_as_the_oracle(spark: Any, t
     oracle = CopiesOracle(fails=(lambda row: row[2] == "3") if rules else None)
     oracle.run(transactions)
     reader, silver = landed(tmp_path, transactions), Copies()
-    held, waiting = [], set[Any]()
+    quarantined, waiting = [], set[Any]()
     for span in spans(seed, transactions):
         done = folded(spark, reader, target, layout, span, silver, waiting)
         silver.merge(done.net.toArrow().to_pylist(), truncated=bool(done.part.truncated))
-        record(done, held, waiting, Counter())
+        record(done, quarantined, waiting, Counter())
         numbers = Counter(row[:-1] for row in silver.rows)
         assert {(*row, str(n)) for row, count in numbers.items() for n in range(1, count + 1)} == silver.rows
     assert silver.counted() == oracle.rows
-    assert sorted(held) == sorted(oracle.held)
+    assert sorted(quarantined) == sorted(oracle.quarantined)
     assert waiting == oracle.waiting
     tally("R4", **{"histories in Spark": SEEDS})

@@ -124,7 +124,7 @@ def beside(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_demo_ends_as_the_readme_says(demo: Demo) -> None:
     assert [*demo.said] == ["run --once --only receive", "run --once", "compare", "status", "report"]
-    assert "equal but for 3 held keys" in demo.said["compare"]
+    assert "equal but for 3 quarantined keys" in demo.said["compare"]
     assert "held" in demo.said["status"]
     assert (demo.shell.folder / "lake" / "reports" / "shop" / "report.html").is_file()
     assert "no address" in demo.shell.fine("inspect", "row", "public.customers", "1901"), "what it says to try next"
@@ -165,10 +165,10 @@ def test_03_explains_why_a_row_is_not_in_silver() -> None:
 
 def test_04_proves_silver_and_shows_what_is_held() -> None:
     shown = executed(NOTEBOOKS[3])
-    assert "equal but for 3 held keys" in shown.text
+    assert "equal but for 3 quarantined keys" in shown.text
     tables, verified, rules, waits, past = shown.frames
     assert verified["verified_through"].notna().all()
-    assert set(tables["verdict"]) <= {"equal", "equal but for 1 held key", "equal but for 2 held keys"}
+    assert set(tables["verdict"]) <= {"equal", "equal but for 1 quarantined key", "equal but for 2 quarantined keys"}
     assert (rules["failed at the gate"] > 0).any()
     assert len(waits) == 4
     assert {"between_amount", "equal_to_source"} <= set(past["rule"])

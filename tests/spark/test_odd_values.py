@@ -82,7 +82,7 @@ def test_a_delta_table_that_is_divided_by_a_text_holds_what_would_become_null(
         {"id": 2, "region": " ", "amount": 1},
         {"id": 5, "region": "a/b=c", "amount": 1},
     ]
-    assert lake.held() == [("failed", ["type_region"]), ("failed", ["type_region"]), ("waiting", [])]
+    assert lake.quarantined() == [("failed", ["type_region"]), ("failed", ["type_region"]), ("waiting", [])]
     lake.land(Delete(R, ("3", "", None), OldKind.KEY), Delete(R, ("4", hive, None), OldKind.KEY))
     lake.advance()
     assert len(lake.rows()) == 3
@@ -161,7 +161,7 @@ def test_rows_whose_texts_become_dates_are_converted_or_the_table_waits(spark: A
     lake.advance(to_date)
     made = [(1, date(2024, 2, 29)), (2, None), (3, date.min), (4, date.max)]
     assert [(one["id"], one["doc"]) for one in lake.rows()] == made
-    assert lake.held() == [("failed", ["type_doc"])]
+    assert lake.quarantined() == [("failed", ["type_doc"])]
     lake.land(Insert(texts, ("6", "0044-03-15 BC")))
     lake.advance(to_text)
     lake.land(Insert(dates, ("7", "2024-01-01")))
@@ -184,10 +184,10 @@ def rows_by_text(lake: Lake) -> list[tuple[str, int | None]]:
 
 def get_another_text(lake: Lake) -> None:
     """An update at the source that moves no row of silver: it has the key that it had."""
-    held = lake.held()
+    quarantined = lake.quarantined()
     lake.land(Update(numbered("numeric"), ("2.00", "4", UNCHANGED), ("2", None, None), OldKind.KEY))
     lake.advance()
-    assert (lake.held(), rows_by_text(lake)[-1]) == (held, ("2.0000", 4))
+    assert (lake.quarantined(), rows_by_text(lake)[-1]) == (quarantined, ("2.0000", 4))
 
 
 @drawn
@@ -203,7 +203,7 @@ def test_texts_of_one_number_are_one_key_also_for_what_is_held(spark: Any, lake_
     lake.land(Delete(n, ("1.0", None, None), OldKind.KEY), Insert(n, ("1.00", "3", "new")))
     lake.advance()
     assert rows_by_text(lake) == [("1.0000", 1), ("2.0000", 1)]
-    assert [reason for reason, _ in lake.held()] == ["failed", "waiting", "waiting"]
+    assert [reason for reason, _ in lake.quarantined()] == ["failed", "waiting", "waiting"]
     get_another_text(lake)
     assert rows_by_text(lake) == [("1.0000", 1), ("2.0000", 4)]
     assert len(decide(lake.project, "release", "t", Choice(("1.0000",)), "fine", yes=True).changes) == 3
@@ -234,7 +234,7 @@ def test_minus_zero_is_held_where_only_the_value_tells_rows_apart(spark: Any, la
         "no row of 0 went for -0"
     )
     failed, waiting = ("failed", ["type_id"]), ("waiting", [])
-    assert lake.held() == [failed, failed, failed, waiting, waiting, waiting]
+    assert lake.quarantined() == [failed, failed, failed, waiting, waiting, waiting]
 
 
 def test_an_overwrite_is_of_the_whole_table_whatever_a_configuration_says(spark: Any, lake_root: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_lake_of_0_2_0_is_verified_continued_and_applied(spark: Any, tmp_path:
         {"id": 7, "amount": 9, "body": "b", "note": "new"},
         {"id": 8, "amount": 8, "body": "b", "note": "é"},
     ]
-    assert lake.held() == [("failed", ["between_amount"]), ("waiting", []), ("closed", None)]
+    assert lake.quarantined() == [("failed", ["between_amount"]), ("waiting", []), ("closed", None)]
 
 
 @pytest.mark.spark

@@ -211,8 +211,8 @@ class Apply:
 
     def __init__(self, spark: Any, bronze: Path, target: Target) -> None:
         self.spark, self.target, self.reader = spark, target, BronzeReader(bronze)
-        self.held: list[tuple[int, int, frozenset[str]]] = []
-        self.held_keys: set[tuple[str | None, ...]] = set()
+        self.quarantined: list[tuple[int, int, frozenset[str]]] = []
+        self.quarantined_keys: set[tuple[str | None, ...]] = set()
         self.silver: Silver | None = None
 
     def to(self, cuts: list[int]) -> Silver:
@@ -233,16 +233,16 @@ class Apply:
         self.silver = self.silver or Silver([(c.name, c.type) for c in projection.silver.columns])
         rows = read_changes(self.spark, span_files(files, T, span, snapshot=False), T, span, snapshot=False)
         rows = rows.coalesce(1)  # as it is done for a span of this size
-        kind, frame, held = (
+        kind, frame, quarantined = (
             kind_of(self.target, shape.relation),
             self.silver.frame(self.spark),
-            QuarantineState({(0, 0): frozenset(self.held_keys)} if self.held_keys else {}),
+            QuarantineState({(0, 0): frozenset(self.quarantined_keys)} if self.quarantined_keys else {}),
         )
-        folded = fold(evaluate_rules(type_changes(rows, frame, self.target, kind, projection, seen, span, held)))
+        folded = fold(evaluate_rules(type_changes(rows, frame, self.target, kind, projection, seen, span, quarantined)))
         self.silver.merge(folded.net.toArrow().to_pylist(), folded.part.unsent)
-        for row in [] if folded.held is None else folded.held.to_pylist():
-            self.held.append((row["position"], row["ordinal"], frozenset(row["rules"])))
-            self.held_keys |= {tuple(k) for k in (row["key"], row["from_key"]) if k is not None}
+        for row in [] if folded.quarantined is None else folded.quarantined.to_pylist():
+            self.quarantined.append((row["position"], row["ordinal"], frozenset(row["rules"])))
+            self.quarantined_keys |= {tuple(k) for k in (row["key"], row["from_key"]) if k is not None}
 
 
 def layout_of(identity: ReplicaIdentity) -> Relation:
@@ -329,8 +329,8 @@ def test_any_cut_gives_the_oracles_state_projected_and_filtered(
     silver = apply.to([*sorted(random.Random(seed).sample(positions, 2)), positions[-1]])
     rows = [expected(row, transforms) for row in oracle.tables.get(T, {}).values()]
     assert silver.rows == {(row["seed"], row["id"]): row for row in rows if row is not None}
-    assert sorted((position, ordinal) for position, ordinal, _ in apply.held) == sorted(oracle.held)
-    assert apply.held
+    assert sorted((position, ordinal) for position, ordinal, _ in apply.quarantined) == sorted(oracle.quarantined)
+    assert apply.quarantined
 
 
 def test_a_row_that_enters_at_a_key_before_the_one_that_has_it_moves_out_stays(spark: Any, tmp_path: Path) -> None:
@@ -377,9 +377,11 @@ def test_what_cannot_be_worked_out_is_held_the_same_in_any_batching(
         silver = apply.to([*sorted(random.Random(seed).sample(positions, 2)), positions[-1]])
         rows = [expected(row, partly.transforms) for row in oracle.rows.values()]
         assert silver.rows == {(row["seed"], row["id"]): row for row in rows if row is not None}
-        assert sorted(apply.held) == sorted(oracle.held)
-        assert apply.held_keys == oracle.waiting
-        assert {WAITS, NOT_SENT, frozenset({rule_name(partly.rule)})} <= {reasons for _, _, reasons in oracle.held}
+        assert sorted(apply.quarantined) == sorted(oracle.quarantined)
+        assert apply.quarantined_keys == oracle.waiting
+        assert {WAITS, NOT_SENT, frozenset({rule_name(partly.rule)})} <= {
+            reasons for _, _, reasons in oracle.quarantined
+        }
 
 
 @pytest.mark.parametrize("identity", [ReplicaIdentity.FULL, ReplicaIdentity.DEFAULT])

@@ -44,7 +44,7 @@ LIMIT = 69
 NOW = table("public.now", id="int4", amount="int4", body="text")
 EVER = table("public.ever", identity=ReplicaIdentity.FULL, id="int4", amount="int4", body="text")
 RULE = {"rule": "between", "column": "amount", "min": 0, "max": LIMIT, "on_fail": "quarantine"}
-POINTS = (at.PREPARED, at.HELD_RECORDED, at.TABLE_MERGED, at.ALL_MERGED, at.CUT_WRITTEN)
+POINTS = (at.PREPARED, at.QUARANTINE_RECORDED, at.TABLE_MERGED, at.ALL_MERGED, at.CUT_WRITTEN)
 CONTROL = (at.FILE_OPEN, at.COMMIT_WRITTEN)
 
 
@@ -143,8 +143,8 @@ class Lake:
                 begun = [(row["id"], row["valid_from"], row["valid_to"]) for row in found]
                 told = [(dict(v.row)["id"], str(v.begun), v.ended and str(v.ended)) for v in versions.of(name)]
                 assert sorted(begun, key=str) == sorted(told, key=str), when
-            held = [places_of(one) for one in list_quarantine(self.project).changes if one.source == str(name)]
-            assert sorted(held) == sorted(versions.oracle.waiting.get(name, {})), f"{when}: held of {name}"
+            quarantined = [places_of(one) for one in list_quarantine(self.project).changes if one.source == str(name)]
+            assert sorted(quarantined) == sorted(versions.oracle.waiting.get(name, {})), f"{when}: held of {name}"
 
 
 def places_of(change: Any) -> tuple[int, int]:

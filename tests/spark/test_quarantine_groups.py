@@ -52,7 +52,14 @@ ORDERS, LINES, ALONE = (
 )
 RULE = {"rule": "between", "column": "amount", "min": 0, "max": LIMIT, "on_fail": "quarantine"}
 GROUP = {"name": "shop", "tables": ["public.orders", "public.lines"], "hold": "transaction"}
-POINTS = (at.PREPARED, at.HELD_RECORDED, f"{at.TABLE_MERGED}:1", f"{at.TABLE_MERGED}:2", at.ALL_MERGED, at.CUT_WRITTEN)
+POINTS = (
+    at.PREPARED,
+    at.QUARANTINE_RECORDED,
+    f"{at.TABLE_MERGED}:1",
+    f"{at.TABLE_MERGED}:2",
+    at.ALL_MERGED,
+    at.CUT_WRITTEN,
+)
 
 
 def fails(_: object, row: dict[str, str | None]) -> bool:
@@ -156,8 +163,8 @@ class Lake:
                 begun = [(row["id"], row["valid_from"], row["valid_to"]) for row in found]
                 told = [(dict(v.row)["id"], str(v.begun), v.ended and str(v.ended)) for v in self.versions.of(name)]
                 assert sorted(begun, key=str) == sorted(told, key=str), when
-            held = [places_of(one) for one in list_quarantine(self.project).changes if one.source == str(name)]
-            assert sorted(held) == sorted(oracle.waiting.get(name, {})), f"{when}: held of {name}"
+            quarantined = [places_of(one) for one in list_quarantine(self.project).changes if one.source == str(name)]
+            assert sorted(quarantined) == sorted(oracle.waiting.get(name, {})), f"{when}: held of {name}"
         assert_nothing_is_held_twice(self.project)
         assert_cuts_are_true(self.project)
 
@@ -203,14 +210,14 @@ def test_a_group_goes_on_as_one_or_says_why_it_does_not(spark: Any, lake_root: P
         rows = silver_rows(project, project.target(relation.table))
         return sorted(str(one["id"]) for one in rows if one.get("is_current") != "f")
 
-    def held() -> list[tuple[str, str | None, tuple[str, ...]]]:
+    def quarantined() -> list[tuple[str, str | None, tuple[str, ...]]]:
         return [(one.source, one.key[0], one.rules) for one in list_quarantine(project).changes]
 
     land(100, row(ORDERS, 1), row(LINES, 1))
     land(110, row(ORDERS, 2), row(LINES, 2, LIMIT + 1), row(ALONE, 2))
     advance(project, spark)
     assert (keys(ORDERS), keys(LINES), keys(ALONE)) == (["1"], ["1"], ["2"])
-    assert held() == [("public.lines", "2", ("between_amount",)), ("public.orders", "2", ())]
+    assert quarantined() == [("public.lines", "2", ("between_amount",)), ("public.orders", "2", ())]
     assert {one.group for one in list_quarantine(project).changes} == {"shop"}
 
     land(120, Truncate(ORDERS), row(LINES, 3, LIMIT + 1), row(ALONE, 3))
@@ -225,7 +232,7 @@ def test_a_group_goes_on_as_one_or_says_why_it_does_not(spark: Any, lake_root: P
     }  # fmt: skip
     advance(made(rule=RULE | {"on_fail": "warn"}), spark)
     assert (keys(ORDERS), keys(LINES)) == ([], ["1", "3"])
-    assert held() == [("public.lines", "2", ("between_amount",))], "the TRUNCATE ended the other part"
+    assert quarantined() == [("public.lines", "2", ("between_amount",))], "the TRUNCATE ended the other part"
 
     pause(project, "lines")
     land(130, row(ORDERS, 4), row(LINES, 4))
@@ -251,7 +258,7 @@ def test_a_group_goes_on_as_one_or_says_why_it_does_not(spark: Any, lake_root: P
         advance(made(lines=holds), spark)
     advance(made(lines=holds, groups=()), spark)
     assert keys(ORDERS) == ["4", "5", "6", "7"]
-    assert ("public.lines", "9", ("missing_row",)) in held()
+    assert ("public.lines", "9", ("missing_row",)) in quarantined()
 
     bag = table("public.bag", key=[], identity=ReplicaIdentity.FULL, id="int4")
     land(160, Insert(bag, ("1",)), row(ORDERS, 8))

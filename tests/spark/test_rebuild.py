@@ -206,16 +206,16 @@ def test_rules_judge_again_and_what_they_held_before_counts_no_more(spark: Any, 
     assert lake.rows() == [row(1, 1), row(3, 3)]
     rules(lake, {**UPTO_10, "max": 100}, {"rule": "between", "column": "id", "min": 2, "on_fail": "quarantine"})
     done = again(lake)
-    assert (done.held, lake.rows()) == (1, [row(2, 5), row(3, 3)])
-    held = ControlTables(lake.project.control).read("held").to_pylist()
-    assert [(r["generation"], r["key"]) for r in held] == [(2, ["1"])]
+    assert (done.quarantined, lake.rows()) == (1, [row(2, 5), row(3, 3)])
+    quarantined = ControlTables(lake.project.control).read("quarantine").to_pylist()
+    assert [(r["generation"], r["key"]) for r in quarantined] == [(2, ["1"])]
     lake.land(Update(T, ("1", "7", "b")), Update(T, ("2", "8", "b")))
     lake.advance()
     assert lake.rows() == [row(2, 8), row(3, 3)]
     assert [change.key for change in list_quarantine(lake.project).changes] == [("1",), ("1",)]
     cut = last_cut(ControlTables(lake.project.control), "test")
     assert cut is not None
-    assert cut.tables["public.t"].held == 1
+    assert cut.tables["public.t"].quarantined_keys == 1
 
 
 @either("iceberg")

@@ -52,7 +52,7 @@ class World:
         rows = silver_rows(self.project, self.project.target(relation.table))
         return sorted(str(one["id"]) for one in rows if one.get("is_current") != "f")
 
-    def held(self) -> list[tuple[str, str | None]]:
+    def quarantined(self) -> list[tuple[str, str | None]]:
         return sorted((one.source, one.key[0]) for one in list_quarantine(self.project).changes)
 
     def spoil(self) -> None:
@@ -83,29 +83,29 @@ def test_a_table_that_its_group_waits_for_is_built_again_and_the_group_goes_on(s
     advance(world.project, spark)
     assert set(world.states().values()) == {(ACTIVE, 130)}
     assert (world.keys(ORDERS), world.keys(LINES), world.keys(ALONE)) == (["1", "4"], ["1", "4"], ["1", "3"])
-    assert world.held() == [(f"public.{name}", key) for name in ("lines", "orders") for key in ("2", "3")]
+    assert world.quarantined() == [(f"public.{name}", key) for name in ("lines", "orders") for key in ("2", "3")]
     assert_nothing_is_held_twice(world.project)
     assert_cuts_are_true(world.project)
 
 
 def test_nothing_is_built_again_beside_a_table_of_which_is_not_known_what_it_held(spark: Any, lake_root: Path) -> None:
     world = World(lake_root, spark, "unknown")
-    held = [("public.lines", "2"), ("public.orders", "2")]
-    assert world.held() == held
+    quarantined = [("public.lines", "2"), ("public.orders", "2")]
+    assert world.quarantined() == quarantined
     control = control_tables(world.project)
-    kept = control.read("held")
-    control.delete("held", pc.scalar(True))
+    kept = control.read("quarantine")
+    control.delete("quarantine", pc.scalar(True))
     with pytest.raises(QuarantineLost):
         advance(world.project, spark)
     for relation in (ORDERS, LINES):
         with pytest.raises(QuarantineLost, match=f"{relation.table.name} holds whole transactions of its group"):
             world.rebuild(relation)
     assert (world.keys(ORDERS), world.keys(LINES)) == (["1"], ["1"])
-    control.append("held", kept)
+    control.append("quarantine", kept)
     world.land(120, row(ORDERS, 3), row(LINES, 3))
     advance(world.project, spark)
     world.rebuild(ORDERS)
-    assert (world.keys(ORDERS), world.keys(LINES), world.held()) == (["1", "3"], ["1", "3"], held)
+    assert (world.keys(ORDERS), world.keys(LINES), world.quarantined()) == (["1", "3"], ["1", "3"], quarantined)
 
 
 def test_of_two_that_are_behind_each_other_the_one_behind_is_built_first(spark: Any, lake_root: Path) -> None:

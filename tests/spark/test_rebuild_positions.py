@@ -65,4 +65,6 @@ def test_random_positions_give_the_oracles_state(spark: Any, lake_root: Path) ->
             rows = [{k: v for k, v in r.items() if k not in {*own, "is_current"}} for r in rows if r["is_current"]]
         expected = list(oracle.tables.get(relation.table, {}).values())
         assert same(rows, expected), f"{relation.table} at {upto}"
-        assert bool(done.held) == bool(oracle.held_keys.get(relation.table)), f"{relation.table} at {upto}"
+        assert bool(done.quarantined) == bool(oracle.quarantined_keys.get(relation.table)), (
+            f"{relation.table} at {upto}"
+        )

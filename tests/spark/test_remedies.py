@@ -79,7 +79,7 @@ def stolen(shop: Shop, table: str) -> None:
 
 
 def forgotten(shop: Shop, table: str) -> None:
-    control_tables(load_project(shop.file)).delete("held", pc.field("relation") == f"public.{table}")
+    control_tables(load_project(shop.file)).delete("quarantine", pc.field("relation") == f"public.{table}")
 
 
 CASES: dict[str, Case] = {
@@ -475,7 +475,7 @@ def test_a_table_whose_keys_identify_no_rows_is_what_the_source_has_after_what_c
     assert shop.sections["unlogged"] == {"keys": ["n"]}
     shop.change("INSERT INTO unlogged (id, n) VALUES (70, NULL), (71, NULL), (72, NULL)")
     shop.shell(*ONCE)
-    assert compared()["text"] == "equal but for 1 held key"
+    assert compared()["text"] == "equal but for 1 quarantined key"
     shop.change("INSERT INTO unlogged (id, n) VALUES (73, 1)")
     shop.shell(*ONCE)
     said = compared()

@@ -71,7 +71,7 @@ class Shop:
     def open_keys(self) -> set[int]:
         cut = ControlTables(self.project.control).last_cut()
         assert cut is not None
-        return {entry["held"] for entry in json.loads(cut.tables).values()}
+        return {entry["quarantined_keys"] for entry in json.loads(cut.tables).values()}
 
     def verdicts(self) -> list[Verdict]:
         return [t.verdict for t in compare(self.project, [], report=silent).tables]
@@ -109,7 +109,7 @@ def test_a_repair_brings_what_the_stream_never_contained(spark: Any, database: D
             conn.execute(f"INSERT INTO {table} VALUES (%s, 7, repeat('x', 5007))", [ODD])
     shop.run()
     assert shop.open_keys() == {1}, "a row that breaks a rule is held for that"
-    assert shop.verdicts() == [Verdict.EQUAL_BUT_HELD] * 2
+    assert shop.verdicts() == [Verdict.EQUAL_BUT_QUARANTINED] * 2
     assert_that_a_repair_brings_what_nobody_told(shop)
     invariants(shop.project, Known()).assert_held("I1", "I3", "I4", "I5")
     assert [rebuilt(shop, table) for table in ("delta", "ice")] == [(0, 0, 0)] * 2, "a rebuild keeps what was repaired"
@@ -156,7 +156,7 @@ def assert_that_a_repair_brings_what_nobody_told(shop: Shop) -> None:
     whole += [("6", 6, 5006), (ODD, 7, 5007)]
     assert [shop.rows(table) for table in ("delta", "ice")] == [whole] * 2
     assert shop.open_keys() == {3}, "the rules judge what was repaired, and what came behind it"
-    assert shop.verdicts() == [Verdict.EQUAL_BUT_HELD] * 2
+    assert shop.verdicts() == [Verdict.EQUAL_BUT_QUARANTINED] * 2
     assert {(t.verified_through == t.position, t.different_at) for t in status(shop.project).tables} == {(True, None)}
     assert shop.repairs() == [None, None]
 

@@ -118,7 +118,7 @@ class Lost(World):
     def begin(self) -> None:
         self.land(110, row(ORDERS, 2), row(LINES, 2, LIMIT + 1))
         self.advance()
-        self.control.delete("held", pc.scalar(True))
+        self.control.delete("quarantine", pc.scalar(True))
 
 
 def row(relation: Relation, id_: int, amount: int = 5) -> Insert:
@@ -137,8 +137,8 @@ def test_the_table_that_keeps_its_group_back_is_mended_by_a_copy(spark: Any, lak
         world.land(130, row(ORDERS, 4), row(LINES, 4))
         world.advance()
     world.assert_whole([1, 2, 4], [1, 4, 8, 9])
-    held = [(one.source, one.key[0]) for one in list_quarantine(world.project).changes]
-    assert held == [("public.orders", "7")], "the copy has the other half of that transaction"
+    quarantined = [(one.source, one.key[0]) for one in list_quarantine(world.project).changes]
+    assert quarantined == [("public.orders", "7")], "the copy has the other half of that transaction"
 
 
 def test_both_tables_of_a_group_that_is_behind_are_copied_again(spark: Any, lake_root: Path) -> None:
@@ -173,8 +173,8 @@ def test_tables_of_a_group_do_not_wait_for_each_other_where_a_cut_is_beyond_thei
     world.land(160, row(ORDERS, 7), row(LINES, 7))
     world.advance()
     world.assert_whole([1, 2, 3, 4, 6, 7], [1, 3, 4, 6, 7, 9])
-    held = {(one.source, one.key[0]) for one in list_quarantine(world.project).changes}
-    assert held == {("public.orders", "5"), ("public.lines", "5")}
+    quarantined = {(one.source, one.key[0]) for one in list_quarantine(world.project).changes}
+    assert quarantined == {("public.orders", "5"), ("public.lines", "5")}
 
 
 @pytest.mark.parametrize("orders", [{"kind": "history"}, {}][:BUDGET], ids=["history", "current"][:BUDGET])

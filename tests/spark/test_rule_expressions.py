@@ -48,7 +48,7 @@ def test_an_expression_reads_what_a_change_did_not_send(spark: Any, lake_root: P
     lake.land(Update(T, ("1", "50", UNCHANGED)), Update(T, ("2", "500", UNCHANGED)), Update(T, ("3", "9", UNCHANGED)))
     lake.advance()
     assert lake.rows() == [row(1, 5, "large"), row(2, 500), row(3, 9, "large")]
-    assert lake.held() == [("failed", ["short"]), ("failed", ["short"])]
+    assert lake.quarantined() == [("failed", ["short"]), ("failed", ["short"])]
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,6 @@ def test_whichever_of_two_rows_of_a_key_goes_silver_has_the_other(
                     shared(conn, name, dice)
             advance(project, spark)
             found = compare(project, [], report=silent).tables
-            assert {one.table: (one.verdict, one.held_keys) for one in found} == {
+            assert {one.table: (one.verdict, one.quarantined_keys) for one in found} == {
                 f"public.{name}": (Verdict.EQUAL, 0) for name in NAMES
             }

@@ -46,7 +46,7 @@ def data_file(lake: Told) -> Path:
 LOSSES: dict[str, tuple[Lose, str | None]] = {
     "checkpoint": (checkpoint, None),
     "rows of the cuts": (control_table("cuts"), None),
-    "rows of what is held": (control_table("held"), "STA613"),
+    "rows of what is held": (control_table("quarantine"), "STA613"),
     "rows of the runs": (control_table("runs"), None),
     "a file of bronze": (data_file, "LAK422"),
 }

@@ -110,11 +110,11 @@ def test_a_row_that_enters_without_a_value_silver_lacks_is_held_and_the_others_g
     lake.land(Update(T, ("1", "9", UNCHANGED)), Update(T, ("2", "11", UNCHANGED)), Update(T, ("3", "1", UNCHANGED)))
     lake.advance()
     assert lake.found() == [(2, 11, "two")]
-    assert lake.held() == [("failed", ["not_sent"])]
+    assert lake.quarantined() == [("failed", ["not_sent"])]
     lake.land(Update(T, ("3", "12", "sent")), Update(T, ("1", "13", "sent")))
     lake.advance()
     assert lake.found() == [(2, 11, "two"), (3, 12, "sent")]
-    assert lake.held() == [("failed", ["not_sent"]), ("waiting", [])]
+    assert lake.quarantined() == [("failed", ["not_sent"]), ("waiting", [])]
 
 
 @either("iceberg")
@@ -128,7 +128,7 @@ def test_a_row_is_held_whose_value_a_filter_cannot_read(spark: Any, lake_root: P
     )
     lake.advance()
     assert lake.found("id") == [(1,)]
-    assert lake.held() == [("failed", ["type_day"]), ("failed", ["type_day"]), ("waiting", [])]
+    assert lake.quarantined() == [("failed", ["type_day"]), ("failed", ["type_day"]), ("waiting", [])]
 
 
 @either("iceberg")
@@ -161,7 +161,7 @@ def test_rules_judge_what_a_filter_lets_in_also_by_columns_that_silver_leaves_ou
     lake.land(Update(T, ("1", "11", UNCHANGED)))
     lake.advance()
     assert lake.found() == [(1, 10)]
-    assert sorted(lake.held()) == [("failed", ["in_set_body"]), ("failed", ["not_sent"])]
+    assert sorted(lake.quarantined()) == [("failed", ["in_set_body"]), ("failed", ["not_sent"])]
 
 
 @either("delta")
@@ -427,7 +427,7 @@ def test_a_rebuild_takes_settings_that_name_columns_of_which_the_first_changes_k
     rows = [row for row in read_silver(lake.project, lake.target()).to_pylist() if row.get("is_current", True)]
     found = sorted((row["id"], row["price"], row["gone"], row["mark"], row["twice"]) for row in rows)
     assert found == [(2, 61, None, 8, 16), (3, 70, 3, 7, 14), (5, 90, None, 9, 18)]
-    assert lake.held() == [("failed", ["between_grade"])]
+    assert lake.quarantined() == [("failed", ["between_grade"])]
 
 
 @either("iceberg")
@@ -439,7 +439,7 @@ def test_a_row_that_silver_never_had_is_there_once_silver_does_without_what_was_
     lake.land(Update(T, ("9", "10", "all")))
     lake.advance()
     assert lake.found("id", "amount", "body") == [(1, 1, "large")]
-    assert lake.held() == [("failed", ["missing_row"]), ("waiting", [])]
+    assert lake.quarantined() == [("failed", ["missing_row"]), ("waiting", [])]
     lake.shape({"missing_row": "hold", "exclude": ["body"]}, fmt)
     rebuild(lake.project, "public.t", spark=spark)
-    assert (lake.found("id", "amount"), lake.held()) == ([(1, 1), (9, 10)], [])
+    assert (lake.found("id", "amount"), lake.quarantined()) == ([(1, 1), (9, 10)], [])

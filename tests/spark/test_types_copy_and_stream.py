@@ -115,7 +115,7 @@ def step(project: Project, spark: Any) -> set[str]:
 
 def expected(sql: psycopg.Connection) -> set[str]:
     held = sql.execute("SELECT count(*) FROM every WHERE note = 'held'").fetchone()[0]
-    return {f"equal but for {held} held keys"}
+    return {f"equal but for {held} quarantined keys"}
 
 
 @pytest.mark.parametrize("version", [SESSION, OTHER])

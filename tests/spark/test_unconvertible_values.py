@@ -72,8 +72,8 @@ def test_every_value_that_cannot_hold_is_kept_back_with_its_place_and_the_rest_i
         at = lake.land(row_with(1000 + number), row_with(number, **{name: text}), row_with(2000 + number))
         places[at] = f"type_{name}"
     lake.advance()
-    held = ControlTables(lake.project.control).read("held").to_pylist()
-    assert {(row["position"], row["ordinal"]): row["rules"] for row in held} == {
+    quarantined = ControlTables(lake.project.control).read("quarantine").to_pylist()
+    assert {(row["position"], row["ordinal"]): row["rules"] for row in quarantined} == {
         (at, 2): [rule] for at, rule in places.items()
     }
     fitting = range(len(CASTS))

@@ -57,6 +57,7 @@ FORMER = {
     "cdc_lake_held_keys table=silver.t": 3,
     "cdc_lake_held_keys table=silver.u": 0,
     "cdc_lake_table_state state=broken table=silver.u": 1,
+    "cdc_lake_table_state state=held table=silver.t": 1,
     "cdc_lake_table_broken table=silver.t": 0,
     "cdc_lake_table_broken table=silver.u": 1,
 }
@@ -67,7 +68,7 @@ def test_the_file_says_what_the_run_and_the_last_cut_say(tmp_path: Path) -> None
     lake, told, done = CutLake(tmp_path), list[ProgressEvent](), ApplyTotals(stream=PG)
     lake.land(200)
     lake.land(300, minutes=5)
-    lake.cut(200, 0, t=lake.state("t", 1, 200, held=3), u=lake.state("u", None, 100, state=FAILED))
+    lake.cut(200, 0, t=lake.state("t", 1, 200, quarantined_keys=3), u=lake.state("u", None, 100, state=FAILED))
     for name, verdict in (("t", "equal"), ("u", "different")):
         lake.control.record(VerifiedRow(PG, 1, 1, f"public.{name}", f"silver.{name}", 100, verdict, 0, at(4)))
     merge = ProgressEvent("merge", "silver.t", 7, unit="changes", facts={"seconds": 1.5})
@@ -78,7 +79,7 @@ def test_the_file_says_what_the_run_and_the_last_cut_say(tmp_path: Path) -> None
         metrics.on_progress(ProgressEvent("failed", "silver.u waits", facts={"code": "LAK410"}))
         done.top, done.upto, done.transactions, done.changes = 300, 200, 1, 7
         done.rules["silver.t", "between_a", "quarantine"] = [7, 2]
-        done.held_by.update({("silver.t", "between_a"): 2, ("silver.t", "waiting"): 1})
+        done.quarantined_by.update({("silver.t", "between_a"): 2, ("silver.t", "waiting"): 1})
         metrics.on_pass_end()
     file = tmp_path / "shop.prom"
     seen = shown(file)
@@ -98,7 +99,7 @@ def test_the_file_says_what_the_run_and_the_last_cut_say(tmp_path: Path) -> None
         "cdc_lake_quarantined_rows_total rule=waiting table=silver.t": 1,
         "cdc_lake_quarantined_keys table=silver.t": 3,
         "cdc_lake_quarantined_keys table=silver.u": 0,
-        "cdc_lake_table_state state=held table=silver.t": 1,
+        "cdc_lake_table_state state=quarantined table=silver.t": 1,
         "cdc_lake_table_state state=failed table=silver.u": 1,
         "cdc_lake_table_failed table=silver.t": 0,
         "cdc_lake_table_failed table=silver.u": 1,

@@ -33,7 +33,7 @@ from cdc_lake.tables.silver_table import Marker, app_id
 from tests.pipeline_file import make_project
 from tests.silver_commits import STREAM, make, write
 
-LISTED = TableState("silver.orders", "delta", 7, 40, ACTIVE, held=0, merged=40)
+LISTED = TableState("silver.orders", "delta", 7, 40, ACTIVE, quarantined_keys=0, merged=40)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_a_table_without_a_marker_is_empty_again_where_another_commit_is_in_the_
     assert first_merge_was_lost(project, target, STREAM, replace(listed, version=taken), Marker(30, taken)) is None
 
 
-HELD = TableState("silver.orders", "delta", 7, 40, ACTIVE, held=2)
+HELD = TableState("silver.orders", "delta", 7, 40, ACTIVE, quarantined_keys=2)
 
 
 def row(position: int, key: str | None, reason: str = "failed") -> dict[str, Any]:
     place = {"relation": "public.orders", "epoch": 1, "generation": 1, "position": position, "ordinal": 1}
-    empty = dict.fromkeys(schema_of("held").names)
+    empty = dict.fromkeys(schema_of("quarantine").names)
     return {**empty, **place, "reason": reason, "key": None if key is None else [key]}
 
 
@@ -107,27 +107,29 @@ def project(tmp_path: Path) -> Project:
 
 
 def lost(project: Project, listed: TableState) -> str:
-    held = quarantine_log(ControlTables(project.control))
-    error = missing_quarantine_rows(held, project.target(TableName.parse("public.orders")), 1, listed)
+    quarantined = quarantine_log(ControlTables(project.control))
+    error = missing_quarantine_rows(quarantined, project.target(TableName.parse("public.orders")), 1, listed)
     return "" if error is None else error.message
 
 
 def test_keys_that_a_cut_counts_and_nothing_records_are_lost(project: Project) -> None:
     control = ControlTables(project.control)
-    assert "counts 2 held keys of silver.orders, but 0 are recorded" in lost(project, HELD)
-    control.append("held", [row(20, "1"), row(30, "2", "waiting"), row(50, "3")])
+    assert "counts 2 quarantined keys of silver.orders, but 0 are recorded" in lost(project, HELD)
+    control.append("quarantine", [row(20, "1"), row(30, "2", "waiting"), row(50, "3")])
     assert not lost(project, HELD)
-    assert "but 2 are" in lost(project, replace(HELD, held=3)), "what lies above the table's position is not merged"
+    assert "but 2 are" in lost(project, replace(HELD, quarantined_keys=3)), (
+        "what lies above the table's position is not merged"
+    )
     assert "but 0 are" in lost(project, replace(HELD, generation=2)), "nor is it of another content"
-    control.delete("held", pc.field("position") == 20)
+    control.delete("quarantine", pc.field("position") == 20)
     assert "but 1 are" in lost(project, HELD)
 
 
 def test_what_ended_since_is_not_lost(project: Project) -> None:
     """A cut that counts fewer keys than were ever held: a truncate or a decision ended the others."""
-    ControlTables(project.control).append("held", [row(20, "1"), row(30, "2"), row(35, None, "closed")])
-    assert not lost(project, replace(HELD, held=0))
-    assert not lost(project, replace(HELD, held=1))
+    ControlTables(project.control).append("quarantine", [row(20, "1"), row(30, "2"), row(35, None, "closed")])
+    assert not lost(project, replace(HELD, quarantined_keys=0))
+    assert not lost(project, replace(HELD, quarantined_keys=1))
 
 
 PAST = Target(TableName("public", "past"), "silver", "past", "delta", None, (), kind="history")

@@ -68,8 +68,8 @@ def test_held_changes_say_how_often_a_row_is_to_be_there():
         rows = [None if value is None else {"a": value} for value in (new, old)]
         return PendingChange((1, 10, ordinal), op, rows[0], rows[1], frozenset())
 
-    held = [change(1, "I", "1", None), change(2, "U", "2", "1"), change(3, "D", None, "9")]
-    left, odd = folded_copies(held, ("a",), {("1",): 1})
+    quarantined = [change(1, "I", "1", None), change(2, "U", "2", "1"), change(3, "D", None, "9")]
+    left, odd = folded_copies(quarantined, ("a",), {("1",): 1})
     assert left == {("1",): 1, ("2",): 1, ("9",): -1}
     assert odd == {("9",)}, "silver does not contain the row that goes"
 

@@ -133,7 +133,7 @@ def test_the_document_says_all_that_the_text_says():
         "position": "0/16B3748",
         "verdict": "different",
         "text": "different",
-        "held_keys": 0,
+        "quarantined_keys": 0,
         "discarded_keys": 0,
         "values": False,
         "different": ["public.books"],

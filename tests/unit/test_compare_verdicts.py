@@ -17,7 +17,7 @@ from cdc_lake.tables.control_tables import ControlTables
 
 NOW = dt.datetime(2026, 11, 22, 15, 0, tzinfo=dt.UTC)
 T = "public.t"
-EQUAL, BUT_HELD, DIFFERENT = Verdict.EQUAL, Verdict.EQUAL_BUT_HELD, Verdict.DIFFERENT
+EQUAL, BUT_HELD, DIFFERENT = Verdict.EQUAL, Verdict.EQUAL_BUT_QUARANTINED, Verdict.DIFFERENT
 
 
 def minute(n: int) -> dt.datetime:
@@ -75,7 +75,7 @@ def test_what_a_comparison_finds_is_recorded_and_what_it_cannot_judge_verifies_n
     assert verified_state(found, T, "s1", 3) == Verified(10, NOW)
     assert verified_state(found, "public.u", "s1", 3) == Verified(different_at=NOW)
     assert verified_state(found, "public.v", "s1", 3) == Verified()
-    quality = control.read("quality").select(["table", "rule", "evaluated", "failed", "level", "observed", "broken"])
+    quality = control.read("quality").select(["table", "rule", "evaluated", "failed", "level", "observed", "error"])
     assert [tuple(row.values()) for row in quality.to_pylist()] == [
         ("silver.t", "equal_to_source", 3, 0, "none", "equal at 0/A", ""),
         ("silver.u", "equal_to_source", 3, 2, "critical", "different at 0/B", ""),

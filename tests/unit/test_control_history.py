@@ -19,7 +19,7 @@ from cdc_lake.tables.control_schema import ControlName, QualityRow, RunRow, sche
 from tests.cut_lake import GAUSS_CSN, CutLake, at
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "history.md"
-ASKED = ("runs", "cuts", "quality", "held")
+ASKED = ("runs", "cuts", "quality", "quarantine")
 
 
 def blocks(language: str) -> list[str]:
@@ -40,8 +40,13 @@ def lake(tmp_path: Path) -> CutLake:
     for number in range(3):
         judged = QualityRow(at(number), "silver.t", "not_null_id", "not_null", "id", 10, number, "none", "", "")
         lake.control.append("quality", [{**dict.fromkeys(schema_of("quality").names), **asdict(judged)}])
-    held = {**dict.fromkeys(schema_of("held").names), "table": "silver.t", "relation": "public.t", "reason": "failed"}
-    lake.control.append("held", [{**held, "stream": lake.stream, "position": 102, "recorded_at": at(1)}])
+    quarantined = {
+        **dict.fromkeys(schema_of("quarantine").names),
+        "table": "silver.t",
+        "relation": "public.t",
+        "reason": "failed",
+    }
+    lake.control.append("quarantine", [{**quarantined, "stream": lake.stream, "position": 102, "recorded_at": at(1)}])
     return lake
 
 

@@ -81,7 +81,7 @@ ROWS: dict[ControlName, ControlRow] = {
     "decoded": DecodedRow(1, 10, "c", "1", '{"a": {}}', "f", T0),
     "memberships": MembershipRow(1, "stream", "{}", T0),
     "pauses": PauseRow("public.t", True, T0),
-    "promises": PinRow("p", False, 1, "stream", 10, None, "{}", T0, None, T0),
+    "pins": PinRow("p", False, 1, "stream", 10, None, "{}", T0, None, T0),
     "snapshots": SnapshotRow("s", "stream", 1, 10, "[]", "started", T0),
     "streams": StreamRow(1, "stream", 0, "slot", "1", "shop", "lsn", T0),
     "timelines": TimelineRow(1, "stream", 1, "", 0, T0),

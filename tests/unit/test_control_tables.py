@@ -89,8 +89,8 @@ def test_the_last_cut_is_the_highest_position_of_the_highest_epoch(control: Cont
     assert control.last_cut("none") is None
 
 
-def held(position: int, reason: str = "failed") -> dict[str, object]:
-    row: dict[str, object] = dict.fromkeys(schema_of("held").names)
+def quarantined(position: int, reason: str = "failed") -> dict[str, object]:
+    row: dict[str, object] = dict.fromkeys(schema_of("quarantine").names)
     return row | {
         "stream": "s",
         "epoch": 1,
@@ -106,37 +106,37 @@ def held(position: int, reason: str = "failed") -> dict[str, object]:
 
 def test_held_rows_keep_their_arrays_and_are_found_by_any_column(opened: Callable[[], ControlTables]):
     control = opened()
-    control.append("held", [held(1), held(2, "waiting")])
-    control.append("held", [held(3)])
-    rows = control.read("held", pc.field("reason") == "failed").sort_by("position").to_pylist()
+    control.append("quarantine", [quarantined(1), quarantined(2, "waiting")])
+    control.append("quarantine", [quarantined(3)])
+    rows = control.read("quarantine", pc.field("reason") == "failed").sort_by("position").to_pylist()
     assert [row["position"] for row in rows] == [1, 3]
     assert (rows[0]["new"], rows[0]["unchanged"], rows[0]["rules"]) == (["1", None], [1], ["positive"])
 
 
 def test_an_arrow_table_is_taken_as_it_is(control: ControlTables):
-    rows = pa.Table.from_pylist([held(1)], schema=schema_of("held"))
-    assert control.append("held", rows)
-    assert control.read("held").equals(rows)
+    rows = pa.Table.from_pylist([quarantined(1)], schema=schema_of("quarantine"))
+    assert control.append("quarantine", rows)
+    assert control.read("quarantine").equals(rows)
 
 
 def test_a_step_repeated_under_its_application_id_leaves_its_rows_once(opened: Callable[[], ControlTables]):
     control = opened()
-    row = [held(1)]
-    assert control.append("held", row, app=("apply:public.a", 10))
-    assert not control.append("held", row, app=("apply:public.a", 10))
-    assert not opened().append("held", row, app=("apply:public.a", 9))
-    assert control.append("held", row, app=("apply:public.b", 10))
-    assert control.read("held").num_rows == 2
+    row = [quarantined(1)]
+    assert control.append("quarantine", row, app=("apply:public.a", 10))
+    assert not control.append("quarantine", row, app=("apply:public.a", 10))
+    assert not opened().append("quarantine", row, app=("apply:public.a", 9))
+    assert control.append("quarantine", row, app=("apply:public.b", 10))
+    assert control.read("quarantine").num_rows == 2
 
 
 def test_deleting_takes_what_the_predicate_says_and_stays_deleted(opened: Callable[[], ControlTables]):
     control = opened()
-    control.append("held", [held(1), held(2), held(3)])
-    assert control.delete("held", (pc.field("position") >= 2) & (pc.field("stream") == "s")) == 2
-    assert control.delete("held", pc.field("position") >= 2) == 0
-    control.append("held", [held(4)])
+    control.append("quarantine", [quarantined(1), quarantined(2), quarantined(3)])
+    assert control.delete("quarantine", (pc.field("position") >= 2) & (pc.field("stream") == "s")) == 2
+    assert control.delete("quarantine", pc.field("position") >= 2) == 0
+    control.append("quarantine", [quarantined(4)])
     again = opened()
-    assert sorted(again.read("held")["position"].to_pylist()) == [1, 4]
+    assert sorted(again.read("quarantine")["position"].to_pylist()) == [1, 4]
 
 
 def test_two_instances_append_in_turn(opened: Callable[[], ControlTables]):
@@ -215,7 +215,7 @@ def run(name: str) -> RunRow:
 
 def test_a_deletion_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     control = ControlTables(tmp_path / "control")
-    control.append("held", [held(1), held(2)])
+    control.append("quarantine", [quarantined(1), quarantined(2)])
     synced: set[str] = set()
     real = os.fsync
 
@@ -224,7 +224,7 @@ def test_a_deletion_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         real(handle)
 
     monkeypatch.setattr(delta_log.os, "fsync", fsync)
-    assert control.delete("held", pc.field("position") == 2) == 1
+    assert control.delete("quarantine", pc.field("position") == 2) == 1
     assert f"{2:020d}.json" in synced
     assert any(name.endswith(".parquet") for name in synced)
 
@@ -280,7 +280,7 @@ def test_files_are_put_together_and_rows_stay_and_new_cuts_are_found_beside_them
     assert [row.position for row in control.cuts(control.cut_places())] == [3, 5, 9, 1, 2, 3]
     control.record(cut(1, 2, "other"))
     assert control.last_cut("other") == cut(1, 2, "other")
-    assert not control.compact("promises", 0)
+    assert not control.compact("pins", 0)
 
 
 def test_files_that_are_full_are_not_written_again(

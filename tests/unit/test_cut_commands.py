@@ -40,8 +40,12 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CutLake:
     for position in (200, 300):
         lake.land(position, minutes=position / 100)
         versions = {name: lake.write(name, ids(position)) for name in ("a", "b")}
-        held = {"a": 0, "b": 2 if position == 300 else 0}
-        lake.cut(position, position / 100, **{n: lake.state(n, v, position, held=held[n]) for n, v in versions.items()})
+        quarantined = {"a": 0, "b": 2 if position == 300 else 0}
+        lake.cut(
+            position,
+            position / 100,
+            **{n: lake.state(n, v, position, quarantined_keys=quarantined[n]) for n, v in versions.items()},
+        )
     return lake
 
 
@@ -98,7 +102,7 @@ def test_show_says_of_each_table_which_version_it_is_and_whether_it_is_there(lak
 )  # fmt: skip
 def test_what_cannot_be_answered_says_so(lake: CutLake, capsys: Any, arguments: tuple[str, ...], code: str) -> None:
     assert f"error[{code}]" in said(capsys, *arguments, code=4 if code == "STA676" else 1)
-    assert lake.control.read("promises").num_rows == 0
+    assert lake.control.read("pins").num_rows == 0
 
 
 @pytest.mark.obeys("STA676")

@@ -33,7 +33,7 @@ def lake(tmp_path: Path, request: pytest.FixtureRequest) -> CutLake:
     first = lake.write("a", ids(1)), lake.write("b", ids(10))
     lake.cut(200, 2, a=lake.state("a", first[0], 200), b=lake.state("b", first[1], 200))
     second = lake.write("a", ids(1, 2)), lake.write("b", ids(10, 20))
-    lake.cut(300, 3, a=lake.state("a", second[0], 300), b=lake.state("b", second[1], 300, held=3))
+    lake.cut(300, 3, a=lake.state("a", second[0], 300), b=lake.state("b", second[1], 300, quarantined_keys=3))
     lake.write("b", ids(10, 20, 30))
     return lake
 
@@ -51,10 +51,10 @@ def test_a_session_answers_for_every_table_from_the_same_cut(lake: CutLake) -> N
 
 def test_what_is_held_is_said(lake: CutLake) -> None:
     session = cdc_lake.Pipeline(lake.project).cut()
-    assert session.held == {"public.b": 3}
-    assert session.tables["public.a"].held == 0
+    assert session.quarantined == {"public.b": 3}
+    assert session.tables["public.a"].quarantined_keys == 0
     said = json.loads(session.read("b").schema.metadata[b"cdc_lake"])
-    assert (said["position"], said["epoch"], said["state"], said["held"]) == ("0/12C", 1, "active", 3)
+    assert (said["position"], said["epoch"], said["state"], said["quarantined_keys"]) == ("0/12C", 1, "active", 3)
     assert said["version"] == session.tables["public.b"].version
 
 
@@ -194,7 +194,7 @@ def test_a_lake_of_0_2_0_is_read_at_its_cuts(tmp_path: Path) -> None:
         unpack(archive, tmp_path)
     project = make_project(tmp_path, "old_delta", silver={"defaults": {"namespace": "old_delta"}})
     early = cdc_lake.Pipeline(project).cut(as_of=139)
-    assert (early.position, early.held) == ("0/78", {"public.t": 1})
+    assert (early.position, early.quarantined) == ("0/78", {"public.t": 1})
     assert listed(early.read("t")) == [2, 3, 500]
     assert listed(cdc_lake.Pipeline(project).read("t")) == [6, 7]
     with pytest.raises(CutNotReached, match="bronze has more transactions up to 0/96"):

@@ -222,7 +222,7 @@ def update(at: str, amount: str, body: str | None = None, *, was: str | None = N
 
 def test_a_row_that_left_takes_its_values_along():
     done = table_of(Insert(T, ("1", "5", "x")), update("1", "70"), update("1", "6"), update("1", "7", "y"))
-    assert done.held == [(30, 1, NOT_SENT), (40, 1, WAITS)]
+    assert done.quarantined == [(30, 1, NOT_SENT), (40, 1, WAITS)]
     assert (done.rows, done.waiting) == ({}, {("1",)})
 
 
@@ -230,17 +230,17 @@ def test_a_row_that_leaves_while_its_key_waits_makes_the_key_wait_that_it_goes_t
     """Silver's row is not the one that moves, so its value cannot tell that the one at the other key does not match."""
     left = [Insert(T, ("1", "5", "x")), update("1", "70"), update("1", "6")]
     done = table_of(*left, update("2", "80", was="1"), update("2", "5", "y"))
-    assert done.held == [(30, 1, NOT_SENT), (40, 1, WAITS), (50, 1, WAITS)]
+    assert done.quarantined == [(30, 1, NOT_SENT), (40, 1, WAITS), (50, 1, WAITS)]
     told = table_of(*left, update("2", "80", "z", was="1"), update("2", "5", "y"))
-    assert told.held == [(30, 1, NOT_SENT), (40, 1, WAITS)]
+    assert told.quarantined == [(30, 1, NOT_SENT), (40, 1, WAITS)]
     assert told.rows == {("2",): {"id": "2", "amount": "5", "body": "y"}}
 
 
 def test_a_row_in_silver_tells_what_was_not_sent_also_of_one_that_leaves():
     done = table_of(Insert(T, ("1", "5", "x")), update("1", "6"), update("2", "7", was="1"), update("3", "70", was="2"))
-    assert (done.held, done.rows) == ([], {})
+    assert (done.quarantined, done.rows) == ([], {})
     done = table_of(Insert(T, ("1", "5", "x")), Delete(T, ("1", None, None), OldKind.KEY), Insert(T, ("1", "80", "x")))
-    assert (done.held, done.rows) == ([], {})
+    assert (done.quarantined, done.rows) == ([], {})
 
 
 def test_what_does_not_wait_is_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ def test_what_does_not_wait_is_the_sources(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(histories, "KINDS", {k: n for k, n in histories.KINDS.items() if k not in histories.DEFERRED})
     seed = one_seed()
     print(f"seed {seed}")
-    shown = wanted = held = 0
+    shown = wanted = quarantined = 0
     for n in range(SEEDS):
         history, truth, told = History(seed + n, [T]), Oracle(), table_of()
         transactions = [history.transaction(10 * at) for at in range(1, 13)]
@@ -257,9 +257,9 @@ def test_what_does_not_wait_is_the_sources(monkeypatch: pytest.MonkeyPatch) -> N
         rows = {key: row for key, row in truth.tables.get(T.table, {}).items() if matches(row)}
         free = {key: row for key, row in rows.items() if key not in told.waiting}
         assert {key: row for key, row in told.rows.items() if key not in told.waiting} == free
-        shown, wanted, held = shown + len(free), wanted + len(rows), held + len(told.held)
+        shown, wanted, quarantined = shown + len(free), wanted + len(rows), quarantined + len(told.quarantined)
     assert shown > wanted / 4
-    assert held
+    assert quarantined
 
 
 SECRET = "correct horse"

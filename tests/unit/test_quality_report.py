@@ -40,7 +40,7 @@ DATA = ReportData(
         RuleState(HOSTILE, HOSTILE, "regex", HOSTILE, "warn", (Judged(10, 1),), Judged(3, 1), "", HOSTILE, HOSTILE),
         RuleState("t", "r", "not_null", "c", "warn", (), None, HOSTILE),
     ),
-    held=(QuarantineSummary(HOSTILE, HOSTILE, HOSTILE, 1, 1, NOW),),
+    quarantined=(QuarantineSummary(HOSTILE, HOSTILE, HOSTILE, 1, 1, NOW),),
     runs=(RunState(NOW, 1.5, 1, 2, HOSTILE, HOSTILE), RunState(None, None, 0, 0, "")),
     suites={HOSTILE: f"gx/{HOSTILE}.json"},
     notes=(HOSTILE,),
@@ -113,9 +113,9 @@ def test_the_document_says_what_the_page_says() -> None:
         (None, "unknown", "Not compared with the source yet"),
         (Verdict("equal", NOW, "0/5F", 5), "good", "Silver equals the source"),
         (
-            Verdict("equal but for held keys", NOW, "0/5F", 5, 1),
+            Verdict("equal but for quarantined keys", NOW, "0/5F", 5, 1),
             "attention",
-            "Silver equals the source, but for 1 held key",
+            "Silver equals the source, but for 1 quarantined key",
         ),
         (
             Verdict("inconclusive", NOW, "0/5F", 5, 0, (), ("silver.t: no key",)),

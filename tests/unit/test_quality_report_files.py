@@ -88,16 +88,16 @@ def landed(project: Project) -> None:
         began = NOW + dt.timedelta(hours=at)
         control.record(RunRow(f"r{at}", "run", began, None, "running", "{}"))
         control.record(RunRow(f"r{at}", "run", began, began + dt.timedelta(seconds=4), "done", json.dumps(facts)))
-    held = {
+    quarantined = {
         "stream": "pg:shop", "epoch": 1, "position": 50, "generation": 1, "relation": "public.orders", "table": "silver.orders",
         "op": "U", "from_key": ["9"], "key": ["9"], "layout": 1, "new": ["9", SECRET], "old": None, "old_kind": None,
         "unchanged": None, "span_upto": 60, "recorded_at": NOW,
     }  # fmt: skip
     control.append(
-        "held",
+        "quarantine",
         [
-            {**held, "ordinal": 1, "reason": "failed", "rules": ["between_amount"]},
-            {**held, "ordinal": 2, "reason": "waiting", "rules": None},
+            {**quarantined, "ordinal": 1, "reason": "failed", "rules": ["between_amount"]},
+            {**quarantined, "ordinal": 2, "reason": "waiting", "rules": None},
         ],
     )
 
@@ -135,11 +135,11 @@ def test_the_report_tells_gate_suite_holds_and_runs_without_a_row_value(project:
 def test_states_reasons_and_lags_are_those_of_status(project: Project) -> None:
     landed(project)
     known = status(project, checked_at=NOW)
-    table = TableStatus("public.orders", "silver.orders", "delta", "held", "2 changes wait", "0/16B3748", 0, 2)
+    table = TableStatus("public.orders", "silver.orders", "delta", "quarantined", "2 changes wait", "0/16B3748", 0, 2)
     known = replace(known, reachable=True, tables=(table,), applied=Lag(4096, 1.5, 7))
     data = Evidence(project, ControlTables(project.control), known).collect()
     assert [(t.state, t.reason, t.watermark, t.watermark_at) for t in data.tables] == [
-        ("held", "2 changes wait", "0/16B3748", NOW)
+        ("quarantined", "2 changes wait", "0/16B3748", NOW)
     ]
     assert [(lag.stage, lag.seconds, lag.bytes, lag.transactions) for lag in data.lags][-1] == ("applied", 1.5, 4096, 7)
     assert data.notes == ()
@@ -152,10 +152,10 @@ def test_a_report_before_the_first_run_is_a_report(project: Project) -> None:
 
 
 def test_the_last_comparison_is_the_verdict_and_a_torn_one_is_a_note(project: Project) -> None:
-    table = TableComparison("public.orders", "silver.orders", Compared.EQUAL_BUT_HELD, held_keys=2)
+    table = TableComparison("public.orders", "silver.orders", Compared.EQUAL_BUT_QUARANTINED, quarantined_keys=2)
     Comparison("shop", NOW, "0/5F", (table,), 1.0).write(project.reports)
     found = json.loads(report(project, when=NOW).json.read_text(encoding="utf-8"))
-    assert found["headline"]["text"] == "Silver equals the source, but for 2 held keys"
+    assert found["headline"]["text"] == "Silver equals the source, but for 2 quarantined keys"
 
     (project.reports / "compare.json").write_text('{"tables": [')
     found = json.loads(report(project, when=NOW).json.read_text(encoding="utf-8"))

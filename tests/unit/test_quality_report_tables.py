@@ -105,7 +105,7 @@ def test_what_reports_found_is_kept_and_becomes_the_trend(project: Project) -> N
     kept = ControlTables(project.control).read("quality").to_pylist()
     of_mail = sorted((row["judged_at"], row["failed"], row["level"]) for row in kept if row["rule"] == "unique_mail")
     assert of_mail == [(NOW, 2, "error"), (later, 0, "none")]
-    assert {row["rule"] for row in kept if row["broken"]} == {"unique_mails"}
+    assert {row["rule"] for row in kept if row["error"]} == {"unique_mails"}
     assert not any(row["rule"] == "expression" for row in kept)  # no report judged it
 
 

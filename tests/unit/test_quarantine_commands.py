@@ -59,7 +59,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
         (220, 1, "failed", ["in_set_note"], "6", None),
         (240, 1, "waiting", [], "8", "7"),
     ]
-    control.append("held", [_held(*row) for row in rows])
+    control.append("quarantine", [_held(*row) for row in rows])
     return made
 
 
@@ -85,7 +85,7 @@ def test_without_yes_the_changes_are_listed_and_nothing_is_decided(project: Proj
     assert text == (
         "table          position  op  key  held by\n"
         "silver.orders  0/C8:1    I   (7)  in_set_note\n"
-        "silver.orders  0/F0:1    U   (8)  queued behind a held change of its key\n"
+        "silver.orders  0/F0:1    U   (8)  queued behind a quarantined change of its key\n"
         "\n"
         "2 changes would be released: add --yes to do it\n"
     )
@@ -99,7 +99,7 @@ def test_a_decision_takes_what_waits_together_and_is_recorded_whole(project: Pro
     assert [(row["of_position"], row["of_ordinal"], row["ordinal"]) for row in rows] == [
         (200, 1, FIRST_ORDINAL), (240, 1, FIRST_ORDINAL + 1),
     ]  # fmt: skip
-    assert {(row["verb"], row["told"], row["position"]) for row in rows} == {("release", "looked at", 251)}
+    assert {(row["verb"], row["reason"], row["position"]) for row in rows} == {("release", "looked at", 251)}
     assert [row["new"] for row in rows] == [["7", "x"], ["8", "x"]]
     assert [row["xid"] for row in rows] == [200, 240], "as in bronze"
     listed = said(capsys, "list")

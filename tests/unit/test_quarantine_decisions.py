@@ -41,7 +41,7 @@ def let(position: int, n: int, of: tuple[int, int], op: str, old: Key | None, ne
 
 
 def told(traced: list[TracedChange]) -> list[tuple[bool, str | None, bool]]:
-    return [(one.held, one.broke, one.dropped) for one in traced]
+    return [(one.quarantined, one.broke, one.dropped) for one in traced]
 
 
 # ── one by one ──
@@ -56,12 +56,12 @@ def test_what_is_released_is_made_behind_all_that_waited_and_what_comes_later_fl
         Event(40, 1, "U", ONE, ONE),
     ]
     traced, closings = trace(events, existing=frozenset({ONE}))
-    assert [one.held for one in traced] == [True, True, False, False, False]
+    assert [one.quarantined for one in traced] == [True, True, False, False, False]
     assert closings == [], "the decision is the record"
     later, _ = trace(
         events[2:],
         existing=frozenset({ONE}),
-        held=QuarantineState({(10, 1): frozenset({ONE}), (20, 1): frozenset({ONE})}),
+        quarantined=QuarantineState({(10, 1): frozenset({ONE}), (20, 1): frozenset({ONE})}),
     )
     assert told(later) == told(traced[2:]), "whatever the spans"
 
@@ -75,16 +75,16 @@ def test_a_decision_on_what_does_not_wait_is_nothing():
 
 
 def test_what_is_released_waits_where_something_else_still_holds_its_key():
-    held = QuarantineState({(5, 1): frozenset({ONE}), (10, 1): frozenset({ONE})})
-    traced, _ = trace([let(31, 0, (10, 1), "U", ONE, ONE)], existing=frozenset({ONE}), held=held)
-    assert [(one.held, one.waits) for one in traced] == [(True, True)]
+    quarantined = QuarantineState({(5, 1): frozenset({ONE}), (10, 1): frozenset({ONE})})
+    traced, _ = trace([let(31, 0, (10, 1), "U", ONE, ONE)], existing=frozenset({ONE}), quarantined=quarantined)
+    assert [(one.quarantined, one.waits) for one in traced] == [(True, True)]
 
 
 def test_what_no_rule_holds_is_held_again_where_it_is_let_through():
-    held = QuarantineState({(10, 1): frozenset({ONE}), (20, 1): frozenset({ONE})})
+    quarantined = QuarantineState({(10, 1): frozenset({ONE}), (20, 1): frozenset({ONE})})
     events = [let(31, 0, (10, 1), "U", ONE, ONE, failed=True), let(31, 1, (20, 1), "U", ONE, ONE)]
-    traced, _ = trace(events, existing=frozenset({ONE}), held=held)
-    assert [(one.held, one.waits) for one in traced] == [(True, False), (True, True)]
+    traced, _ = trace(events, existing=frozenset({ONE}), quarantined=quarantined)
+    assert [(one.quarantined, one.waits) for one in traced] == [(True, False), (True, True)]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_behind_a_discarded_change_the_next_that_tells_all_says_what_the_key_has
     assert told(traced)[:3] == [(True, None, False), (False, None, True), (False, None, False)]
     assert closings == [HoldRelease(40, 1, ONE)]
     assert traced[2].origin == (ONE if there else None), "silver's row goes on, or there is none"
-    assert not traced[3].held, "what it leaves out is known by then"
+    assert not traced[3].quarantined, "what it leaves out is known by then"
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_behind_a_discarded_change_the_next_that_tells_all_says_what_the_key_has
 )
 def test_behind_a_discarded_change_one_that_needs_the_row_is_held(next_: Event):
     waiting = QuarantineState({}, frozenset({ONE}))
-    traced, closings = trace([next_, Event(50, 1, "D", ONE)], existing=frozenset({ONE}), held=waiting)
-    assert [(one.held, one.broke) for one in traced] == [(True, DISCARDED), (True, None)]
+    traced, closings = trace([next_, Event(50, 1, "D", ONE)], existing=frozenset({ONE}), quarantined=waiting)
+    assert [(one.quarantined, one.broke) for one in traced] == [(True, DISCARDED), (True, None)]
     assert closings == []
 
 
@@ -119,28 +119,33 @@ def test_behind_a_discarded_change_one_that_needs_the_row_is_held(next_: Event):
 def test_an_insert_says_nothing_where_its_transaction_takes_a_row_from_the_key_afterwards(goes: Event):
     apart = QuarantineState({}, frozenset({ONE}))
     insert = Event(40, 1, "I", None, ONE)
-    both, closings = trace([insert, goes], existing=frozenset({ONE}), held=apart)
-    assert [(one.held, one.waits, one.broke) for one in both] == [(True, False, DISCARDED), (True, True, None)]
+    both, closings = trace([insert, goes], existing=frozenset({ONE}), quarantined=apart)
+    assert [(one.quarantined, one.waits, one.broke) for one in both] == [(True, False, DISCARDED), (True, True, None)]
     assert closings == []
     for events in ([insert, replace(goes, position=50)], [insert, Event(40, 2, "T"), goes]):
-        assert not trace(events, existing=frozenset({ONE}), held=apart)[0][0].held, "that row is the one that goes"
+        assert not trace(events, existing=frozenset({ONE}), quarantined=apart)[0][0].quarantined, (
+            "that row is the one that goes"
+        )
 
 
 def test_what_is_let_through_says_what_it_said_in_its_own_transaction():
-    held = QuarantineState({(10, 1): frozenset({ONE}), (20, 1): frozenset({ONE})}, frozenset({ONE}))
+    quarantined = QuarantineState({(10, 1): frozenset({ONE}), (20, 1): frozenset({ONE})}, frozenset({ONE}))
     events = [let(31, 0, (10, 1), "I", None, ONE), let(31, 1, (20, 1), "D", ONE, None)]
-    assert [one.held for one in trace(events, held=held)[0]] == [False, False]
-    held = QuarantineState({(10, 1): frozenset({ONE}), (10, 2): frozenset({ONE})}, frozenset({ONE}))
+    assert [one.quarantined for one in trace(events, quarantined=quarantined)[0]] == [False, False]
+    quarantined = QuarantineState({(10, 1): frozenset({ONE}), (10, 2): frozenset({ONE})}, frozenset({ONE}))
     events = [let(31, 0, (10, 1), "I", None, ONE), let(31, 1, (10, 2), "D", ONE, None)]
-    assert [(one.held, one.broke) for one in trace(events, held=held)[0]] == [(True, DISCARDED), (True, None)]
+    assert [(one.quarantined, one.broke) for one in trace(events, quarantined=quarantined)[0]] == [
+        (True, DISCARDED),
+        (True, None),
+    ]
 
 
 def test_a_truncate_and_a_row_read_again_tell_the_key_anew():
     waiting = QuarantineState({}, frozenset({ONE, TWO}))
     events = [Event(31, -7, "I", None, ONE, again=True), Event(40, 1, "T")]
-    traced, closings = trace(events, held=waiting)
+    traced, closings = trace(events, quarantined=waiting)
     assert closings == [HoldRelease(31, -7, ONE), HoldRelease(40, 1)]
-    assert not traced[0].held
+    assert not traced[0].quarantined
 
 
 def test_where_a_row_that_is_not_there_stops_a_run_it_does_so_beside_decisions_too():
@@ -156,7 +161,7 @@ def test_copies_of_rows_without_a_key_are_let_through_together():
         let(31, 0, (10, 1), "I", None, ONE),
         let(31, 1, (20, 1), "D", ONE, None),
     ]
-    assert [one.held for one in trace_content(events, NOTHING_WAITS)[0]] == [True, True, False, False]
+    assert [one.quarantined for one in trace_content(events, NOTHING_WAITS)[0]] == [True, True, False, False]
 
 
 # ── whatever the spans ──
@@ -186,7 +191,7 @@ def test_any_spans_carry_out_decisions_like_the_oracle(seed: int, relation: Rela
             for n, change in enumerate(one.changes, start=1)
         ]
         oracle.run(some)
-        unknown = oracle.held_keys.get(T.table, set()) | oracle.apart.get(T.table, set())
+        unknown = oracle.quarantined_keys.get(T.table, set()) | oracle.apart.get(T.table, set())
         known = {key: row for key, row in oracle.tables.get(T.table, {}).items() if key not in unknown}
         assert known == at_source(history, unknown), f"CDC_LAKE_SEED={seed} at {position}"
         for lake in lakes:
@@ -199,7 +204,7 @@ def test_any_spans_carry_out_decisions_like_the_oracle(seed: int, relation: Rela
             places = [(row["position"], row["ordinal"]) for row in found.rows.to_pylist()]
             assert places == sorted(oracle.waiting.get(T.table, {})), at
             assert found.waiting.apart == oracle.apart.get(T.table, set()), at
-            assert found.keys == oracle.held_keys.get(T.table, set()), at
+            assert found.keys == oracle.quarantined_keys.get(T.table, set()), at
             reasons = [(row["reason"], row["rules"]) for row in found.rows.to_pylist()]
             assert reasons == [(row["reason"], row["rules"]) for row in rows], at
         for group in group_by_key(rows):

@@ -17,7 +17,7 @@ from cdc_lake.model.quarantine import Place
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.runtime.apply.transaction_groups import ahead, units_of
 from cdc_lake.runtime.quarantine import group_across_tables
-from cdc_lake.silver.row_tracing import Event, QuarantineState, TableEvents, Unit, held_whole, trace
+from cdc_lake.silver.row_tracing import Event, QuarantineState, TableEvents, Unit, quarantined_as_whole, trace
 from cdc_lake_testing.histories import History
 from cdc_lake_testing.messages import table
 from cdc_lake_testing.oracle import Oracle, TruncateIsHeld
@@ -37,10 +37,12 @@ def test_a_transaction_is_held_in_every_table_and_what_comes_later_on_its_keys()
     orders = [Event(10, 1, "I", None, ONE), Event(30, 1, "U", ONE, TWO), Event(40, 1, "I", None, ("3",))]
     lines = [Event(10, 2, "I", None, ONE, failed=True), Event(20, 1, "U", ONE, ONE), Event(50, 1, "I", None, ("3",))]
     tables = {"o": TableEvents(orders), "l": TableEvents(lines)}
-    whole = held_whole(tables, frozenset({(10, False)}))
+    whole = quarantined_as_whole(tables, frozenset({(10, False)}))
     assert whole == {(10, False), (20, False), (30, False)}
-    assert [one.held for one in trace(orders, whole_units=whole)[0]] == [True, True, False]
-    later = held_whole({"o": TableEvents(orders[1:], QuarantineState({(10, 1): frozenset({ONE})}))}, frozenset())
+    assert [one.quarantined for one in trace(orders, whole_units=whole)[0]] == [True, True, False]
+    later = quarantined_as_whole(
+        {"o": TableEvents(orders[1:], QuarantineState({(10, 1): frozenset({ONE})}))}, frozenset()
+    )
     assert later == {(30, False)}, "whatever the spans"
 
 
@@ -48,21 +50,23 @@ def test_a_truncate_ends_what_waits_in_its_table_before_its_transaction_is_judge
     orders = [Event(20, 1, "U", ONE, ONE), Event(20, 2, "T"), Event(20, 3, "I", None, ONE), Event(30, 1, "U", ONE, ONE)]
     lines = [Event(40, 1, "U", ONE, ONE)]
     waits = QuarantineState({(10, 1): frozenset({ONE})})
-    found = held_whole({"o": TableEvents(orders, waits), "l": TableEvents(lines, waits)}, frozenset())
+    found = quarantined_as_whole({"o": TableEvents(orders, waits), "l": TableEvents(lines, waits)}, frozenset())
     assert found == {(40, False)}, "the part in the other table waits on"
 
 
 def test_what_is_held_names_what_it_breaks_by_itself():
     events = [Event(10, 1, "I", None, ONE), Event(10, 2, "U", ONE, ONE, partial=True), Event(10, 3, "I", None, TWO)]
     traced, _ = trace([*events, Event(20, 1, "U", TWO, TWO, partial=True)], whole_units={(10, False)})
-    assert [(one.held, one.waits, one.broke) for one in traced] == [(True, False, None)] * 3 + [(True, True, None)]
+    assert [(one.quarantined, one.waits, one.broke) for one in traced] == [(True, False, None)] * 3 + [
+        (True, True, None)
+    ]
 
 
 def test_what_was_read_again_is_of_no_transaction_and_ends_what_waits_of_its_key():
     again = [Event(20, -2, "I", None, ONE, again=True), Event(20, -1, "I", None, TWO, again=True, failed=True)]
     events = [*again, Event(20, 1, "U", ONE, ONE), Event(30, 1, "U", TWO, TWO)]
     waits = QuarantineState({(10, 1): frozenset({ONE})})
-    assert held_whole({"o": TableEvents(events, waits)}, frozenset()) == {(30, False)}
+    assert quarantined_as_whole({"o": TableEvents(events, waits)}, frozenset()) == {(30, False)}
 
 
 def test_what_the_same_transaction_truncated_later_holds_nothing():
@@ -115,15 +119,17 @@ class Lake:
             return frozenset()
         first = min(self.tables[name].at for name in every)
         others = [one for name, one in self.tables.items() if name not in self.alone and one.at > first]
-        whole = frozenset(unit for one in others for unit in ahead(one.log(), one.name, 1, Span(1, first, one.at)).held)
+        whole = frozenset(
+            unit for one in others for unit in ahead(one.log(), one.name, 1, Span(1, first, one.at)).quarantined
+        )
         for name, events in every.items():
             traced, _ = self.tables[name].traced(events)
-            held = {(one.position, one.ordinal) for one in traced if one.held}
-            rows = [(e.position, e.ordinal, e.op) for e in events if (e.position, e.ordinal) in held]
+            quarantined = {(one.position, one.ordinal) for one in traced if one.quarantined}
+            rows = [(e.position, e.ordinal, e.op) for e in events if (e.position, e.ordinal) in quarantined]
             whole |= units_of(rows, self._truncates(events))
         if not whole:
             return whole
-        found = held_whole(
+        found = quarantined_as_whole(
             {name: TableEvents(events, self.tables[name].open().waiting) for name, events in every.items()}, whole
         )
         for events in every.values():
@@ -132,8 +138,8 @@ class Lake:
         for name, events in every.items():
             its = found & {event.unit for event in events}
             traced, _ = self.tables[name].traced(events, its)
-            held = {(one.position, one.ordinal) for one in traced if one.held}
-            rows = [(e.position, e.ordinal, e.op) for e in events if (e.position, e.ordinal) in held]
+            quarantined = {(one.position, one.ordinal) for one in traced if one.quarantined}
+            rows = [(e.position, e.ordinal, e.op) for e in events if (e.position, e.ordinal) in quarantined]
             assert units_of(rows, self._truncates(events)) <= found, "once is enough"
         return found
 
@@ -180,7 +186,7 @@ def test_any_spans_and_deaths_hold_the_transactions_that_the_oracle_holds(seed: 
                 assert found.keys == set(oracle.tables.get(name, {})), (at, name)
                 places = [(row["position"], row["ordinal"]) for row in found.open().rows.to_pylist()]
                 assert places == sorted(oracle.waiting.get(name, {})), (at, name)
-                assert found.open().keys == oracle.held_keys.get(name, set()), (at, name)
+                assert found.open().keys == oracle.quarantined_keys.get(name, set()), (at, name)
                 reasons = [(row["reason"], row["rules"]) for row in found.open().rows.to_pylist()]
                 same = lakes[0].tables[str(name)].open().rows.to_pylist()
                 assert reasons == [(row["reason"], row["rules"]) for row in same], (at, name)

@@ -14,7 +14,7 @@ import pytest
 from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.span_index import outline, touching
 from cdc_lake.cli.commands.inspect import row_text
-from cdc_lake.control.quarantine import QuarantineLog, open_holds
+from cdc_lake.control.quarantine import QuarantineLog, open_quarantine
 from cdc_lake.control.snapshots import refetched_rows, refetched_tables
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.position import Span
@@ -44,7 +44,7 @@ def test_a_row_read_again_ends_the_hold_of_its_key_and_of_no_other():
         Event(40, 2, "U", TWO, TWO),
     ]
     traced, closings = trace(events, existing=frozenset({TWO}))
-    assert [(t.held, t.broke) for t in traced] == [
+    assert [(t.quarantined, t.broke) for t in traced] == [
         (True, MISSING), (True, None), (False, None), (False, None), (True, None),
     ]  # fmt: skip
     assert [(c.position, c.key) for c in closings] == [(31, ONE)]
@@ -60,16 +60,16 @@ def test_a_row_that_moved_while_it_was_held_is_where_the_source_has_it():
         Event(30, 1, "I", None, ONE),
     ]
     traced, _ = trace(events, existing=frozenset({ONE}))
-    assert [t.held for t in traced] == [True, False, False, False]
+    assert [t.quarantined for t in traced] == [True, False, False, False]
     assert traced[1].origin == ONE, "silver's row is deleted where it was"
     assert [traced[2].origin, traced[3].origin] == [None, None]
     assert len({t.row for t in traced[1:]}) == 3
 
 
 def test_a_row_read_again_that_breaks_a_rule_is_held_for_that_and_for_nothing_else():
-    held = QuarantineState({(5, 1): frozenset({ONE})})
-    traced, closings = trace([Event(11, -7, "I", None, ONE, failed=True, again=True)], held=held)
-    assert [(t.held, t.waits, t.broke) for t in traced] == [(True, False, None)]
+    quarantined = QuarantineState({(5, 1): frozenset({ONE})})
+    traced, closings = trace([Event(11, -7, "I", None, ONE, failed=True, again=True)], quarantined=quarantined)
+    assert [(t.quarantined, t.waits, t.broke) for t in traced] == [(True, False, None)]
     assert closings == []
 
 
@@ -85,8 +85,8 @@ def held_rows(*rows: tuple[int, str, list[str] | None, tuple[str, ...] | None, t
     return pa.Table.from_pylist([dict(zip(names, row, strict=True)) | own for row in rows], schema)
 
 
-def log(held: pa.Table) -> QuarantineLog:
-    return QuarantineLog(held, schema_of("decisions").empty_table())
+def log(quarantined: pa.Table) -> QuarantineLog:
+    return QuarantineLog(quarantined, schema_of("decisions").empty_table())
 
 
 def test_holds_end_key_by_key_and_begin_again():
@@ -96,15 +96,17 @@ def test_holds_end_key_by_key_and_begin_again():
         (31, "closed", None, ONE, None),
         (40, "failed", ["late"], NINE, None),
     )
-    found = open_holds(log(rows), "public.t", 1, 1, 50)
+    found = open_quarantine(log(rows), "public.t", 1, 1, 50)
     assert found.keys == {TWO, NINE}
     assert found.rows["position"].to_pylist() == [20, 40], "a change waits while one of its keys does"
-    assert open_holds(log(rows), "public.t", 1, 1, 30).keys == {ONE, TWO}, "what is above the watermark does not count"
+    assert open_quarantine(log(rows), "public.t", 1, 1, 30).keys == {ONE, TWO}, (
+        "what is above the watermark does not count"
+    )
     more = pa.concat_tables([rows, held_rows((45, "closed", None, TWO, None), (50, "waiting", None, ONE, ONE))])
-    assert open_holds(log(more), "public.t", 1, 1, 50).keys == {ONE, NINE}
-    assert open_holds(log(more), "public.t", 1, 1, 50).rows["position"].to_pylist() == [40, 50]
+    assert open_quarantine(log(more), "public.t", 1, 1, 50).keys == {ONE, NINE}
+    assert open_quarantine(log(more), "public.t", 1, 1, 50).rows["position"].to_pylist() == [40, 50]
     after = pa.concat_tables([more, held_rows((60, "closed", None, None, None), (70, "failed", ["late"], TWO, None))])
-    assert open_holds(log(after), "public.t", 1, 1, 70).keys == {TWO}, "a truncate ends all"
+    assert open_quarantine(log(after), "public.t", 1, 1, 70).keys == {TWO}, "a truncate ends all"
 
 
 # ── in bronze ──

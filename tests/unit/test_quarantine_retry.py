@@ -121,7 +121,7 @@ def test_held_changes_are_listed_with_their_key_and_rule(project: Project):
         "unchanged": None, "span_upto": 250, "recorded_at": utc_now(),
     }  # fmt: skip
     control.append(
-        "held",
+        "quarantine",
         [
             {**common, "position": 200, "ordinal": 1, "reason": "failed", "rules": ["in_set_note"], "key": ["7"]},
             {**common, "position": 240, "ordinal": 2, "reason": "waiting", "rules": [], "key": ["7"]},
@@ -135,7 +135,7 @@ def test_held_changes_are_listed_with_their_key_and_rule(project: Project):
     ]
     text = list_text(found)
     assert "in_set_note" in text
-    assert "queued behind a held change of its key" in text
+    assert "queued behind a quarantined change of its key" in text
     assert [one.position for one in found.undecodable] == ["0/12C", "0/1F4"]
 
 

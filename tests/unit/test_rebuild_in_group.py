@@ -94,17 +94,17 @@ def test_a_group_that_no_cut_lists_yet_keeps_no_table_back(project: Project) -> 
 
 def test_what_another_table_held_has_to_be_recorded(project: Project, state: StreamCheckpoint) -> None:
     listed = cut(orders=100, lines=100)
-    listed.tables["public.lines"] = replace(listed.tables["public.lines"], held=1)
+    listed.tables["public.lines"] = replace(listed.tables["public.lines"], quarantined_keys=1)
     with pytest.raises(
-        QuarantineLost, match=r"silver\.orders holds whole transactions of its group, .* 1 held keys"
+        QuarantineLost, match=r"silver\.orders holds whole transactions of its group, .* 1 quarantined keys"
     ) as lost:
         passed(project, state, listed, 100)
     assert lost.value.remedy.endswith("cdc-lake resync public.orders public.lines")
-    row: dict[str, Any] = dict.fromkeys(schema_of("held").names)
+    row: dict[str, Any] = dict.fromkeys(schema_of("quarantine").names)
     row |= {"relation": "public.lines", "epoch": 1, "generation": 1, "position": 50, "ordinal": 2, "op": "I"}
-    ControlTables(project.control).append("held", [row | {"reason": "failed", "key": ["7"]}])
+    ControlTables(project.control).append("quarantine", [row | {"reason": "failed", "key": ["7"]}])
     (one,) = passed(project, state, listed, 100)
-    assert one.held == {(50, False)}
+    assert one.quarantined == {(50, False)}
 
 
 # ── copied again ──
@@ -170,15 +170,17 @@ def test_a_table_that_no_cut_lists_waits_for_its_group_where_its_history_was_jud
 def test_of_tables_that_are_copied_again_together_is_asked_only_what_is_known(tmp_path: Path, *, behind: bool) -> None:
     world = Copied(made(tmp_path, "history"))
     listed = cut(orders=100, lines=60 if behind else 100)
-    listed.tables["public.lines"] = replace(listed.tables["public.lines"], held=1)
+    listed.tables["public.lines"] = replace(listed.tables["public.lines"], quarantined_keys=1)
     with pytest.raises(GroupWaits if behind else QuarantineLost):
         world.begin(listed)
     world.copy(90, LINES, ORDERS)
     world.begin(listed)
-    row: dict[str, Any] = dict.fromkeys(schema_of("held").names)
+    row: dict[str, Any] = dict.fromkeys(schema_of("quarantine").names)
     row |= {"relation": "public.lines", "epoch": 1, "generation": 1, "position": 50, "ordinal": 2, "op": "I"}
-    world.control.append("held", [row | {"reason": "failed", "key": ["7"]}])
-    assert [one.held for one in world.others(listed)] == [{(50, False)}], "what is recorded counts before the copy too"
+    world.control.append("quarantine", [row | {"reason": "failed", "key": ["7"]}])
+    assert [one.quarantined for one in world.others(listed)] == [{(50, False)}], (
+        "what is recorded counts before the copy too"
+    )
 
 
 # ── all of a group copied again, and silver beyond the copies ──

@@ -180,7 +180,7 @@ def test_status_shows_what_the_receiver_waits_for(tmp_path: Path) -> None:
     said = Status(
         pipeline="shop", at=datetime.now(UTC), source="db", reachable=True, unreachable_because="", stream=None,
         epoch=None, source_position=None, bronze_position=None, silver_position=None, last_commit=None,
-        received=Lag(), landed=Lag(), applied=Lag(), slot=SlotStatus("shop", "active", "read"), tables=(), held=(),
+        received=Lag(), landed=Lag(), applied=Lag(), slot=SlotStatus("shop", "active", "read"), tables=(), quarantined=(),
         receiver_waits=waits,
     )  # fmt: skip
     text = status_text(said, 120)

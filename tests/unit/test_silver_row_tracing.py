@@ -42,7 +42,7 @@ def test_an_update_that_left_values_out_is_held_where_its_row_is_not_there():
         Event(20, 3, "U", NINE, NINE, partial=True),
     ]
     traced, _ = trace(events, existing=frozenset({NINE}))
-    assert [(t.held, t.broke) for t in traced] == [
+    assert [(t.quarantined, t.broke) for t in traced] == [
         (True, MISSING), (True, None), (False, None), (False, None), (False, None),
     ]  # fmt: skip
 
@@ -54,22 +54,22 @@ def test_a_second_row_at_a_key_is_held_and_the_first_one_stays():
         Event(30, 1, "D", NULL),
     ]
     traced, _ = trace(events)
-    assert [(t.held, t.broke) for t in traced] == [(False, None), (True, TAKEN), (True, None)]
+    assert [(t.quarantined, t.broke) for t in traced] == [(False, None), (True, TAKEN), (True, None)]
     again, _ = trace(events[1:], existing=frozenset({NULL}))
-    assert [(t.held, t.broke) for t in again] == [(True, TAKEN), (True, None)], "whatever the spans"
+    assert [(t.quarantined, t.broke) for t in again] == [(True, TAKEN), (True, None)], "whatever the spans"
 
 
 def test_a_key_that_changes_hands_in_a_transaction_is_taken_by_nobody():
     events = [Event(10, 1, "I", None, NULL), Event(20, 1, "I", None, NULL), Event(20, 2, "D", NULL)]
     traced, _ = trace(events)
-    assert [t.held for t in traced] == [False, False, False]
+    assert [t.quarantined for t in traced] == [False, False, False]
     assert traced[2].row == traced[0].row, "the older one leaves"
 
 
 def test_a_row_that_cannot_leave_because_it_is_held_makes_its_follower_wait_without_a_reason_of_its_own():
     events = [Event(10, 1, "U", TWO, ONE), Event(10, 2, "U", ONE, NINE, failed=True)]
     traced, _ = trace(events, existing=frozenset({ONE, TWO}))
-    assert [(t.held, t.broke) for t in traced] == [(True, None), (True, None)]
+    assert [(t.quarantined, t.broke) for t in traced] == [(True, None), (True, None)]
 
 
 def test_rows_without_a_key_wait_for_equal_ones_until_a_truncate():
@@ -82,7 +82,7 @@ def test_rows_without_a_key_wait_for_equal_ones_until_a_truncate():
         Event(30, 2, "I", None, ONE),
     ]
     traced, closings = trace_content(events, NOTHING_WAITS)
-    assert [t.held for t in traced] == [True, True, True, False, False]
+    assert [t.quarantined for t in traced] == [True, True, True, False, False]
     assert [(c.position, c.ordinal) for c in closings] == [(30, 1)]
 
 
@@ -102,7 +102,7 @@ def test_a_row_that_leaves_silver_makes_the_key_wait_that_it_goes_to_only_where_
         Event(40, 1, "U", TWO, TWO),
     ]
     traced, _ = trace(events, existing=frozenset({ONE, NINE}), filtered=True)
-    assert [(t.held, t.waits) for t in traced] == [(True, False), (True, True), (False, False), (True, True)]
+    assert [(t.quarantined, t.waits) for t in traced] == [(True, False), (True, True), (False, False), (True, True)]
 
 
 def test_of_two_rows_at_a_key_the_one_that_the_whole_old_tuple_equals_goes():
@@ -116,7 +116,7 @@ def test_of_two_rows_at_a_key_the_one_that_the_whole_old_tuple_equals_goes():
     for gone, at in ((younger, 0), (changed, 1)):
         traced, _ = trace([come, both, Event(20, 3, "D", NULL, old_digest=gone)], existing=frozenset({NULL}))
         assert traced[2].row == traced[at].row
-        assert not any(one.held for one in traced)
+        assert not any(one.quarantined for one in traced)
     moved = Event(20, 2, "U", NULL, ONE, old_digest=younger, new_digest=changed)
     traced, _ = trace([come, moved, Event(20, 3, "D", NULL, old_digest=older)], existing=frozenset({NULL}))
     assert [one.origin for one in traced] == [None, None, NULL]
@@ -159,7 +159,7 @@ def net(silver: dict[Key, Row], changes: list[Any], traced: list[TracedChange]) 
             rows, silver = {}, {}
             continue
         one = next(left)
-        assert not one.held
+        assert not one.quarantined
         row = None if isinstance(change, Delete) else dict(zip(T.names, change.new, strict=True))
         rows[one.row] = (one.origin, row)
     gone = {origin for origin, _ in rows.values()}

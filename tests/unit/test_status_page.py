@@ -29,8 +29,8 @@ from tests.live.test_status_browser import NOW, PAGE, STATUS
 
 LIVE = replace(
     STATUS,
-    tables=tuple(replace(table, state="live", held=0) for table in STATUS.tables),
-    held=(),
+    tables=tuple(replace(table, state="live", quarantined=0) for table in STATUS.tables),
+    quarantined=(),
 )
 ONE = LIVE.tables[0]
 WAITS = ReceiverWait(NOW, NOW, "LAK420", "the disk is full", "lake/bronze")
@@ -48,7 +48,7 @@ ODD = UndecodedTransaction(1, "0/5F", None, 7, ("public.t",), 1, 10, "DEC310", "
         (replace(LIVE, stream=None, reachable=False), ["attention", "unknown"], "The source cannot be reached"),
         (replace(LIVE, reachable=False, unreachable_because="away"), ["attention"], "The source cannot be reached"),
         (replace(LIVE, receiver_waits=WAITS), ["attention"], "The receiver waits"),
-        (replace(LIVE, tables=(replace(ONE, state="held", held=2),)), ["attention"], "2 changes held by rules"),
+        (replace(LIVE, tables=(replace(ONE, state="held", quarantined=2),)), ["attention"], "2 changes held by rules"),
         (replace(LIVE, tables=(replace(ONE, state="paused"),)), ["attention"], "1 table paused"),
         (replace(LIVE, tables=(replace(ONE, different_at=NOW),)), ["bad"], "Silver differs from the source"),
         (replace(LIVE, undecodable=(ODD,)), ["bad"], "Silver stops before 0/5F"),
@@ -69,7 +69,7 @@ def test_hostile_names_stay_text_and_nothing_is_fetched() -> None:
     table = TableStatus(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1, 1)
     hostile = replace(
         STATUS, pipeline=HOSTILE, source=HOSTILE, unreachable_because=HOSTILE, reachable=False, tables=(table,),
-        held=(QuarantinedRows(HOSTILE, HOSTILE, 1),), slot=SlotStatus(HOSTILE, HOSTILE, HOSTILE), silver_position=HOSTILE,
+        quarantined=(QuarantinedRows(HOSTILE, HOSTILE, 1),), slot=SlotStatus(HOSTILE, HOSTILE, HOSTILE), silver_position=HOSTILE,
         receiver_waits=replace(WAITS, message=HOSTILE),
     )  # fmt: skip
     runs = (replace(PAGE.runs[0], verb=HOSTILE, outcome=HOSTILE, codes=(HOSTILE,)),)
@@ -91,14 +91,14 @@ def test_an_empty_pipeline_has_a_page(tmp_path: Path) -> None:
 def test_the_page_remembers_cuts_runs_and_errors(tmp_path: Path) -> None:
     lake = CutLake(tmp_path)
     for number in range(1, 70):
-        lake.cut(100 + number, number, t=lake.state("t", None, 100 + number, held=number % 2))
+        lake.cut(100 + number, number, t=lake.state("t", None, 100 + number, quarantined_keys=number % 2))
     for number in range(12):
         facts = {"changes": 10 * number, "failed": {"silver.t": "LAK410"} if number == 3 else {}}
         lake.control.record(RunRow(f"a{number}", "apply", at(number), at(number + 0.5), "done", json.dumps(facts)))
     lake.control.record(RunRow("f", "run", at(20), at(21), "failed", json.dumps({"error": "SRC201"})))
     lake.control.record(RunRow("r", "run", at(22), at(23), "done", json.dumps({"receive": {"changes": 7}})))
     page = remember(lake.project, LIVE)
-    assert [(cut.position, cut.age, cut.there, cut.tables, cut.held) for cut in page.cuts[:2]] == [
+    assert [(cut.position, cut.age, cut.there, cut.tables, cut.quarantined) for cut in page.cuts[:2]] == [
         ("0/A9", 3600.0, 1, 1, 1), ("0/A8", 3600.0, 1, 1, 0),
     ]  # fmt: skip
     assert (len(page.cuts), len(page.ages), page.ages[0]) == (8, 60, 3600.0)
@@ -159,7 +159,7 @@ def test_the_function_and_the_command_write_the_same_page(told: Told, tmp_path: 
     ("found", "troubles"),
     [
         (LIVE, []),
-        (replace(LIVE, tables=(replace(ONE, state="paused"), replace(ONE, state="held", held=2))), []),
+        (replace(LIVE, tables=(replace(ONE, state="paused"), replace(ONE, state="held", quarantined=2))), []),
         (replace(LIVE, stream=None, slot=SlotStatus("shop", "missing", "it is created by the first run")), []),
         (replace(LIVE, reachable=False, unreachable_because="away"), ["the source is not reachable: away"]),
         (replace(LIVE, slot=SlotStatus("shop", "lost", "WAL is gone")), ["slot `shop` is lost: WAL is gone"]),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
@@ -31,13 +32,19 @@ from cdc_lake.runtime.quarantine import list_quarantine
 from cdc_lake.tables.control_schema import (
     CONTROL_PROPERTY,
     CONTROL_VERSION,
+    FORMER_COLUMNS,
+    ControlName,
     CutRow,
+    PinRow,
     StreamRow,
+    bring,
+    needed_upgrades,
     schema_of,
     utc_now,
     version_of,
 )
 from cdc_lake.tables.control_tables import ControlTables, lease
+from cdc_lake.tables.delta_storage import LocalDeltaStorage
 from cdc_lake_testing.broken_off import broken_off
 from tests.data import make_lake
 from tests.shell import output_of
@@ -77,18 +84,27 @@ def test_without_yes_it_says_what_it_takes_and_changes_nothing(old: Project, cap
     assert lines[-1] == "3 tables to upgrade: stop the runs, then `cdc-lake upgrade --yes`"
     document = json.loads(said(capsys, "--json"))
     assert document["schema"] == "cdc-lake/upgrade/1"
-    assert [one["table"] for one in document["tables"]] == ["bronze", "control/streams", "control/cuts", "control/held"]
+    assert [one["table"] for one in document["tables"]] == [
+        "bronze",
+        "control/streams",
+        "control/cuts",
+        "control/quarantine",
+    ]
     assert {name: control(old, name).version() for name in before} == before
 
 
 def test_with_yes_other_readers_see_every_column_and_rows_stay_as_they_are(old: Project, capsys: Any) -> None:
-    streams, held = ControlTables(old.control).streams(), ControlTables(old.control).read("held").to_pylist()
+    streams, quarantined = (
+        ControlTables(old.control).streams(),
+        ControlTables(old.control).read("quarantine").to_pylist(),
+    )
     assert said(capsys, "--yes").endswith("upgraded 3 tables\n")
     for name in ("streams", "held", "cuts"):
-        assert [field.name for field in control(old, name).schema().fields] == schema_of(name).names
+        columns = schema_of("quarantine" if name == "held" else name).names
+        assert [field.name for field in control(old, name).schema().fields] == columns
         assert version_of(control(old, name)) == CONTROL_VERSION
     assert ControlTables(old.control).streams() == streams
-    assert ControlTables(old.control).read("held").to_pylist() == held
+    assert ControlTables(old.control).read("quarantine").to_pylist() == quarantined
     ControlTables(old.control).record(StreamRow(2, "new", 1, "s", "i", "d", "lsn", utc_now(), True, 150, "ab"))
     seen = control(old, "streams").to_pyarrow_table().sort_by("epoch").select(["epoch", "last_position"])
     assert seen.to_pylist() == [{"epoch": 1, "last_position": None}, {"epoch": 2, "last_position": 150}]
@@ -111,11 +127,11 @@ def test_a_lake_of_a_newer_version_is_refused_before_anything_is_changed(old: Pr
     newer = control(old, "held")
     newer.alter.set_table_properties({CONTROL_PROPERTY: "3"}, raise_if_not_exists=False)
     before = control(old, "streams").version()
-    assert "error[LAK490]: the control table `held` has version 3, but this version knows only 2" in said(
+    assert "error[LAK490]: the control table `quarantine` has version 3, but this version knows only 2" in said(
         capsys, "--yes", code=1
     )
     with pytest.raises(ControlNewer):
-        ControlTables(old.control).read("held")
+        ControlTables(old.control).read("quarantine")
     assert control(old, "streams").version() == before
     bronze = DeltaTable(str(old.bronze))
     bronze.alter.set_table_properties({"cdc_lake.contract": "2"}, raise_if_not_exists=False)
@@ -133,6 +149,48 @@ def test_new_tables_are_of_this_version(tmp_path: Path) -> None:
     tables = ControlTables(tmp_path)
     tables.record(StreamRow(1, "s", 1, "s", "i", "d", "lsn", utc_now()))
     assert version_of(DeltaTable(str(tmp_path / "streams"))) == CONTROL_VERSION
+
+
+@pytest.mark.parametrize("name", FORMER_COLUMNS)
+def test_a_table_of_version_1_keeps_the_names_of_its_columns(tmp_path: Path, name: ControlName) -> None:
+    former = FORMER_COLUMNS[name]
+    stored = pa.schema([field.with_name(former.get(field.name, field.name)) for field in schema_of(name)])
+    LocalDeltaStorage(tmp_path / name, durable=False).create(stored, {CONTROL_PROPERTY: "1"})
+    rows = pa.Table.from_pylist([dict.fromkeys(stored.names)] * 2, schema=schema_of(name))
+    for column in former:
+        field = schema_of(name).field(column)
+        values = pa.array(["7", "8"]).cast(field.type)
+        rows = rows.set_column(rows.schema.get_field_index(column), field, values)
+    tables = ControlTables(tmp_path)
+    for row in range(2):
+        assert tables.append(name, rows.slice(row, 1))
+    assert tables.compact(name, 1)
+    seen = DeltaTable(str(tmp_path / name)).to_pyarrow_table()
+    for column, before in former.items():
+        assert sorted(str(value) for value in seen[before].to_pylist()) == ["7", "8"], "an older version reads it"
+        assert column not in seen.column_names
+        assert sorted(map(str, ControlTables(tmp_path).read(name, columns=[column])[column].to_pylist())) == ["7", "8"]
+    assert needed_upgrades(DeltaTable(str(tmp_path / name)), name) == ("version 2 in its properties",)
+    bring(tables.place(name), name)
+    assert ControlTables(tmp_path).read(name).num_rows == 2
+
+
+def test_a_lake_keeps_the_names_of_its_tables_and_a_new_one_has_the_new_names(tmp_path: Path) -> None:
+    pin = PinRow("p", False, 1, "s", 10, None, "{}", utc_now(), None, utc_now())
+    ControlTables(tmp_path / "new").record(pin)
+    LocalDeltaStorage(tmp_path / "of_1" / "streams", durable=False).create(
+        schema_of("streams"), {CONTROL_PROPERTY: "1"}
+    )
+    ControlTables(tmp_path / "of_1").record(pin)  # an older version would look for it there
+    LocalDeltaStorage(tmp_path / "upgraded" / "promises", durable=False).create(
+        schema_of("pins"), {CONTROL_PROPERTY: "2"}
+    )
+    ControlTables(tmp_path / "upgraded").record(pin)
+    for lake, name in (("new", "pins"), ("of_1", "promises"), ("upgraded", "promises")):
+        tables = ControlTables(tmp_path / lake)
+        assert [row["name"] for row in tables.read("pins").to_pylist()] == ["p"]
+        folders = {folder.name for folder in (tmp_path / lake).iterdir()} - {"streams"}
+        assert (folders, DeltaTable(str(tmp_path / lake / name)).to_pyarrow_table().num_rows) == ({name}, 1)
 
 
 # ── a lake of this contract, for later versions ──
@@ -169,8 +227,8 @@ def test_a_lake_of_bronze_contract_1_and_control_version_1_is_read(kept: Path, f
     amounts = {name: set(now.read(name)["amount"].to_pylist()) for name in ("now", "then", "log", "off")}
     assert amounts == {"now": {3, 7}, "then": {3, 7}, "log": {None, 1, 2, 3}, "off": {1, 2, 3}}
     assert sorted(first.read("now")["amount"].to_pylist()) == [1, 2, 3]
-    (held,) = list_quarantine(project).changes
-    assert (held.table, held.rules, held.key) == (f"silver_{fmt}.now", ("between_amount",), ("4",))
+    (quarantined,) = list_quarantine(project).changes
+    assert (quarantined.table, quarantined.rules, quarantined.key) == (f"silver_{fmt}.now", ("between_amount",), ("4",))
     assert list(paused_tables(ControlTables(project.control))) == ["public.off"]
     assert [row.epoch for row in ControlTables(project.control).streams()] == [1]
     assert ControlTables(project.control).read("runs").num_rows == 2

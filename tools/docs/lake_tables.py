@@ -217,12 +217,13 @@ _ABOUT = {
     "streams": "One row per stream: the server and the slot from which bronze is fed, and the start of the stream.",
     "snapshots": "The steps of each initial copy.",
     "cuts": "One row per span: the position that the silver tables have reached together, with the version of each.",
-    "promises": "Cuts that stay readable, by name or by schedule, each with the versions it needs.",
+    "pins": "Cuts that stay readable, by name or by schedule, each with the versions it needs.",
     "withheld": "Cuts that were not pinned because of the results of the rules at them, each with the rules.",
     "pauses": "Tables that were paused or resumed.",
-    "held": "Held changes, complete, each with its position and reason.",
-    "decisions": "Held changes that were [released or discarded](../concepts/holds.md#release-and-discard), each "
-    "complete. A decision has no effect if its change is not held.",
+    "quarantine": "Quarantined changes, complete, each with its position and reason.",
+    "decisions": "Quarantined changes that were "
+    "[released or discarded](../concepts/quarantine.md#release-and-discard), each complete. A decision has no effect "
+    "if its change is not in quarantine.",
     "gaps": "CSNs that a stream passed over because they did not arrive in time, if it is configured to continue.",
     "timelines": "The server's timelines on which a stream was read, one row from the time when reading on it began.",
     "memberships": "Which table each name of the stream was read from (its entry in the publication, its OID), one row "

@@ -192,7 +192,7 @@ rules:
 
 **Row rules** are evaluated on the row after each change, before it is merged, in the same pass that reads the changes.
 `on_fail` determines what happens to a change that fails: `warn` (default) counts it, `quarantine`
-[holds](../concepts/holds.md) it and later changes of its key, `stop` ends the run before it. They name columns
+[holds](../concepts/quarantine.md) it and later changes of its key, `stop` ends the run before it. They name columns
 of the source. A report evaluates them again on the rows of silver, with Great Expectations: a test asserts that both
 counts are equal.
 

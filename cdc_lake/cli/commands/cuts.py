@@ -108,8 +108,8 @@ def _line(cut: CutLine) -> tuple[str, ...]:
     tables = str(cut.tables)
     if cut.behind:
         tables += f", {len(cut.behind)} behind"
-    if cut.held:
-        tables += f", {pluralize(cut.held, 'key')} held"
+    if cut.quarantined:
+        tables += f", {pluralize(cut.quarantined, 'key')} held"
     pins = _pins_text(cut.pins) or ", ".join(f"not as {withheld.name}: {withheld.reason}" for withheld in cut.withheld)
     return str(cut.epoch), cut.position, _timestamp(cut.commit_ts), tables, pins
 
@@ -126,7 +126,11 @@ def cut_text(cut: CutView) -> str:
 
 def _table(cut_table: CutTable) -> tuple[str, ...]:
     version = "none yet" if cut_table.version is None else str(cut_table.version)
-    state = cut_table.state if not cut_table.held else f"{cut_table.state}, {pluralize(cut_table.held, 'key')} held"
+    state = (
+        cut_table.state
+        if not cut_table.quarantined
+        else f"{cut_table.state}, {pluralize(cut_table.quarantined, 'key')} held"
+    )
     if cut_table.version is not None and not cut_table.readable:
         state += ", its version is gone"
     return cut_table.source, cut_table.table, cut_table.format, version, cut_table.position, state

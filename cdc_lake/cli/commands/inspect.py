@@ -95,7 +95,7 @@ def inspect_row(
     table: Annotated[str, Argument(help="Source table, schema.table.")],
     key: Annotated[list[str], Argument(help="Key: values in key order, or column=value.")],
 ) -> None:
-    """Show one row: all its changes, the resulting row, its held changes, and the row in silver."""
+    """Show one row: all its changes, the resulting row, its quarantined changes, and the row in silver."""
     from cdc_lake.bronze.open import bronze_reader
     from cdc_lake.control.streams import source_table
     from cdc_lake.ops.inspect import row_everywhere
@@ -305,14 +305,14 @@ def time_text(value: datetime | None) -> str:
 
 
 def row_text(row: RowEverywhere) -> str:
-    """The whole history of a row; `bronze`, `held` and `silver` are the last lines, as a summary."""
+    """The whole history of a row; `bronze`, `quarantine` and `silver` are the last lines, as a summary."""
     key = ", ".join(f"{column}={value}" for column, value in row.key.items())
     lines = [f"{row.table} ({key}): {pluralize(len(row.events), 'event')}", ""]
     epochs = len({event.epoch for event in row.events}) > 1
     for event, change in zip(row.events, row.changes, strict=True):
         lines.append(_event(event, change, epoch=epochs))
-    lines += ["", f"bronze  {_row_text(row.net)}"]
-    lines += [f"held    {_held_text(change)}" for change in row.held]
+    lines += ["", f"bronze     {_row_text(row.net)}"]
+    lines += [f"quarantine {_quarantine_text(change)}" for change in row.quarantined]
     return "\n".join([*lines, *_silver(row.silver)])
 
 
@@ -353,21 +353,21 @@ def _row_text(values: Mapping[str, str | None] | None, unchanged: Sequence[str] 
     return f"({', '.join(shown)})"
 
 
-def _held_text(change: QuarantinedChange) -> str:
-    why = f"breaks {', '.join(change.rules)}" if change.rules else "queued behind a held change"
+def _quarantine_text(change: QuarantinedChange) -> str:
+    why = f"breaks {', '.join(change.rules)}" if change.rules else "queued behind a quarantined change"
     return f"{change.position}:{change.ordinal} {OPS.get(change.op, change.op)}, {why}"
 
 
 def _silver(silver: SilverRows | None) -> list[str]:
     if silver is None:
-        return ["silver  has nothing of this table yet"]
+        return ["silver     has nothing of this table yet"]
     state = "" if silver.state == "active" else f" ({silver.state})"
-    head = f"silver  {silver.table} at {silver.position}{state}:"
+    head = f"silver     {silver.table} at {silver.position}{state}:"
     if silver.reason:
         return [f"{head} {silver.reason}"]
     if len(silver.rows) == 1:
         return [f"{head} {_row_text(silver.rows[0])}"]
-    return [f"{head} no row"] if not silver.rows else [head, *(f"        {_row_text(row)}" for row in silver.rows)]
+    return [f"{head} no row"] if not silver.rows else [head, *(f"           {_row_text(row)}" for row in silver.rows)]
 
 
 def failpoints_text(listing: FailpointList) -> str:

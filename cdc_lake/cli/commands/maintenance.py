@@ -155,8 +155,8 @@ def rebuilt_text(result: Rebuilt) -> str:
     if result.operations and result.version is not None and result.generation > FIRST:
         shows = f"`cdc-lake compare {result.source}` shows it"
         lines.append(f"what the server did to rows with them without sending it is not in bronze: {shows}")
-    if result.held:
-        lines.append(f"{pluralize(result.held, 'change')} held by rules: `cdc-lake quarantine list`")
+    if result.quarantined:
+        lines.append(f"{pluralize(result.quarantined, 'change')} held by rules: `cdc-lake quarantine list`")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""The commands of `held`: lists the quarantine, records decisions, and retries undecodable transactions.
+"""The commands of `quarantine`: lists the quarantine, records decisions, and retries undecodable transactions.
 
 Keys are printed, because the user requests them; no other values.
 """
@@ -37,7 +37,7 @@ KeyParts = Annotated[
         help="Select the changes that hold this key: one option for each key column, in key order.",
     ),
 ]
-All = Annotated[bool, Option("--all", help="Select all held changes of the table.")]
+All = Annotated[bool, Option("--all", help="Select all quarantined changes of the table.")]
 RuleName = Annotated[
     str | None, Option("--rule", metavar="NAME", help="With --all: select only changes held by this rule alone.")
 ]
@@ -81,7 +81,7 @@ def quarantine_release(
     rule: RuleName = None,
     yes: Yes = False,
 ) -> None:
-    """Release held changes as they are, in their order: the next run applies them, whatever rule they break."""
+    """Release quarantined changes as they are, in their order: the next run applies them, whatever rule they break."""
     _decide(call, "release", table, key, rule, reason, every=every, yes=yes)
 
 
@@ -95,7 +95,7 @@ def quarantine_discard(
     rule: RuleName = None,
     yes: Yes = False,
 ) -> None:
-    """Discard held changes for good: silver keeps its rows, and later changes of these keys are applied again."""
+    """Discard quarantined changes for good: silver keeps its rows, and later changes of their keys are applied."""
     _decide(call, "discard", table, key, rule, reason, every=every, yes=yes)
 
 
@@ -117,7 +117,7 @@ _KEYS = 3
 
 
 def list_text(listing: QuarantineList) -> str:
-    """The undecodable transactions, each with its error, then held changes, one per line."""
+    """The undecodable transactions, each with its error, then quarantined changes, one per line."""
     lines: list[str] = []
     for transaction in listing.undecodable:
         lines += _undecodable(transaction)
@@ -148,7 +148,7 @@ def _changes(changes: Sequence[QuarantinedChange]) -> list[str]:
     rows: list[tuple[str, ...]] = [("table", "position", "op", "key", "held by")]
     lines = table([*rows, *(_change(change) for change in changes[:_SHOWN])], indent="")
     more = len(changes) - _SHOWN
-    return [*lines, *([f"… and {more:,} more: the control table `held` has all"] if more > 0 else [])]
+    return [*lines, *([f"… and {more:,} more: the control table `quarantine` has all"] if more > 0 else [])]
 
 
 def decided_text(decision: QuarantineDecision) -> str:
@@ -175,7 +175,7 @@ def decided_text(decision: QuarantineDecision) -> str:
 def _change(change: QuarantinedChange) -> tuple[str, ...]:
     from cdc_lake.model.quarantine import CEILING
 
-    waits = "a held change of its key" if change.group is None else f"what group {change.group} holds"
+    waits = "a quarantined change of its key" if change.group is None else f"what group {change.group} holds"
     why = ", ".join(change.rules) or f"queued behind {waits}"
     decided = {None: "", "release": "; to be released", "discard": "; to be discarded"}
     return (

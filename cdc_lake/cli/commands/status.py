@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _COLOURS = {
     "live": GREEN,
-    "held": YELLOW,
+    "quarantined": YELLOW,
     "paused": YELLOW,
     "failed": RED,
     "active": GREEN,
@@ -63,13 +63,17 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
     if (withheld := status.withheld) is not None:
         what = f"the cut at {withheld.position} is not pinned as {withheld.name}: {withheld.reason}"
         lines += ["", *wrap_line("withheld  ", what, width)]
-    if status.held:
-        lines += ["", "held", *table([(h.table, h.rule, f"{h.rows:,}") for h in status.held], right=frozenset({2}))]
+    if status.quarantined:
+        lines += [
+            "",
+            "quarantine",
+            *table([(h.table, h.rule, f"{h.rows:,}") for h in status.quarantined], right=frozenset({2})),
+        ]
     return "\n".join(lines)
 
 
 def status_line(status: Status) -> str:
-    """A status in one line: time, silver's position and lag, the slot, tables by state, held changes."""
+    """A status in one line: time, silver's position and lag, the slot, tables by state, quarantined changes."""
     by_state = Counter(table.state for table in status.tables)
     tables = ", ".join(f"{number} {state}" for state, number in by_state.items()) or "no tables"
     lag = status.applied
@@ -81,7 +85,11 @@ def status_line(status: Status) -> str:
         f"silver at {status.silver_position}{lag_text}" if status.silver_position else "silver is empty",
         f"slot {status.slot.state}" if status.reachable else "source not reachable",
         tables,
-        *([f"{pluralize(sum(held.rows for held in status.held), 'row')} held"] if status.held else []),
+        *(
+            [f"{pluralize(sum(row.rows for row in status.quarantined), 'row')} in quarantine"]
+            if status.quarantined
+            else []
+        ),
         *(["receiver waits"] if status.receiver_waits is not None else []),
     ]
     return "  ".join(parts)

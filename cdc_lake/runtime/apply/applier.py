@@ -23,6 +23,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.wal_budget import ApplyYield, never_yield
 from cdc_lake.errors import ApplyFailed, CdcLakeError, RuleStopped, SparkDied
+from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.observability.failpoints import BATCH_ENTERED, BATCH_LEFT, failpoint
 from cdc_lake.runtime.apply.merge import ApplyTotals
@@ -130,7 +131,7 @@ _AGAIN_SECONDS = 60.0  # … each within this time of the previous one
 
 
 @dataclass(frozen=True, slots=True)
-class ApplySummary:
+class ApplySummary(FormerFields):
     """Result of a run of apply. `upto`: position of the last cut, None if there is none; `paused`: paused tables;
     `idle`: approved operations that no table needed.
     """
@@ -141,7 +142,7 @@ class ApplySummary:
     transactions: int
     changes: int
     merges: int
-    held: int
+    quarantined: int
     rules: tuple[dict[str, object], ...]
     failed: dict[str, str]
     paused: tuple[str, ...]
@@ -340,7 +341,7 @@ def summary_of(totals: ApplyTotals, idle: tuple[str, ...], seconds: float) -> Ap
         transactions=totals.transactions,
         changes=totals.changes,
         merges=totals.merges,
-        held=totals.held,
+        quarantined=totals.quarantined,
         rules=tuple(totals.rule_facts()),
         failed={label: error.message for label, error in totals.failed.items()},
         paused=tuple(sorted(totals.paused)),

@@ -79,12 +79,12 @@ _TRACED: Final = pa.schema(
 
 @dataclass(frozen=True)
 class PartitionedChanges:
-    """Changes by their result. `free`: those to be folded, with `_cdc_row` and `_cdc_origin`; `held`: bronze's rows of
-    the others, with the violated `rules` (empty: queued), `key` and `from_key`; None if there are none.
+    """Changes by their result. `free`: those to be folded, with `_cdc_row` and `_cdc_origin`; `quarantined`: bronze's
+    rows of the others, with the violated `rules` (empty: queued), `key` and `from_key`; None if there are none.
     """
 
     free: DataFrame
-    held: pa.Table | None
+    quarantined: pa.Table | None
 
 
 def events(
@@ -189,7 +189,7 @@ def join_trace(changes: DataFrame, traced: Sequence[TracedChange], summary: Span
             pa.array((t.ordinal for t in traced), pa.int64()),
             pa.array((t.row for t in traced), pa.int64()),
             pa.array((None if t.origin is None else list(t.origin) for t in traced), pa.list_(pa.string())),
-            pa.array((t.held for t in traced), pa.bool_()),
+            pa.array((t.quarantined for t in traced), pa.bool_()),
             pa.array((t.waits for t in traced), pa.bool_()),
             pa.array((t.broke for t in traced), pa.string()),
             pa.array((t.dropped for t in traced), pa.bool_()),
@@ -215,7 +215,7 @@ def apply_trace(
     traced_changes = join_trace(changes, traced, summary)
     free = traced_changes.where(f"NOT coalesce({HELD} OR {_DROPPED}, false)")
     free = free.drop(FAILED, PARTIAL, HELD, _WAITS, _BROKE, _DROPPED, SEGMENT)
-    if not any(t.held for t in traced):
+    if not any(t.quarantined for t in traced):
         return PartitionedChanges(free, None)
     broken = F.when(F.col(_BROKE).isNull(), F.col(FAILED)).otherwise(F.array_append(FAILED, F.col(_BROKE)))
     rules = F.filter(broken, lambda _: ~F.col(_WAITS))
@@ -227,7 +227,7 @@ def with_rules(rows: DataFrame, changes: DataFrame) -> pa.Table:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     place = ["position", "ordinal"]
-    held = changes.select(
+    quarantined = changes.select(
         F.col(POSITION).alias("position"),
         F.col(ORDINAL).alias("ordinal"),
         F.col(FAILED).alias("rules"),
@@ -235,7 +235,7 @@ def with_rules(rows: DataFrame, changes: DataFrame) -> pa.Table:
         F.col(FROM).alias("from_key"),
     )
     raw: list[Column] = [F.col(c) for c in ("op", "layout", "new", "old", "old_kind", "unchanged")]
-    joined = rows.select(*place, *raw).join(F.broadcast(held), place)
+    joined = rows.select(*place, *raw).join(F.broadcast(quarantined), place)
     return joined.orderBy(*place).toArrow()
 
 
@@ -281,12 +281,12 @@ class TableChanges:
         kind: Its kind.
         part: The columns, and which of them some change did not send.
         summary: Summary of the span.
-        held: Quarantine before the span.
+        quarantine: Quarantine before the span.
         recorded_keys: Keys as the quarantine recorded them → current keys.
         projection: From the source's columns to silver's.
         key_parts: How the table is partitioned by its key.
         decided: Decisions that take effect in the span.
-        held_units: Transactions that are held as a whole.
+        quarantined_units: Transactions that are held as a whole.
     """
 
     rows: DataFrame
@@ -298,12 +298,12 @@ class TableChanges:
     kind: Kind
     part: TablePart
     summary: SpanSummary
-    held: QuarantineState
+    quarantine: QuarantineState
     recorded_keys: Mapping[Key, Key]
     projection: Projection
     key_parts: tuple[KeyPart, ...] = ()
     decided: Decided = NOTHING_DECIDED
-    held_units: frozenset[Unit] = frozenset()
+    quarantined_units: frozenset[Unit] = frozenset()
 
     @property
     def is_filtered(self) -> bool:
@@ -318,7 +318,7 @@ class TableChanges:
     @property
     def known_keys(self) -> frozenset[Key]:
         """Keys that are always followed."""
-        return self.held.apart | decided_keys(self.decided)
+        return self.quarantine.apart | decided_keys(self.decided)
 
     @property
     def needed_unsent(self) -> frozenset[int]:
@@ -333,7 +333,7 @@ class EvaluatedChanges:
     Attributes:
         changes: What was evaluated.
         free: The changes to apply; with `followed` they have `_cdc_row` and `_cdc_origin`.
-        held: Bronze's rows of quarantined changes, None if there are none (`PartitionedChanges`).
+        quarantined: Bronze's rows of quarantined changes, None if there are none (`PartitionedChanges`).
         closings: What ended holds: truncates, and rows that were read again.
         profile: Counts of the rules.
         followed: Whether changes were followed one by one.
@@ -341,7 +341,7 @@ class EvaluatedChanges:
 
     changes: TableChanges
     free: DataFrame
-    held: pa.Table | None
+    quarantined: pa.Table | None
     closings: tuple[HoldRelease, ...]
     profile: SpanProfile
     followed: bool = False
@@ -372,24 +372,24 @@ def follow(span: TableChanges, profile: SpanProfile, others: frozenset[Key]) -> 
     judge = conditions(table, part, span.projection, completed=bool(profile.lacking))
     profile = survey(changes, table, part, judge, summary) if profile.lacking else profile
     changes = changes.withColumn(FAILED, failed_names(judge))
-    waiting = (keys_of(changes.where(f"size({FAILED}) > 0")) if profile.failing else frozenset()) | span.held.keys
-    if span.held_units:
-        waiting |= keys_of(of_units(changes, span.held_units))
+    waiting = (keys_of(changes.where(f"size({FAILED}) > 0")) if profile.failing else frozenset()) | span.quarantine.keys
+    if span.quarantined_units:
+        waiting |= keys_of(of_units(changes, span.quarantined_units))
     if span.holds_missing or span.is_filtered or summary.rereads:
         existing |= _existing(span, waiting - uncertain)
-    if span.holds_missing or span.held.apart or span.decided:
+    if span.holds_missing or span.quarantine.apart or span.decided:
         changes = changes.withColumn(PARTIAL, _partial(span))
     followed = _told_apart(span, events(changes, uncertain | waiting, summary, span.decided), existing)
     traced, closings = trace(
         followed,
         existing=existing,
-        held=span.held,
+        quarantined=span.quarantine,
         filtered=span.is_filtered,
         holds_missing=span.holds_missing,
-        whole_units=span.held_units,
+        whole_units=span.quarantined_units,
     )
     partitioned = apply_trace(span.rows, changes, traced, summary)
-    return EvaluatedChanges(span, partitioned.free, partitioned.held, tuple(closings), profile, followed=True)
+    return EvaluatedChanges(span, partitioned.free, partitioned.quarantined, tuple(closings), profile, followed=True)
 
 
 def _told_apart(span: TableChanges, followed: list[Event], existing: frozenset[Key]) -> list[Event]:
@@ -414,18 +414,18 @@ def follow_content(span: TableChanges) -> EvaluatedChanges:
     """Follow changes of rows that only their content identifies, as far as necessary."""
     part, summary, judge = span.part, span.summary, conditions(span.table, span.part, span.projection)
     profile = survey(span.changes, span.table, part, judge, summary) if judge else UNJUDGED
-    if not (profile.failing or span.held or span.decided):
+    if not (profile.failing or span.quarantine or span.decided):
         return EvaluatedChanges(span, span.changes, None, (), profile)
     changes = span.changes.withColumn(FAILED, failed_names(judge))
     keys = (
         (keys_of(changes.where(f"size({FAILED}) > 0")) if profile.failing else frozenset())
-        | span.held.keys
+        | span.quarantine.keys
         | span.known_keys
     )
     followed = events(changes, keys | _moving_keys(changes), summary, span.decided)
-    traced, closings = trace_content(followed, span.held)
+    traced, closings = trace_content(followed, span.quarantine)
     partitioned = apply_trace(span.rows, changes, traced, summary)
-    return EvaluatedChanges(span, partitioned.free, partitioned.held, tuple(closings), profile)
+    return EvaluatedChanges(span, partitioned.free, partitioned.quarantined, tuple(closings), profile)
 
 
 def without_failing(span: TableChanges) -> EvaluatedChanges:
@@ -437,8 +437,8 @@ def without_failing(span: TableChanges) -> EvaluatedChanges:
     judged = span.changes.withColumn(FAILED, failed_names(judge))
     if span.decided:
         judged = _without_void(judged, span)
-    held = with_rules(span.rows, judged.where(f"size({FAILED}) > 0"))
-    return EvaluatedChanges(span, judged.where(f"size({FAILED}) = 0").drop(FAILED), held, (), profile)
+    quarantined = with_rules(span.rows, judged.where(f"size({FAILED}) > 0"))
+    return EvaluatedChanges(span, judged.where(f"size({FAILED}) = 0").drop(FAILED), quarantined, (), profile)
 
 
 def _without_void(judged: DataFrame, span: TableChanges) -> DataFrame:
@@ -446,7 +446,10 @@ def _without_void(judged: DataFrame, span: TableChanges) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
     failing = judged.where(f"size({FAILED}) > 0").select(POSITION, ORDINAL).toArrow()
-    waits = {*span.held.held, *zip(failing[POSITION].to_pylist(), failing[ORDINAL].to_pylist(), strict=True)}
+    waits = {
+        *span.quarantine.quarantined,
+        *zip(failing[POSITION].to_pylist(), failing[ORDINAL].to_pylist(), strict=True),
+    }
     on = decisions_by_place(span.decided)
     made_changes = [
         F.struct(F.lit(position).alias(POSITION), F.lit(ordinal).alias(ORDINAL))

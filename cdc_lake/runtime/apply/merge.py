@@ -193,11 +193,10 @@ class TableApplied:
 
 @dataclass
 class ApplyTotals:
-    """What run `run` has done so far; `top`: goal of the last pass, `upto`: how far it got;
-    `write_modes`: how often each
-    strategy was used; `written`: files and bytes (`tables.commit_audit`); `held_by`: held changes by silver table and
-    rule; `failed`: silver table → why it waits; `tables`: those that were written;
-    `paused`: paused silver tables.
+    """What run `run` has done so far; `top`: goal of the last pass, `upto`: how far it got; `write_modes`: how often
+    each strategy was used; `written`: files and bytes (`tables.commit_audit`); `quarantined_by`: quarantined changes by
+    silver table and rule; `failed`: silver table → why it waits; `tables`: those that were written; `paused`: paused
+    silver tables.
     """
 
     run: str = ""
@@ -208,8 +207,8 @@ class ApplyTotals:
     transactions: int = 0
     changes: int = 0
     merges: int = 0
-    held: int = 0
-    held_by: Counter[tuple[str, str]] = field(default_factory=Counter)
+    quarantined: int = 0
+    quarantined_by: Counter[tuple[str, str]] = field(default_factory=Counter)
     write_modes: dict[str, int] = field(default_factory=dict)
     written: dict[str, int] = field(default_factory=dict)
     rules: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
@@ -239,14 +238,14 @@ class ApplyTotals:
             total[0] += rule_count.evaluated
             total[1] += rule_count.failed
 
-    def count_held(self, plan: MergePlan) -> None:
-        """Add the held changes of a table; a change that violates several rules counts once for each."""
-        held, table = plan.folded.held, plan.task.target.label
-        if held is None:
+    def count_quarantined(self, plan: MergePlan) -> None:
+        """Add the quarantined changes of a table; a change that violates several rules counts once for each."""
+        quarantined, table = plan.folded.quarantined, plan.task.target.label
+        if quarantined is None:
             return
-        self.held += held.num_rows
-        for rules in held["rules"].to_pylist():
-            self.held_by.update((table, rule) for rule in rules or [WAITING])
+        self.quarantined += quarantined.num_rows
+        for rules in quarantined["rules"].to_pylist():
+            self.quarantined_by.update((table, rule) for rule in rules or [WAITING])
 
     def count_merge(self, plan: MergePlan, merged: MergeResult) -> None:
         """Add a merge."""
@@ -281,7 +280,7 @@ class ApplyTotals:
             "write_modes": self.write_modes,
             **self.written,
             "spans": self.spans,
-            "held": self.held,
+            "quarantined": self.quarantined,
             "upto": self.upto,
             "seconds": round(seconds, 3),
             "failed": {label: error.code for label, error in self.failed.items()},

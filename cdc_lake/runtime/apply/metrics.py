@@ -67,7 +67,7 @@ class RuleSamples:
         is_gated = self._project.pipeline.quality.pin_below is not None
         if not self._rules:
             return []
-        names: list[ControlName] = ["quality", "withheld", "promises"] if is_gated else ["quality"]
+        names: list[ControlName] = ["quality", "withheld", "pins"] if is_gated else ["quality"]
         files = [path for name in names for path in sorted(self._control.files(name)["path"].to_pylist())]
         if files != self._files:
             self._samples = self._read_samples()
@@ -81,7 +81,7 @@ class RuleSamples:
         rows = self._control.read("quality").sort_by("judged_at").to_pylist()
         newest = {(row["table"], row["rule"]): row for row in rows}
         return [
-            Sample(RULE_FAILED_ROWS, row["failed"], (*key, "broken" if row["broken"] else row["level"]))
+            Sample(RULE_FAILED_ROWS, row["failed"], (*key, "broken" if row["error"] else row["level"]))
             for key, row in sorted(newest.items())
             if key in self._rules
         ]
@@ -174,7 +174,7 @@ class ApplyMetrics:
         result.append(Sample(APPLIED_CHANGES_TOTAL, totals.changes))
         for (table, rule, _), (_, failed) in totals.rules.items():
             result.append(Sample(RULE_FAILURES_TOTAL, failed, (table, rule)))
-        result += [Sample(QUARANTINED_ROWS_TOTAL, number, labels) for labels, number in totals.held_by.items()]
+        result += [Sample(QUARANTINED_ROWS_TOTAL, number, labels) for labels, number in totals.quarantined_by.items()]
         with suppress(CdcLakeError):
             result += self._of_the_lake()
         if self._succeeded is not None:
@@ -206,7 +206,7 @@ class ApplyMetrics:
             result.append(Sample(TABLE_STATE, 1, (label, "left")))
         for relation, state in cut.tables.items():
             table = (state.table,)
-            result.append(Sample(QUARANTINED_KEYS, state.held, table))
+            result.append(Sample(QUARANTINED_KEYS, state.quarantined_keys, table))
             result.append(Sample(TABLE_FAILED, state.state == FAILED, table))
             result.append(Sample(TABLE_STATE, 1, (state.table, _state(relation, state, paused, left))))
             proven = verified_state(compared, relation, cut.stream, state.generation)
@@ -243,4 +243,4 @@ def _state(relation: str, listed: TableState, paused: Container[str], left: Cont
         return "left"
     if listed.state != ACTIVE:
         return "failed" if listed.state == FAILED else "catching-up"
-    return "held" if listed.held else "live"
+    return "quarantined" if listed.quarantined_keys else "live"

@@ -115,7 +115,7 @@ def _has_work(
 ) -> bool:
     """`cut`: the last one, with pauses applied."""
     tables = cut.tables
-    position, snapshots, held = cut.position, control.snapshots(), quarantine_log(control)
+    position, snapshots, quarantine = cut.position, control.snapshots(), quarantine_log(control)
     ahead = Span(state.epoch, position, max(position, state.upto if goal is None else min(goal, state.upto)))
     followed = courses(snapshots, state.stream)
     for name, course in followed.items():
@@ -128,7 +128,7 @@ def _has_work(
             return True
     return (
         refetched_tables(snapshots, state.stream, ahead) != frozenset()
-        or bool(held.decided_tables(ahead))
+        or bool(quarantine.decided_tables(ahead))
         or next(iter(bronze.commits_in_turn(ahead)), None) is not None
         or any(not _is_settled(project, state, control, target, table) for target, table in _targets(project, tables))
     )

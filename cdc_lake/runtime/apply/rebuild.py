@@ -30,7 +30,7 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.snapshot_copy import Stopped
 from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, last_cut, write_cut
 from cdc_lake.control.ownership import Ownership
-from cdc_lake.control.quarantine import forget, open_holds, quarantine_log, record
+from cdc_lake.control.quarantine import forget, open_quarantine, quarantine_log, record
 from cdc_lake.control.snapshots import courses, refetched_rows
 from cdc_lake.control.streams import source_table
 from cdc_lake.errors import (
@@ -40,6 +40,7 @@ from cdc_lake.errors import (
     RebuildPlaceTaken,
     SparkDied,
 )
+from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.model.position import Span
 from cdc_lake.model.quarantine import NOTHING_DECIDED
 from cdc_lake.model.relation import Relation, TableName
@@ -69,9 +70,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuilt:
+class Rebuilt(FormerFields):
     """Result of a rebuild. `version`: version of the table that has the content now, None if it was only compared;
-    `held`: changes that rules hold; `operations`: schema changes on the way for which a run would have needed approval.
+    `quarantined`: changes that rules hold; `operations`: schema changes on the way for which a run would have needed
+    approval.
     """
 
     pipeline: str
@@ -80,7 +82,7 @@ class Rebuilt:
     position: str
     generation: int
     version: int | None
-    held: int
+    quarantined: int
     operations: tuple[str, ...]
     difference: Difference
     seconds: float
@@ -180,12 +182,12 @@ class Rebuilding:
     def run(self, spark: SparkSession, began: float, *, dry_run: bool, keys: int) -> Rebuilt:
         """Build, compare, and replace the content."""
         started_at = datetime.now(UTC)
-        with self._draft_content(spark) as (draft, held):
+        with self._draft_content(spark) as (draft, quarantined):
             differences = self._difference(spark, draft, keys)
             failpoint(REBUILT)
             version = None if dry_run else self._put(spark, draft)
             if version is not None and not self._into and self._cut is not None:
-                tables = {**self._cut.tables, str(self._target.source): self._listing(version, held)}
+                tables = {**self._cut.tables, str(self._target.source): self._listing(version, quarantined)}
                 write_cut(self._control, self._state, Cut(self._cut.position, tables), None, self._report)
         self._forget(replaced=version is not None and not self._into)
         rebuilt = Rebuilt(
@@ -195,7 +197,7 @@ class Rebuilding:
             position=format_stream_position(self._state.stream, self._plan.upto),
             generation=FIRST if self._into else self._generation,
             version=version,
-            held=held.changes,
+            quarantined=quarantined.changes,
             operations=tuple(words.replace(draft.label, self._place.label) for words in self._allowing.words),
             difference=differences,
             seconds=round(time.monotonic() - began, 3),
@@ -209,17 +211,17 @@ class Rebuilding:
     def renew(self, spark: SparkSession, stop: threading.Event) -> TableState:
         """Build and replace the content; returns the state for the next cut. Raises Stopped, with nothing changed."""
         self._stop = stop
-        with self._draft_content(spark) as (draft, held):
+        with self._draft_content(spark) as (draft, quarantined):
             failpoint(REBUILT)
             if stop.is_set():
                 raise Stopped
-            listing = self._listing(self._put(spark, draft), held)
+            listing = self._listing(self._put(spark, draft), quarantined)
         self._forget(replaced=True)
         return listing
 
     @contextmanager
     def _draft_content(self, spark: SparkSession) -> Iterator[tuple[Target, _Held]]:
-        """The content in a temporary table, dropped at the end, and its held changes."""
+        """The content in a temporary table, dropped at the end, and its quarantined changes."""
         folder = self._project.lake / "scratch" / f"{self._project.name}.rebuild"
         shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
         self._forget()
@@ -229,9 +231,9 @@ class Rebuilding:
         undivided = replace(self._target, format="delta", partition_by=(), cluster_by=())
         draft = replace(undivided, namespace=namespace, name=name)
         try:
-            held = self._build(spark, draft)
+            quarantined = self._build(spark, draft)
             check_divided(self._project, self._place, store(spark, self._project, draft).columns() or ())
-            yield draft, held
+            yield draft, quarantined
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -250,12 +252,12 @@ class Rebuilding:
         return place
 
     def _forget(self, *, replaced: bool = False) -> None:
-        """Delete held rows that do not count: of a generation that was never published, or of a replaced one."""
+        """Delete quarantined rows that do not count: of a generation that was never published, or of a replaced one."""
         current = self._generation if replaced else self._generation - 1
         forget(self._control, self._target, self._state.epoch, current, replaced=replaced)
 
     def _build(self, spark: SparkSession, draft: Target) -> _Held:
-        """Fill the draft, layout by layout as a run does; returns its held changes at the end."""
+        """Fill the draft, layout by layout as a run does; returns its quarantined changes at the end."""
         plan, nearby = self._plan, DataFileCache(self._project.scratch.with_name(f"{self._project.name}.rebuilt-from"))
         silver = store(spark, self._project, draft)
         reached = _At(None, _Held(0, NOTHING_WAITS))
@@ -273,7 +275,7 @@ class Rebuilding:
             nearby.close()
         if silver.columns() is None:  # no rows so far
             silver.create(kind_of(draft, self._plan.form).columns(self._shape(spark, draft)), self._state.stream)
-        return reached.held
+        return reached.quarantined
 
     def _part(self, spark: SparkSession, draft: Target, part: Part, reached: _At, nearby: DataFileCache) -> _At:
         if part.copy is not None:
@@ -299,7 +301,7 @@ class Rebuilding:
             span,
             files,
             self._reader.layouts([draft.source], None if decided else span),
-            reached.held.waiting,
+            reached.quarantined.waiting,
             read_marker(self._project, draft, self._state.stream),
             layout=layout,
             near=nearby.local_paths,
@@ -319,11 +321,11 @@ class Rebuilding:
             prepared = self._prepare_task(spark, task)
         if prepared is None:
             copied = None if task.layout is None else task.layouts[task.layout]
-            return _At(copied or reached.follows, self._read_holds(task.span) if task.decided else reached.held)
+            return _At(copied or reached.follows, self._read_holds(task.span) if task.decided else reached.quarantined)
         if prepared.stop is not None:
             raise stopped_by_rule([prepared], "rebuild")
         folded, span, generation = prepared.folded, task.span, self._generation
-        record(self._control, self._target, task.stream, span, generation, folded.held, folded.closings)
+        record(self._control, self._target, task.stream, span, generation, folded.quarantined, folded.closings)
         with translate_errors(self._target):
             merge(prepared)
         return _At(task.layouts[prepared.summary.layouts[-1]], self._read_holds(span))
@@ -336,9 +338,9 @@ class Rebuilding:
         return settled
 
     def _read_holds(self, span: Span) -> _Held:
-        """The held changes of the draft after a span."""
+        """The quarantined changes of the draft after a span."""
         log, relation = quarantine_log(self._control), str(self._target.source)
-        holds = open_holds(log, relation, span.epoch, self._generation, span.upto)
+        holds = open_quarantine(log, relation, span.epoch, self._generation, span.upto)
         return _Held(holds.rows.num_rows, holds.waiting)
 
     def _shape(self, spark: SparkSession, draft: Target) -> RelationMapping:
@@ -369,10 +371,10 @@ class Rebuilding:
         failpoint(REPLACED)
         return version
 
-    def _listing(self, version: int, held: _Held) -> TableState:
+    def _listing(self, version: int, quarantined: _Held) -> TableState:
         """The rebuilt table as a cut lists it; if its group is behind the cut, so is the table."""
         label, form, plan = self._target.label, self._target.format, self._plan
-        keys, is_behind = len(held.waiting.keys), self._cut is not None and plan.upto < self._cut.position
+        keys, is_behind = len(quarantined.waiting.keys), self._cut is not None and plan.upto < self._cut.position
         state = FAILED if is_behind else ACTIVE
         upto, layout = plan.upto, plan.form.layout
         return TableState(label, form, version, upto, state, keys, self._generation, layout, plan.copied, upto)
@@ -380,7 +382,7 @@ class Rebuilding:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The held changes of what was built so far."""
+    """The quarantined changes of what was built so far."""
 
     changes: int
     waiting: QuarantineState
@@ -391,7 +393,7 @@ class _At:
     """Progress of the draft. `follows`: the layout of its rows, None if it has none yet."""
 
     follows: Relation | None
-    held: _Held
+    quarantined: _Held
 
 
 class _Allowing:

@@ -198,7 +198,7 @@ def conditions(
 
 
 def let_through() -> Column:
-    """Whether a held change is applied now because it was released."""
+    """Whether a quarantined change is applied now because it was released."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - names and counts need no Spark
 
     return F.col(ORDINAL) < CEILING
@@ -318,13 +318,13 @@ def survey(
         if known_column(column) in changes.columns and judged_column(column) not in changes.columns
     }
     lacking = any_of([(F.col(OP) != "D") & ~F.col(known_column(column)) for column in sorted(unsent)])
-    held = any_of([c.fails for c in judge if c.on_fail == "quarantine"])
+    quarantined = any_of([c.fails for c in judge if c.on_fail == "quarantine"])
     wanted = {
         "moved": F.count_if(moves(changes)),
         "nulls": F.count_if(has_null()) if shape.nullable else F.lit(0),
         "judged": F.count_if((F.col(OP) != "D") & (F.col(MATCHES) if MATCHES in changes.columns else F.lit(True))),
         "lacking": F.count_if(lacking),
-        "failing": F.count_if(held),
+        "failing": F.count_if(quarantined),
         "misfits": F.count_if(any_of([c.fails for c in judge if not c.columns])),
         "low": F.min(quote_identifier(first.name)) if bounded else F.lit(None),
         "high": F.max(quote_identifier(first.name)) if bounded else F.lit(None),

@@ -74,7 +74,7 @@ def first_content(
     if copies is None:
         raise SnapshotIncomplete("the initial copy is not complete yet: there is nothing to apply")
     tables: dict[str, TableState] = {}
-    tasks, held = [], quarantine_log(control)
+    tasks, quarantine = [], quarantine_log(control)
     shared = planner.shared_names(copies)
     for relation, copy in copies.items():
         target = project.target(copy.relation)
@@ -90,7 +90,7 @@ def first_content(
         if isinstance(adopts, SilverNotOwned):
             tables[relation] = planner.set_aside(target, copy.position - 1, adopts, None)
             continue
-        tables[relation] = replace(state_from_marker(target, state, marker, position, held), layout=layout)
+        tables[relation] = replace(state_from_marker(target, state, marker, position, quarantine), layout=layout)
         if marker.position is None and relation in paused:
             tables[relation] = replace(tables[relation], state=PAUSED, position=copy.position - 1)  # before its copy
         elif marker.position is None:
@@ -231,8 +231,8 @@ class SpanLoop:
         self._waiting = error.message
 
     def _has_other_work(self, state: StreamCheckpoint, ahead: Span, *, marked: bool) -> bool:
-        """Whether a span without transactions has repaired rows or decisions on held changes, or ends where a table is
-        copied or excluded.
+        """Whether a span without transactions has repaired rows or decisions on quarantined changes, or ends where a
+        table is copied or excluded.
         """
         again = marked or refetched_tables(self._control.snapshots(), state.stream, ahead)
         if not again and not quarantine_log(self._control).decided_tables(ahead):

@@ -54,13 +54,13 @@ class Copied:
 class TableTask:
     """What to prepare: a table's changes in `span`, or the rows of its snapshot at the span's end.
 
-    `held`: the quarantine; `stood`: the table's marker when the span was chosen; `size`: upper bound of the changes'
-    bytes as received, None if unknown; `near`: where Spark reads data files; `follows`: the layout of silver's rows,
-    None if unknown; `allowed`: approved destructive operations; `all_relations`: all layouts of the table; `summary`:
-    the summary of the span, if read; `rereads`, `decided`: repaired rows and decisions that take effect in the span;
-    `held_units`: transactions held as a whole; `copied`: the snapshot's rows end all rows of silver, None if there are
-    none; `adopts`: the table belongs to somebody else, and is replaced on purpose; `form`: the table's last layout, if
-    it is built from the beginning (`table_schema.looking_ahead`).
+    `quarantine`: before the span; `stood`: the table's marker when the span was chosen; `size`: upper bound of the
+    changes' bytes as received, None if unknown; `near`: where Spark reads data files; `follows`: the layout of silver's
+    rows, None if unknown; `allowed`: approved destructive operations; `all_relations`: all layouts of the table;
+    `summary`: the summary of the span, if read; `rereads`, `decided`: repaired rows and decisions that take effect in
+    the span; `quarantined_units`: transactions held as a whole; `copied`: the snapshot's rows end all rows of silver,
+    None if there are none; `adopts`: the table belongs to somebody else, and is replaced on purpose; `form`: the
+    table's last layout, if it is built from the beginning (`table_schema.looking_ahead`).
     """
 
     project: Project
@@ -69,7 +69,7 @@ class TableTask:
     span: Span
     files: Files
     layouts: Mapping[int, Relation]
-    held: QuarantineState
+    quarantine: QuarantineState
     stood: Marker
     layout: int | None = None
     size: int | None = None
@@ -80,7 +80,7 @@ class TableTask:
     summary: SpanSummary | None = None
     rereads: tuple[RefetchedRows, ...] = ()
     decided: Decided = NOTHING_DECIDED
-    held_units: frozenset[Unit] = frozenset()
+    quarantined_units: frozenset[Unit] = frozenset()
     report: ProgressReporter = silent
     copied: Copied | None = None
     adopts: bool = False
@@ -183,7 +183,7 @@ def rebuild_plan(
     begins = _beginning(project, control, state) if first is None else first.position
     if (left := reader.last_trimmed().get(state.epoch)) is not None and begins < left[0]:
         raise PastTrimmed(f"bronze begins after {format_stream_position(state.stream, left[0])}", where=reader.place)
-    _check_held(state, table, stretches[-1], begins, upto)
+    _check_captured(state, table, stretches[-1], begins, upto)
     ahead = Span(state.epoch, begins, upto)
     commits = reader.commits(ahead)
     for commit in commits:
@@ -239,13 +239,13 @@ def _as_landed(reader: BronzeReader, epoch: int, stretch: CaptureInterval) -> Ca
     return replace(stretch, copy=replace(copy, layout=rows.runs[-1].layout if rows.runs else next(iter(layouts))))
 
 
-def _check_held(state: StreamCheckpoint, table: TableName, last: CaptureInterval, begins: int, upto: int) -> None:
+def _check_captured(state: StreamCheckpoint, table: TableName, last: CaptureInterval, begins: int, upto: int) -> None:
     if not begins <= upto <= state.upto:
-        held = (
+        quarantine = (
             f"from {format_stream_position(state.stream, begins)} to {format_stream_position(state.stream, state.upto)}"
         )
         raise PositionUnavailable(
-            f"bronze has no state of {table} at {format_stream_position(state.stream, upto)}: {held}"
+            f"bronze has no state of {table} at {format_stream_position(state.stream, upto)}: {quarantine}"
         )
     if last.left is not None and last.left < upto:
         left = (

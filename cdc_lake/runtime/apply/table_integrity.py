@@ -136,16 +136,16 @@ def first_merge_was_lost(
 
 
 def missing_quarantine_rows(
-    held: QuarantineLog, target: Target, epoch: int, recorded: TableState
+    quarantine: QuarantineLog, target: Target, epoch: int, recorded: TableState
 ) -> QuarantineLost | None:
     """The error if the control tables have fewer quarantined keys of a table than the last cut counts."""
-    if not recorded.held:
+    if not recorded.quarantined_keys:
         return None
-    present = len(recorded_keys(held, str(target.source), epoch, recorded.generation, recorded.position))
-    if present >= recorded.held:
+    present = len(recorded_keys(quarantine, str(target.source), epoch, recorded.generation, recorded.position))
+    if present >= recorded.quarantined_keys:
         return None
-    counts = f"the latest cut counts {recorded.held} held keys of {target.label}, but {present} are recorded"
-    return QuarantineLost(counts, where=target.label)
+    keys = f"{recorded.quarantined_keys} quarantined keys of {target.label}"
+    return QuarantineLost(f"the latest cut counts {keys}, but {present} are recorded", where=target.label)
 
 
 def is_tolerated(project: Project, violation: CdcLakeError) -> bool:

@@ -20,7 +20,7 @@ from cdc_lake.bronze.span_index import SPLIT_FROM, DataFileCache, SpanPartitione
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cuts import ACTIVE, FAILED, NOT_ADVANCING, PAUSED, TableState, content_before, state_from_marker
 from cdc_lake.control.ownership import Ownership, adoption
-from cdc_lake.control.quarantine import QuarantineLog, open_holds, quarantine_log, record
+from cdc_lake.control.quarantine import QuarantineLog, open_quarantine, quarantine_log, record
 from cdc_lake.control.snapshots import initial_copies, refetched_rows, refetched_tables
 from cdc_lake.errors import (
     CdcLakeError,
@@ -33,7 +33,7 @@ from cdc_lake.errors.base import without_table_copies
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
-from cdc_lake.observability.failpoints import HELD_RECORDED, PREPARED, TABLE_MERGED, failpoint
+from cdc_lake.observability.failpoints import PREPARED, QUARANTINE_RECORDED, TABLE_MERGED, failpoint
 from cdc_lake.runtime.apply.merge import ApplyTotals, MergeResult, merge
 from cdc_lake.runtime.apply.schema_changes import refused_names
 from cdc_lake.runtime.apply.span_planning import Copied, SpanPlan, TableTask
@@ -105,7 +105,7 @@ class _SpanInputs:
     load: Load
     files: Files
     parts: Mapping[str, Files] | None
-    held: QuarantineLog
+    quarantine: QuarantineLog
     refetched: Sequence[SnapshotRow]
 
 
@@ -205,22 +205,22 @@ class TablePlanner:
             position: Of the last cut.
         """
         self._fresh_since = dict.fromkeys(tables, time.monotonic())  # the previous run may have merged just now
-        result, held = dict(tables), quarantine_log(self._control)
+        result, quarantine = dict(tables), quarantine_log(self._control)
         for relation, table in tables.items():
             if table.version is None or table.state == PAUSED:
                 continue
             target = self._project.target(TableName.parse(relation))
-            if self._is_untouched(state, target, table, held):
+            if self._is_untouched(state, target, table, quarantine):
                 continue
             committed = read_marker(self._project, target, state.stream)
-            recorded, violation = self._audit_with_quarantine(state, target, table, committed, held)
+            recorded, violation = self._audit_with_quarantine(state, target, table, committed, quarantine)
             match reconcile(recorded, committed, violation, table.position):
                 case Violated(error):
                     result[relation] = self.set_aside(target, table.position, error, table)
                 case CommitLost():
                     result[relation] = replace(self._rewound(state, target, table, committed), state=FAILED)
                 case GenerationReplaced(reached):
-                    replaced = self._state_at_marker(state, target, committed, reached, held)
+                    replaced = self._state_at_marker(state, target, committed, reached, quarantine)
                     result[relation] = replaced if reached >= position else replace(replaced, state=FAILED)
                 case InSync() | CommitUnrecorded():  # the next span that touches it takes its position
                     result[relation] = recorded
@@ -256,14 +256,16 @@ class TablePlanner:
                     result[relation] = recorded
         return result
 
-    def _is_untouched(self, state: StreamCheckpoint, target: Target, table: TableState, held: QuarantineLog) -> bool:
+    def _is_untouched(
+        self, state: StreamCheckpoint, target: Target, table: TableState, quarantine: QuarantineLog
+    ) -> bool:
         """Whether a table is certainly as in the last cut, judged by its version alone."""
         return (
             table.state == ACTIVE
             and table.version is not None
             and is_latest_version(self._project, target, table.version)
             and not merge_may_be_lost(self._project, target, state.stream, table)
-            and missing_quarantine_rows(held, target, state.epoch, table) is None
+            and missing_quarantine_rows(quarantine, target, state.epoch, table) is None
         )
 
     def _audit(
@@ -281,20 +283,25 @@ class TablePlanner:
         return replace(recorded, version=committed.version), None
 
     def _audit_with_quarantine(
-        self, state: StreamCheckpoint, target: Target, recorded: TableState, committed: Marker, held: QuarantineLog
+        self,
+        state: StreamCheckpoint,
+        target: Target,
+        recorded: TableState,
+        committed: Marker,
+        quarantine: QuarantineLog,
     ) -> tuple[TableState, CdcLakeError | None]:
         """The same, with its quarantine rows; those of replaced content were deleted, and are not missed."""
         recorded, error = self._audit(state.stream, target, recorded, committed)
         if error is None and committed.generation <= recorded.generation:
-            error = missing_quarantine_rows(held, target, state.epoch, recorded)
+            error = missing_quarantine_rows(quarantine, target, state.epoch, recorded)
         return recorded, error
 
     def _state_at_marker(
-        self, state: StreamCheckpoint, target: Target, marker: Marker, position: int, held: QuarantineLog
+        self, state: StreamCheckpoint, target: Target, marker: Marker, position: int, quarantine: QuarantineLog
     ) -> TableState:
         """The state of a table at its marker's position, regardless of cuts."""
         layout = self.layout_at(state, target, -1, position, None)
-        return replace(state_from_marker(target, state, marker, position, held), layout=layout)
+        return replace(state_from_marker(target, state, marker, position, quarantine), layout=layout)
 
     def _rewound(self, state: StreamCheckpoint, target: Target, recorded: TableState, marker: Marker) -> TableState:
         """The state of a table that lost a commit; reports it."""
@@ -331,13 +338,17 @@ class TablePlanner:
         Returns:
             The tasks that bring the tables to the end of the span, and the tables as they stand before these.
         """
-        files, held, refetched = self._bronze.applied_files(), quarantine_log(self._control), self._control.snapshots()
+        files, quarantine, refetched = (
+            self._bronze.applied_files(),
+            quarantine_log(self._control),
+            self._control.snapshots(),
+        )
         waiting = {relation for relation, table in tables.items() if table.state in NOT_ADVANCING}
-        others = (refetched_tables(refetched, state.stream, span) | held.decided_tables(span)) - waiting
+        others = (refetched_tables(refetched, state.stream, span) | quarantine.decided_tables(span)) - waiting
         names = sorted({*touched, *(name for name in others if name not in without)})
         large = load.rows * (len(names) - 1) >= SPLIT_FROM
         parts = self._splitter.split(files, span) if large else None
-        inputs = _SpanInputs(span, load, files, parts, held, refetched)
+        inputs = _SpanInputs(span, load, files, parts, quarantine, refetched)
         plan = SpanPlan(dict(tables), [])
         for relation in names:
             target = self._project.target(TableName.parse(relation))
@@ -352,7 +363,7 @@ class TablePlanner:
 
     def _plan_table(self, state: StreamCheckpoint, target: Target, plan: SpanPlan, inputs: _SpanInputs) -> None:
         """Add to `plan` how a table stands, and the task that takes it to the end of the span, if there is one."""
-        relation, span, held = str(target.source), inputs.span, inputs.held
+        relation, span, quarantine = str(target.source), inputs.span, inputs.quarantine
         recorded, committed = plan.tables.get(relation), read_marker(self._project, target, state.stream)
         expected = span.after if recorded is None else recorded.position
         adopts = self.adopts(target) if recorded is None or committed.position is None else False
@@ -362,7 +373,7 @@ class TablePlanner:
         committed = replace(committed, position=None) if adopts else committed
         current, violation = recorded, None
         if recorded is not None:
-            current, violation = self._audit_with_quarantine(state, target, recorded, committed, held)
+            current, violation = self._audit_with_quarantine(state, target, recorded, committed, quarantine)
         match reconcile(current, committed, violation, expected):
             case Violated(error):
                 plan.tables[relation] = self.set_aside(target, expected, error, recorded)
@@ -371,10 +382,10 @@ class TablePlanner:
                 assert current is not None, "only a recorded merge can be lost"
                 current = self._rewound(state, target, current, committed)
             case GenerationReplaced(position):
-                current = self._state_at_marker(state, target, committed, position, held)
+                current = self._state_at_marker(state, target, committed, position, quarantine)
             case CommitUnrecorded(position):  # the previous run was killed, or got no answer
                 self._fresh_since[relation] = time.monotonic()
-                reached = state_from_marker(target, state, committed, position, held)
+                reached = state_from_marker(target, state, committed, position, quarantine)
                 layout, copied = (None, None) if current is None else (current.layout, current.copied)
                 layout = self.layout_at(state, target, expected, position, layout)
                 current = replace(reached, layout=layout, copied=copied)
@@ -407,8 +418,8 @@ class TablePlanner:
     ) -> TableTask:
         """The task of a table at `marker`, whose rows have `layout`, for its changes after `watermark`."""
         relation, span = str(target.source), Span(state.epoch, watermark, inputs.span.upto)
-        decided = inputs.held.decisions_on(relation, span)
-        layouts = self._bronze.layouts([target.source], None if decided else span)  # held changes may be old
+        decided = inputs.quarantine.decisions_on(relation, span)
+        layouts = self._bronze.layouts([target.source], None if decided else span)  # quarantined changes may be old
         own = watermark >= inputs.span.after  # otherwise it catches up, and the counts of the span do not apply
         part = inputs.parts.get(relation, Files.empty()) if inputs.parts is not None and own else None
         return TableTask(
@@ -418,7 +429,7 @@ class TablePlanner:
             span,
             inputs.files if part is None else part,
             layouts,
-            open_holds(inputs.held, relation, state.epoch, marker.generation, span.after).waiting,
+            open_quarantine(inputs.quarantine, relation, state.epoch, marker.generation, span.after).waiting,
             marker,
             size=inputs.load.size if own else None,
             near=self._nearby.local_paths if part is None else as_they_are,
@@ -542,11 +553,11 @@ class TablePlanner:
                 task.stream,
                 task.span,
                 merge_plan.base.generation,
-                folded.held,
+                folded.quarantined,
                 folded.closings,
             )
-        failpoint(HELD_RECORDED)
-        tables, held = dict(prepared.tables), quarantine_log(self._control)
+        failpoint(QUARANTINE_RECORDED)
+        tables, quarantine = dict(prepared.tables), quarantine_log(self._control)
         outcomes = self._sessions.run_each(
             self._merge_table, prepared.merges, lambda merge_plan: merge_plan.task.target.label
         )
@@ -560,11 +571,11 @@ class TablePlanner:
                 recorded = tables[relation]
                 tables[relation] = self.set_aside(target, recorded.position, error, recorded)
                 continue
-            tables[relation] = self._merged_state(merge_plan, merged, tables.get(relation), held)
+            tables[relation] = self._merged_state(merge_plan, merged, tables.get(relation), quarantine)
             self._fresh_since[relation] = time.monotonic()
             self.totals.count(merge_plan)
             self.totals.count_merge(merge_plan, merged)
-            self.totals.count_held(merge_plan)
+            self.totals.count_quarantined(merge_plan)
             facts = {"table": target.label, **merged.strategy.facts, **merged.written.facts}
             facts["seconds"] = round(merged.seconds, 3)
             self._report(ProgressEvent("merge", target.label, merge_plan.summary.rows, unit="changes", facts=facts))
@@ -608,11 +619,11 @@ class TablePlanner:
         return self._audit(task.stream, task.target, recorded, reached)[1] if beside else None
 
     def _merged_state(
-        self, merge_plan: MergePlan, merged: MergeResult, recorded: TableState | None, held: QuarantineLog
+        self, merge_plan: MergePlan, merged: MergeResult, recorded: TableState | None, quarantine: QuarantineLog
     ) -> TableState:
         """The state of a table that was just merged."""
         target, span, generation = merge_plan.task.target, merge_plan.task.span, merge_plan.base.generation
-        keys = open_holds(held, str(target.source), span.epoch, generation, span.upto).keys
+        keys = open_quarantine(quarantine, str(target.source), span.epoch, generation, span.upto).keys
         copied, layout = None if recorded is None else recorded.copied, merge_plan.shape.relation.layout
         return TableState(
             target.label,

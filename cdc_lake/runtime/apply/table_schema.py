@@ -93,7 +93,7 @@ def resolve_table(spark: SparkSession, task: TableTask) -> ResolvedTable | None:
     check_unchanged(control.configurations(), task.target, task.span, lambda: _copied_at(control, task))
     check_named(summary, projection.source, task.target, kind, task.stream)
     if kind.identity is RowIdentity.KEY and by_source_key(task.target):
-        check_key(summary, projection.source, task.target, task.held, task.follows, task.stream)
+        check_key(summary, projection.source, task.target, task.quarantine, task.follows, task.stream)
     silver = store(spark, task.project, task.target)
     projection = _evolve_projection(silver, task, kind, projection, summary.runs[0].position)
     if task.first and summary.rows == 0 and (task.stood.version is None or task.adopts):
@@ -267,7 +267,7 @@ def check_key(
     summary: SpanSummary,
     shape: RelationMapping,
     target: Target,
-    held: QuarantineState,
+    quarantine: QuarantineState,
     follows: Relation | None,
     stream: str,
 ) -> None:
@@ -282,7 +282,7 @@ def check_key(
                 f"{format_stream_position(stream, run.position)}",
                 hint=copied_again(target),
             )
-    if held and follows is not None and _has_key_moved(follows, shape.relation):
+    if quarantine and follows is not None and _has_key_moved(follows, shape.relation):
         raise NoKey(
             f"the primary key of {table} was changed, and changes are held by the former one",
             hint=f"release or discard them (`cdc-lake quarantine list`); otherwise {copied_again(target)}",

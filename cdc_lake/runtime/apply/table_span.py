@@ -63,15 +63,15 @@ _ONE_TASK_FILES = 32  # opening one takes some milliseconds
 class FoldedSpan:
     """The result of folding a table's span.
 
-    `net`: as the table's kind describes it; `part`: from what it was folded; `held`: changes to be recorded as held,
-    None if there are none; `closings`: what ended holds; `changes`: what was folded, in the source's columns.
+    `net`: as the table's kind describes it; `part`: from what it was folded; `quarantined`: changes to be recorded as
+    such, None if there are none; `closings`: what ended holds; `changes`: what was folded, in the source's columns.
     """
 
     changes: DataFrame
     net: DataFrame
     part: TablePart
     profile: SpanProfile
-    held: pa.Table | None
+    quarantined: pa.Table | None
     closings: tuple[HoldRelease, ...]
 
 
@@ -142,10 +142,10 @@ def read_table_changes(spark: SparkSession, table: ResolvedTable) -> TableChange
         table.projection,
         summary,
         task.span,
-        task.held,
+        task.quarantine,
         parts=key_parts(task.project, task.target, table.projection.source),
         decided=task.decided,
-        held_units=task.held_units,
+        quarantined_units=task.quarantined_units,
     )
 
 
@@ -157,11 +157,11 @@ def type_changes(
     projection: Projection | RelationMapping,
     summary: SpanSummary,
     span: Span,
-    held: QuarantineState,
+    quarantine: QuarantineState,
     *,
     parts: Sequence[KeyPart] = (),
     decided: Decided = NOTHING_DECIDED,
-    held_units: frozenset[Unit] = frozenset(),
+    quarantined_units: frozenset[Unit] = frozenset(),
 ) -> TableChanges:
     """Convert bronze's rows of a table to changes with silver's types.
 
@@ -173,15 +173,18 @@ def type_changes(
         projection: From the source's columns to silver's, or the source's columns where silver has the same.
         summary: Summary of the span.
         span: The span.
-        held: Quarantine before the span.
+        quarantine: Quarantine before the span.
         parts: How the table is partitioned by its key.
         decided: Decisions that take effect in the span; `rows` includes what they release.
-        held_units: Transactions that are held as a whole.
+        quarantined_units: Transactions that are held as a whole.
     """
     projection = plain(projection) if isinstance(projection, RelationMapping) else projection
     shape = projection.source
-    recorded = {key: shape.recorded_key(key) for key in held.keys | held.apart} if shape.keys else {}
-    held, decided = held.rename_keys(recorded), decided.rename_keys(shape.recorded_key) if shape.keys else decided
+    recorded = {key: shape.recorded_key(key) for key in quarantine.keys | quarantine.apart} if shape.keys else {}
+    quarantine, decided = (
+        quarantine.rename_keys(recorded),
+        decided.rename_keys(shape.recorded_key) if shape.keys else decided,
+    )
     unsent = unsent_columns(summary, shape)
     typed = cast_rows(rows, shape, unsent, old_values(projection))
     by_place = kind.identity is RowIdentity.PLACE
@@ -195,12 +198,12 @@ def type_changes(
         kind=kind,
         part=TablePart(shape, unsent, summary.truncated, span, released=decided.released_rows is not None),
         summary=summary,
-        held=held,
+        quarantine=quarantine,
         recorded_keys=recorded,
         projection=projection,
         key_parts=tuple(parts),
         decided=decided,
-        held_units=held_units,
+        quarantined_units=quarantined_units,
     )
 
 
@@ -222,7 +225,7 @@ def evaluate_rules(changes: TableChanges) -> EvaluatedChanges:
             rules = conditions(changes.table, changes.part, changes.projection)
             profile = survey(changes.changes, changes.table, changes.part, rules, changes.summary, changes.key_parts)
             others = missing_keys(changes) | taken_keys(changes)
-            waits = changes.held or others or changes.decided or changes.held_units
+            waits = changes.quarantine or others or changes.decided or changes.quarantined_units
             check_few(profile.moved + profile.nulls + profile.failing + len(others), changes.table)
             if profile.plain and not waits:
                 return EvaluatedChanges(changes, changes.changes, None, (), profile)
@@ -246,7 +249,7 @@ def fold(evaluated: EvaluatedChanges) -> FoldedSpan:
     part = TablePart(projection.silver, lacking, changes.summary.truncated, changes.part.span)
     net = kind.net(free, changes.live, part, traced=evaluated.followed)
     closings = _as_recorded(evaluated.closings, changes.recorded_keys)
-    return FoldedSpan(changes.changes, net, part, evaluated.profile, evaluated.held, closings)
+    return FoldedSpan(changes.changes, net, part, evaluated.profile, evaluated.quarantined, closings)
 
 
 def _as_recorded(closings: Sequence[HoldRelease], recorded: Mapping[Key, Key]) -> tuple[HoldRelease, ...]:

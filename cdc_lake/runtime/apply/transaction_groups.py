@@ -5,8 +5,8 @@ are collected on the driver, `silver.row_tracing` determines the transactions to
 these are prepared again. A group stops as a whole: if one table cannot continue, the others wait.
 
 A table of the group that is ahead, after a crash between two merges or during a rebuild of another one, is not
-evaluated: the control table `held` contains what it held. The result is deterministic, so both agree; if not, nothing
-is written.
+evaluated: the control table `quarantine` contains what it held. The result is deterministic, so both agree; if not,
+nothing is written.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cdc_lake.runtime.apply.spark_sessions import Sessions, capture_errors
 from cdc_lake.runtime.apply.table_integrity import missing_quarantine_rows
 from cdc_lake.runtime.apply.table_span import MergePlan, prepare
 from cdc_lake.silver.kind import RowIdentity
-from cdc_lake.silver.row_tracing import TRUNCATE, TableEvents, Unit, held_whole, unit_of
+from cdc_lake.silver.row_tracing import TRUNCATE, TableEvents, Unit, quarantined_as_whole, unit_of
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_tables import ControlTables, control_tables
 from cdc_lake.tables.silver_table import Marker, read_marker
@@ -42,14 +42,14 @@ from cdc_lake.tables.silver_table import Marker, read_marker
 
 @dataclass(frozen=True, slots=True)
 class AheadTable:
-    """A table of a group at `position`, ahead of others; `held`: what it held in `(after, position]`, `decided`:
-    positions before which decisions took effect in it.
+    """A table of a group at `position`, ahead of others; `quarantined`: what it quarantined in `(after, position]`,
+    `decided`: positions before which decisions took effect in it.
     """
 
     relation: str
     after: int
     position: int
-    held: frozenset[Unit]
+    quarantined: frozenset[Unit]
     decided: frozenset[int]
 
 
@@ -58,11 +58,11 @@ def ahead(log: QuarantineLog, relation: str, generation: int, span: Span) -> Ahe
     here = (pc.field("relation") == relation) & (pc.field("epoch") == span.epoch)
     here &= (pc.field("position") > span.after) & (pc.field("position") <= span.upto)
     columns = ["position", "ordinal", "op", "reason"]
-    rows = log.held.filter(here & (pc.field("generation") == generation)).select(columns).to_pylist()
-    held_changes = [(row["position"], row["ordinal"], row["op"]) for row in rows if row["reason"] != CLOSED]
+    rows = log.quarantined.filter(here & (pc.field("generation") == generation)).select(columns).to_pylist()
+    quarantined_changes = [(row["position"], row["ordinal"], row["op"]) for row in rows if row["reason"] != CLOSED]
     truncates = [(row["position"], row["ordinal"]) for row in rows if row["reason"] == CLOSED and row["op"] == TRUNCATE]
     decided = log.decisions.filter(here & (pc.field("verb") == RELEASE))["position"].to_pylist()
-    return AheadTable(relation, span.after, span.upto, units_of(held_changes, truncates), frozenset(decided))
+    return AheadTable(relation, span.after, span.upto, units_of(quarantined_changes, truncates), frozenset(decided))
 
 
 def since_copy(table: TableState, after: int) -> int:
@@ -157,7 +157,7 @@ def _check_recorded(project: Project, lost: QuarantineLost | None, target: Targe
     if lost is not None:
         group = project.group(target.source)
         tables = " ".join(() if group is None else map(str, group.tables))
-        hint = f"restore the control table `held`, or copy the whole group again: cdc-lake resync {tables}"
+        hint = f"restore the control table `quarantine`, or copy the whole group again: cdc-lake resync {tables}"
         raise QuarantineLost(
             f"{target.label} holds whole transactions of its group, and {lost.message}", where=lost.where, hint=hint
         )
@@ -169,25 +169,25 @@ def hold_whole(
     reader: BronzeReader,
     prepare: Callable[[TableTask], MergePlan | None],
 ) -> list[MergePlan]:
-    """The tables of a group, prepared so that held transactions are held as a whole; `others`: tables ahead.
+    """The tables of a group, prepared so that quarantined transactions are held as a whole; `others`: tables ahead.
 
     Raises NoKey, TruncateQuarantined, GroupDisagrees, TooManyFollowed.
     """
     for plan in prepared:
         if plan.kind.identity is not RowIdentity.KEY:
             raise NoKey(f"{plan.task.target.source} has no key, and its group holds whole transactions by their keys")
-    current, held_units = list(prepared), frozenset[Unit]()
-    fixed = frozenset(unit for other in others for unit in other.held)
-    while (reasons := fixed.union(*map(_reasons, current))) - held_units:
+    current, quarantined_units = list(prepared), frozenset[Unit]()
+    fixed = frozenset(unit for other in others for unit in other.quarantined)
+    while (reasons := fixed.union(*map(_reasons, current))) - quarantined_units:
         check_few(sum(plan.summary.rows for plan in current), current[0].task.target)
         tables = {str(plan.task.target.source): _events(plan) for plan in current}
-        held_units = held_whole(tables, reasons | held_units)
-        _check_truncates(current, held_units)
-        _check_agreed(current[0].task, held_units - fixed, others, reader)
+        quarantined_units = quarantined_as_whole(tables, reasons | quarantined_units)
+        _check_truncates(current, quarantined_units)
+        _check_agreed(current[0].task, quarantined_units - fixed, others, reader)
         again = []
         for plan in current:
-            its = held_units & {event.unit for event in tables[str(plan.task.target.source)].events}
-            prepared_again = prepare(replace(plan.task, held_units=its)) if its else plan
+            its = quarantined_units & {event.unit for event in tables[str(plan.task.target.source)].events}
+            prepared_again = prepare(replace(plan.task, quarantined_units=its)) if its else plan
             assert prepared_again is not None, "the span is the same"
             again.append(prepared_again)
         current = again
@@ -196,30 +196,30 @@ def hold_whole(
 
 def _reasons(plan: MergePlan) -> frozenset[Unit]:
     """The transactions held because of a change of this table."""
-    held = plan.folded.held
-    if held is None:
+    quarantined = plan.folded.quarantined
+    if quarantined is None:
         return frozenset()
-    rows = zip(*(held[name].to_pylist() for name in ("position", "ordinal", "op")), strict=True)
+    rows = zip(*(quarantined[name].to_pylist() for name in ("position", "ordinal", "op")), strict=True)
     return units_of(rows, plan.summary.truncates)
 
 
 def units_of(rows: Iterable[tuple[int, int, str]], truncates: Iterable[tuple[int, int]]) -> frozenset[Unit]:
-    """The transactions of held changes, except those that truncated the table later."""
+    """The transactions of quarantined changes, except those that truncated the table later."""
     last: Mapping[int, int] = dict(sorted(truncates))
     units = (unit_of(*row) for row in rows if row[1] < CEILING or row[1] > last.get(row[0], -1))
     return frozenset(unit for unit in units if unit is not None)
 
 
 def _events(plan: MergePlan) -> TableEvents:
-    held = plan.folded.held
+    quarantined = plan.folded.quarantined
     alone = set()
-    if held is not None:
-        again = held.filter(pc.field("op") == "S")
+    if quarantined is not None:
+        again = quarantined.filter(pc.field("op") == "S")
         alone = set(zip(again["position"].to_pylist(), again["ordinal"].to_pylist(), strict=True))
     table_events = events(plan.folded.changes, None, plan.summary, plan.task.decided)
     return TableEvents(
         [replace(e, failed=True) if e.again and (e.position, e.ordinal) in alone else e for e in table_events],
-        plan.task.held,
+        plan.task.quarantine,
     )
 
 
@@ -246,7 +246,7 @@ def _check_agreed(job: TableTask, units: frozenset[Unit], others: Sequence[Ahead
     for position, decided in sorted(units):
         for other in others:
             passed = position in other.decided if decided else other.relation in touched.get(position, ())
-            if passed and other.after < position <= other.position and (position, decided) not in other.held:
+            if passed and other.after < position <= other.position and (position, decided) not in other.quarantined:
                 position_text = format_stream_position(job.stream, position)
                 raise GroupDisagrees(
                     f"the transaction at {position_text} is to be held, but {other.relation} has already applied it"

@@ -23,6 +23,7 @@ from cdc_lake.control.status_files import ReceiverWait
 from cdc_lake.control.streams import UndecodedTransaction
 from cdc_lake.decode.undecodable import announced_in
 from cdc_lake.errors import CdcLakeError
+from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.runtime.cut_gate import Withheld
@@ -123,8 +124,9 @@ class SlotStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class TableStatus:
-    """One table: `pending → snapshot → catching-up → live`, or `paused`, `held`, `failed`, `left`; the reason; its lag.
+class TableStatus(FormerFields):
+    """One table: `pending → snapshot → catching-up → live`, or `paused`, `quarantined`, `failed`, `left`; the reason;
+    its lag.
 
     `verified_through`: position up to which it was last proven equal to the source, and when (`verified_at`);
     `different_at`: when it was last found to differ, if nothing proved it equal since. `code`: error of a failed table,
@@ -138,7 +140,7 @@ class TableStatus:
     reason: str
     position: str | None
     version: int | None
-    held: int
+    quarantined: int
     verified_through: str | None = None
     verified_at: datetime | None = None
     different_at: datetime | None = None
@@ -148,7 +150,7 @@ class TableStatus:
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedRows:
-    """Rows of a table that a rule holds; `rule` is `waiting` for those queued behind a held change of their key."""
+    """Quarantined rows of a table; `rule` is `waiting` for those queued behind another change of their key."""
 
     table: str
     rule: str
@@ -156,7 +158,7 @@ class QuarantinedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class Status(FormerFields):
     """The state of a pipeline at `at`. Positions are as commands print them. `undecodable`: where silver stops.
 
     `receiver_waits`: what the receiver waits for; `withheld`: the newest pin that rules withheld, if none was made
@@ -179,7 +181,7 @@ class Status:
     applied: Lag
     slot: SlotStatus
     tables: tuple[TableStatus, ...]
-    held: tuple[QuarantinedRows, ...]
+    quarantined: tuple[QuarantinedRows, ...]
     undecodable: tuple[UndecodedTransaction, ...] = ()
     receiver_waits: ReceiverWait | None = None
     withheld: Withheld | None = None
@@ -188,7 +190,7 @@ class Status:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What needs attention, in words; empty if nothing. Lag, pauses and held rows do not."""
+        """What needs attention, in words; empty if nothing. Lag, pauses and quarantined rows do not."""
         texts = [] if self.reachable else [f"the source is not reachable: {self.unreachable_because}"]
         if self.slot.state == "lost" or (self.slot.state == "missing" and self.stream is not None):
             texts.append(f"slot `{self.slot.name}` is {self.slot.state}: {self.slot.reason}")

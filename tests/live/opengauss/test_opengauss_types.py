@@ -103,7 +103,7 @@ def test_types_of_the_server_end_equal_but_for_what_does_not_fit(place: Place, k
             applied(place)
         held = sum(not fits for fits, _ in rows())
     found = {table.table: (table.text, table.reason) for table in compare(project, (), lambda _: None).tables}
-    said = f"equal but for {held} held keys"
+    said = f"equal but for {held} quarantined keys"
     assert found == {f"{place.name}.types_{letter}": (said, "") for letter in "di"}
     for ledger in type_ledger(project):
         losses = {column.column: (column.source_type, column.silver_type, column.loss) for column in ledger.columns}
