@@ -2,6 +2,7 @@
 
     python tools/house.py            # print the measures; exit with 1 if one exceeds its budget
     python tools/house.py --names    # also list what the measures of names counted, the most frequent first
+    python tools/house.py --lines    # also list what the lines of each package are
 
 It parses the modules of the product with `ast` and runs nothing. A module is a file of `cdc_lake` but `__init__.py` and
 the templates of new projects.
@@ -203,6 +204,40 @@ def print_names(modules: list[Module]) -> None:
         print(f"\ncycle: {', '.join(cycle)}")
 
 
+def kinds_of_lines(module: Module) -> Counter[str]:
+    """The number of lines of a module that are blank, docstrings, imports, signatures, and other code."""
+    text = module.file.read_text(encoding="utf-8").splitlines()
+    kind = {number: "blank" if not line.strip() else "code" for number, line in enumerate(text, 1)}
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                first, last, name = node.lineno, node.end_lineno or 0, "imports"
+            case ast.Expr(value=ast.Constant(value=str())):
+                first, last, name = node.lineno, node.end_lineno or 0, "docstrings"
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                first, last, name = node.lineno, node.body[0].lineno - 1, "signatures"
+            case _:
+                continue
+        kind.update(
+            (number, name) for number in range(first, last + 1) if kind[number] != "blank" or name == "docstrings"
+        )
+    return Counter(kind.values())
+
+
+def print_lines(modules: list[Module]) -> None:
+    """List the lines of each package by what they are."""
+    columns = ("code", "signatures", "docstrings", "imports", "blank")
+    packages: dict[str, Counter[str]] = {}
+    for module in modules:
+        package = module.name.split(".")[1] if module.name.count(".") > 1 else "(top)"
+        packages[package] = packages.get(package, Counter()) + kinds_of_lines(module)
+    packages["all"] = sum(packages.values(), Counter[str]())
+    print(f"\n{'lines':>8}  " + "  ".join(f"{column:>10}" for column in columns))
+    for package, counts in packages.items():
+        shares = "  ".join(f"{counts[column]:>10,}" for column in columns)
+        print(f"{counts.total():>8,}  {shares}  {package}")
+
+
 def main() -> int:
     """Print the measures beside their budgets.
 
@@ -211,6 +246,7 @@ def main() -> int:
     """
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--names", action="store_true", help="list the names and cycles that are counted")
+    options.add_argument("--lines", action="store_true", help="list the lines of each package by what they are")
     chosen = options.parse_args()
     modules = read_modules()
     measured = measure(modules)
@@ -219,6 +255,8 @@ def main() -> int:
         print(f"{value:>10,g}  of {BUDGETS[name]:>8,g}  {name}{'  EXCEEDED' if name in exceeded else ''}")
     if chosen.names:
         print_names(modules)
+    if chosen.lines:
+        print_lines(modules)
     return 1 if exceeded else 0
 
 

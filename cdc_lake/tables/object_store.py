@@ -3,22 +3,17 @@
 Idempotent calls are retried after temporary failures, for as long as `lake.storage.patience` says. Refusals of the
 store are raised immediately. No credential of ours appears in an error.
 
-Writers are fenced by conditional puts. A store that does not support the condition silently accepts such a put, and
-none of the libraries can put an arbitrary object, so the condition is tested by a request signed with AWS Signature
-Version 4 (Amazon S3 API reference, "Authenticating Requests").
+Writers are fenced by conditional puts. A store that does not support the condition silently accepts such a put, so the
+condition is tested before a table is created.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import cached_property
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
@@ -29,54 +24,41 @@ from cdc_lake.config.model import ObjectAddress, Storage
 from cdc_lake.config.project import Project
 from cdc_lake.errors import StaleObjectListing, StoreRefused, StoreUnavailable, StoreUnfenced
 
-_SECONDS = 30.0
-
 
 def put_if_absent(storage: Storage, path: str, body: bytes) -> bool:
     """Put an object at `bucket/key`; False if the store reports an existing one. Raises OSError."""
-    endpoint = storage.endpoint or f"https://s3.{storage.region}.amazonaws.com"
-    parts = urlsplit(endpoint)
-    connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = connect(parts.netloc, timeout=_SECONDS)
+    from obstore.exceptions import AlreadyExistsError, BaseError  # noqa: PLC0415  # a fence is proven once for a table
+    from obstore.store import S3Store  # noqa: PLC0415  # as above
+
+    bucket, _, key = path.partition("/")
+    store = S3Store(
+        bucket,
+        config=_s3_config(storage),  # type: ignore[arg-type]  # keys of a TypedDict
+        client_options={"allow_http": storage.allow_http, "connect_timeout": "5s", "timeout": "30s"},
+        retry_config={"max_retries": 0},
+    )
     try:
-        connection.request("PUT", f"/{path}", body, sign_headers(storage, parts.netloc, path, body, datetime.now(UTC)))
-        reply = connection.getresponse()
-        reply.read()
-    except HTTPException as cause:
-        raise OSError("the store's reply could not be read") from cause
-    finally:
-        connection.close()
-    if reply.status == 412:  # Precondition Failed
+        store.put(key, body, mode="create", use_multipart=False)
+    except AlreadyExistsError:
         return False
-    if reply.status != 200:
-        raise OSError(f"the store answered {reply.status} {reply.reason}")
+    except BaseError as cause:
+        raise OSError(str(cause)) from cause
     return True
 
 
-def sign_headers(storage: Storage, host: str, path: str, body: bytes, now: datetime) -> dict[str, str]:
-    """The headers of a conditional put; `path` has only characters that need no escaping (`ObjectAddress`)."""
-    day, moment = now.strftime("%Y%m%d"), now.strftime("%Y%m%dT%H%M%SZ")
-    headers = {
-        "host": host,
-        "if-none-match": "*",
-        "x-amz-content-sha256": hashlib.sha256(body).hexdigest(),
-        "x-amz-date": moment,
+def _s3_config(storage: Storage) -> dict[str, str]:
+    """The settings of the Rust crate `object_store`, which deltalake and obstore use."""
+    config = {
+        "aws_region": storage.region,
+        "aws_access_key_id": storage.access_key_id.get_secret_value(),
+        "aws_secret_access_key": storage.secret_access_key.get_secret_value(),
+        "aws_conditional_put": "etag",  # the fence: a log entry is written only if it does not exist
     }
-    if storage.session_token is not None:
-        headers["x-amz-security-token"] = storage.session_token.get_secret_value()
-    names = ";".join(sorted(headers))
-    listed = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
-    request = f"PUT\n/{path}\n\n{listed}\n{names}\n{headers['x-amz-content-sha256']}"
-    scope = f"{day}/{storage.region}/s3/aws4_request"
-    digest = hashlib.sha256(request.encode()).hexdigest()
-    text = f"AWS4-HMAC-SHA256\n{moment}\n{scope}\n{digest}"
-    key = b"AWS4" + storage.secret_access_key.get_secret_value().encode()
-    for part in (day, storage.region, "s3", "aws4_request"):
-        key = hmac.digest(key, part.encode(), "sha256")
-    signature = hmac.digest(key, text.encode(), "sha256").hex()
-    credential = f"{storage.access_key_id.get_secret_value()}/{scope}"
-    authorization = f"AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders={names}, Signature={signature}"
-    return {**headers, "authorization": authorization}
+    if storage.endpoint:
+        config["aws_endpoint"] = storage.endpoint.rstrip("/")
+    if storage.session_token:
+        config["aws_session_token"] = storage.session_token.get_secret_value()
+    return config
 
 
 _T = TypeVar("_T")
@@ -131,23 +113,14 @@ class ObjectStore:
     @property
     def delta_options(self) -> dict[str, str]:
         """Storage options of `deltalake`."""
-        storage = self._storage
-        options = {
-            "aws_region": storage.region,
-            "aws_access_key_id": storage.access_key_id.get_secret_value(),
-            "aws_secret_access_key": storage.secret_access_key.get_secret_value(),
-            "aws_conditional_put": "etag",  # the fence: a log entry is written only if it does not exist
-            "allow_http": "true" if storage.allow_http else "false",
+        return {
+            **_s3_config(self._storage),
+            "allow_http": "true" if self._storage.allow_http else "false",
             "connect_timeout": "5s",
             "timeout": "30s",
             "max_retries": "3",
-            "retry_timeout": f"{max(1, storage.patience // 1000)}s",
+            "retry_timeout": f"{max(1, self._storage.patience // 1000)}s",
         }
-        if storage.endpoint:
-            options["aws_endpoint"] = storage.endpoint.rstrip("/")
-        if storage.session_token:
-            options["aws_session_token"] = storage.session_token.get_secret_value()
-        return options
 
     @property
     def iceberg_properties(self) -> dict[str, str]:

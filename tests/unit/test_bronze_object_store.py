@@ -5,24 +5,18 @@ from __future__ import annotations
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
-from pydantic import SecretStr
 
 from cdc_lake.bronze.compaction import compact, tidy
 from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.errors import AnotherReceiver, Retry, StoreRefused, StoreUnavailable, StoreUnfenced
 from cdc_lake.model.position import Span
 from cdc_lake.tables import iceberg_log
-from cdc_lake.tables.object_store import sign_headers
 from cdc_lake.tables.orphan_files import OrphanFiles
 from cdc_lake_testing.faulty_store import Fault, FaultyStore, Request
-from cdc_lake_testing.object_store import LocalStore, storage_at
+from cdc_lake_testing.object_store import LocalStore
 from tests.bronze_object_stores import FORMATS, Stored, stored
 from tests.unit.test_bronze_hash_chain import (
     landed,
@@ -176,22 +170,6 @@ def test_a_store_that_ignores_conditions_is_refused_before_anything_is_in_it(pla
         with pytest.raises(StoreUnfenced):
             writer.begin_stream("s1", 100)
     assert place.writer().state() is None
-
-
-@pytest.mark.parametrize("token", [None, "a token"])
-def test_a_conditional_put_is_signed_as_the_sdk_signs_it(token: str | None):
-    given = storage_at("http://store.example:9000")
-    storage = given.model_copy(update={"session_token": None if token is None else SecretStr(token)})
-    moment = datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
-    mine = sign_headers(storage, "store.example:9000", "lake/bronze/_x", b"body", moment)
-    request = AWSRequest("PUT", "http://store.example:9000/lake/bronze/_x", {"if-none-match": "*"}, b"body")
-    request.context["timestamp"] = request.headers["X-Amz-Date"] = moment.strftime("%Y%m%dT%H%M%SZ")
-    signer = S3SigV4Auth(Credentials("kit", "kit-secret", token), "s3", "us-east-1")
-    request.headers["X-Amz-Content-SHA256"] = signer.payload(request)
-    if token is not None:
-        request.headers["X-Amz-Security-Token"] = token
-    signature = signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
-    assert mine["authorization"].endswith(f"Signature={signature}")
 
 
 def test_what_upkeep_replaced_goes_when_nobody_reads_it_any_more(place: Stored, monkeypatch: pytest.MonkeyPatch):
