@@ -264,7 +264,7 @@ def column_added_apart(db: psycopg.Connection, rng: random.Random, run: int) -> 
 
 
 def rows_that_break_a_rule(db: psycopg.Connection, rng: random.Random, run: int) -> None:
-    """Held rows (amount, email), a later change that waits behind one, and rows that only warn (status)."""
+    """Quarantined rows (amount, email), a later change that waits behind one, and rows that only warn (status)."""
     first = 500_000 + 10 * run
     db.execute(
         "INSERT INTO orders VALUES (%s, 1, 'paid', -5, now()), (%s, 2, 'paid', 999999, now())", (first, first + 1)

@@ -75,7 +75,10 @@ def test_a_timeline_is_noted_once_and_a_new_one_is_told(tmp_path: Path) -> None:
         note_timeline(now, control, STATE, told.append)
         assert last_timeline(control, STATE) == now
     rows = control.read("timelines").sort_by("timeline").to_pylist()
-    assert [(row["timeline"], row["history"], row["held"]) for row in rows] == [(1, "", 0x40), (2, "1@0/40", 0x40)]
+    assert [(row["timeline"], row["history"], row["acknowledged"]) for row in rows] == [
+        (1, "", 0x40),
+        (2, "1@0/40", 0x40),
+    ]
     assert [progress.text for progress in told] == ["the server is now on timeline 2, before that on 1"]
 
 

@@ -181,11 +181,11 @@ def test_a_row_says_what_each_change_made_of_it_and_where_it_stands(inspect: She
         "update    id '2' → '3'",
         "delete    (id='3', note='new')",
     ]
-    assert lines[6:] == ["bronze  no row", "silver  has nothing of this table yet"]
+    assert lines[6:] == ["bronze     no row", "silver     has nothing of this table yet"]
     copied = inspect("row", "public.orders", "1")[0].splitlines()
     assert copied[2].endswith("snapshot  (id='1', note='new')")
     assert copied[3].endswith("update    note 'new' → 'paid'")
-    assert copied[-2] == "bronze  (id='1', note='paid')"
+    assert copied[-2] == "bronze     (id='1', note='paid')"
     document = inspect.document("row", "public.orders", "2")
     assert [(one["before"], one["after"]) for one in document["changes"]] == [
         (None, {"id": "2", "note": "new"}),

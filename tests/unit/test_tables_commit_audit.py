@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_lake.config.project import Project
-from cdc_lake.control.cuts import TableState
+from cdc_lake.control.cuts import table_states
 from cdc_lake.errors import SilverMissing
 from cdc_lake.tables.commit_audit import ForeignCommit, find_foreign_commit, is_latest_version, is_version_replaced
 from cdc_lake.tables.silver_table import FIRST, Marker, app_id, iceberg_table, planned_for, read_marker
@@ -198,4 +199,4 @@ def test_a_version_that_is_not_there_has_no_marker(tmp_path: Path, fmt: str) -> 
 
 def test_a_cut_of_an_older_version_knew_only_the_first_generation() -> None:
     facts = {"table": "silver.t", "format": "delta", "version": 3, "position": 10, "state": "active", "held": 0}
-    assert TableState(**facts).generation == 1
+    assert table_states(json.dumps({"public.t": facts}))["public.t"].generation == 1
