@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import re
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
@@ -23,27 +25,6 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from cdc_lake.config.model import ObjectAddress, Storage
 from cdc_lake.config.project import Project
 from cdc_lake.errors import StaleObjectListing, StoreRefused, StoreUnavailable, StoreUnfenced
-
-
-def put_if_absent(storage: Storage, path: str, body: bytes) -> bool:
-    """Put an object at `bucket/key`; False if the store reports an existing one. Raises OSError."""
-    from obstore.exceptions import AlreadyExistsError, BaseError  # noqa: PLC0415  # a fence is proven once for a table
-    from obstore.store import S3Store  # noqa: PLC0415  # as above
-
-    bucket, _, key = path.partition("/")
-    store = S3Store(
-        bucket,
-        config=_s3_config(storage),  # type: ignore[arg-type]  # keys of a TypedDict
-        client_options={"allow_http": storage.allow_http, "connect_timeout": "5s", "timeout": "30s"},
-        retry_config={"max_retries": 0},
-    )
-    try:
-        store.put(key, body, mode="create", use_multipart=False)
-    except AlreadyExistsError:
-        return False
-    except BaseError as cause:
-        raise OSError(str(cause)) from cause
-    return True
 
 
 def _s3_config(storage: Storage) -> dict[str, str]:
@@ -72,6 +53,11 @@ PATIENCE_PROPERTY = "cdc-lake.patience"
 _OF_ARROW = "AWS Error"
 """Text in Arrow's errors of a store, but not of a disk."""
 
+_WRITERS, _ROUNDS = 8, 20
+"""Of the proof of the fence. A store that checks and writes in two steps let two of four writers succeed in 60 of 100
+rounds.
+"""
+
 _PAUSES = (0.1, 5.0)  # seconds: the first and the longest between two attempts
 # Error words of object_store and the AWS SDK for failures that retrying does not resolve.
 _REFUSED = re.compile(
@@ -90,6 +76,7 @@ class ObjectStore:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._is_fenced = False
 
     @cached_property
     def filesystem(self) -> pafs.FileSystem:
@@ -160,13 +147,51 @@ class ObjectStore:
             pause = min(2 * pause, longest)
 
     def prove_fence(self, path: str, where: str) -> None:
-        """Put an object at `path` twice, conditionally. Raises StoreUnfenced if both puts are accepted."""
-        for _ in range(2):  # the first result does not matter: an object may be left from before
-            accepted = self.persist(lambda: put_if_absent(self._storage, path, b"proof of the fence"), where)
-        if accepted:
-            raise StoreUnfenced(
-                "the object store overwrites an object although a conditional PUT forbids it", where=where
-            )
+        """Let several writers at a time put each of some new objects below `path`, on the condition that it does not
+        exist. A store that checks the condition, but not at the moment at which it writes, lets two of them succeed.
+
+        Raises:
+            StoreUnfenced: Two writers put the same object.
+            StoreUnavailable: The store fails for longer than the patience.
+            StoreRefused: The store refuses a request.
+        """
+        from obstore.exceptions import AlreadyExistsError, BaseError  # noqa: PLC0415  # once for a store
+        from obstore.store import S3Store  # noqa: PLC0415  # as above
+
+        if self._is_fenced:
+            return
+        bucket, _, folder = path.partition("/")
+        store = S3Store(
+            bucket,
+            config=_s3_config(self._storage),  # type: ignore[arg-type]  # keys of a TypedDict
+            client_options={"allow_http": self._storage.allow_http, "connect_timeout": "5s", "timeout": "30s"},
+            retry_config={"max_retries": 0},
+        )
+
+        def put(key: str) -> bool:
+            try:
+                store.put(key, b"proof of the fence", mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+            except BaseError as cause:
+                raise OSError(str(cause)) from cause
+            return True
+
+        def delete(key: str) -> None:
+            try:
+                store.delete(key)
+            except BaseError as cause:
+                raise OSError(str(cause)) from cause
+
+        with ThreadPoolExecutor(_WRITERS) as writers:
+            for _ in range(_ROUNDS):
+                key = f"{folder}/{uuid.uuid4().hex}"
+                accepted = list(writers.map(lambda each: self.persist(lambda: put(each), where), [key] * _WRITERS))
+                self.persist(partial(delete, key), where)
+                if sum(accepted) > 1:
+                    text = "the object store overwrites an object although a conditional PUT forbids it"
+                    raise StoreUnfenced(text, where=where)
+        self._is_fenced = True
 
     def read(self, path: str) -> str | None:
         """A small text object, None if it does not exist."""

@@ -8,16 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from pyarrow.fs import FileSelector
 
 from cdc_lake.bronze.compaction import compact, tidy
 from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.errors import AnotherReceiver, Retry, StoreRefused, StoreUnavailable, StoreUnfenced
 from cdc_lake.model.position import Span
 from cdc_lake.tables import iceberg_log
+from cdc_lake.tables.object_store import ObjectStore
 from cdc_lake.tables.orphan_files import OrphanFiles
 from cdc_lake_testing.faulty_store import Fault, FaultyStore, Request
-from cdc_lake_testing.object_store import LocalStore
-from tests.bronze_object_stores import FORMATS, Stored, stored
+from cdc_lake_testing.object_store import LocalStore, storage_at
+from tests.bronze_object_stores import BUCKET, FORMATS, Stored, stored
 from tests.unit.test_bronze_hash_chain import (
     landed,
     test_every_epoch_is_verified,
@@ -170,6 +172,23 @@ def test_a_store_that_ignores_conditions_is_refused_before_anything_is_in_it(pla
         with pytest.raises(StoreUnfenced):
             writer.begin_stream("s1", 100)
     assert place.writer().state() is None
+
+
+@pytest.mark.parametrize("place", ["delta"], indirect=True)
+def test_a_store_that_checks_a_condition_before_it_writes_is_refused(place: Stored):
+    first_at: dict[str, float] = {}
+
+    def check_and_write_in_two_steps(request: Request) -> Fault | None:
+        if not request.conditional:
+            return None
+        first = first_at.setdefault(request.key, time.monotonic())
+        return Fault.UNFENCED if 0 < time.monotonic() - first < 0.05 else None
+
+    with FaultyStore(place.store, check_and_write_in_two_steps) as proxy, pytest.raises(StoreUnfenced):
+        place.writer(proxy.endpoint).begin_stream("s1", 100)
+    assert place.writer().state() is None
+    folder = FileSelector(f"{BUCKET}/{place.key}/_cdc_lake_fence", allow_not_found=True)
+    assert not ObjectStore(storage_at(place.store.endpoint)).filesystem.get_file_info(folder)
 
 
 def test_what_upkeep_replaced_goes_when_nobody_reads_it_any_more(place: Stored, monkeypatch: pytest.MonkeyPatch):
