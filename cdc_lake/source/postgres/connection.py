@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from cdc_lake.config.source import PostgresSource
 from cdc_lake.errors import DriverMissing, ServerUnreachable, SourceError
@@ -186,6 +186,11 @@ def encoding_of(session: Session) -> str:
     return (session.pgconn.parameter_status(b"server_encoding") or b"").decode()
 
 
+def as_bytes(value: Any) -> bytes:
+    """Text as bytes, which it already is in an as-stored session of an SQL_ASCII database."""
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
 def connection_lost_error(pgconn: pq.abc.PGconn, doing: str) -> SourceError:
     """The error for a connection lost while `doing`."""
     message = pgconn.get_error_message().strip() or "the server closed the connection"
@@ -198,7 +203,14 @@ def translate_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as refused:
-        raise statement_error(refused.sqlstate, _primary(refused), doing) from refused
+        # without the detail, which may contain row values
+        raise statement_error(refused.sqlstate, refused.diag.message_primary or str(refused), doing) from refused
+
+
+def fetch(session: Session, doing: str, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+    """The rows of a query; `doing` describes its purpose. Raises SourceError."""
+    with translate_errors(doing):
+        return session.execute(sql.encode(), parameters or None).fetchall()
 
 
 def command(pgconn: pq.abc.PGconn, text: str, doing: str) -> list[dict[str, str | None]]:
@@ -299,8 +311,3 @@ def raise_end(pgconn: pq.abc.PGconn, doing: str) -> NoReturn:
 
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode(errors="replace")
-
-
-def _primary(refused: psycopg.Error) -> str:
-    """The server's primary message, without the detail, which may contain row values."""
-    return refused.diag.message_primary or str(refused)

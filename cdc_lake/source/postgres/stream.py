@@ -21,8 +21,10 @@ from cdc_lake.errors import SlotActive, SlotMissing, StreamProtocol
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.postgres.connection import (
     Session,
+    as_bytes,
     command,
     connection_lost_error,
+    fetch,
     raise_end,
     send_as_stored,
     translate_errors,
@@ -248,7 +250,7 @@ class PostgresSlotFunctions:
         held, arguments = 0, [self._slot, least, self._options]
         with translate_errors(f"reading slot `{self._slot}`"):
             for lsn, data in self._reading.cursor().stream(self._peek.encode(), arguments, binary=True):
-                piece.append((Lsn.parse(_text(lsn)).value, _bytes(data)))
+                piece.append((Lsn.parse(as_bytes(lsn).decode()).value, as_bytes(data)))
                 held += len(piece[-1][1]) + _FRAME
                 if held >= PIECE:
                     self._left_out.check()
@@ -263,10 +265,8 @@ class PostgresSlotFunctions:
         until = self._clock() + _PATIENCE
         while True:
             try:
-                with translate_errors(f"advancing slot `{self._slot}`"):
-                    self._session.execute(
-                        "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", [self._slot, str(Lsn(position))]
-                    )
+                sql = "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)"
+                fetch(self._session, f"advancing slot `{self._slot}`", sql, self._slot, str(Lsn(position)))
             except SlotActive:
                 if self._clock() > until:
                     raise
@@ -276,23 +276,12 @@ class PostgresSlotFunctions:
 
     def load_flush_lsn(self) -> int:
         """The slot's confirmed position. Raises SlotMissing."""
-        with translate_errors(f"looking up slot `{self._slot}`"):
-            row = self._session.execute(
-                "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [self._slot]
-            ).fetchone()
-        if row is None or row[0] is None:
+        sql = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
+        rows = fetch(self._session, f"looking up slot `{self._slot}`", sql, self._slot)
+        if not rows or rows[0][0] is None:
             raise SlotMissing(f"slot `{self._slot}` no longer exists")
-        return Lsn.parse(_text(row[0])).value
+        return Lsn.parse(as_bytes(rows[0][0]).decode()).value
 
     def close(self) -> None:
         """Close the session that peeks; the owner closes `session`."""
         self._reading.close()
-
-
-def _text(value: object) -> str:
-    return _bytes(value).decode()
-
-
-def _bytes(value: object) -> bytes:
-    """Text is returned as bytes if the database is in SQL_ASCII."""
-    return value.encode() if isinstance(value, str) else bytes(value)  # type: ignore[call-overload]  # a bytea
