@@ -267,7 +267,7 @@ def relation_of(session: Session, table: TableName, columns: Sequence[str] | Non
         table=table,
         columns=tuple(
             Column(
-                *(name, kind, oid, modifier, flagged),
+                *(name, kind, oid, modifier, bool(flagged)),  # NULL without an identity
                 number=number,
                 missing=storage.missing.get(name)
                 or (Missing(None) if unknown else None if text is None else Missing(text)),
