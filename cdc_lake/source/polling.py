@@ -76,7 +76,7 @@ class PollingStream:
     ) -> None:
         """`interval` in seconds: how often an idle server is polled."""
         self._functions = functions
-        self._confirmed = self._sent = self._keepalive_end = start
+        self._confirmed = self._sent = self.keepalive_end = start
         self._interval = interval
         self._clock = clock
         self._pause = pause
@@ -92,11 +92,6 @@ class PollingStream:
         if start:
             # after a server crash the slot may be behind bronze: the same changes would be sent forever
             self._advance(start)
-
-    @property
-    def keepalive_end(self) -> int:
-        """The newest WAL position the server announced: everything committed before it has been sent."""
-        return self._keepalive_end
 
     @property
     def reply_requested(self) -> bool:
@@ -127,7 +122,7 @@ class PollingStream:
         if peeked is not None:
             self._ends.append((self._clock(), before))
         while self._ends and self._ends[0][0] <= self._clock() - self._functions.settling:
-            self._keepalive_end = max(self._keepalive_end, self._ends.popleft()[1])
+            self.keepalive_end = max(self.keepalive_end, self._ends.popleft()[1])
         return []
 
     def confirm(self, position: int) -> None:
@@ -157,7 +152,7 @@ class PollingStream:
         if self._peeked_count is not None:
             self._peeked_count += len(frames)
         elif self._piece is None:
-            self._keepalive_end = max(self._keepalive_end, self._sent)
+            self.keepalive_end = max(self.keepalive_end, self._sent)
         return list(frames)
 
     def _advance(self, position: int) -> None:
@@ -168,7 +163,7 @@ class PollingStream:
         """Raise SlotAhead if the slot is further than it was advanced or read here."""
         if self._advanced is None:
             return
-        flush_lsn, here = self._functions.load_flush_lsn(), max(self._advanced, self._keepalive_end)
+        flush_lsn, here = self._functions.load_flush_lsn(), max(self._advanced, self.keepalive_end)
         if flush_lsn > here:
             text = f"the slot is confirmed up to {Lsn(flush_lsn)}, but was read up to {Lsn(here)}"
             raise SlotAhead(f"{flush_lsn - here} bytes are missing: {text}")

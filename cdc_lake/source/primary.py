@@ -92,16 +92,11 @@ def _first(
             failed.append((place, refused))
         if session is not None:
             session.close()
-    raise _none_of(failed, other, wanted)
-
-
-def _none_of(failed: list[tuple[str, SourceError]], other: SourceError, wanted: str) -> SourceError:
-    """One error for several hosts: a permanent one, if there is one."""
-    errors = [error for _, error in failed]
+    errors = [error for _, error in failed]  # one is raised for all: a permanent one, if there is one
     worst = next((error for error in errors if error.retry is Retry.NEVER and error is not other), None)
     worst = worst or next((error for error in errors if error is other), errors[0])
     reasons = "; ".join(f"{place}: {error.message}" for place, error in failed)
-    return type(worst)(f"no {wanted} found among {len(failed)} hosts: {reasons}", hint=worst.remedy)
+    raise type(worst)(f"no {wanted} found among {len(failed)} hosts: {reasons}", hint=worst.remedy)
 
 
 _BRANCH = re.compile(r"(\d{1,10})@(\S+)")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cdc_lake.errors import SlotAhead, SlotInvalidated, SlotMissing, SlotNameInvalid, WrongOutputOrder
 from cdc_lake.model.position import Lsn, OrderDomain, format_position
-from cdc_lake.source.base import RequiredSlot, check_fits, dropped_when_free
+from cdc_lake.source.base import check_fits, dropped_when_free
 from cdc_lake.source.gaussdb.wire.session import WireSession
 from cdc_lake.source.sql_text import identifier, literal
 
@@ -140,7 +140,7 @@ def check_slot(
     here = format_position(held, order)
     if facts is None:
         raise SlotMissing(f"slot `{name}` does not exist; bronze contains changes up to {here}")
-    check_fits(name, facts.kind, facts.plugin, facts.database, RequiredSlot(plugin, database))
+    check_fits(name, facts.kind, (facts.plugin, facts.database), (plugin, database))
     if facts.order is not order:
         raise WrongOutputOrder(
             f"slot `{name}` is ordered by {facts.order.name}, but the pipeline reads by {order.name}"

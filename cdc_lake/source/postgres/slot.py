@@ -19,7 +19,7 @@ from typing import Any
 
 from cdc_lake.errors import SlotActive, SlotAhead, SlotMissing, SlotNotTwoPhase, SlotTwoPhase
 from cdc_lake.model.position import Lsn
-from cdc_lake.source.base import RequiredSlot, SlotCounters, check_fits, dropped_when_free, useless
+from cdc_lake.source.base import SlotCounters, check_fits, dropped_when_free, useless
 from cdc_lake.source.postgres.connection import Session, command, fetch, finished_within, for_replication
 from cdc_lake.source.postgres.plugins import PGOUTPUT, TEST_DECODING
 from cdc_lake.source.sql_text import identifier
@@ -208,7 +208,7 @@ def check_slot(
     """
     if facts is None:
         raise SlotMissing(f"slot `{name}` does not exist; bronze contains changes up to {Lsn(held)}")
-    check_fits(name, facts.kind, facts.plugin, facts.database, RequiredSlot(plugin, database))
+    check_fits(name, facts.kind, (facts.plugin, facts.database), (plugin, database))
     if facts.is_lost or facts.confirmed is None:
         raise useless(name, facts.invalidation or facts.wal_status or "no confirmed position", str(Lsn(held)))
     if facts.confirmed.value > held:

@@ -32,7 +32,7 @@ from cdc_lake.source.postgres.connection import (
 from cdc_lake.source.postgres.plugins import PGOUTPUT
 from cdc_lake.source.postgres.publication import PublicationWarnings
 from cdc_lake.source.postgres.server import wal_position
-from cdc_lake.source.socket_io import LONGEST, BatchingReader, IdleTimeout
+from cdc_lake.source.socket_io import LONGEST, ReplicationStream
 from cdc_lake.source.sql_text import start_command
 
 _STATUS = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply requested
@@ -43,7 +43,7 @@ _DATA, _ALIVE = ord("w"), ord("k")
 _EPOCH_2000 = 946_684_800  # seconds from 1970 to PostgreSQL's epoch
 
 
-class PostgresStream:
+class PostgresStream(ReplicationStream):
     """An open `START_REPLICATION` (implements `source.base.FrameSource`)."""
 
     def __init__(
@@ -63,67 +63,33 @@ class PostgresStream:
         (`source.socket_io`). `session` is a replication connection; if starting fails (SlotActive), it can be used for
         a retry.
         """
+        super().__init__(start, status_interval, clock)
         self._session = session
         self._pgconn = session.pgconn
-        self._interval = status_interval
-        self._clock = clock
-        self._confirmed = start
-        self._received = start
-        self._keepalive_end = start
-        self._asked = False
-        self._told_at = clock()
         self._left_out = PublicationWarnings(session)
         send_as_stored(self._pgconn)
         command(self._pgconn, start_command(slot, start, options), f"starting replication from slot `{slot}`")
         self._pgconn.nonblocking = 1
-        self._silence = IdleTimeout(silence, clock)
-        self._gathering = BatchingReader(self._pgconn.socket, clock, self._silence, self._ask)
-
-    @property
-    def keepalive_end(self) -> int:
-        """The newest WAL position the server announced: everything committed before it has been sent."""
-        return self._keepalive_end
-
-    @property
-    def reply_requested(self) -> bool:
-        """True once after the server asked for a reply; reading it clears it."""
-        asked, self._asked = self._asked, False
-        return asked
+        self._read_from(self._pgconn.socket, silence)
 
     def poll(self, timeout: float) -> list[tuple[int, bytes]]:
         """Frames, waiting up to `timeout` seconds. Raises PublicationMissing after the frames before it."""
         self._left_out.check()
         return self._gathering.poll(timeout, self._take, self._due)
 
-    def confirm(self, position: int) -> None:
-        """Everything up to the slot position `position` is durable: tell the server so now."""
-        self._confirmed = max(self._confirmed, position)
-        self._send_status()
-
-    def tick(self, *, ping: bool = False) -> None:
-        """Send the status if it is due, without reading; with `ping`, now, and ask for a keepalive."""
-        if ping or self._clock() - self._told_at >= self._interval:
-            self._send_status(ping=ping)
-
     def close(self) -> None:
         """Close the connection; the slot stays."""
         self._gathering.close()
         self._session.close()
 
-    def _ask(self) -> None:
-        """Ask the server for a keepalive."""
-        self._send_status(ping=True)
-
-    def _due(self) -> float:
-        """Send the status if it is due; returns the seconds until the next one."""
-        self.tick()
-        return self._told_at + self._interval - self._clock()
-
     def _take(self, frames: list[tuple[int, bytes]], limit: int) -> int:
         """Take everything available, up to about `limit` bytes; returns the size."""
         size = self._drain(frames, limit)
         while size < limit and self._left_out.error is None:
-            self._consume()
+            try:
+                self._pgconn.consume_input()
+            except psycopg.OperationalError as broken:
+                raise connection_lost_error(self._pgconn, "reading the stream") from broken
             more = self._drain(frames, limit - size)
             if not more:
                 break
@@ -150,7 +116,7 @@ class PostgresStream:
                 frames.append((start_of(view, 1)[0], bytes(view[_DATA_HEADER:])))
             elif kind == _ALIVE and length == 1 + _KEEPALIVE.size:
                 end, _, wanted = _KEEPALIVE.unpack_from(view, 1)
-                self._keepalive_end = max(self._keepalive_end, end)
+                self.keepalive_end = max(self.keepalive_end, end)
                 self._silence.record_activity()
                 if wanted:
                     self._asked = True
@@ -160,12 +126,6 @@ class PostgresStream:
         if frames:
             self._received = max(self._received, frames[-1][0])
         return size
-
-    def _consume(self) -> None:
-        try:
-            self._pgconn.consume_input()
-        except psycopg.OperationalError as broken:
-            raise connection_lost_error(self._pgconn, "reading the stream") from broken
 
     def _send_status(self, *, ping: bool = False) -> None:
         """The standby status: the received position, and the confirmed one (flushed = applied = confirmed)."""
@@ -178,7 +138,7 @@ class PostgresStream:
             self._pgconn.flush()
         except psycopg.OperationalError as broken:
             raise connection_lost_error(self._pgconn, "acknowledging a position") from broken
-        self._told_at = self._clock()
+        self._status_sent_at = self._clock()
 
 
 _PATIENCE = 15.0  # seconds for which another process, such as a comparison, may use the slot

@@ -84,16 +84,6 @@ def copy_data(payload: bytes) -> bytes:
     return message(b"d", payload)
 
 
-def copy_fail(reason: str) -> bytes:
-    """Refuses a COPY FROM STDIN that the server started."""
-    return message(b"f", text(reason))
-
-
-def terminate() -> bytes:
-    """Ends the session."""
-    return message(b"X")
-
-
 def text(value: str) -> bytes:
     """A null-terminated text. Raises StreamProtocol if it cannot be sent."""
     try:
@@ -215,7 +205,9 @@ class Channel:
     def wait_until(self, deadline: float | None) -> None:
         """Set the time until which reading and sending wait, by `time.monotonic`; None: no limit."""
         self._deadline = deadline
-        self.socket.settimeout(self._remaining_seconds())
+        if deadline is None:
+            self.socket.settimeout(None)
+        self._arm()
 
     def enlarge(self, size: int) -> None:
         """Set the size of the buffer in bytes, for a stream."""
@@ -243,16 +235,9 @@ class Channel:
 
     def read(self, doing: str) -> tuple[int, bytes]:
         """Wait for the next message, `(letter, body)`."""
-        while (entry := self.pop_message()) is None:
+        while (length := self.pending()) is None or self._end - self._start < 1 + length:
             self._arm()
             self.receive(doing)
-        return entry
-
-    def pop_message(self) -> tuple[int, bytes] | None:
-        """The next message, if it is complete."""
-        length = self.pending()
-        if length is None or self._end - self._start < 1 + length:
-            return None
         offset = self._start
         self._start = offset + 1 + length
         return self._buffer[offset], bytes(self._view[offset + HEAD.size : self._start])
@@ -306,13 +291,8 @@ class Channel:
 
     def _arm(self) -> None:
         if self._deadline is not None:
-            self.socket.settimeout(self._remaining_seconds())
-
-    def _remaining_seconds(self) -> float | None:
-        if self._deadline is None:
-            return None
-        # a timeout of 0 would mean not to wait at all
-        return max(0.001, self._deadline - time.monotonic())
+            # a timeout of 0 would mean not to wait at all
+            self.socket.settimeout(max(0.001, self._deadline - time.monotonic()))
 
     def _make_room(self) -> None:
         held, capacity = self._end - self._start, len(self._buffer)
