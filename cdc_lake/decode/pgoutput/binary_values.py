@@ -23,9 +23,9 @@ from cdc_lake.decode.columnar_reader import (
     FallBackToRowDecoder,
     FrameBuffer,
     TupleOffsets,
-    as_binary,
+    copy_texts,
     require,
-    sent_texts,
+    string_array,
 )
 from cdc_lake.decode.encoding import UndecodableText
 from cdc_lake.decode.pgoutput import binary_composites, binary_scalars
@@ -250,7 +250,8 @@ def binary_texts(chunk: FrameBuffer, tuples: TupleOffsets, relation: Any, relati
     """The values as a string array (v), NULL if absent. `relation`: for each tuple an index into `relations`."""
     oids = _type_oids(tuples, relation, relations)
     rest = np.flatnonzero(~tuples.binary)
-    parts, places = [sent_texts(chunk, tuples, rest)], [rest]
+    absent = None if tuples.absent is None else tuples.absent[rest]
+    parts, places = [string_array(chunk, tuples.slots[rest], absent)], [rest]
     binary = np.flatnonzero(tuples.binary)
     for oid in np.unique(oids[binary]).tolist():
         indices = binary[oids[binary] == oid]
@@ -275,10 +276,10 @@ def _type_oids(tuples: TupleOffsets, relation: Any, relations: Sequence[Relation
 def _texts(oid: int, chunk: FrameBuffer, slots: Any) -> pa.Array:
     start, end = slots & 0xFFFFFFFF, slots >> 32
     if oid in TEXTS:
-        return as_binary(chunk, slots, utf8=True)
+        return string_array(chunk, slots, None)
     if oid == JSONB:
         require((start < end).all() and (chunk.data[start] == 1).all())
-        return as_binary(chunk, slots + 1, utf8=True)
+        return string_array(chunk, slots + 1, None)
     if (fast := _FAST.get(oid)) is not None:
         size, read = fast
         require((end - start == size).all())
@@ -290,7 +291,8 @@ def _texts(oid: int, chunk: FrameBuffer, slots: Any) -> pa.Array:
     odd = np.flatnonzero(~partial_texts.which)
     if not len(odd):
         return partial_texts.texts
-    others = _one_by_one(oid, as_binary(chunk, slots[odd], utf8=False))
+    ends, data = copy_texts(chunk, slots[odd], utf8=False)
+    others = _one_by_one(oid, pa.BinaryArray.from_buffers(pa.binary(), len(odd), [None, ends, data]))
     if len(odd) == len(slots):
         return others
     texts = pa.concat_arrays([partial_texts.texts, others])
@@ -326,17 +328,8 @@ def _boolean(number: Any) -> pa.Array:
 def _date(number: Any) -> pa.Array:
     ok = (number >= _YEAR_1) & (number < _YEAR_10_000)
     days = np.where(ok, number, 0) + _SINCE_1970
-    return _but(
-        pa.array(days.astype(np.int32)).cast(pa.date32()).cast(pa.string()), ~ok, number, 4, binary_scalars.date
-    )
-
-
-def _timestamp(number: Any) -> pa.Array:
-    return _moment(number, "", binary_scalars.timestamp)
-
-
-def _timestamptz(number: Any) -> pa.Array:
-    return _moment(number, "+00", binary_scalars.timestamptz)
+    texts = pa.array(days.astype(np.int32)).cast(pa.date32()).cast(pa.string())
+    return _but(texts, ~ok, number, 4, binary_scalars.date)
 
 
 def _moment(number: Any, zone: str, plain: Callable[[bytes], str]) -> pa.Array:
@@ -367,8 +360,8 @@ _FAST: Final[dict[int, tuple[int, Callable[[Any], pa.Array]]]] = {
     28: (4, _integer),
     29: (4, _integer),
     1082: (4, _date),
-    1114: (8, _timestamp),
-    1184: (8, _timestamptz),
+    1114: (8, partial(_moment, zone="", plain=binary_scalars.timestamp)),
+    1184: (8, partial(_moment, zone="+00", plain=binary_scalars.timestamptz)),
 }
 """Types of a fixed size: bytes, and a function from their numbers (int64 ndarray) to texts."""
 _SOME: Final[dict[int, Callable[[FrameBuffer, Any], SelectedTexts]]] = {
