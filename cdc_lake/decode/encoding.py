@@ -154,10 +154,6 @@ class Codec:
         # raised here, because the cause would contain the value
         raise TextNotInEncoding(self.encoding, offset=wrong)
 
-    def decode(self, data: bytes) -> str:
-        """`data` as text, for example a statement; offsets count from its start."""
-        return self.text(data)
-
     def encode(self, text: str) -> bytes:
         """The bytes of a text that this codec decoded."""
         try:

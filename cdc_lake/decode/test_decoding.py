@@ -200,9 +200,8 @@ class Phases:
         if end <= self._landed:
             return ()
         if self._prepared_storage.has_changes(xid, end):
-            raise PreparedUnknown(
-                f"COMMIT PREPARED of `{gid}` (xid {xid}), whose PREPARE was neither received nor stored"
-            )
+            text = f"COMMIT PREPARED of `{gid}` (xid {xid}), whose PREPARE was neither received nor stored"
+            raise PreparedUnknown(text)
         return (RecordTransaction(bounds, Style.SERIAL, [], [], 0),)
 
     def _build_transaction(self, bounds: Boundaries, content: PreparedContent) -> Whole:
@@ -270,6 +269,9 @@ class LineAssembler:
     there is in bronze.
     """
 
+    open_csn: Final = None  # PostgreSQL has no CSNs
+    completed_transactions: Final[tuple[Whole, ...]] = ()  # an unreadable line completes none
+
     def __init__(
         self,
         codec: Codec,
@@ -302,19 +304,9 @@ class LineAssembler:
         return self._open
 
     @property
-    def open_csn(self) -> None:
-        """PostgreSQL has no CSNs."""
-        return
-
-    @property
     def open_bytes(self) -> int:
         """Bytes of rows stored for the open transaction."""
         return self._rows.size
-
-    @property
-    def completed_transactions(self) -> tuple[Whole, ...]:
-        """None: an unreadable line completes no earlier transaction."""
-        return ()
 
     def feed(self, payload: bytes, lsn: int) -> tuple[Whole, ...]:
         """Take one line and its position; returns the transaction that it completes, if any, even without rows.
@@ -346,7 +338,7 @@ class LineAssembler:
             return (self._close_transaction(commit, lsn),)
         if payload[:6] == TABLE:
             raise OutOfSequence("a row outside a transaction")
-        match line(payload, self._codec.decode):
+        match line(payload, self._codec.text):
             case MessageLine(content=str()):
                 self.messages += 1
             case MessageLine():
@@ -354,7 +346,9 @@ class LineAssembler:
             case PhaseLine() as phase:
                 return self._phase(phase, lsn)
             case None:
-                self._unknown(payload, lsn)
+                if not self._keeps or not self._open:
+                    raise UnknownStatement("an unknown line of test_decoding")
+                self._rows.keep(payload, lsn)
         return ()
 
     def _phase(self, phase: PhaseLine, lsn: int) -> tuple[Whole, ...]:
@@ -372,11 +366,6 @@ class LineAssembler:
         if self._open:
             raise OutOfSequence("the end of a prepared transaction inside another one")
         return self._phases.finish(phase, lsn)
-
-    def _unknown(self, payload: bytes, lsn: int) -> None:
-        if not self._keeps or not self._open:
-            raise UnknownStatement("an unknown line of test_decoding")
-        self._rows.keep(payload, lsn)
 
     def _close_transaction(self, commit: re.Match[bytes], end: int) -> Whole:
         if not self._open:

@@ -90,14 +90,12 @@ def numeric(data: bytes) -> str:
 
 def float8(data: bytes) -> str:
     """The shortest text that reads back as the same double precision."""
-    (value,) = unpack(_FLOAT8, data)
-    return _format_float(float(value), 8, 15)
+    return _format_float(unpack(_FLOAT8, data)[0], 8, 15)
 
 
 def float4(data: bytes) -> str:
     """The shortest text that reads back as the same real."""
-    (value,) = unpack(_FLOAT4, data)
-    return _format_float(float(value), 4, 6)
+    return _format_float(unpack(_FLOAT4, data)[0], 4, 6)
 
 
 _FLOAT8: Final = struct.Struct(">d")
@@ -129,9 +127,7 @@ def _shortest(value: float, size: int) -> tuple[str, int]:
         # the server excludes a decimal exactly halfway, although it reads back as this float
         most = 9 if size == 4 else 17
         tries = (f"{value:.{count}e}" for count in range(most))
-        text = next(
-            candidate for candidate in tries if type(exact)(candidate) == exact and not _halfway(candidate, exact)
-        )
+        text = next(short for short in tries if type(exact)(short) == exact and not _halfway(short, exact))
     mantissa, exponent = text.split("e")
     return mantissa.replace(".", "").rstrip("0") or "0", int(exponent)
 
