@@ -55,11 +55,13 @@ class CommitPositionPolicy:
         """The boundaries; `header_lsn`: of the message with the COMMIT at `offset`. Raises DecodeError."""
         csn = begin.csn if begin.csn is not None else commit.csn
         commit_lsn = commit.lsn if commit.lsn is not None else header_lsn
+        first_lsn = begin.first_lsn if begin.first_lsn is not None else begin.lsn  # serial: the LSN of BEGIN
         return Boundaries(
             position=self._position(csn, commit_lsn, offset),
             confirm=self._confirm(csn, commit_lsn, offset),
             commit_lsn=_storable(commit_lsn, "a COMMIT LSN", offset),
-            first_lsn=_first_lsn(begin) if has_rows else None,
+            # 3.0.x prints uninitialized memory for a transaction without rows
+            first_lsn=first_lsn if has_rows and first_lsn and first_lsn < STORABLE else None,
             csn=_storable(csn, "a CSN", offset),
             xid=_storable(commit.xid if commit.xid is not None else begin.xid, "a transaction id", offset),
             commit_ts=_time(commit.time or begin.time, offset),
@@ -87,12 +89,6 @@ class CommitPositionPolicy:
         if self.style is Style.BINARY or self.batch:
             return max(commit_lsn - 1, 0)
         return commit_lsn + 1
-
-
-def _first_lsn(begin: Begin) -> int | None:
-    """The first LSN of a transaction with rows. 3.0.x prints uninitialized memory for one without."""
-    first = begin.first_lsn if begin.first_lsn is not None else begin.lsn  # serial: the LSN of BEGIN
-    return first if first and first < STORABLE else None
 
 
 def _storable(number: int | None, what: str, offset: int) -> int | None:

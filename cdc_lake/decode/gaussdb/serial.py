@@ -25,6 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import replace
+from datetime import date
 from functools import lru_cache
 from typing import Final
 
@@ -48,8 +49,6 @@ _PARTS: Final = re.compile(
     r"([0-9]{4,7})-([0-9]{2})-([0-9]{2}) ([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,6}))?"
     r"([-+])([0-9]{2})(?::([0-9]{2}))?(?::([0-9]{2}))?( BC)?"
 )
-_DAYS_BEFORE: Final = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
-_DAYS_TO_1970: Final = 719_162  # from 0001-01-01
 _ROOM: Final = 1 << 63
 """Limit of microseconds in a column of times, before and after 1970: up to the year 294247."""
 
@@ -64,8 +63,7 @@ def micros(text: str) -> int:
     if era:
         year = 1 - year
     east, south, seconds = (int(part or 0) for part in offset)
-    in_range = 1 <= month <= 12 and 1 <= day <= _days_in(year, month) and hour <= 23 and minute <= 59 and second <= 60
-    if not in_range or south > 59 or seconds > 59:
+    if hour > 23 or minute > 59 or second > 60 or south > 59 or seconds > 59:
         raise UnreadableTime
     away = east * 3600 + south * 60 + seconds
     utc = hour * 3600 + minute * 60 + second + (away if sign == "-" else -away)
@@ -75,20 +73,15 @@ def micros(text: str) -> int:
     return total
 
 
-def _leap(year: int) -> bool:
-    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-
-
-def _days_in(year: int, month: int) -> int:
-    return 29 if month == 2 and _leap(year) else (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[month - 1]
-
-
 @lru_cache(maxsize=64)
 def _days(year: int, month: int, day: int) -> int:
-    """Days since 1970-01-01 in the proleptic Gregorian calendar, where year 0 is 1 BC."""
-    past = year - 1
-    days_before_year = past * 365 + past // 4 - past // 100 + past // 400
-    return days_before_year + _DAYS_BEFORE[month - 1] + (month > 2 and _leap(year)) + day - 1 - _DAYS_TO_1970
+    """Days since 1970-01-01 in the proleptic Gregorian calendar, where year 0 is 1 BC. Raises UnreadableTime."""
+    eras, past = divmod(year - 1, 400)  # of 146,097 days, after which the calendar repeats
+    try:
+        of_era = date(past + 1, month, day).toordinal()
+    except ValueError:
+        raise UnreadableTime from None
+    return eras * 146_097 + of_era - date(1970, 1, 1).toordinal()
 
 
 _MAX: Final = (1 << 64) - 1
@@ -244,11 +237,6 @@ def _commit(statement: bytes, lsn: int | None, offset: int) -> Commit:
     )
 
 
-def without_lsn(begin: Begin) -> Begin:
-    """The same BEGIN without its LSN, which is meaningless."""
-    return replace(begin, lsn=None)
-
-
 def _transaction_end(statement: bytes, lsn: int | None, offset: int) -> TransactionEnd | None:
     parts = _ENDED.fullmatch(statement)
     if parts is None:
@@ -320,7 +308,7 @@ def serial_record(
     if plugin == "sql_decoding":
         raise UnknownStatement("sql_decoding prints no column names and cannot be captured", offset=offset)
     if (boundary := line_boundary(statement, lsn, offset)) is not None:
-        return boundary if lsn or not isinstance(boundary, Begin) else without_lsn(boundary)
+        return boundary if lsn or not isinstance(boundary, Begin) else replace(boundary, lsn=None)
     if statement[:1] == _BRACE:
         return json_row(statement, codec, offset).record(lsn)
     if statement[:6] == _TABLE_PREFIX:

@@ -240,7 +240,10 @@ def _scan_row(text: str, table_heads: TableHeads | None, *, serial: bool) -> _Sc
 
 def _row(statement: bytes, codec: Codec, offset: int, scan: Callable[[str, bool], _Scanned]) -> RowCells:
     try:
-        return _decode_row(scan(codec.strict(statement), False))
+        row = scan(codec.strict(statement), False)
+        table = row.table if isinstance(row.table, TableName) else _table(*row.table)
+        new = None if row.new is None else _cells(row.new)
+        return RowCells(Operation(row.operation[0]), table, new, None if row.old is None else _cells(row.old))
     except (UnicodeDecodeError, MalformedMessage, _Unreadable):
         pass
     # again bytewise: some parts do not decode, or the error needs its byte position
@@ -310,15 +313,7 @@ def _scan_tuple(text: str, offset: int) -> _Part | None:
     return _Part(offset, columns)
 
 
-def _decode_row(row: _Scanned) -> RowCells:
-    table = row.table if isinstance(row.table, TableName) else _table(*row.table)
-    new = None if row.new is None else _cells(row.new)
-    return RowCells(Operation(row.operation[0]), table, new, None if row.old is None else _cells(row.old))
-
-
-@lru_cache(maxsize=4096)
-def _table(schema: str, name: str) -> TableName:
-    return TableName(schema, name)
+_table: Final = lru_cache(maxsize=4096)(TableName)
 
 
 def _cells(part: _Part) -> Cells:

@@ -220,11 +220,18 @@ class _JsonQuotes:
 
 def json_rows(source: Statements, codec: Codec) -> list[MatchedStatements]:
     """The rows by shape, in the order of their first rows. Raises FallBackToRowDecoder."""
-    quotes = _json_quotes(source)
+    offsets = np.concatenate([_opening_or_closing(source, *block) for block in _blocks(source)])
+    quotes = _JsonQuotes(offsets, np.searchsorted(offsets, source.start))
     long = partial(_long, source, quotes)
 
     def next_shape(left: Any) -> MatchedStatements:
-        row, shape = _json_shape(source.outline(int(left[0]), long), codec)
+        try:
+            cells, shape = json_shape_of(source.outline(int(left[0]), long), codec)
+        except DecodeError:
+            raise FallBackToRowDecoder from None  # the row decoder reports the error with its location
+        require(shape is not None)
+        assert shape is not None
+        row = cells.record(None)
         rows, new, old = _walk_json(source, quotes, left, shape)
         return MatchedStatements(row, rows, None if row.new is None else new, None if row.old is None else old)
 
@@ -242,21 +249,6 @@ def _long(source: Statements, quotes: _JsonQuotes, start: int, end: int) -> Any:
         & (source.data[closing] == _LITERAL_QUOTE)
     )
     return np.stack([opening[long] + 1, closing[long]], axis=1)
-
-
-def _json_shape(statement: bytes, codec: Codec) -> tuple[Row, JsonRowTemplate]:
-    try:
-        cells, shape = json_shape_of(statement, codec)
-    except DecodeError:
-        raise FallBackToRowDecoder from None  # the row decoder reports the error with its location
-    require(shape is not None)
-    assert shape is not None
-    return cells.record(None), shape
-
-
-def _json_quotes(source: Statements) -> _JsonQuotes:
-    offsets = np.concatenate([_opening_or_closing(source, *block) for block in _blocks(source)])
-    return _JsonQuotes(offsets, np.searchsorted(offsets, source.start))
 
 
 def _blocks(source: Statements) -> Iterator[tuple[int, int]]:
