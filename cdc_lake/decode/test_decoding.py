@@ -28,8 +28,8 @@ from typing import Final, NamedTuple
 from cdc_lake.decode.encoding import Codec
 from cdc_lake.decode.gaussdb import serial
 from cdc_lake.decode.gaussdb import text as identifiers
-from cdc_lake.decode.gaussdb.assembler import STORABLE, TransactionBuffer, Whole
-from cdc_lake.decode.gaussdb.batches import RecordTransaction, SpooledRecords
+from cdc_lake.decode.gaussdb.assembler import STORABLE, TransactionBuffer, Whole, stored_transaction
+from cdc_lake.decode.gaussdb.batches import RecordTransaction
 from cdc_lake.decode.gaussdb.records import Style, Truncated
 from cdc_lake.decode.gaussdb.serial import TIME, micros
 from cdc_lake.decode.pgoutput.parser import Prepared
@@ -128,13 +128,9 @@ def line(payload: bytes, decode: Callable[[bytes], str]) -> MessageLine | PhaseL
         return _message(payload, head, decode)
     for form, kind in _PHASES:
         if (match := form.fullmatch(payload)) is not None:
-            groups = match.groupdict()
-            return PhaseLine(
-                kind,
-                None if groups.get("gid") is None else _unquote_literal(decode(groups["gid"])),
-                None if groups.get("xid") is None else int(groups["xid"]),
-                None if groups.get("time") is None else decode(groups["time"]),
-            )
+            gid, xid, time = map(match.groupdict().get, ("gid", "xid", "time"))
+            name = None if gid is None else _unquote_literal(decode(gid))
+            return PhaseLine(kind, name, None if xid is None else int(xid), None if time is None else decode(time))
     return None
 
 
@@ -207,24 +203,12 @@ class Phases:
     def _build_transaction(self, bounds: Boundaries, content: PreparedContent) -> Whole:
         store = content.frames
         if content.encoding is not None and Codec(content.encoding).python != self._codec.python:
-            store = self._reencode(store, Codec(content.encoding))
-        if store.is_spilled and store.size >= self._frames.part:
-            return SpooledRecords(bounds, Style.SERIAL, store, store.size, len(store))
-        records: list[bytes] = []
-        lsns: list[int] = []
-        for lines, numbers in store.parts():
-            records += lines
-            lsns += numbers
-        store.close()
-        return RecordTransaction(bounds, Style.SERIAL, records, lsns, sum(map(len, records)))
-
-    def _reencode(self, store: FrameStore, before: Codec) -> FrameStore:
-        """The same lines in the encoding of this connection: SQL functions and streams use different ones."""
-        reencoded = self._frames()
-        for lines, lsns in store.parts():
-            reencoded.extend([self._codec.encode(before.text(line)) for line in lines], lsns)
-        reencoded.seal()
-        return reencoded
+            # to the encoding of this connection: SQL functions and streams use different ones
+            before, store = Codec(content.encoding), self._frames()
+            for lines, lsns in content.frames.parts():
+                store.extend([self._codec.encode(before.text(line)) for line in lines], lsns)
+            store.seal()
+        return stored_transaction(bounds, Style.SERIAL, store, self._frames.part)
 
 
 def _prepared_id(phase: PhaseLine, end: int) -> tuple[int, str]:
@@ -294,14 +278,9 @@ class LineAssembler:
 
     def reset(self) -> None:
         """Drop the open transaction."""
-        self._open = False
+        self.in_transaction = False
         self._xid: int | None = None
         self._rows.forget()
-
-    @property
-    def in_transaction(self) -> bool:
-        """True between a BEGIN and its COMMIT or PREPARE."""
-        return self._open
 
     @property
     def open_bytes(self) -> int:
@@ -314,7 +293,7 @@ class LineAssembler:
         Raises DecodeError, whose `where` names the position; LakeError if a store is full, or a prepared transaction
         cannot be stored; SourceError if the server had to be queried.
         """
-        if self._open and payload[:6] == TABLE:
+        if self.in_transaction and payload[:6] == TABLE:
             wanted = self._wanted.get(payload[6 : payload.find(_BEHIND, 6)])
             if wanted is None:
                 wanted = self._is_captured(payload)
@@ -330,9 +309,9 @@ class LineAssembler:
     def _feed_other(self, payload: bytes, lsn: int) -> tuple[Whole, ...]:
         """Process everything but a row of the open transaction."""
         if (begin := _BEGIN.fullmatch(payload)) is not None:
-            if self._open:
+            if self.in_transaction:
                 raise OutOfSequence("a BEGIN inside a transaction")
-            self._open, self._xid = True, _number(begin[1])
+            self.in_transaction, self._xid = True, _number(begin[1])
             return ()
         if (commit := _COMMIT.fullmatch(payload)) is not None:
             return (self._close_transaction(commit, lsn),)
@@ -346,7 +325,7 @@ class LineAssembler:
             case PhaseLine() as phase:
                 return self._phase(phase, lsn)
             case None:
-                if not self._keeps or not self._open:
+                if not self._keeps or not self.in_transaction:
                     raise UnknownStatement("an unknown line of test_decoding")
                 self._rows.keep(payload, lsn)
         return ()
@@ -361,14 +340,14 @@ class LineAssembler:
             if self._xid not in (None, phase.xid):
                 raise MalformedMessage(f"a PREPARE of transaction {phase.xid} for a BEGIN of {self._xid}")
             self._phases.park(phase, lsn, self._rows)  # PostgreSQL 18 prints no BEGIN if it only locked rows
-            self._open, self._xid = False, None
+            self.in_transaction, self._xid = False, None
             return ()
-        if self._open:
+        if self.in_transaction:
             raise OutOfSequence("the end of a prepared transaction inside another one")
         return self._phases.finish(phase, lsn)
 
     def _close_transaction(self, commit: re.Match[bytes], end: int) -> Whole:
-        if not self._open:
+        if not self.in_transaction:
             raise OutOfSequence("a COMMIT without a BEGIN")
         xid = _number(commit[1])
         if self._xid is not None and xid is not None and self._xid != xid:
@@ -378,7 +357,7 @@ class LineAssembler:
         self._rows.check()
         time = None if commit[2] is None else micros(commit[2].decode())
         bounds = Boundaries(position=end, confirm=end, xid=self._xid if xid is None else xid, commit_ts=time)
-        self._open, self._xid = False, None
+        self.in_transaction, self._xid = False, None
         return self._rows.commit(bounds)
 
     # ── which rows are captured ──

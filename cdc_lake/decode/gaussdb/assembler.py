@@ -110,6 +110,19 @@ Whole: TypeAlias = RecordTransaction | SpooledRecords
 """A committed transaction as the assemblers return it."""
 
 
+def stored_transaction(bounds: Boundaries, style: Style, store: FrameStore, part: int) -> Whole:
+    """The transaction of a sealed store, in parts if it is on disk and has `part` bytes or more. Raises LakeError."""
+    if store.is_spilled and store.size >= part:
+        return SpooledRecords(bounds, style, store, store.size, len(store))
+    records: list[bytes] = []
+    lsns: list[int] = []
+    for rows, numbers in store.parts():
+        records += rows
+        lsns += numbers
+    store.close()
+    return RecordTransaction(bounds, style, records, lsns, sum(map(len, records)))
+
+
 class TransactionBuffer:
     """Rows of one transaction at a time, without those that are not captured.
 
@@ -184,11 +197,7 @@ class TransactionBuffer:
         if store is None:
             return RecordTransaction(bounds, self._style, *rows)
         store.seal()
-        if store.is_spilled and store.size >= self._part:
-            return SpooledRecords(bounds, self._style, store, store.size, len(store))
-        records, lsns = next(store.parts(), ([], []))  # one part, because most of it was not captured
-        store.close()
-        return RecordTransaction(bounds, self._style, records, lsns, sum(map(len, records)))
+        return stored_transaction(bounds, self._style, store, self._part)
 
     def set_aside(self) -> FrameStore:
         """Return the rows of a prepared transaction in a store that the caller closes, and drop them. Raises

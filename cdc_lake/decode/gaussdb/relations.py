@@ -43,13 +43,7 @@ from cdc_lake.decode.historic_catalog import (
     precedes,
     storage_then,
 )
-from cdc_lake.errors import (
-    MalformedMessage,
-    PublicationAltered,
-    TextNotInEncoding,
-    UnknownType,
-    UnreadableRow,
-)
+from cdc_lake.errors import MalformedMessage, PublicationAltered, TextNotInEncoding, UnknownType, UnreadableRow
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Tuple, Update
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName, numeric_modifier
 
@@ -340,11 +334,7 @@ def _holds(now: GaussDbColumn | Column | None, then: Column | None) -> bool:
 
 
 def _type(
-    name: str,
-    kind: Kind,
-    facts: GaussDbTableMetadata | None,
-    latest: Relation | None,
-    type_names: Mapping[int, str],
+    name: str, kind: Kind, facts: GaussDbTableMetadata | None, latest: Relation | None, type_names: Mapping[int, str]
 ) -> tuple[str, int, int]:
     """Name, OID and modifier of a type that neither the catalog nor the previous layout has for a column."""
     if isinstance(kind, str):

@@ -218,7 +218,11 @@ def shape_of(
 ) -> tuple[RowCells, TextRowTemplate]:
     """A row, and the parts around its literals. Raises DecodeError."""
     row = serial_row(statement, codec) if serial else parallel_row(statement, codec, table_heads)
-    scanned = _scan_row(statement.decode("latin-1"), table_heads, serial=serial)
+    text = statement.decode("latin-1")
+    try:
+        scanned = _scan_dotted(text) if serial else _scan_raw(text, table_heads, bytewise=True)
+    except _Unreadable as unreadable:  # only its text is readable, as after damage
+        raise MalformedMessage(unreadable.message, offset=unreadable.offset) from None
     between, covered = [], 0
     for part in (scanned.old, scanned.new):
         offset = 0 if part is None else part.offset
@@ -227,15 +231,6 @@ def shape_of(
             between.append(statement[covered:offset])
             offset = covered = offset + len(literal)
     return row, TextRowTemplate((*between, statement[covered:]), 0 if scanned.old is None else len(scanned.old.columns))
-
-
-def _scan_row(text: str, table_heads: TableHeads | None, *, serial: bool) -> _Scanned:
-    """The parts of a row by bytes. Raises MalformedMessage if only its text is readable, as after damage."""
-    try:
-        return _scan_dotted(text) if serial else _scan_raw(text, table_heads, bytewise=True)
-    except _Unreadable as unreadable:
-        message, wrong = unreadable.message, unreadable.offset
-    raise MalformedMessage(message, offset=wrong)
 
 
 def _row(statement: bytes, codec: Codec, offset: int, scan: Callable[[str, bool], _Scanned]) -> RowCells:
@@ -250,8 +245,7 @@ def _row(statement: bytes, codec: Codec, offset: int, scan: Callable[[str, bool]
     try:
         return _bytewise(scan(statement.decode("latin-1"), True), codec, offset)
     except _Unreadable as unreadable:
-        message, wrong = unreadable.message, offset + unreadable.offset
-    raise MalformedMessage(message, offset=wrong)
+        raise MalformedMessage(unreadable.message, offset=offset + unreadable.offset) from None
 
 
 def _scan_dotted(text: str) -> _Scanned:

@@ -16,7 +16,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from cdc_lake.errors import InvalidText, MalformedMessage
+from cdc_lake.decode.pgoutput.messages import utf8
+from cdc_lake.errors import MalformedMessage
 
 Text: TypeAlias = Callable[[bytes], str]
 """The text of the bytes of one value. Raises MalformedMessage."""
@@ -144,20 +145,11 @@ _UUID: Final = 16  # bytes
 _ASCII: Final = 0x80
 
 
-def text(data: bytes) -> str:
-    """Text is sent as text."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        wrong = error.start
-    raise InvalidText(offset=wrong)  # raised here, because the cause would contain the value
-
-
 def versioned_text(data: bytes) -> str:
     """Text after a byte with the version of its format (jsonb, jsonpath): 1."""
     if data[:1] != b"\1":
         raise MalformedMessage("a binary document that is not of version 1")
-    return text(data[1:])
+    return utf8(data[1:])
 
 
 def letter(data: bytes) -> str:
@@ -237,14 +229,19 @@ def timetz(data: bytes) -> str:
     return _clock(micros) + zone + (f":{seconds:02d}" if seconds else "")
 
 
-def timestamp(data: bytes) -> str:
+def timestamp(data: bytes, zone: str = "") -> str:
     """Date and time; `infinity`."""
-    return _timestamp(data, "")
+    (micros,) = unpack(_TIME, data)
+    if ever := _endless(micros, 8):
+        return ever
+    days, rest = divmod(micros, DAY)
+    before, era = _date(days)
+    return f"{before} {_clock(rest)}{zone}{era}"
 
 
 def timestamptz(data: bytes) -> str:
     """The same in UTC, and its zone."""
-    return _timestamp(data, "+00")
+    return timestamp(data, "+00")
 
 
 def interval(data: bytes) -> str:
@@ -265,15 +262,6 @@ def interval(data: bytes) -> str:
     if seconds or fraction:
         time_part += f"{'-' if sign < 0 else ''}{seconds}{_fraction(fraction)}S"
     return f"P{date_part}{'T' + time_part if time_part else ''}" if date_part or time_part else "PT0S"
-
-
-def _timestamp(data: bytes, zone: str) -> str:
-    (micros,) = unpack(_TIME, data)
-    if ever := _endless(micros, 8):
-        return ever
-    days, rest = divmod(micros, DAY)
-    before, era = _date(days)
-    return f"{before} {_clock(rest)}{zone}{era}"
 
 
 def _endless(number: int, size: int) -> str:

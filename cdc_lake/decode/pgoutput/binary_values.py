@@ -31,6 +31,7 @@ from cdc_lake.decode.encoding import UndecodableText
 from cdc_lake.decode.pgoutput import binary_composites, binary_scalars
 from cdc_lake.decode.pgoutput.binary_composites import array, span, spans
 from cdc_lake.decode.pgoutput.binary_scalars import Text
+from cdc_lake.decode.pgoutput.messages import utf8
 from cdc_lake.errors import DecodeError, InvalidText, UnreadBinary
 from cdc_lake.model.change import Tuple, Value
 from cdc_lake.model.relation import Column, Relation, TableName
@@ -78,7 +79,7 @@ _SCALARS: Final[Mapping[int, Text]] = {
     JSONB: binary_scalars.versioned_text,
     4072: binary_scalars.versioned_text,
     5069: binary_scalars.integer("Q"),
-    **dict.fromkeys(TEXTS, binary_scalars.text),
+    **dict.fromkeys(TEXTS, utf8),
 }
 RANGES: Final = {3904: 23, 3906: 1700, 3908: 1114, 3910: 1184, 3912: 1082, 3926: 20}
 """Ranges: their own OID, and that of their subtype."""
@@ -287,7 +288,10 @@ def _texts(oid: int, chunk: FrameBuffer, slots: Any) -> pa.Array:
         if size < _WORD and oid not in _UNSIGNED:
             number -= (number >> (8 * size - 1)) << 8 * size
         return read(number)
-    partial_texts = _SOME.get(oid, _no_texts)(chunk, slots)
+    if (several := _SOME.get(oid)) is None:
+        partial_texts = SelectedTexts(pa.array([], pa.string()), np.zeros(len(slots), bool))
+    else:
+        partial_texts = several(chunk, slots)
     odd = np.flatnonzero(~partial_texts.which)
     if not len(odd):
         return partial_texts.texts
@@ -299,10 +303,6 @@ def _texts(oid: int, chunk: FrameBuffer, slots: Any) -> pa.Array:
     order = np.empty(len(slots), np.int64)
     order[np.concatenate([np.flatnonzero(partial_texts.which), odd])] = np.arange(len(order))
     return texts.take(pa.array(order))
-
-
-def _no_texts(_: FrameBuffer, slots: Any) -> SelectedTexts:
-    return SelectedTexts(pa.array([], pa.string()), np.zeros(len(slots), bool))
 
 
 def _one_by_one(oid: int, values: pa.Array) -> pa.Array:

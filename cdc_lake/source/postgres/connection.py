@@ -83,11 +83,7 @@ def parameters(source: PostgresSource, root: Path, application: str, host: tuple
         libpq_options["service"] = source.service
     if source.password is not None:
         libpq_options["password"] = source.password.get_secret_value()
-    for name, file in (
-        ("sslrootcert", source.tls.root_cert),
-        ("sslcert", source.tls.cert),
-        ("sslkey", source.tls.key),
-    ):
+    for name, file in (("sslrootcert", source.tls.root_cert), ("sslcert", source.tls.cert), ("sslkey", source.tls.key)):
         if file is not None:
             libpq_options[name] = str(root / file)
     return libpq_options

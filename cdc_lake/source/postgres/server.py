@@ -105,7 +105,10 @@ def product_of(source: PostgresSource, says: str, number: int) -> Product:
             return postgres
         words, hint = "the server is a QHB, but `source.type` says postgres", "set `source.type: qhb`"
         raise ServerSettings(words, where=source.place, hint=hint)
-    reported = _detect_release(named[1] if named else None, number)
+    line, rest = divmod(number, 10000)
+    reported: Release | None = (line, *divmod(rest, 100)) if line == 1 else None  # in libpq 1.5.3 is 10503
+    if named is not None and named[1] is not None:
+        reported = parse_release(named[1])
     stated = None if source.version is None else parse_release(source.version)
     if reported is not None and stated is not None and reported != stated:
         words = f"the server is QHB {show_release(reported)}, but `source.version` says {source.version}"
@@ -117,14 +120,6 @@ def product_of(source: PostgresSource, says: str, number: int) -> Product:
     words = "neither version() nor server_version states the release of QHB"
     hint = 'set it in the pipeline file, for example `source.version: "1.5.3"`; for PostgreSQL: `source.type: postgres`'
     raise ServerSettings(words, where=source.place, hint=hint)
-
-
-def _detect_release(named: str | None, number: int) -> Release | None:
-    """The release from `version()`, or from a number of the first release line: in libpq 1.5.3 is 10503."""
-    if named is not None:
-        return parse_release(named)
-    line, rest = divmod(number, 10000)
-    return (line, *divmod(rest, 100)) if line == 1 else None
 
 
 FAILOVER_SLOTS = 17

@@ -82,13 +82,7 @@ def peek_pending(
 
 
 def unlanded_lines(
-    session: Session,
-    slot: str,
-    takes: Callable[[TableName], bool],
-    after: int,
-    upto: int,
-    *,
-    two_phase: bool = False,
+    session: Session, slot: str, takes: Callable[[TableName], bool], after: int, upto: int, *, two_phase: bool = False
 ) -> list[PendingTransaction]:
     """The same for test_decoding, whose lines cover all tables: transactions that change one selected by `takes`."""
     with _peekable_slot(session, slot, two_phase=two_phase) as name, as_stored(session):
