@@ -238,7 +238,6 @@ def _tables(store: FrameStore, codec: Codec) -> Iterator[str]:
 _BEHIND: Final = b": "
 _BEGIN: Final = re.compile(rb"BEGIN(?: ([0-9]{1,10}))?")
 _COMMIT: Final = re.compile(rb"COMMIT(?: ([0-9]{1,10}))?(?: \(at (" + TIME.encode() + rb")\))?")
-_HEADS: Final = 4096
 
 
 class LineAssembler:
@@ -370,7 +369,7 @@ class LineAssembler:
             return truncated is None or any(map(self._takes, truncated))
         captured = self._takes(head.table)
         if head.text == payload[6 : payload.find(_BEHIND, 6)]:  # otherwise a name contains a colon
-            if len(self._wanted) >= _HEADS:
+            if len(self._wanted) >= 4096:
                 self._wanted.clear()
             self._wanted[head.text] = captured
         return captured

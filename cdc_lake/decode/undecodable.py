@@ -34,7 +34,6 @@ from cdc_lake.model.relation import Relation, TableName
 READING_FIELD: Final = "reading"
 """Key in the `info` of a transaction's first row `X`: plugin, style or protocol, and encoding, as three words."""
 
-_X: Final = ord("X")
 R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
 
@@ -168,7 +167,7 @@ def columns_of(transaction: StoredTransaction) -> ChangeColumns:
     return ChangeColumns(
         relations=numbering.relations,
         transaction=np.zeros(count, np.int32),
-        op=np.full(count, _X, np.uint8),
+        op=np.full(count, ord("X"), np.uint8),
         relation=np.array(numbers, np.int32),
         lsn=np.array([frame.lsn for frame in transaction.frames], np.int64),
         new=pa.nulls(count, TUPLES),

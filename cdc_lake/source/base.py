@@ -320,7 +320,6 @@ class SlotCounters:
         return "since the slot's statistics began" if self.since is None else f"since {self.since:%Y-%m-%dT%H:%M:%SZ}"
 
 
-_WAL_GONE = frozenset({"wal_removed", "lost"})
 _REMEDIES = {
     "idle_timeout": "raise idle_replication_slot_timeout on the server",
     "rows_removed": "set hot_standby_feedback = on at the standby that decodes",
@@ -344,7 +343,7 @@ def check_fits(name: str, kind: str, of_slot: tuple[str | None, str | None], wan
 def useless(name: str, reason: str, held: str) -> SlotInvalidated:
     """The error for an invalidated slot, by the reason; `held`: the position of bronze."""
     words = f"slot `{name}` can no longer be used: {reason}; bronze contains changes up to {held}"
-    if reason in _WAL_GONE:
+    if reason in {"wal_removed", "lost"}:
         return WalGone(words)
     first = _REMEDIES.get(reason)
     return SlotInvalidated(words, hint=None if first is None else f"{first}; then {ANEW}")

@@ -71,9 +71,6 @@ def _plain(values: pa.ChunkedArray) -> bool:
     return not pc.any(pc.starts_with(values, PREFIX)).as_py()
 
 
-_BLOCK_BYTES = 16 << 20
-
-
 def csv_statement(query: str) -> str:
     """The COPY statement of a query for `csv_tables`."""
     return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *, NULL '')"
@@ -111,7 +108,7 @@ def _blocks(sent: Iterable[bytes]) -> Iterator[bytes]:
     for row in sent:
         rows.append(row)
         size += len(row)
-        if size >= _BLOCK_BYTES:
+        if size >= 16 << 20:
             yield b"".join(rows)
             rows, size = [], 0
     if rows:

@@ -19,7 +19,6 @@ from cdc_lake.source.sql_text import identifier
 from cdc_lake.tables.row_hash import BUCKETS, DIGEST, FIRST, FLAGS, LONG, HashStrategy, RowForm
 
 _INTEGERS = frozenset({20, 21, 23, 26})
-_SMALL = frozenset({21, 23})
 _INSTANTS = {1114: "timestamp", 1184: "timestamptz"}
 _BOOL, _BYTEA, _FLOAT4, _FLOAT8, _NUMERIC, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 16, 17, 700, 701, 1700, 1082, 1114, 1184
 _VARYING = frozenset({25, 1043})
@@ -117,7 +116,7 @@ class _Part:
     def way(self) -> HashStrategy:
         """Its hash strategy."""
         if is_numbered(self.column, self.kind):
-            is_small = self.column.type_oid in _SMALL and self.kind.bit_width <= 32
+            is_small = self.column.type_oid in (21, 23) and self.kind.bit_width <= 32
             return HashStrategy.INT4 if is_small else HashStrategy.INT8
         if self.column.type_oid == _BOOL and pa.types.is_boolean(self.kind):
             return HashStrategy.BOOL

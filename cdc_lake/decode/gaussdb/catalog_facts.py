@@ -143,9 +143,6 @@ FamilyCatalog: TypeAlias = Callable[[TableName], GaussDbTableMetadata | None]
 last answer does not explain the columns of a row. Raises SourceError."""
 
 
-_FROZEN: Final = 2
-
-
 def named_by(version: str) -> str:
     """The transaction that set a table's name, schema or owner, and the owner: its row type is written with them."""
     return " ".join(version.split()[-2:])
@@ -157,7 +154,7 @@ def named_anew(before: str, now: str) -> bool:
     Servers that freeze a row may replace the id of its transaction by 2.
     """
     (by, owner), (last, last_owner) = now.split(), before.split()
-    return by != last and int(by) > _FROZEN and owner == last_owner
+    return by != last and int(by) > 2 and owner == last_owner
 
 
 Versions: TypeAlias = Callable[[Collection[TableName]], Mapping[TableName, tuple[int, str]]]

@@ -33,7 +33,6 @@ _VALUES: Final = b'],"columns_val":['
 _OLD: Final = b'],"old_keys_name":['
 _OLD_VALUES: Final = b'],"old_keys_val":['
 _NO_OLD: Final = b'],"old_keys_name":[],"old_keys_type":[],"old_keys_val":[]}'
-_OLD_TYPES: Final = b'],"old_keys_type":['
 _END: Final = b"]}"
 _KEYS: Final = (
     "table_name",
@@ -45,7 +44,6 @@ _KEYS: Final = (
     "old_keys_type",
     "old_keys_val",
 )
-_OPERATIONS: Final = {"INSERT": Operation.INSERT, "UPDATE": Operation.UPDATE, "DELETE": Operation.DELETE}
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -137,7 +135,7 @@ def _old_head(arrays: bytes, codec: Codec, offset: int) -> tuple[tuple[str, ...]
 
 @lru_cache(maxsize=2048)
 def _read_old_head(arrays: bytes, codec: Codec, offset: int = 0) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    names, _, types = arrays.partition(_OLD_TYPES)
+    names, _, types = arrays.partition(b'],"old_keys_type":[')
     members = _parse_keyed_object(("names", "types"), b'{"names":[' + names + b'],"types":[' + types + b"]}", offset)
     return _names(members["names"], codec, offset), _types(members["types"], codec, offset)
 
@@ -190,7 +188,7 @@ def _strings(array: object, offset: int) -> list[str]:
 
 
 def _head_of(members: dict[str, Any], codec: Codec, offset: int) -> _Head:
-    operation = _OPERATIONS.get(str(members["op_type"]))
+    operation = Operation.__members__.get(str(members["op_type"]))
     if operation is None:
         raise MalformedMessage("a row whose op_type is not INSERT, UPDATE or DELETE", offset=offset)
     (name,) = _strings([members["table_name"]], offset)

@@ -111,7 +111,6 @@ class Statements:
         return same
 
 
-_DOUBLED: Final = r"^(?:[^']|'')*$"
 _NO_BYTE: Final = re.compile(rb"\\u(?!00[0-7])")  # the server escapes only bytes below 0x20 in this form
 
 _PIECE: Final = 1 << 20
@@ -249,7 +248,7 @@ def _undouble_quotes(texts: pa.Array) -> pa.Array:
     if not pc.any(with_quote).as_py():
         return texts
     quoted = texts.filter(with_quote)
-    require(pc.all(pc.match_substring_regex(quoted, _DOUBLED)).as_py())
+    require(pc.all(pc.match_substring_regex(quoted, r"^(?:[^']|'')*$")).as_py())
     return pc.replace_with_mask(texts, with_quote, pc.replace_substring(quoted, "''", "'"))
 
 
@@ -257,7 +256,6 @@ _WORDS: Final = 3
 LONGEST: Final = _WORD * _WORDS
 """Maximum bytes after the sign of a number that is checked here."""
 
-_MINUS: Final = ord("-")
 _ALL: Final = np.uint64((1 << 64) - 1)
 _ZERO = np.uint64(0)
 
@@ -276,7 +274,7 @@ def are_plain(source: Statements, start: Any, size: Any) -> Any:
     A bool ndarray. Other literals may be numbers too: with an exponent, without a digit before or after the dot,
     longer.
     """
-    signed = source.data[start] == _MINUS
+    signed = source.data[start] == ord("-")
     start, size = start + signed, size - signed
     good = (size > 0) & (size <= LONGEST) & (source.data[start] != 0x2E)
     dots = np.zeros(len(start), np.int64)

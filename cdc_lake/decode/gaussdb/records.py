@@ -179,8 +179,6 @@ END_MARKS: Final = (b"", b"F", b"0", b"\0", b"\0\0\0\0")
 """Possible ends: `F` in style b, in batches of t and j a zero of an undocumented width, or the digit, or nothing."""
 
 _NUMBERS: Final = struct.Struct(">QQq")
-_SECONDS_BELOW: Final = 10**11
-_MILLISECONDS_BELOW: Final = 10**14
 
 
 def bare(payload: bytes) -> Heartbeat | None:
@@ -204,5 +202,5 @@ def of_statement(statement: bytes, lsn: int | None) -> Heartbeat:
 def read_heartbeat(data: bytes, offset: int, lsn: int | None) -> Heartbeat:
     """The heartbeat whose three numbers are at `offset`; the magnitude of its time determines the unit."""
     read, flushed, time = _NUMBERS.unpack_from(data, offset)
-    unit = 1_000_000 if abs(time) < _SECONDS_BELOW else 1_000 if abs(time) < _MILLISECONDS_BELOW else 1
+    unit = 1_000_000 if abs(time) < 10**11 else 1_000 if abs(time) < 10**14 else 1
     return Heartbeat(read=read, flushed=flushed, newest=time * unit, lsn=lsn)

@@ -84,7 +84,6 @@ def _days(year: int, month: int, day: int) -> int:
     return eras * 146_097 + of_era - date(1970, 1, 1).toordinal()
 
 
-_MAX: Final = (1 << 64) - 1
 _AT: Final = TIME.encode()
 _NUMBER: Final = rb"([0-9]{1,20})"
 _LSN: Final = rb"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})"
@@ -104,7 +103,6 @@ _TABLE_PATTERN: Final = rf"{identifiers.NAME}\.{identifiers.NAME}"
 _TRUNCATE: Final = re.compile(
     rf"table ({_TABLE_PATTERN}(?:, {_TABLE_PATTERN})*): TRUNCATE:(?: \(no-flags\)|( restart_seqs)?( cascade)?)"
 )
-_ONE_TABLE: Final = re.compile(_TABLE_PATTERN)
 _NOTHING: Final = re.compile(rf"table {_TABLE_PATTERN}:".encode())
 _DDL: Final = re.compile(
     rb"(?:prefix: (?P<prefix>[^,]*), lsn: (?P<lsn>[0-9]{1,20})|message: prefix (?P<message>[^,]*)), "
@@ -152,7 +150,7 @@ def table_line(statement: bytes, codec: Codec, lsn: int | None, offset: int = 0)
         return None
     if parts is None:
         return None
-    tables = tuple(identifiers.table_name(text, offset) for text in _ONE_TABLE.findall(parts[1]))
+    tables = tuple(identifiers.table_name(text, offset) for text in re.findall(_TABLE_PATTERN, parts[1]))
     return Truncated(tables, cascade=parts[3] is not None, restart_identity=parts[2] is not None, lsn=lsn)
 
 
@@ -253,14 +251,13 @@ def _number(digits: bytes | None, offset: int = 0) -> int | None:
     if digits is None:
         return None
     number = int(digits)
-    if number > _MAX:
+    if number >= 1 << 64:
         raise MalformedMessage("a number that exceeds 64 bits", offset=offset)
     return number
 
 
 _BRACE: Final = b"{"
 _TABLE_PREFIX: Final = b"table "
-_NO_TABLES: Final[frozenset[TableName]] = frozenset()
 
 
 def records(
@@ -271,7 +268,7 @@ def records(
     codec: Codec,
     header_lsn: int | None = None,
     plugin: str = "mppdb_decoding",
-    tables: Collection[TableName] = _NO_TABLES,
+    tables: Collection[TableName] = frozenset(),
 ) -> list[Record]:
     """All records of one payload, in order.
 

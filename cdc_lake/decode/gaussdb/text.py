@@ -29,7 +29,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from cdc_lake.decode.encoding import Codec
 from cdc_lake.decode.gaussdb.records import Cells, Operation, RowCells
@@ -120,11 +120,8 @@ _OPERATION: Final = re.compile(r" (INSERT|UPDATE|DELETE):(?= |\Z)")
 _TABLE: Final = "table "
 _OLD: Final = " old-key:"
 _NEW: Final = " new-tuple:"
-_NO_TUPLE: Final = " (no-tuple-data)"
 _LONGEST_HEAD: Final = 280
 """Characters within which the operation begins: a table's name has at most 63 bytes, in some products 127."""
-
-_Columns: TypeAlias = list[tuple[str, str, str, str]]
 
 
 class TableHeads:
@@ -180,7 +177,7 @@ class _Part(NamedTuple):
     """A scanned tuple: the position of its first column, and its columns."""
 
     offset: int
-    columns: _Columns
+    columns: list[tuple[str, str, str, str]]
 
 
 class _Scanned(NamedTuple):
@@ -301,7 +298,7 @@ def _scan_tuples(text: str, operation: str, offset: int, table: TableName | tupl
 def _scan_tuple(text: str, offset: int) -> _Part | None:
     columns = _COLUMN.findall(text, offset)
     if columns and (rest := columns[-1][3]):
-        if rest == _NO_TUPLE and len(columns) == 1:
+        if rest == " (no-tuple-data)" and len(columns) == 1:
             return None
         raise _Unreadable("not a column: expected ` name[type]:literal`", len(text) - len(rest))
     return _Part(offset, columns)

@@ -142,7 +142,6 @@ def _halfway(text: str, exact: np.floating) -> bool:
 
 _LENGTH: Final = struct.Struct(">I")
 _UUID: Final = 16  # bytes
-_ASCII: Final = 0x80
 
 
 def versioned_text(data: bytes) -> str:
@@ -154,7 +153,7 @@ def versioned_text(data: bytes) -> str:
 
 def letter(data: bytes) -> str:
     """The type `"char"`: one byte; zero is printed as nothing, and from version 16 on non-ASCII in octal digits."""
-    if len(data) != 1 or data[0] >= _ASCII:
+    if len(data) != 1 or data[0] >= 0x80:
         raise MalformedMessage(
             'a binary "char" that is not one byte of ASCII: server versions print others differently'
         )
@@ -204,7 +203,6 @@ _INTERVAL: Final = struct.Struct(">qii")  # microseconds, days, months
 _MOST: Final = {4: (1 << 31) - 1, 8: (1 << 63) - 1}
 _EVER: Final = (_MOST[8], _MOST[4], _MOST[4])
 _SINCE_MARCH_0: Final = 730_425  # days from 0000-03-01 to 2000-01-01
-_ERA: Final = 146_097  # days of 400 years
 
 
 def date(data: bytes) -> str:
@@ -275,7 +273,7 @@ def _date(days: int) -> tuple[str, str]:
 
     Years begin in March here, so that the leap day is the last one.
     """
-    era, day = divmod(days + _SINCE_MARCH_0, _ERA)
+    era, day = divmod(days + _SINCE_MARCH_0, 146_097)  # days of 400 years
     year = (day - day // 1460 + day // 36524 - day // 146_096) // 365
     day -= 365 * year + year // 4 - year // 100
     month = (5 * day + 2) // 153

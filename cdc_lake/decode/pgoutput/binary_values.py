@@ -244,7 +244,6 @@ def uuids(chunk: FrameBuffer, slots: Any) -> SelectedTexts:
 _SINCE_1970: Final = 10_957  # days from 1970-01-01 to 2000-01-01
 _YEAR_1: Final = -730_119  # 0001-01-01, days from 2000-01-01
 _YEAR_10_000: Final = 2_921_940
-_ZEROS: Final = r"\.?0+$"
 
 
 def binary_texts(chunk: FrameBuffer, tuples: TupleOffsets, relation: Any, relations: Sequence[Relation]) -> pa.Array:
@@ -337,7 +336,7 @@ def _moment(number: Any, zone: str, plain: Callable[[bytes], str]) -> pa.Array:
     micros = np.where(ok, number, 0) + _SINCE_1970 * binary_scalars.DAY
     printed = pa.array(micros).cast(pa.timestamp("us")).cast(pa.string())
     # Arrow always prints six fractional digits
-    printed = pc.if_else(pa.array(micros % 10 == 0), pc.replace_substring_regex(printed, _ZEROS, ""), printed)
+    printed = pc.if_else(pa.array(micros % 10 == 0), pc.replace_substring_regex(printed, r"\.?0+$", ""), printed)
     texts = pc.binary_join_element_wise(printed, zone, "") if zone else printed
     return _but(texts, ~ok, number, 8, plain)
 

@@ -73,7 +73,6 @@ ROW_CHANGES: Final = frozenset(b"IUD")
 """Letters of messages that change a row."""
 TRUNCATE_HEAD: Final = 6
 """Bytes of a Truncate message before its OIDs, four bytes each."""
-TRANSACTIONAL_FLAG: Final = 1  # Message message, flags
 
 
 def parse(payload: bytes, columns: int | None = None, *, lenient: bool = False) -> WireMessage:
@@ -248,8 +247,8 @@ def _truncate(reader: Reader, _columns: int | None) -> TruncateMessage:
 
 
 def _message(reader: Reader, _columns: int | None) -> LogicalMessage:
-    flags = _flags(reader, TRANSACTIONAL_FLAG, "message")
-    return LogicalMessage(bool(flags), reader.lsn(), reader.cstring(), reader.take(reader.u32()))
+    transactional = _flags(reader, 1, "message") == 1
+    return LogicalMessage(transactional, reader.lsn(), reader.cstring(), reader.take(reader.u32()))
 
 
 def _expect(reader: Reader, kinds: bytes) -> bytes:
@@ -306,8 +305,6 @@ WITH_XID: Final = frozenset(b"RYIUDTM")
 LETTERS: Final = frozenset(b"SEcA")
 """Letters of the messages that are parsed here."""
 
-_PLAIN_ABORT: Final = 9  # bytes: letter and two transaction ids
-
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
@@ -362,7 +359,7 @@ def stream_message(payload: bytes) -> StreamMessage | None:
             message = StreamCommit(xid, reader.lsn(), reader.lsn(), _time(reader))
         case b"A":
             xid, subxid = reader.u32(), reader.u32()
-            parallel = len(payload) > _PLAIN_ABORT
+            parallel = len(payload) > 9  # bytes: letter and two transaction ids
             message = StreamAbort(xid, subxid, reader.lsn(), _time(reader)) if parallel else StreamAbort(xid, subxid)
         case _:
             return None

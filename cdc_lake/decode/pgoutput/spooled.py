@@ -419,9 +419,6 @@ class StreamedTransaction:
         return [mark for mark in marks if mark.frame_index < len(self.frames)]
 
 
-_RELATION_HEAD: Final = 5  # bytes: letter and OID
-
-
 class InProgressTransactions:
     """Takes messages, in the form of version 1, of transactions in progress.
 
@@ -441,7 +438,7 @@ class InProgressTransactions:
         """
         letter = bare[:1]
         if letter == b"R":
-            if len(bare) < _RELATION_HEAD:
+            if len(bare) < 5:  # letter and OID
                 parse(bare)  # reports that it ends early
             transaction.announce(bare, lsn, self.announced.next_arrival())
         elif letter and letter[0] in ROW_CHANGES:

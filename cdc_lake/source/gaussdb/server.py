@@ -87,7 +87,6 @@ def _numbers(release: str) -> tuple[int, ...]:
 
 
 _CSN_WRAP = 1 << 32  # pg_export_snapshot_and_csn prints the lower 32 bits only
-_MILLISECONDS = 1000
 _DOING = "identifying the server"
 _SETTINGS = (
     *("wal_level", "enable_thread_pool", "logical_sender_timeout", "wal_sender_timeout"),
@@ -195,7 +194,7 @@ def read_settings(session: WireSession) -> GaussDbSettings:
         in_recovery=in_recovery(session),
         wal_level=settings.get("wal_level", ""),
         thread_pool=settings.get("enable_thread_pool", "off") == "on",
-        sender_timeout=int(timeout) / _MILLISECONDS,
+        sender_timeout=int(timeout) / 1000,
         slots_max=int(settings.get("max_replication_slots") or 0),
         senders_max=int(settings.get("max_wal_senders") or 0),
         slots_logged=settings.get("enable_slot_log") == "on",

@@ -17,7 +17,6 @@ from cdc_lake.source.gaussdb.wire.session import WireSession
 from cdc_lake.source.sql_text import identifier, literal
 
 _NAME = re.compile(r"[a-z0-9_?.-]{1,63}")
-_BACKUP = "gs_roach"  # name prefix of the backup tool's slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class CreatedSlot:
 
 def check_name(name: str) -> None:
     """Raise SlotNameInvalid for a text that the servers do not accept as a slot's name."""
-    if _NAME.fullmatch(name) is None or name in {".", ".."} or name.startswith(_BACKUP):
+    if _NAME.fullmatch(name) is None or name in {".", ".."} or name.startswith("gs_roach"):  # the backup tool's
         raise SlotNameInvalid(f"`{name}` is not a valid slot name")
 
 

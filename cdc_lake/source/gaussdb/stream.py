@@ -73,7 +73,6 @@ _PAYLOAD = _HEAD + DATA_HEADER
 _SHORTEST = 4 + DATA_HEADER  # as a length, which counts itself
 _PASSING = frozenset({protocol.COPY_DATA, protocol.NOTICE, protocol.PARAMETER})
 _UNSENT = 64 << 10  # bytes of replies: nothing more is sent to a server that does not read
-_BUFFER = 2 << 20  # bytes: two batches of the server's
 _DOING = "reading the stream"
 
 
@@ -116,7 +115,7 @@ class GaussDbStream(ReplicationStream):
         except SourceError:
             session.close()
             raise
-        self._channel.enlarge(_BUFFER)
+        self._channel.enlarge(2 << 20)  # bytes: two batches of the server's
         self._channel.socket.setblocking(False)
         self._read_from(self._channel.socket.fileno(), silence)
 

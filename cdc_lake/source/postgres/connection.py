@@ -49,9 +49,6 @@ time limits, and no hidden rows.
 """
 _PROBES = {"idle": "TCP_KEEPIDLE", "interval": "TCP_KEEPINTVL", "count": "TCP_KEEPCNT"}
 """Suffixes of `keepalives_` in libpq, and of `tcp_keepalives_` on the server."""
-_TRANSACTION_TIMEOUT = 170000
-"""The version that introduced a time limit for transactions: older ones refuse a session with it."""
-_CANCELLED = "57014"  # PostgreSQL docs, appendix A: query_canceled
 
 
 def parameters(source: PostgresSource, root: Path, application: str, host: tuple[str, int]) -> dict[str, str]:
@@ -137,7 +134,7 @@ def _open(
             error.remedy = error.remedy.replace("pg_hba.conf", "qhb_hba.conf")
         raise error from refused
     on_open(session.pgconn.socket)
-    if session.info.server_version >= _TRANSACTION_TIMEOUT:
+    if session.info.server_version >= 170000:  # older ones refuse a session with it
         command(session.pgconn, "SET transaction_timeout = 0", "opening the session")
     return session
 
@@ -281,7 +278,7 @@ def finished_within(pgconn: pq.abc.PGconn, text: str, seconds: float, doing: str
         raise connection_lost_error(pgconn, doing) from broken
     if result is None or result.status == pq.ExecStatus.COMMAND_OK:
         return True
-    if _text(result.error_field(pq.DiagnosticField.SQLSTATE)) == _CANCELLED:
+    if _text(result.error_field(pq.DiagnosticField.SQLSTATE)) == "57014":  # query_canceled
         return False
     raise result_error(result, pgconn, doing)
 

@@ -367,8 +367,6 @@ _OF_TABLES = (
     "AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') AND n.nspname !~ '^pg_temp_'"
 )
 """Lock modes that block others."""
-_OF_CATALOGS = "l.mode = 'AccessExclusiveLock' AND n.nspname = 'pg_catalog'"
-"""Locks that block decoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,7 +426,7 @@ def holders(session: Session, chosen: Callable[[TableName], bool]) -> list[Holde
 
 def catalog_holders(session: Session) -> list[Holder]:
     """Holders of exclusive locks on this database's catalogs, which block decoding. Raises SourceError."""
-    return [holder for holder, _ in _locks(session, _OF_CATALOGS)]
+    return [holder for holder, _ in _locks(session, "l.mode = 'AccessExclusiveLock' AND n.nspname = 'pg_catalog'")]
 
 
 def _locks(session: Session, condition: str) -> list[tuple[Holder, TableName]]:

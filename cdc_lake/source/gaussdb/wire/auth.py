@@ -55,7 +55,6 @@ from cdc_lake.source.sql_text import identifier
 DEFAULT_ITERATIONS = 2048
 """Number of iterations if the request does not contain it."""
 
-_STORED_OTHERWISE = {3: "for SM3", 7: "for md5 and sha256 together"}
 _CODES = {
     1: "Kerberos 4",
     2: "Kerberos 5",
@@ -191,7 +190,7 @@ def _sha256(rest: bytes) -> Request:
         case 0 | 2:  # stored in clear text: the same exchange
             pass
         case _:
-            how = _STORED_OTHERWISE.get(stored, f"in an unknown form ({stored})")
+            how = {3: "for SM3", 7: "for md5 and sha256 together"}.get(stored, f"in an unknown form ({stored})")
             raise AuthenticationUnsupported(f"the server has the password stored {how}")
     salt, token, rest = _hex(rest[:_SALT], _SALT), _hex(rest[_SALT : _SALT + _TOKEN], _TOKEN), rest[_SALT + _TOKEN :]
     iterations = int(_INT.unpack(_four_bytes(rest, 10))[0])

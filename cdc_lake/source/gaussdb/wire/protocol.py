@@ -33,8 +33,6 @@ ERROR, NOTICE, NOTIFICATION, NEGOTIATE = b"ENAv"
 ROW_DESCRIPTION, DATA_ROW, COMMAND_COMPLETE, EMPTY_QUERY = b"TDCI"
 COPY_DATA, COPY_DONE, COPY_IN, COPY_OUT, COPY_BOTH = b"dcGHW"
 
-_MAJOR = 3
-_SSL_REQUEST = (1234 << 16) | 5679
 _SIZE = struct.Struct(">I")
 _COUNT = struct.Struct(">H")
 _LENGTH = struct.Struct(">i")
@@ -56,12 +54,12 @@ class ServerMessage:
 def startup(parameters: Mapping[str, str]) -> bytes:
     """The start-up packet, with the parameters in order."""
     body = b"".join(text(name) + text(value) for name, value in parameters.items()) + b"\0"
-    return struct.pack(">IHH", 8 + len(body), _MAJOR, MINOR) + body
+    return struct.pack(">IHH", 8 + len(body), 3, MINOR) + body
 
 
 def ssl_request() -> bytes:
     """Asks whether the server supports encryption; the answer is the single letter S or N."""
-    return struct.pack(">II", 8, _SSL_REQUEST)
+    return struct.pack(">II", 8, (1234 << 16) | 5679)
 
 
 def message(letter: bytes, body: bytes = b"") -> bytes:
@@ -165,8 +163,6 @@ def _count(body: bytes) -> int:
 
 
 _START_SIZE = 64 << 10
-_STARTUP_LIMIT = 64 << 10  # longer than any message of the start-up: the peer is not a database server
-_LIMIT = (1 << 31) - 1  # lengths are signed in the protocol
 
 WANTS_MORE = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """What a non-blocking socket raises instead of waiting; TLS also if no complete record is available."""
@@ -180,7 +176,7 @@ class Channel:
         self.socket = sock
         self.place = place
         self._deadline: float | None = deadline
-        self._limit = _STARTUP_LIMIT
+        self._limit = 64 << 10  # longer than any message of the start-up: the peer is not a database server
         self._size = _START_SIZE
         self._buffer = bytearray(self._size)
         self._view = memoryview(self._buffer)
@@ -199,7 +195,7 @@ class Channel:
 
     def end_startup(self) -> None:
         """End the start-up: from now on messages of any length, without a time limit."""
-        self._limit = _LIMIT
+        self._limit = (1 << 31) - 1  # lengths are signed in the protocol
         self.wait_until(None)
 
     def wait_until(self, deadline: float | None) -> None:
@@ -317,8 +313,6 @@ class Channel:
         self._start, self._end = 0, held
 
 
-TlsMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
-
 SETTINGS: Mapping[str, str] = {
     **PRINTING,
     "IntervalStyle": "postgres",  # the family's default, which parallel decoders always use
@@ -336,7 +330,7 @@ class WireTls:
     `prefer` uses encryption if the server offers it; a failure is then an error.
     """
 
-    mode: TlsMode = "prefer"
+    mode: Literal["disable", "prefer", "require", "verify-ca", "verify-full"] = "prefer"
     root_cert: Path | None = None
     cert: Path | None = None
     key: Path | None = None

@@ -22,8 +22,6 @@ from cdc_lake.source.gaussdb.wire.protocol import Channel, ServerMessage, WireTa
 from cdc_lake.source.primary import find_primary, find_standby
 from cdc_lake.source.socket_io import Opened, ignore_open, probes
 
-_GOODBYE = 1.0  # seconds to end the session: a server that does not read is disconnected
-_FATAL = frozenset({"FATAL", "PANIC"})
 _SILENT = frozenset({protocol.NOTICE, protocol.PARAMETER, protocol.BACKEND_KEY, protocol.NOTIFICATION})
 
 
@@ -117,7 +115,7 @@ class WireSession:
     def close(self) -> None:
         """End the session and close the socket; may be repeated."""
         if not self.is_closed and self.channel.is_open:
-            self.channel.wait_until(time.monotonic() + _GOODBYE)
+            self.channel.wait_until(time.monotonic() + 1.0)  # seconds: a server that does not read is disconnected
             self.channel.send(protocol.message(b"X"))
         self.is_closed = True
         self.channel.close()
@@ -178,7 +176,7 @@ class WireSession:
         Every error ends a replication connection, even if ReadyForQuery follows.
         """
         try:
-            while message.severity not in _FATAL:
+            while message.severity not in {"FATAL", "PANIC"}:
                 if self.channel.read(doing)[0] == protocol.READY:
                     return
         except SourceError:
