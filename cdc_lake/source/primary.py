@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -61,15 +61,10 @@ def _is_another(
 ) -> bool:
     """Whether a host is another primary; an unreachable one cannot be written to from here either."""
     try:
-        session = dial()
+        with closing(dial()) as session:
+            return not in_recovery(session) and who(session) != primary_id
     except SourceError:
         return False
-    try:
-        return not in_recovery(session) and who(session) != primary_id
-    except SourceError:
-        return False
-    finally:
-        session.close()
 
 
 def find_standby(hosts: Iterable[tuple[str, Callable[[], T]]], in_recovery: Callable[[T], bool]) -> T:

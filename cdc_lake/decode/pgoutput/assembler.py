@@ -127,8 +127,14 @@ class StreamedTransactions:
                 self.block = None
             case StreamCommit() as commit:
                 return (self._commit(commit),)
-            case StreamAbort() as abort:
-                self._abort(abort)
+            case StreamAbort(xid=xid, subxid=subxid):
+                self._require_no_block("an abort")
+                transaction = self._open.get(xid)
+                if transaction is not None and subxid != xid:
+                    transaction.roll_back(subxid)
+                elif transaction is not None:  # otherwise it had no effect, so nothing has to be undone
+                    transaction.frames.close()
+                    del self._open[xid]
             case None:
                 self._take(self._require_block("a change"), payload, lsn)
         return ()
@@ -147,16 +153,6 @@ class StreamedTransactions:
         if self.block is None:
             raise OutOfSequence(f"{what} outside a streamed block", offset=0)
         return self.block
-
-    def _abort(self, abort: StreamAbort) -> None:
-        self._require_no_block("an abort")
-        if (transaction := self._open.get(abort.xid)) is None:
-            return  # it had no effect, so nothing has to be undone
-        if abort.subxid != abort.xid:
-            transaction.roll_back(abort.subxid)
-            return
-        transaction.frames.close()
-        del self._open[abort.xid]
 
     def _require_no_block(self, what: str) -> None:
         if self.block is not None:

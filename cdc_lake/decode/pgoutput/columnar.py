@@ -34,9 +34,9 @@ from cdc_lake.decode.columnar_reader import (
     string_array,
     unchanged_lists,
 )
-from cdc_lake.decode.digests import digests_anew, frame_digests
+from cdc_lake.decode.digests import digests_anew, digests_by_kind
 from cdc_lake.decode.encoding import InHex, any_prefixed
-from cdc_lake.decode.hashing import DIGEST_SIZE, Digests, Hashing, digest_of, hashed_here, meanwhile
+from cdc_lake.decode.hashing import DIGEST_SIZE, Canonical, Digests, Hashing, digest_of, hashed_here, meanwhile
 from cdc_lake.decode.pgoutput.binary_values import binary_texts
 from cdc_lake.decode.pgoutput.parser import change_of, changes
 from cdc_lake.decode.transaction import BufferedTransaction
@@ -257,7 +257,9 @@ def _digests(
     """Begin the digests of frames, except odd frames and binary values (`none`: all are), which follow later."""
     if none:
         return lambda: Digests(bytes(DIGEST_SIZE * len(shape.letter)))
-    return frame_digests(chunk, shape.letter, shape.relation, numbering.relations, hashing)
+    borders = np.concatenate([np.zeros(1, np.int32), chunk.end.astype(np.int32)])
+    tails = Canonical(b"", borders, chunk.bytes, 5)  # after letter and OID
+    return digests_by_kind(shape.letter, shape.relation, numbering.relations, tails, hashing)
 
 
 def _shape(cut: _Cut, chunk: FrameBuffer, numbering: Numbering) -> _Shape:

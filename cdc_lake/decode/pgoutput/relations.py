@@ -323,7 +323,11 @@ class RelationCache:
         """A table's layout, without recording it; `place`: equal for consecutive messages; `position`: of the
         transaction. Raises DecodeError, and errors of the catalog.
         """
-        now, before = self._facts(message), self._layout_before(message)
+        now = self._facts(message)
+        if message.oid not in self._before:
+            landed = self._landed(message.oid, message.table)
+            self._before[message.oid] = landed if landed is not None and landed.oid == message.oid else None
+        before = self._before[message.oid]  # in this stream, or landed before it
         if not now.columns and before is not None and before.oid == message.oid:
             now = _facts_of_dropped(now, before)
         if now.member is not None and position > now.member[1]:
@@ -332,8 +336,11 @@ class RelationCache:
         facts = self._at_its_place(message, now, before, xid)
         columns = []
         for c in message.columns:
-            own, type_name = facts.columns.get(c.name, UNTOLD), self._type_name(facts, c.type_oid, c.name)
-            announced = c.name, type_name, c.type_oid, c.modifier, c.key
+            # the catalog's spelling first, because casts depend on it
+            type_name = facts.type_names.get(c.type_oid) or self._types.get(c.type_oid)
+            if type_name is None:
+                raise UnknownType(f"column `{c.name}` is of type OID {c.type_oid}, whose name is not known")
+            own, announced = facts.columns.get(c.name, UNTOLD), (c.name, type_name, c.type_oid, c.modifier, c.key)
             columns.append(Column(*announced, number=own.number, missing=own.missing, ambiguous=own.ambiguous))
         relation = Relation(
             table=message.table,
@@ -344,8 +351,12 @@ class RelationCache:
             storage=facts.storage,
         )
         relation = self._as_partitions_log(message, relation, now, place)
-        if now.published_as is not None and precedes(now.published_as.attached, xid):
-            relation = _of_root(relation, now.published_as)
+        root = now.published_as
+        if root is not None and precedes(root.attached, xid):  # it only has its own name temporarily
+            own_columns = tuple(
+                replace(c, number=root.numbers.get(c.number or 0), missing=None) for c in relation.columns
+            )
+            relation = replace(relation, table=root.table, oid=root.oid, columns=own_columns, storage=None)
         # a repeated layout keeps its object, and with it the cached hash
         if self._latest_relations.get(message.table) == relation:
             relation = self._latest_relations[message.table]
@@ -392,13 +403,6 @@ class RelationCache:
         self._roots[message.oid.to_bytes(4, "big")] = relation, now
         return as_logged(relation, {**now.partitions, **self._partitions.get(message.oid, {})}.values())
 
-    def _layout_before(self, message: RelationMessage) -> Relation | None:
-        """The previous layout of the table, in this stream or landed before it."""
-        if message.oid not in self._before:
-            landed = self._landed(message.oid, message.table)
-            self._before[message.oid] = landed if landed is not None and landed.oid == message.oid else None
-        return self._before[message.oid]
-
     def _facts(self, message: RelationMessage) -> TableFacts:
         if callable(self._catalog):
             return self._catalog(message.oid, message.table)
@@ -430,19 +434,6 @@ class RelationCache:
         names = {c.number: name for name, c in columns.items()}
         key = tuple(names.get(now.columns[name].number, name) for name in now.primary_key if name in now.columns)
         return replace(now, primary_key=key, columns=columns)
-
-    def _type_name(self, facts: TableFacts, oid: int, column: str) -> str:
-        # the catalog's spelling first, because casts depend on it
-        name = facts.type_names.get(oid) or self._types.get(oid)
-        if name is None:
-            raise UnknownType(f"column `{column}` is of type OID {oid}, whose name is not known")
-        return name
-
-
-def _of_root(relation: Relation, root: PublishedAs) -> Relation:
-    """The layout of a partition as one of its root: it is only temporarily published under its own name."""
-    columns = tuple(replace(c, number=root.numbers.get(c.number or 0), missing=None) for c in relation.columns)
-    return replace(relation, table=root.table, oid=root.oid, columns=columns, storage=None)
 
 
 def _facts_of_dropped(now: TableFacts, before: Relation) -> TableFacts:
