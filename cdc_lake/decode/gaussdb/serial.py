@@ -126,16 +126,15 @@ def line_boundary(statement: bytes, lsn: int | None = None, offset: int = 0) -> 
     return None
 
 
-def line(statement: bytes, codec: Codec, lsn: int | None, offset: int = 0) -> TransactionEnd | Ddl | Other:
-    """Parse any other line of serial decoding that does not begin with `table`; `offset`: its position."""
-    return (
-        ddl(statement, codec, lsn, offset)
-        or _transaction_end(statement, lsn, offset)
-        or _other_line(statement, codec, lsn)
-    )
+def line(statement: bytes, codec: Codec, lsn: int | None) -> TransactionEnd | Ddl | Other:
+    """Parse any other line of serial decoding that does not begin with `table`."""
+    if (parts := _ENDED.fullmatch(statement)) is not None:
+        time = None if parts[3] is None else parts[3].decode()
+        return TransactionEnd(word=parts[1].decode(), lsn=lsn, xid=_number(parts[2]), time=time)
+    return ddl(statement, codec, lsn) or _other_line(statement, codec, lsn)
 
 
-def table_line(statement: bytes, codec: Codec, lsn: int | None, offset: int = 0) -> Truncated | Other | None:
+def table_line(statement: bytes, codec: Codec, lsn: int | None) -> Truncated | Other | None:
     """Parse a line of serial decoding that begins with `table`; None for a row.
 
     test_decoding of the 3.0 line prints only the table of a row in ustore storage: that is `Other`.
@@ -150,7 +149,7 @@ def table_line(statement: bytes, codec: Codec, lsn: int | None, offset: int = 0)
         return None
     if parts is None:
         return None
-    tables = tuple(identifiers.table_name(text, offset) for text in re.findall(_TABLE_PATTERN, parts[1]))
+    tables = tuple(identifiers.table_name(text) for text in re.findall(_TABLE_PATTERN, parts[1]))
     return Truncated(tables, cascade=parts[3] is not None, restart_identity=parts[2] is not None, lsn=lsn)
 
 
@@ -235,14 +234,6 @@ def _commit(statement: bytes, lsn: int | None, offset: int) -> Commit:
     )
 
 
-def _transaction_end(statement: bytes, lsn: int | None, offset: int) -> TransactionEnd | None:
-    parts = _ENDED.fullmatch(statement)
-    if parts is None:
-        return None
-    time = None if parts[3] is None else parts[3].decode()
-    return TransactionEnd(word=parts[1].decode(), lsn=lsn, xid=_number(parts[2], offset), time=time)
-
-
 def _other_line(statement: bytes, codec: Codec, lsn: int | None) -> Other:
     return Other(statement.decode(codec.python, "backslashreplace"), lsn)
 
@@ -295,23 +286,21 @@ def records(
     ]
 
 
-def serial_record(
-    statement: bytes, codec: Codec, lsn: int | None = None, *, plugin: str = "mppdb_decoding", offset: int = 0
-) -> Record:
+def serial_record(statement: bytes, codec: Codec, lsn: int | None = None, *, plugin: str = "mppdb_decoding") -> Record:
     """Parse one line of serial decoding, of mppdb_decoding or test_decoding.
 
     A BEGIN without an LSN (`skip-empty-xacts` sends zero) has None. Raises DecodeError.
     """
     if plugin == "sql_decoding":
-        raise UnknownStatement("sql_decoding prints no column names and cannot be captured", offset=offset)
-    if (boundary := line_boundary(statement, lsn, offset)) is not None:
+        raise UnknownStatement("sql_decoding prints no column names and cannot be captured", offset=0)
+    if (boundary := line_boundary(statement, lsn)) is not None:
         return boundary if lsn or not isinstance(boundary, Begin) else replace(boundary, lsn=None)
     if statement[:1] == _BRACE:
-        return json_row(statement, codec, offset).record(lsn)
+        return json_row(statement, codec).record(lsn)
     if statement[:6] == _TABLE_PREFIX:
-        record = table_line(statement, codec, lsn, offset)
-        return serial_row(statement, codec, offset).record(lsn) if record is None else record
-    return line(statement, codec, lsn, offset)
+        record = table_line(statement, codec, lsn)
+        return serial_row(statement, codec).record(lsn) if record is None else record
+    return line(statement, codec, lsn)
 
 
 def parallel_record(

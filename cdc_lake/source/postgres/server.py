@@ -313,23 +313,20 @@ class SynchronousStandby:
 
     ASKED_EVERY = 2.0
 
-    def __init__(
-        self, session: Session, replication: Session, longest: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, session: Session, replication: Session, longest: float) -> None:
         """`session`: any of this server; `replication`: the streaming connection, which the caller reads: a server that
         has not answered after `longest` seconds is given up.
         """
         self._session = session
         self._longest = longest
         self._application = replication.info.parameter_status("application_name") or ""
-        self._clock = clock
         self._asked_at = -math.inf
         self._synchronous = False
 
     def __call__(self) -> bool:
         """Return True if `synchronous_standby_names` lists the connection. Raises SourceError."""
-        if self._clock() - self._asked_at >= self.ASKED_EVERY:
-            self._asked_at = self._clock()
+        if time.monotonic() - self._asked_at >= self.ASKED_EVERY:
+            self._asked_at = time.monotonic()
             query, doing = "SHOW synchronous_standby_names", "checking which standbys commits wait for"
             (row,) = command_with_timeout(self._session.pgconn, query, self._longest, doing)
             self._synchronous = names_standby(row["synchronous_standby_names"] or "", self._application)

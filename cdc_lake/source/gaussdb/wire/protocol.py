@@ -42,13 +42,11 @@ _MAX_FIELD = 1 << 30  # bytes of a row value: the family's limit for values
 
 @dataclass(frozen=True, slots=True)
 class ServerMessage:
-    """An ErrorResponse or a notice: severity, SQLSTATE and texts from the server."""
+    """An ErrorResponse or a notice: severity, SQLSTATE and primary message from the server."""
 
     severity: str
     sqlstate: str
     message: str
-    detail: str = ""
-    hint: str = ""
 
 
 def startup(parameters: Mapping[str, str]) -> bytes:
@@ -65,21 +63,6 @@ def ssl_request() -> bytes:
 def message(letter: bytes, body: bytes = b"") -> bytes:
     """A client message."""
     return letter + _SIZE.pack(4 + len(body)) + body
-
-
-def query(sql: str) -> bytes:
-    """A simple query, in UTF-8."""
-    return message(b"Q", text(sql))
-
-
-def password(answer: str) -> bytes:
-    """The answer to an authentication request."""
-    return message(b"p", text(answer))
-
-
-def copy_data(payload: bytes) -> bytes:
-    """Data inside a copy."""
-    return message(b"d", payload)
 
 
 def text(value: str) -> bytes:
@@ -100,9 +83,7 @@ def read_message(body: bytes) -> ServerMessage:
         if part:
             # client_encoding may not be set yet: undecodable bytes are replaced
             fields[chr(part[0])] = part[1:].decode(errors="replace")
-    return ServerMessage(
-        fields.get("S", "ERROR"), fields.get("C", ""), fields.get("M", ""), fields.get("D", ""), fields.get("H", "")
-    )
+    return ServerMessage(fields.get("S", "ERROR"), fields.get("C", ""), fields.get("M", ""))
 
 
 def read_parameter(body: bytes) -> tuple[str, str]:

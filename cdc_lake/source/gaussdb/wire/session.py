@@ -127,7 +127,7 @@ class WireSession:
     def _ask(self, sql: str) -> None:
         if self.is_closed:
             raise ServerUnreachable("the session is closed already", where=self.place)
-        self.channel.send(protocol.query(sql))
+        self.channel.send(protocol.message(b"Q", protocol.text(sql)))
 
     def _answers(self, doing: str) -> Result:
         names: tuple[str, ...] = ()
@@ -207,7 +207,7 @@ class WireSession:
             if isinstance(request, auth.Accepted):
                 return asked
             asked = request
-            self.channel.send(protocol.password(self._answer(request)))
+            self.channel.send(protocol.message(b"p", protocol.text(self._answer(request))))
 
     def _answer(self, request: auth.Request) -> str:
         if self.target.password is None:
