@@ -218,7 +218,7 @@ class GaussDbStream(ReplicationStream):
         """Send the reply; what the socket does not accept now is sent with the next call."""
         if len(self._outgoing) < _UNSENT:
             words = reply(max(self._received, self._confirmed), self._confirmed, time.time(), wanted=ping)
-            self._outgoing += protocol.message(b"d", words)
+            self._outgoing += protocol.copy_data(words)
         self._outgoing = self._channel.send_now(self._outgoing)
         self._status_sent_at = self._clock()
 

@@ -65,6 +65,11 @@ def message(letter: bytes, body: bytes = b"") -> bytes:
     return letter + _SIZE.pack(4 + len(body)) + body
 
 
+def copy_data(payload: bytes) -> bytes:
+    """Data inside a copy."""
+    return message(b"d", payload)
+
+
 def text(value: str) -> bytes:
     """A null-terminated text. Raises StreamProtocol if it cannot be sent."""
     try:
