@@ -167,8 +167,8 @@ def by_messages(options: Mapping[str, str]) -> Changed:
     words = [word for pair in options.items() for word in pair]
 
     def find_changed(session: Session, slot: str, upto: str, before: str) -> set[int]:
-        rows = fetch(session, f"peeking into slot `{slot}`", _CHANGED_BEFORE, slot, upto, words, before)
-        return {xid for (xid,) in rows}
+        rows = session.execute(_CHANGED_BEFORE, [slot, upto, words, before]).fetchall()
+        return {int(str(xid)) for (xid,) in rows}
 
     return find_changed
 
@@ -178,8 +178,8 @@ def by_lines(takes: Callable[[TableName], bool]) -> Changed:
 
     def find_changed(session: Session, slot: str, upto: str, before: str) -> set[int]:
         with as_stored(session):
-            rows = fetch(session, f"peeking into slot `{slot}`", _CHANGED_BEFORE_LINES, slot, upto, before)
-        return {xid for xid, head in rows if head is None or any(map(takes, changed_by(as_bytes(head))))}
+            rows = session.execute(_CHANGED_BEFORE_LINES.encode(), [slot, upto, before]).fetchall()
+        return {int(str(xid)) for xid, head in rows if head is None or any(map(takes, changed_by(as_bytes(head))))}
 
     return find_changed
 
