@@ -54,6 +54,10 @@ class Numbering:
         return number
 
 
+_NUMBERS: Final = ("transaction", "op", "relation", "lsn")
+_ARRAYS: Final = ("new", "old", "old_kind", "unchanged", "info")
+
+
 @dataclass(frozen=True)
 class ChangeColumns:
     """n changes in columns.
@@ -94,15 +98,8 @@ class ChangeColumns:
         indices = pa.array(places)
         return replace(
             self,
-            transaction=self.transaction[places],
-            op=self.op[places],
-            relation=self.relation[places],
-            lsn=self.lsn[places],
-            new=self.new.take(indices),
-            old=self.old.take(indices),
-            old_kind=self.old_kind.take(indices),
-            unchanged=self.unchanged.take(indices),
-            info=self.info.take(indices),
+            **{name: getattr(self, name)[places] for name in _NUMBERS},
+            **{name: getattr(self, name).take(indices) for name in _ARRAYS},
             digests=[self.digests[place] for place in places.tolist()],
             raw=None if self.raw is None else self.raw.take(indices),
         )
@@ -112,18 +109,11 @@ class ChangeColumns:
         if not transactions:
             return self
         first = int(np.searchsorted(self.transaction, transactions))
+        columns = {name: getattr(self, name)[first:] for name in (*_NUMBERS, *_ARRAYS, "digests")}
+        columns["transaction"] = columns["transaction"] - transactions
         return replace(
             self,
-            transaction=self.transaction[first:] - transactions,
-            op=self.op[first:],
-            relation=self.relation[first:],
-            lsn=self.lsn[first:],
-            new=self.new[first:],
-            old=self.old[first:],
-            old_kind=self.old_kind[first:],
-            unchanged=self.unchanged[first:],
-            info=self.info[first:],
-            digests=self.digests[first:],
+            **columns,
             raw=None if self.raw is None else self.raw[first:],
             undecoded={index - transactions: why for index, why in self.undecoded.items() if index >= transactions},
         )
@@ -159,9 +149,7 @@ def concat_changes(parts: Sequence[tuple[ChangeColumns, int]], combine: Callable
         op=np.concatenate([columns.op for columns in every]),
         relation=np.concatenate(relation),
         lsn=np.concatenate([columns.lsn for columns in every]),
-        **{
-            name: combine([getattr(c, name) for c in every]) for name in ("new", "old", "old_kind", "unchanged", "info")
-        },
+        **{name: combine([getattr(columns, name) for columns in every]) for name in _ARRAYS},
         digests=Digests.from_parts([columns.digests for columns in every]),
         raw=combine([pa.nulls(len(c), pa.binary()) if c.raw is None else c.raw for c in every]) if undecoded else None,
         undecoded=undecoded,

@@ -167,29 +167,12 @@ def _walk(chunk: FrameBuffer, offset: Any, end: Any, width: int) -> tuple[Any, A
     return slots, kinds, offset
 
 
-def texts(chunk: FrameBuffer, tuples: TupleOffsets) -> pa.Array:
-    """The values as a string array (v), NULL if absent; none of them is binary."""
-    return _array(chunk, tuples.slots, tuples.absent)
-
-
-def sent_texts(chunk: FrameBuffer, tuples: TupleOffsets, places: Any) -> pa.Array:
-    """The same for the values at these indexes (int64 ndarray, ascending)."""
-    return _array(chunk, tuples.slots[places], None if tuples.absent is None else tuples.absent[places])
-
-
-def _array(chunk: FrameBuffer, slots: Any, absent: Any) -> pa.Array:
+def string_array(chunk: FrameBuffer, slots: Any, absent: Any) -> pa.Array:
+    """The texts at these slots as a string array, NULL where `absent` (bool ndarray, or None)."""
     if not len(slots):
         return pa.array([], pa.string())
     ends, data = copy_texts(chunk, slots)
     return pa.StringArray.from_buffers(len(slots), ends, data, None if absent is None else bitmap(~absent))
-
-
-def as_binary(chunk: FrameBuffer, slots: Any, *, utf8: bool) -> pa.Array:
-    """The bytes at these slots as a binary array, or as a string array if they are UTF-8."""
-    if utf8:
-        return _array(chunk, slots, None)
-    ends, data = copy_texts(chunk, slots, utf8=False)
-    return pa.BinaryArray.from_buffers(pa.binary(), len(slots), [None, ends, data])
 
 
 def copy_texts(chunk: FrameBuffer, slots: Any, *, utf8: bool = True) -> tuple[pa.Buffer, pa.Buffer]:

@@ -18,27 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_lake.decode.change_batch import ChangeColumns
-from cdc_lake.decode.columnar_reader import FrameBuffer
 from cdc_lake.decode.hashing import DIGEST_SIZE, Canonical, Digests, Hashing, canonical_relation, hashed_here
 from cdc_lake.model.relation import Relation
-
-_HEAD: Final = 5  # letter, OID
-
-
-def frame_digests(
-    chunk: FrameBuffer, letter: Any, relation: Any, relations: Sequence[Relation], hashing: Hashing
-) -> Callable[[], Digests]:
-    """Begin to compute a digest for each frame; the returned function waits for them. `letter` (uint8 ndarray) and
-    `relation` (int64 ndarray), an index into `relations`, describe the frames. With relation -1 a digest is unused.
-    """
-    borders = np.concatenate([np.zeros(1, np.int32), chunk.end.astype(np.int32)])
-    return digests_by_kind(letter, relation, relations, Canonical(b"", borders, chunk.bytes, _HEAD), hashing)
 
 
 def digests_by_kind(
     letter: Any, relation: Any, relations: Sequence[Relation], tails: Canonical, hashing: Hashing
 ) -> Callable[[], Digests]:
-    """The same for n changes; `tails`: the canonical bytes of each after the relation's name."""
+    """Begin to compute the digests of n changes; the returned function waits for them. `letter` (uint8 ndarray) and
+    `relation` (int64 ndarray), an index into `relations`, describe them; with relation -1 a digest is unused. `tails`:
+    the canonical bytes of each after the relation's name.
+    """
     codes = (relation.astype(np.int64) + 1) << 8 | letter
     kinds, counts = np.unique(codes, return_counts=True)
     prefixes = [_prefix(code, relations) for code in kinds.tolist()]

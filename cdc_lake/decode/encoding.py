@@ -64,15 +64,14 @@ def apply_text_policy(
         return values
     resolved: list[Value] = []
     for name, value in zip(names, values, strict=True):
-        if isinstance(value, str) and value.startswith(PREFIX):
-            if isinstance(value, UndecodableText):
-                if not in_hex(table, name):
-                    raise error(value.offset)
-                resolved.append(str(value))
-                continue
+        if not isinstance(value, str) or not value.startswith(PREFIX):
+            resolved.append(value)
+        elif not isinstance(value, UndecodableText):
             resolved.append(PREFIX + encode(value).hex() if in_hex(table, name) else value)
-            continue
-        resolved.append(value)
+        elif in_hex(table, name):
+            resolved.append(str(value))
+        else:
+            raise error(value.offset)
     return tuple(resolved)
 
 
@@ -83,11 +82,8 @@ def any_prefixed(lists: Any) -> bool:
 
 
 _PYTHON: Final = {
-    "sqlascii": "utf-8",
-    "utf8": "utf-8",
-    "unicode": "utf-8",
-    "gbk": "gbk",
-    "zhs16gbk": "gbk",
+    **dict.fromkeys(("sqlascii", "utf8", "unicode"), "utf-8"),
+    **dict.fromkeys(("gbk", "zhs16gbk"), "gbk"),
     "gb18030": "gb18030",
     "euccn": "gb2312",
     "eucjp": "euc_jp",
@@ -95,14 +91,9 @@ _PYTHON: Final = {
     "euckr": "euc_kr",
     **{f"latin{n}": f"iso8859-{part}" for n, part in enumerate((1, 2, 3, 4, 9, 10, 13, 14, 15, 16), start=1)},
     **{f"iso8859{part}": f"iso8859-{part}" for part in (*range(1, 11), 13, 14, 15, 16)},
-    **{f"win{page}": f"cp{page}" for page in (866, 874, *range(1250, 1259))},
-    **{f"windows{page}": f"cp{page}" for page in (866, 874, *range(1250, 1259))},
-    "abc": "cp1258",
-    "tcvn": "cp1258",
-    "tcvn5712": "cp1258",
-    "vscii": "cp1258",
-    "koi8": "koi8-r",
-    "koi8r": "koi8-r",
+    **{f"{name}{page}": f"cp{page}" for name in ("win", "windows") for page in (866, 874, *range(1250, 1259))},
+    **dict.fromkeys(("abc", "tcvn", "tcvn5712", "vscii"), "cp1258"),
+    **dict.fromkeys(("koi8", "koi8r"), "koi8-r"),
     "koi8u": "koi8-u",
 }
 """Python's codec for a server encoding, whose name is in lower case without punctuation.
@@ -110,7 +101,6 @@ _PYTHON: Final = {
 Python has no codec, or a different one, for EUC_TW, MULE_INTERNAL and GB18030_2022.
 """
 
-_LOW_SECOND_BYTES: Final = ("gbk", "gb18030")
 _IN_TWO_BYTES: Final = re.compile(rb"(?:[\x00-\x7f]|[\x81-\xfe][\x40-\x7e\x80-\xfe])*+")
 
 
@@ -141,7 +131,7 @@ class Codec:
         if python is None:
             raise UnknownEncoding(self.encoding)
         object.__setattr__(self, "python", python)
-        object.__setattr__(self, "ascii_apart", python not in _LOW_SECOND_BYTES)
+        object.__setattr__(self, "ascii_apart", python not in ("gbk", "gb18030"))
 
     def text(self, data: bytes, offset: int = 0) -> str:
         """`data`, which begins at byte `offset`, as text. Raises TextNotInEncoding if the policy is to stop."""
@@ -153,10 +143,6 @@ class Codec:
             return UndecodableText.from_bytes(data, wrong)
         # raised here, because the cause would contain the value
         raise TextNotInEncoding(self.encoding, offset=wrong)
-
-    def decode(self, data: bytes) -> str:
-        """`data` as text, for example a statement; offsets count from its start."""
-        return self.text(data)
 
     def encode(self, text: str) -> bytes:
         """The bytes of a text that this codec decoded."""

@@ -199,11 +199,12 @@ def _weigh_history(
             commands += (then.name != column.name) + (not same)
     commands += sum(number not in had for number in columns_before)  # dropped before
     for attribute in attributes:
-        if attribute.name is None and attribute.number not in had:
+        if attribute.number in had:
+            continue
+        if attribute.name is None:
             commands += 0 if attribute.number in columns_before else 2  # added and dropped, before or since
             against += _UNLIKELY * (attribute.number < max(had, default=0) and precedes(xid, attribute.changed))
-    for attribute in attributes:
-        if attribute.name is not None and attribute.number not in had and attribute.number not in columns_before:
+        elif attribute.number not in columns_before:
             commands += 1  # added later, or not published
             against += _UNLIKELY * (precedes(attribute.changed, xid) and not attribute.generated)
     return against, commands
@@ -214,12 +215,7 @@ def _is_of(column: Named, type_oid: int, modifier: int) -> bool:
 
 
 def missing_then(
-    column: Named,
-    number: int,
-    attributes: Mapping[int, Attribute],
-    before: Relation | None,
-    *,
-    rewritten: bool,
+    column: Named, number: int, attributes: Mapping[int, Attribute], before: Relation | None, *, rewritten: bool
 ) -> Missing | None:
     """The value of a column in rows that are older than it (`model.relation.Column.missing`).
 

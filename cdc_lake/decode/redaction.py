@@ -123,7 +123,8 @@ class Redaction:
         changes = replace(changes, configuration=self._configuration)
         if self._rules is None:
             return changes
-        changes = _without_messages(changes)
+        if (messages := changes.op == _MESSAGE).any():
+            changes = changes.take(np.flatnonzero(~messages))
         plans = [self._plan(relation) for relation in changes.relations]
         touched = np.array([plan.touches for plan in plans], bool)
         if not touched.any():
@@ -201,7 +202,8 @@ class Redaction:
         first, end = int(offsets[0]), int(offsets[-1])
         source, absent = np.arange(first, end), None
         if len(hashed):
-            refuse_oversize(_size(values) + HASH_SIZE * len(hashed))
+            size = sum(buffer.size for buffer in values.buffers() if buffer is not None)
+            refuse_oversize(size + HASH_SIZE * len(hashed))
             source[hashed - first] = len(values) + np.arange(len(hashed))
             values = pa.concat_arrays([values, self._hash(values.take(pa.array(hashed)))])
         if len(empty):
@@ -256,24 +258,12 @@ def _column(column: Column, strategy: Strategy | None, hasher: Hasher | None) ->
             return column
 
 
-def _size(values: pa.Array) -> int:
-    return sum(buffer.size for buffer in values.buffers() if buffer is not None)
-
-
-def _without_messages(changes: ChangeColumns) -> ChangeColumns:
-    messages = changes.op == _MESSAGE
-    if not messages.any():
-        return changes
-    return changes.take(np.flatnonzero(~messages))
-
-
 def _unchanged_positions(unchanged: Any, relation: Any, plans: Sequence[_Plan]) -> Any:
     """Unchanged positions after redaction; a column that is always NULL is never unchanged."""
     if unchanged.null_count == len(unchanged) or all((plan.places >= 0).all() for plan in plans):
         return unchanged
-    unchanged = unchanged.take(
-        pa.array(np.arange(len(unchanged)))
-    )  # so that the values are those of these lists, from the first one
+    # so that the values are those of these lists, from the first one
+    unchanged = unchanged.take(pa.array(np.arange(len(unchanged))))
     lengths = np.diff(np.asarray(unchanged.offsets))
     owner = np.repeat(np.arange(len(unchanged)), lengths)
     places = np.full((len(plans), max(len(plan.places) for plan in plans)), -1, np.int32)

@@ -28,8 +28,8 @@ from typing import Final, NamedTuple
 from cdc_lake.decode.encoding import Codec
 from cdc_lake.decode.gaussdb import serial
 from cdc_lake.decode.gaussdb import text as identifiers
-from cdc_lake.decode.gaussdb.assembler import STORABLE, TransactionBuffer, Whole
-from cdc_lake.decode.gaussdb.batches import RecordTransaction, SpooledRecords
+from cdc_lake.decode.gaussdb.assembler import STORABLE, TransactionBuffer, Whole, stored_transaction
+from cdc_lake.decode.gaussdb.batches import RecordTransaction
 from cdc_lake.decode.gaussdb.records import Style, Truncated
 from cdc_lake.decode.gaussdb.serial import TIME, micros
 from cdc_lake.decode.pgoutput.parser import Prepared
@@ -128,13 +128,9 @@ def line(payload: bytes, decode: Callable[[bytes], str]) -> MessageLine | PhaseL
         return _message(payload, head, decode)
     for form, kind in _PHASES:
         if (match := form.fullmatch(payload)) is not None:
-            groups = match.groupdict()
-            return PhaseLine(
-                kind,
-                None if groups.get("gid") is None else _unquote_literal(decode(groups["gid"])),
-                None if groups.get("xid") is None else int(groups["xid"]),
-                None if groups.get("time") is None else decode(groups["time"]),
-            )
+            gid, xid, time = map(match.groupdict().get, ("gid", "xid", "time"))
+            name = None if gid is None else _unquote_literal(decode(gid))
+            return PhaseLine(kind, name, None if xid is None else int(xid), None if time is None else decode(time))
     return None
 
 
@@ -200,32 +196,19 @@ class Phases:
         if end <= self._landed:
             return ()
         if self._prepared_storage.has_changes(xid, end):
-            raise PreparedUnknown(
-                f"COMMIT PREPARED of `{gid}` (xid {xid}), whose PREPARE was neither received nor stored"
-            )
+            text = f"COMMIT PREPARED of `{gid}` (xid {xid}), whose PREPARE was neither received nor stored"
+            raise PreparedUnknown(text)
         return (RecordTransaction(bounds, Style.SERIAL, [], [], 0),)
 
     def _build_transaction(self, bounds: Boundaries, content: PreparedContent) -> Whole:
         store = content.frames
         if content.encoding is not None and Codec(content.encoding).python != self._codec.python:
-            store = self._reencode(store, Codec(content.encoding))
-        if store.is_spilled and store.size >= self._frames.part:
-            return SpooledRecords(bounds, Style.SERIAL, store, store.size, len(store))
-        records: list[bytes] = []
-        lsns: list[int] = []
-        for lines, numbers in store.parts():
-            records += lines
-            lsns += numbers
-        store.close()
-        return RecordTransaction(bounds, Style.SERIAL, records, lsns, sum(map(len, records)))
-
-    def _reencode(self, store: FrameStore, before: Codec) -> FrameStore:
-        """The same lines in the encoding of this connection: SQL functions and streams use different ones."""
-        reencoded = self._frames()
-        for lines, lsns in store.parts():
-            reencoded.extend([self._codec.encode(before.text(line)) for line in lines], lsns)
-        reencoded.seal()
-        return reencoded
+            # to the encoding of this connection: SQL functions and streams use different ones
+            before, store = Codec(content.encoding), self._frames()
+            for lines, lsns in content.frames.parts():
+                store.extend([self._codec.encode(before.text(line)) for line in lines], lsns)
+            store.seal()
+        return stored_transaction(bounds, Style.SERIAL, store, self._frames.part)
 
 
 def _prepared_id(phase: PhaseLine, end: int) -> tuple[int, str]:
@@ -255,7 +238,6 @@ def _tables(store: FrameStore, codec: Codec) -> Iterator[str]:
 _BEHIND: Final = b": "
 _BEGIN: Final = re.compile(rb"BEGIN(?: ([0-9]{1,10}))?")
 _COMMIT: Final = re.compile(rb"COMMIT(?: ([0-9]{1,10}))?(?: \(at (" + TIME.encode() + rb")\))?")
-_HEADS: Final = 4096
 
 
 class LineAssembler:
@@ -269,6 +251,9 @@ class LineAssembler:
     `prepared_storage`, prepared transactions are stored there until their end; `landed`: everything committed up to
     there is in bronze.
     """
+
+    open_csn: Final = None  # PostgreSQL has no CSNs
+    completed_transactions: Final[tuple[Whole, ...]] = ()  # an unreadable line completes none
 
     def __init__(
         self,
@@ -292,29 +277,14 @@ class LineAssembler:
 
     def reset(self) -> None:
         """Drop the open transaction."""
-        self._open = False
+        self.in_transaction = False
         self._xid: int | None = None
         self._rows.forget()
-
-    @property
-    def in_transaction(self) -> bool:
-        """True between a BEGIN and its COMMIT or PREPARE."""
-        return self._open
-
-    @property
-    def open_csn(self) -> None:
-        """PostgreSQL has no CSNs."""
-        return
 
     @property
     def open_bytes(self) -> int:
         """Bytes of rows stored for the open transaction."""
         return self._rows.size
-
-    @property
-    def completed_transactions(self) -> tuple[Whole, ...]:
-        """None: an unreadable line completes no earlier transaction."""
-        return ()
 
     def feed(self, payload: bytes, lsn: int) -> tuple[Whole, ...]:
         """Take one line and its position; returns the transaction that it completes, if any, even without rows.
@@ -322,7 +292,7 @@ class LineAssembler:
         Raises DecodeError, whose `where` names the position; LakeError if a store is full, or a prepared transaction
         cannot be stored; SourceError if the server had to be queried.
         """
-        if self._open and payload[:6] == TABLE:
+        if self.in_transaction and payload[:6] == TABLE:
             wanted = self._wanted.get(payload[6 : payload.find(_BEHIND, 6)])
             if wanted is None:
                 wanted = self._is_captured(payload)
@@ -338,15 +308,15 @@ class LineAssembler:
     def _feed_other(self, payload: bytes, lsn: int) -> tuple[Whole, ...]:
         """Process everything but a row of the open transaction."""
         if (begin := _BEGIN.fullmatch(payload)) is not None:
-            if self._open:
+            if self.in_transaction:
                 raise OutOfSequence("a BEGIN inside a transaction")
-            self._open, self._xid = True, _number(begin[1])
+            self.in_transaction, self._xid = True, _number(begin[1])
             return ()
         if (commit := _COMMIT.fullmatch(payload)) is not None:
             return (self._close_transaction(commit, lsn),)
         if payload[:6] == TABLE:
             raise OutOfSequence("a row outside a transaction")
-        match line(payload, self._codec.decode):
+        match line(payload, self._codec.text):
             case MessageLine(content=str()):
                 self.messages += 1
             case MessageLine():
@@ -354,7 +324,9 @@ class LineAssembler:
             case PhaseLine() as phase:
                 return self._phase(phase, lsn)
             case None:
-                self._unknown(payload, lsn)
+                if not self._keeps or not self.in_transaction:
+                    raise UnknownStatement("an unknown line of test_decoding")
+                self._rows.keep(payload, lsn)
         return ()
 
     def _phase(self, phase: PhaseLine, lsn: int) -> tuple[Whole, ...]:
@@ -367,19 +339,14 @@ class LineAssembler:
             if self._xid not in (None, phase.xid):
                 raise MalformedMessage(f"a PREPARE of transaction {phase.xid} for a BEGIN of {self._xid}")
             self._phases.park(phase, lsn, self._rows)  # PostgreSQL 18 prints no BEGIN if it only locked rows
-            self._open, self._xid = False, None
+            self.in_transaction, self._xid = False, None
             return ()
-        if self._open:
+        if self.in_transaction:
             raise OutOfSequence("the end of a prepared transaction inside another one")
         return self._phases.finish(phase, lsn)
 
-    def _unknown(self, payload: bytes, lsn: int) -> None:
-        if not self._keeps or not self._open:
-            raise UnknownStatement("an unknown line of test_decoding")
-        self._rows.keep(payload, lsn)
-
     def _close_transaction(self, commit: re.Match[bytes], end: int) -> Whole:
-        if not self._open:
+        if not self.in_transaction:
             raise OutOfSequence("a COMMIT without a BEGIN")
         xid = _number(commit[1])
         if self._xid is not None and xid is not None and self._xid != xid:
@@ -389,7 +356,7 @@ class LineAssembler:
         self._rows.check()
         time = None if commit[2] is None else micros(commit[2].decode())
         bounds = Boundaries(position=end, confirm=end, xid=self._xid if xid is None else xid, commit_ts=time)
-        self._open, self._xid = False, None
+        self.in_transaction, self._xid = False, None
         return self._rows.commit(bounds)
 
     # ── which rows are captured ──
@@ -402,7 +369,7 @@ class LineAssembler:
             return truncated is None or any(map(self._takes, truncated))
         captured = self._takes(head.table)
         if head.text == payload[6 : payload.find(_BEHIND, 6)]:  # otherwise a name contains a colon
-            if len(self._wanted) >= _HEADS:
+            if len(self._wanted) >= 4096:
                 self._wanted.clear()
             self._wanted[head.text] = captured
         return captured

@@ -34,7 +34,6 @@ from cdc_lake.model.relation import Relation, TableName
 READING_FIELD: Final = "reading"
 """Key in the `info` of a transaction's first row `X`: plugin, style or protocol, and encoding, as three words."""
 
-_X: Final = ord("X")
 R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
 
@@ -157,6 +156,7 @@ def columns_of(transaction: StoredTransaction) -> ChangeColumns:
     numbers = [-1 if frame.relation is None else numbering.number(frame.relation) for frame in transaction.frames]
     for layout in transaction.layouts:
         numbering.number(layout)
+    error, tables = transaction.error, tuple(dict.fromkeys(map(str, transaction.tables)))
     infos: list[dict[str, object]] = [dict(frame.info) for frame in transaction.frames]
     if transaction.reading:
         infos[0] = {READING_FIELD: transaction.reading, **infos[0]}
@@ -167,7 +167,7 @@ def columns_of(transaction: StoredTransaction) -> ChangeColumns:
     return ChangeColumns(
         relations=numbering.relations,
         transaction=np.zeros(count, np.int32),
-        op=np.full(count, _X, np.uint8),
+        op=np.full(count, ord("X"), np.uint8),
         relation=np.array(numbers, np.int32),
         lsn=np.array([frame.lsn for frame in transaction.frames], np.int64),
         new=pa.nulls(count, TUPLES),
@@ -177,14 +177,8 @@ def columns_of(transaction: StoredTransaction) -> ChangeColumns:
         info=pa.array([json.dumps(info, ensure_ascii=False) if info else None for info in infos], pa.string()),
         digests=digests,
         raw=pa.array([frame.data for frame in transaction.frames], pa.binary()),
-        undecoded={0: _undecoded_reason(transaction)},
+        undecoded={0: Undecoded(count, error.code, error.message, error.where, tables, version("cdc_lake"))},
     )
-
-
-def _undecoded_reason(transaction: StoredTransaction) -> Undecoded:
-    error = transaction.error
-    tables = tuple(dict.fromkeys(map(str, transaction.tables)))
-    return Undecoded(len(transaction.frames), error.code, error.message, error.where, tables, version("cdc_lake"))
 
 
 READING: Final = "pgoutput 1 UTF8"
@@ -224,10 +218,8 @@ class PgoutputFormat:
             info = {_TRUNCATED: [str(table.table) for table in truncated]} if truncated else {}
             frames.append(Frame(data, lsn, layout, info))
             layouts += truncated
-            tables += [table.table for table in ((layout,) if layout is not None else ())] + [
-                t.table for t in truncated
-            ]
-            tables += announced_in(data) if layout is None else ()
+            tables += announced_in(data) if layout is None else [layout.table]
+            tables += [relation.table for relation in truncated]
         return StoredTransaction(READING, frames, raw.fault or error, tables, layouts)
 
 
@@ -259,7 +251,13 @@ def raw_of(
     for frame in frames:
         letter = frame.data[:1]
         if letter in (b"R", b"Y", b"O"):
-            _take_in(frame.data, announced, bounds.xid)
+            match parse(frame.data):
+                case RelationMessage() as message:
+                    announced.relation(message, xid=bounds.xid)
+                case TypeMessage() as message:
+                    announced.type(message)
+                case OriginMessage():
+                    pass  # the transaction's B row is unchanged
             continue
         layout = frame.relation
         if layout is None and frame.data[0] in _CHANGES:
@@ -272,16 +270,6 @@ def raw_of(
         raw.lsns.append(frame.lsn)
         raw.layouts.append(layout)
     return raw
-
-
-def _take_in(data: bytes, announced: RelationCache, xid: int | None) -> None:
-    match parse(data):
-        case RelationMessage() as message:
-            announced.relation(message, xid=xid)
-        case TypeMessage() as message:
-            announced.type(message)
-        case OriginMessage():
-            pass  # the transaction's B row is unchanged
 
 
 def _truncated_tables(

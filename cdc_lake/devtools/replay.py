@@ -124,7 +124,7 @@ class PayloadReader:
         reading = self._reading
         if reading.plugin == "pgoutput":
             return [self._pgoutput.describe(payload)]
-        only_postgres = line(payload, reading.codec.decode) if reading.plugin == "test_decoding" else None
+        only_postgres = line(payload, reading.codec.text) if reading.plugin == "test_decoding" else None
         if only_postgres is not None:
             return [described_line(only_postgres, header_lsn)]
         style, batch = guess(payload, self._style(payload))

@@ -289,13 +289,12 @@ def _compile_pattern(pattern: str) -> Callable[[TableName], bool]:
         parts = TableName.parse(pattern)
     except ValueError as wrong:
         raise NoTableMatches(f"`{pattern}` of `source.tables` is not a pattern: {wrong}") from wrong
-    schema, name = (_wildcards(part) for part in (parts.schema, parts.name))
+    wild = {"*": ".*", "?": "."}
+    schema, name = (
+        re.compile("".join(wild.get(char) or re.escape(char) for char in part), re.DOTALL)
+        for part in (parts.schema, parts.name)
+    )
     return lambda table: bool(schema.fullmatch(table.schema) and name.fullmatch(table.name))
-
-
-def _wildcards(part: str) -> re.Pattern[str]:
-    replacements = {"*": ".*", "?": "."}
-    return re.compile("".join(replacements.get(char) or re.escape(char) for char in part), re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +320,6 @@ class SlotCounters:
         return "since the slot's statistics began" if self.since is None else f"since {self.since:%Y-%m-%dT%H:%M:%SZ}"
 
 
-_WAL_GONE = frozenset({"wal_removed", "lost"})
 _REMEDIES = {
     "idle_timeout": "raise idle_replication_slot_timeout on the server",
     "rows_removed": "set hot_standby_feedback = on at the standby that decodes",
@@ -330,32 +328,25 @@ _REMEDIES = {
 """The first remedy by `pg_replication_slots.invalidation_reason` (PostgreSQL 17 and newer)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequiredSlot:
-    """The required properties of a pipeline's slot."""
-
-    plugin: str
-    database: str
-
-
-def check_fits(name: str, kind: str, plugin: str | None, database: str | None, wanted: RequiredSlot) -> None:
-    """Raise SlotForeign, SlotOfOtherPlugin or SlotOfOtherDatabase if a slot does not fit the pipeline."""
+def check_fits(name: str, kind: str, of_slot: tuple[str | None, str | None], wanted: tuple[str, str]) -> None:
+    """Raise SlotForeign, SlotOfOtherPlugin or SlotOfOtherDatabase if a slot, with its plugin and database, does not fit
+    the `wanted` ones of the pipeline.
+    """
     if kind != "logical":
         raise SlotForeign(f"slot `{name}` is {kind}; expected a logical one")
-    if plugin != wanted.plugin:
-        raise SlotOfOtherPlugin(f"slot `{name}` uses plugin {plugin}; the pipeline reads {wanted.plugin}")
-    if database != wanted.database:
-        raise SlotOfOtherDatabase(f"slot `{name}` belongs to database {database}; the pipeline reads {wanted.database}")
+    if of_slot[0] != wanted[0]:
+        raise SlotOfOtherPlugin(f"slot `{name}` uses plugin {of_slot[0]}; the pipeline reads {wanted[0]}")
+    if of_slot[1] != wanted[1]:
+        raise SlotOfOtherDatabase(f"slot `{name}` belongs to database {of_slot[1]}; the pipeline reads {wanted[1]}")
 
 
 def useless(name: str, reason: str, held: str) -> SlotInvalidated:
     """The error for an invalidated slot, by the reason; `held`: the position of bronze."""
     words = f"slot `{name}` can no longer be used: {reason}; bronze contains changes up to {held}"
-    if reason in _WAL_GONE:
+    if reason in {"wal_removed", "lost"}:
         return WalGone(words)
     first = _REMEDIES.get(reason)
-    hint = None if first is None else f"{first}; then {ANEW}"
-    return SlotInvalidated(words, hint=hint)
+    return SlotInvalidated(words, hint=None if first is None else f"{first}; then {ANEW}")
 
 
 _LOOK: Final = 0.2  # seconds between two attempts

@@ -71,9 +71,6 @@ def _plain(values: pa.ChunkedArray) -> bool:
     return not pc.any(pc.starts_with(values, PREFIX)).as_py()
 
 
-_BLOCK_BYTES = 16 << 20
-
-
 def csv_statement(query: str) -> str:
     """The COPY statement of a query for `csv_tables`."""
     return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *, NULL '')"
@@ -84,7 +81,7 @@ def csv_tables(sent: Iterable[bytes], relation: Relation, codec: Codec) -> Itera
 
     Raises TextNotInEncoding.
     """
-    schema = _schema(relation)
+    schema = pa.schema([pa.field(name, pa.large_string()) for name in relation.names])
     for block in _blocks(sent):
         yield _apply_text_policy(_parse_csv(block, schema), relation, codec)
 
@@ -96,18 +93,12 @@ def csv_chunks(sent: Iterable[bytes], relation: Relation, codec: Codec) -> Itera
         yield pa.array(rows, pa.list_(pa.string()))
 
 
-def _schema(relation: Relation) -> pa.Schema:
-    return pa.schema([pa.field(name, pa.large_string()) for name in relation.names])
-
-
 def _apply_text_policy(table: pa.Table, relation: Relation, codec: Codec) -> pa.Table:
     """The table with every value decoded to text; most need no conversion."""
     if codec.python == "utf-8" and codec.policy is Policy.STOP:
         return table
-    columns = [
-        odd_column(values, relation, name, codec) for name, values in zip(relation.names, table.columns, strict=True)
-    ]
-    return pa.table(columns, schema=table.schema)
+    pairs = zip(relation.names, table.columns, strict=True)
+    return pa.table([odd_column(values, relation, name, codec) for name, values in pairs], schema=table.schema)
 
 
 def _blocks(sent: Iterable[bytes]) -> Iterator[bytes]:
@@ -117,7 +108,7 @@ def _blocks(sent: Iterable[bytes]) -> Iterator[bytes]:
     for row in sent:
         rows.append(row)
         size += len(row)
-        if size >= _BLOCK_BYTES:
+        if size >= 16 << 20:
             yield b"".join(rows)
             rows, size = [], 0
     if rows:
@@ -237,7 +228,8 @@ def _values(data: bytes, relation: Relation, codec: Codec) -> Sequence[Value]:
     if line is not None and (codec.policy is Policy.STOP or PREFIX not in line):
         return parse_line(line, len(relation.columns))
     fields = data.split(b"\t") if relation.columns else []
-    values = tuple(None if field == b"\\N" else text_of(_unescaped_bytes(field), relation, codec) for field in fields)
+    raw = [None if field == b"\\N" else _unescape(field.decode("latin-1")).encode("latin-1") for field in fields]
+    values = tuple(None if field is None else text_of(field, relation, codec) for field in raw)
     return in_columns(values, relation, codec)
 
 
@@ -262,10 +254,6 @@ def _unescape(field: str) -> str:
         else:  # an escaped backslash: the text up to the next one is literal
             unescaped.append("\\" + next(pieces, ""))
     return "".join(unescaped)
-
-
-def _unescaped_bytes(field: bytes) -> bytes:
-    return _unescape(field.decode("latin-1")).encode("latin-1")
 
 
 def _lists(values: pa.StringArray, width: int, rows: int) -> pa.ListArray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 from cdc_lake.errors import ServerUnreachable, SlotAhead
@@ -71,19 +71,15 @@ class PollingStream:
         interval: float,
         max_changes: int,
         looks: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """`interval` in seconds: how often an idle server is polled."""
         self._functions = functions
-        self._confirmed = self._sent = self._keepalive_end = start
+        self._confirmed = self._sent = self.keepalive_end = start
         self._interval = interval
-        self._clock = clock
-        self._pause = pause
         self._max_changes = max_changes
         self._peeked_count: int | None = 0 if looks else None
         """Number of inspected changes after the slot's position; None if none need inspection."""
-        self._next = self._read_at = clock()
+        self._next = self._read_at = time.monotonic()
         self._answer: Iterator[Sequence[tuple[int, bytes]]] = iter(())
         self._piece: Sequence[tuple[int, bytes]] | None = None
         """The next piece of the answer; None after its end."""
@@ -94,11 +90,6 @@ class PollingStream:
             self._advance(start)
 
     @property
-    def keepalive_end(self) -> int:
-        """The newest WAL position the server announced: everything committed before it has been sent."""
-        return self._keepalive_end
-
-    @property
     def reply_requested(self) -> bool:
         """True while a completely sent answer is unconfirmed: nothing follows until it is confirmed."""
         return self._piece is None and self._sent > self._confirmed
@@ -107,12 +98,12 @@ class PollingStream:
         """Frames as `(lsn, payload)`, waiting up to `timeout` seconds for the first; also answers keepalives."""
         if self._piece is not None:
             return self._frames(self._piece)
-        due = self._next - self._clock()
+        due = self._next - time.monotonic()
         if self._peeked_count is None and self._sent > self._confirmed:
-            self._pause(min(timeout, _LOOK))
+            time.sleep(min(timeout, _LOOK))
             return []
         if due > 0:
-            self._pause(min(timeout, due))
+            time.sleep(min(timeout, due))
             if due > timeout:
                 return []
         before = self._functions.end()
@@ -123,11 +114,11 @@ class PollingStream:
         self._check_unmoved()
         if self._piece is not None:
             return self._frames(self._piece)
-        self._next = self._clock() + (_LOOK if peeked is None else self._interval)
+        self._next = time.monotonic() + (_LOOK if peeked is None else self._interval)
         if peeked is not None:
-            self._ends.append((self._clock(), before))
-        while self._ends and self._ends[0][0] <= self._clock() - self._functions.settling:
-            self._keepalive_end = max(self._keepalive_end, self._ends.popleft()[1])
+            self._ends.append((time.monotonic(), before))
+        while self._ends and self._ends[0][0] <= time.monotonic() - self._functions.settling:
+            self.keepalive_end = max(self.keepalive_end, self._ends.popleft()[1])
         return []
 
     def confirm(self, position: int) -> None:
@@ -139,11 +130,11 @@ class PollingStream:
 
     def tick(self, *, ping: bool = False) -> None:
         """Give up an unread answer; with `ping` poll the server at once. No status is sent."""
-        if self._piece is not None and self._clock() - self._read_at > UNREAD:
+        if self._piece is not None and time.monotonic() - self._read_at > UNREAD:
             text = f"nothing that the server sent could be read for {UNREAD:g} s: reading its slot again"
             raise ServerUnreachable(text)
         if ping:
-            self._next = self._clock()
+            self._next = time.monotonic()
 
     def close(self) -> None:
         """Close the connection; the slot stays."""
@@ -152,12 +143,12 @@ class PollingStream:
     def _frames(self, frames: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
         """A piece of the answer; the next one is requested."""
         self._piece = next(self._answer, None)
-        self._read_at = self._clock()
+        self._read_at = time.monotonic()
         self._sent = max(self._sent, frames[-1][0])
         if self._peeked_count is not None:
             self._peeked_count += len(frames)
         elif self._piece is None:
-            self._keepalive_end = max(self._keepalive_end, self._sent)
+            self.keepalive_end = max(self.keepalive_end, self._sent)
         return list(frames)
 
     def _advance(self, position: int) -> None:
@@ -168,7 +159,7 @@ class PollingStream:
         """Raise SlotAhead if the slot is further than it was advanced or read here."""
         if self._advanced is None:
             return
-        flush_lsn, here = self._functions.load_flush_lsn(), max(self._advanced, self._keepalive_end)
+        flush_lsn, here = self._functions.load_flush_lsn(), max(self._advanced, self.keepalive_end)
         if flush_lsn > here:
             text = f"the slot is confirmed up to {Lsn(flush_lsn)}, but was read up to {Lsn(here)}"
             raise SlotAhead(f"{flush_lsn - here} bytes are missing: {text}")

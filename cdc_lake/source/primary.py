@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -61,15 +61,10 @@ def _is_another(
 ) -> bool:
     """Whether a host is another primary; an unreachable one cannot be written to from here either."""
     try:
-        session = dial()
+        with closing(dial()) as session:
+            return not in_recovery(session) and who(session) != primary_id
     except SourceError:
         return False
-    try:
-        return not in_recovery(session) and who(session) != primary_id
-    except SourceError:
-        return False
-    finally:
-        session.close()
 
 
 def find_standby(hosts: Iterable[tuple[str, Callable[[], T]]], in_recovery: Callable[[T], bool]) -> T:
@@ -92,16 +87,11 @@ def _first(
             failed.append((place, refused))
         if session is not None:
             session.close()
-    raise _none_of(failed, other, wanted)
-
-
-def _none_of(failed: list[tuple[str, SourceError]], other: SourceError, wanted: str) -> SourceError:
-    """One error for several hosts: a permanent one, if there is one."""
-    errors = [error for _, error in failed]
+    errors = [error for _, error in failed]  # one is raised for all: a permanent one, if there is one
     worst = next((error for error in errors if error.retry is Retry.NEVER and error is not other), None)
     worst = worst or next((error for error in errors if error is other), errors[0])
     reasons = "; ".join(f"{place}: {error.message}" for place, error in failed)
-    return type(worst)(f"no {wanted} found among {len(failed)} hosts: {reasons}", hint=worst.remedy)
+    raise type(worst)(f"no {wanted} found among {len(failed)} hosts: {reasons}", hint=worst.remedy)
 
 
 _BRANCH = re.compile(r"(\d{1,10})@(\S+)")

@@ -8,7 +8,7 @@ canonical one, or an expression makes it so (`canonical_sql`). If a server hashe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
@@ -19,7 +19,6 @@ from cdc_lake.source.sql_text import identifier
 from cdc_lake.tables.row_hash import BUCKETS, DIGEST, FIRST, FLAGS, LONG, HashStrategy, RowForm
 
 _INTEGERS = frozenset({20, 21, 23, 26})
-_SMALL = frozenset({21, 23})
 _INSTANTS = {1114: "timestamp", 1184: "timestamptz"}
 _BOOL, _BYTEA, _FLOAT4, _FLOAT8, _NUMERIC, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 16, 17, 700, 701, 1700, 1082, 1114, 1184
 _VARYING = frozenset({25, 1043})
@@ -48,20 +47,15 @@ class HashSql:
         return f"{self.bucket} IN ({', '.join(map(str, buckets))})"
 
 
-def _is_as_stored(column: Column, kind: pa.DataType) -> bool:
-    """Whether silver's type has the same kind of values as the column's."""
-    if column.type_oid in _INTEGERS:
-        return bool(pa.types.is_integer(kind))
-    if column.type_oid in (_FLOAT4, _FLOAT8):
-        return bool(pa.types.is_floating(kind))
-    if column.type_oid in (_TIMESTAMP, _TIMESTAMPTZ):
-        return bool(pa.types.is_timestamp(kind))
-    if column.type_oid == _NUMERIC:
-        return bool(pa.types.is_decimal(kind))
-    return bool(
-        (column.type_oid == _BOOL and pa.types.is_boolean(kind))
-        or (column.type_oid == _DATE and pa.types.is_date32(kind))
-    )
+_AS_STORED: Final[Mapping[int, Callable[[pa.DataType], bool]]] = {
+    **dict.fromkeys(_INTEGERS, pa.types.is_integer),
+    **dict.fromkeys((_FLOAT4, _FLOAT8), pa.types.is_floating),
+    **dict.fromkeys((_TIMESTAMP, _TIMESTAMPTZ), pa.types.is_timestamp),
+    _NUMERIC: pa.types.is_decimal,
+    _BOOL: pa.types.is_boolean,
+    _DATE: pa.types.is_date32,
+}
+"""By a column's type: whether silver's type has the same kind of values."""
 
 
 def is_numbered(column: Column, kind: pa.DataType) -> bool:
@@ -75,7 +69,7 @@ def canonical_sql(column: Column, kind: pa.DataType) -> str | None:
     as_it_is = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if column.type_oid == _BYTEA:
         as_it_is = as_it_is or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-    elif _is_as_stored(column, kind):
+    elif (is_alike := _AS_STORED.get(column.type_oid)) is not None and is_alike(kind):
         if pa.types.is_floating(kind):
             return _bits(name, column, kind)
         modifier = numeric_modifier(column.modifier) if column.type_oid == _NUMERIC else None
@@ -121,10 +115,9 @@ class _Part:
     @property
     def way(self) -> HashStrategy:
         """Its hash strategy."""
-        if self.column.type_oid in _INTEGERS and pa.types.is_integer(self.kind):
-            return (
-                HashStrategy.INT4 if self.column.type_oid in _SMALL and self.kind.bit_width <= 32 else HashStrategy.INT8
-            )
+        if is_numbered(self.column, self.kind):
+            is_small = self.column.type_oid in (21, 23) and self.kind.bit_width <= 32
+            return HashStrategy.INT4 if is_small else HashStrategy.INT8
         if self.column.type_oid == _BOOL and pa.types.is_boolean(self.kind):
             return HashStrategy.BOOL
         if self.column.type_oid in _INSTANTS and pa.types.is_timestamp(self.kind):
@@ -136,11 +129,8 @@ class _Part:
         """The text, or the digest of a long one."""
         if self.short:
             return f"concat({self.text})"
-        source_text = f"coalesce({self.text}, '')" if self.column.type_oid in _VARYING else f"concat({self.text})"
-        return (
-            f"CASE WHEN octet_length({source_text}) > {LONG} THEN '{DIGEST}' || md5({source_text}) "
-            f"ELSE {source_text} END"
-        )
+        text = f"coalesce({self.text}, '')" if self.column.type_oid in _VARYING else f"concat({self.text})"
+        return f"CASE WHEN octet_length({text}) > {LONG} THEN '{DIGEST}' || md5({text}) ELSE {text} END"
 
     def far(self) -> str:
         """For an instant: 0, or a hash of the text if seconds in a float are not exact (`row_hash.EXACT`)."""

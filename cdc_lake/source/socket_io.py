@@ -161,6 +161,49 @@ class BatchingReader:
             self._mark = mark
 
 
+class ReplicationStream:
+    """What the streams of both families share (`source.base.FrameSource`): positions, and when a status is due."""
+
+    def __init__(self, start: int, status_interval: float, clock: Callable[[], float]) -> None:
+        self.keepalive_end = start
+        self._confirmed = self._received = start
+        self._interval = status_interval
+        self._clock = clock
+        self._asked = False
+        self._status_sent_at = clock()
+
+    def _read_from(self, descriptor: int, silence: float) -> None:
+        """Prepare reading from a started stream; `silence`: see `IdleTimeout`."""
+        self._silence = IdleTimeout(silence, self._clock)
+        self._gathering = BatchingReader(descriptor, self._clock, self._silence, lambda: self._send_status(ping=True))
+
+    @property
+    def reply_requested(self) -> bool:
+        """True once after the server asked for a reply; reading it clears it."""
+        asked, self._asked = self._asked, False
+        return asked
+
+    def confirm(self, position: int) -> None:
+        """Everything up to the slot position `position` is durable: tell the server so now. It ignores 0, and a slot
+        never moves backwards.
+        """
+        self._confirmed = max(self._confirmed, position)
+        self._send_status()
+
+    def tick(self, *, ping: bool = False) -> None:
+        """Send the status if it is due, without reading; with `ping`, now, and ask for a keepalive."""
+        if ping or self._clock() - self._status_sent_at >= self._interval:
+            self._send_status(ping=ping)
+
+    def _due(self) -> float:
+        """Send the status if it is due; returns the seconds until the next one."""
+        self.tick()
+        return self._status_sent_at + self._interval - self._clock()
+
+    def _send_status(self, *, ping: bool = False) -> None:
+        raise NotImplementedError
+
+
 Opened = Callable[[int], object]
 """Called with the descriptor of a newly opened connection."""
 

@@ -55,11 +55,13 @@ class CommitPositionPolicy:
         """The boundaries; `header_lsn`: of the message with the COMMIT at `offset`. Raises DecodeError."""
         csn = begin.csn if begin.csn is not None else commit.csn
         commit_lsn = commit.lsn if commit.lsn is not None else header_lsn
+        first_lsn = begin.first_lsn if begin.first_lsn is not None else begin.lsn  # serial: the LSN of BEGIN
         return Boundaries(
             position=self._position(csn, commit_lsn, offset),
             confirm=self._confirm(csn, commit_lsn, offset),
             commit_lsn=_storable(commit_lsn, "a COMMIT LSN", offset),
-            first_lsn=_first_lsn(begin) if has_rows else None,
+            # 3.0.x prints uninitialized memory for a transaction without rows
+            first_lsn=first_lsn if has_rows and first_lsn and first_lsn < STORABLE else None,
             csn=_storable(csn, "a CSN", offset),
             xid=_storable(commit.xid if commit.xid is not None else begin.xid, "a transaction id", offset),
             commit_ts=_time(commit.time or begin.time, offset),
@@ -89,12 +91,6 @@ class CommitPositionPolicy:
         return commit_lsn + 1
 
 
-def _first_lsn(begin: Begin) -> int | None:
-    """The first LSN of a transaction with rows. 3.0.x prints uninitialized memory for one without."""
-    first = begin.first_lsn if begin.first_lsn is not None else begin.lsn  # serial: the LSN of BEGIN
-    return first if first and first < STORABLE else None
-
-
 def _storable(number: int | None, what: str, offset: int) -> int | None:
     if number is not None and number >= STORABLE:
         raise MalformedMessage(f"{what} exceeds 63 bits", offset=offset)
@@ -112,6 +108,19 @@ def _time(text: str | None, offset: int) -> int | None:
 
 Whole: TypeAlias = RecordTransaction | SpooledRecords
 """A committed transaction as the assemblers return it."""
+
+
+def stored_transaction(bounds: Boundaries, style: Style, store: FrameStore, part: int) -> Whole:
+    """The transaction of a sealed store, in parts if it is on disk and has `part` bytes or more. Raises LakeError."""
+    if store.is_spilled and store.size >= part:
+        return SpooledRecords(bounds, style, store, store.size, len(store))
+    records: list[bytes] = []
+    lsns: list[int] = []
+    for rows, numbers in store.parts():
+        records += rows
+        lsns += numbers
+    store.close()
+    return RecordTransaction(bounds, style, records, lsns, sum(map(len, records)))
 
 
 class TransactionBuffer:
@@ -188,11 +197,7 @@ class TransactionBuffer:
         if store is None:
             return RecordTransaction(bounds, self._style, *rows)
         store.seal()
-        if store.is_spilled and store.size >= self._part:
-            return SpooledRecords(bounds, self._style, store, store.size, len(store))
-        records, lsns = next(store.parts(), ([], []))  # one part, because most of it was not captured
-        store.close()
-        return RecordTransaction(bounds, self._style, records, lsns, sum(map(len, records)))
+        return stored_transaction(bounds, self._style, store, self._part)
 
     def set_aside(self) -> FrameStore:
         """Return the rows of a prepared transaction in a store that the caller closes, and drop them. Raises

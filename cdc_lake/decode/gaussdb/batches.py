@@ -46,15 +46,18 @@ from cdc_lake.model.change import Boundaries, Change, Delete, Insert, Truncate
 from cdc_lake.model.relation import Relation, TableName
 
 
-class Start:
-    """The knowledge about tables before a large transaction (`large_records`), with which each pass over its parts
-    begins. None until its first part is read.
+class Passes:
+    """What passes over the parts of a large transaction share. `mark`: the knowledge about tables before it, with which
+    each pass begins; None until its first part is read. `joined`: numbers of the store's frame parts that are joined
+    with the previous ones; `newest`: the first and the last one in the newest part.
     """
 
-    __slots__ = ("mark",)
+    __slots__ = ("joined", "mark", "newest")
 
     def __init__(self) -> None:
         self.mark: ResolverCheckpoint | None = None
+        self.joined: set[int] = set()
+        self.newest = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class PartOf:
     """
 
     before: int
-    start: Start
+    passes: Passes
     fault: DecodeError | None = None
     movable: bool = False
 
@@ -123,7 +126,9 @@ def changes(raw: RecordTransaction, layouts: RelationResolver) -> list[tuple[int
                         continue
                 decoded.append((index, Delete(change, None, None) if isinstance(change, Relation) else change))
         except DecodeError as error:
-            error.where = error.where or record_location(raw, index)
+            before = 0 if raw.part is None else raw.part.before
+            where = f"change {before + index + 1} of the transaction at {raw.bounds.position}"
+            error.where = error.where or where
             raise
     return decoded
 
@@ -131,12 +136,6 @@ def changes(raw: RecordTransaction, layouts: RelationResolver) -> list[tuple[int
 def _takes_back(relation: Relation, index: int, before: int, change: Change) -> bool:
     """Whether a DELETE without a key cancels the change before it."""
     return before == index - 1 and isinstance(change, Insert) and change.relation.table == relation.table
-
-
-def record_location(raw: RecordTransaction, index: int) -> str:
-    """The place of a record, for an error."""
-    before = 0 if raw.part is None else raw.part.before
-    return f"change {before + index + 1} of the transaction at {raw.bounds.position}"
 
 
 def read_record(style: Style, data: bytes, layouts: RelationResolver) -> Record:
@@ -248,14 +247,6 @@ def _part(piece: Piece, first: int, last: int) -> Piece:
     return piece.part(first, last) if isinstance(piece, RecordRun) else piece[first:last]
 
 
-class _Cuts:
-    """How the store's frames are divided into parts. `joined`: numbers of those joined with the previous ones."""
-
-    def __init__(self) -> None:
-        self.joined: set[int] = set()
-        self.newest = (0, 0)  # the first and the last frame part of the newest part
-
-
 @dataclass(frozen=True, slots=True)
 class SpooledRecords:
     """A committed transaction in parts (implements `decode.transaction.ReceivedTransaction`). `frames`: its records,
@@ -272,8 +263,7 @@ class SpooledRecords:
     frames: FrameStore
     size: int
     count: int
-    _start: Start = field(default_factory=Start, repr=False, compare=False)
-    _cuts: _Cuts = field(default_factory=_Cuts, repr=False, compare=False)
+    _passes: Passes = field(default_factory=Passes, repr=False, compare=False)
 
     def parts(self, fault: DecodeError | None = None) -> Iterator[RecordTransaction]:
         """Its parts in order; with `fault`, to be stored as bytes. Repeatable. Raises LakeError."""
@@ -283,9 +273,11 @@ class SpooledRecords:
         for frames, numbers in self.frames.parts():
             records, lsns, next_part = records + frames, lsns + numbers, next_part + 1
             del frames
-            if next_part not in self._cuts.joined:
-                part = PartOf(before, self._start, fault, movable=0 < first == next_part - 1)
-                current = [self._part(records, lsns, part, (first, next_part - 1))]
+            if next_part not in self._passes.joined:
+                part = PartOf(before, self._passes, fault, movable=0 < first == next_part - 1)
+                self._passes.newest = first, next_part - 1
+                size = sum(map(len, records))
+                current = [RecordTransaction(self.bounds, self.style, records, lsns, size, part)]
                 before, first, records, lsns = before + len(records), next_part, [], []
                 yield current.pop()  # no reference keeps it in memory
 
@@ -296,16 +288,12 @@ class SpooledRecords:
         """
         if not isinstance(error, UnmatchedDelete):
             return False
-        self._cuts.joined.add(self._cuts.newest[0])
+        self._passes.joined.add(self._passes.newest[0])
         return True
 
     def release(self) -> None:
         """Free its records."""
         self.frames.close()
-
-    def _part(self, records: list[bytes], lsns: list[int], part: PartOf, numbers: tuple[int, int]) -> RecordTransaction:
-        self._cuts.newest = numbers
-        return RecordTransaction(self.bounds, self.style, records, lsns, sum(map(len, records)), part)
 
 
 _U16: Final = struct.Struct(">H")

@@ -19,11 +19,11 @@ and recordings.
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Any, Final
 
 from cdc_lake.decode.encoding import Codec
 from cdc_lake.decode.gaussdb import records as heartbeat
-from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Heartbeat, Operation, Record, Row
+from cdc_lake.decode.gaussdb.records import Begin, Commit, Field, Operation, Record, Row
 from cdc_lake.decode.gaussdb.text import unquote
 from cdc_lake.errors import MalformedMessage, TruncatedMessage, UnexpectedRecord
 from cdc_lake.model.relation import TableName
@@ -37,7 +37,6 @@ NULL: Final = 0xFFFFFFFF
 _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
-_THREE: Final = struct.Struct(">QQq")
 LEAST: Final = 9
 """Length of a record with one letter: LSN and letter."""
 
@@ -91,11 +90,18 @@ def record_of(data: bytes, codec: Codec, *, lsn: int | None = None, offset: int 
     letter = body.byte()
     match letter:
         case 0x42:
-            return _begin(body, lsn)
+            csn, first_lsn = body.number(_U64), body.number(_U64)
+            options, skipped = _options(body, "XTON")
+            xid, time, origin_id, user = map(options.get, "XTON")
+            return Begin(lsn, csn, first_lsn, xid, time, origin_id, user, skipped)
         case 0x43:
-            return _commit(body, lsn)
+            options, skipped = _options(body, "XT")
+            return Commit(lsn=lsn, xid=options.get("X"), time=options.get("T"), skipped=skipped)
         case 0x68:
-            return _heartbeat(body, lsn)
+            beat = heartbeat.read_heartbeat(data, body.take(heartbeat.SIZE - 1), lsn)
+            if body.remaining_bytes:
+                raise MalformedMessage(f"{body.remaining_bytes} bytes after the end of the record", offset=body.offset)
+            return beat
         case 0x49 | 0x55 | 0x44:
             return _row(body, Operation(chr(letter)), lsn)
     raise UnexpectedRecord(f"a record of kind {format_letter(letter)}: expected one of B C I U D h", offset=offset)
@@ -160,11 +166,6 @@ class _Body:
         value: int = kind.unpack_from(self._data, offset)[0]
         return value
 
-    def three(self) -> tuple[int, int, int]:
-        """A heartbeat's numbers."""
-        first, second, third = _THREE.unpack_from(self._data, self.take(_THREE.size))
-        return first, second, third
-
     def text(self, size: int) -> str:
         """The next `size` bytes as text."""
         offset = self.take(size)
@@ -176,44 +177,14 @@ class _Body:
         offset = self.take(size)
         return self._codec.name(self._data[offset : offset + size], offset)
 
-    def skip(self) -> None:
-        """Skip to the end of the body."""
-        self.offset = self._end
 
-    def finish(self) -> None:
-        """Refuse bytes before the end of the body."""
-        if self.remaining_bytes:
-            raise MalformedMessage(f"{self.remaining_bytes} bytes after the end of the record", offset=self.offset)
-
-
-def _begin(body: _Body, lsn: int | None) -> Begin:
-    csn, first_lsn = body.number(_U64), body.number(_U64)
-    options, skipped = _options(body, "XTON")
-    return Begin(
-        lsn=lsn,
-        csn=csn,
-        first_lsn=first_lsn,
-        xid=_number(options.get("X")),
-        time=_text(options.get("T")),
-        origin_id=_number(options.get("O")),
-        user=_text(options.get("N")),
-        skipped=skipped,
-    )
-
-
-def _commit(body: _Body, lsn: int | None) -> Commit:
-    options, skipped = _options(body, "XT")
-    return Commit(lsn=lsn, xid=_number(options.get("X")), time=_text(options.get("T")), skipped=skipped)
-
-
-def _options(body: _Body, known_letters: str) -> tuple[dict[str, int | str], str | None]:
+def _options(body: _Body, known_letters: str) -> tuple[dict[str, Any], str | None]:
     """The options, and the letter of the first unknown one."""
-    options: dict[str, int | str] = {}
+    options: dict[str, Any] = {}
     while body.remaining_bytes:
         offset = body.offset
         letter = chr(body.byte())
         if letter not in known_letters:
-            body.skip()
             return options, _letter_text(ord(letter))
         if letter in options:
             raise MalformedMessage(f"a second option `{letter}` in one record", offset=offset)
@@ -225,14 +196,6 @@ def _options(body: _Body, known_letters: str) -> tuple[dict[str, int | str], str
             case _:
                 options[letter] = body.text(body.number(_U32))
     return options, None
-
-
-def _number(option: int | str | None) -> int | None:
-    return option if isinstance(option, int) else None
-
-
-def _text(option: int | str | None) -> str | None:
-    return option if isinstance(option, str) else None
 
 
 def _row(body: _Body, operation: Operation, lsn: int | None) -> Row:
@@ -257,18 +220,10 @@ def _row(body: _Body, operation: Operation, lsn: int | None) -> Row:
 
 
 def _tuple(body: _Body) -> tuple[Field, ...]:
-    return tuple(_field(body) for _ in range(body.number(_U16)))
-
-
-def _field(body: _Body) -> Field:
-    offset = body.offset + _U16.size
-    name = unquote(body.name(), offset)
-    oid = body.number(_U32)
-    length = body.number(_U32)
-    return Field(name, None if length == NULL else body.text(length), None, oid)
-
-
-def _heartbeat(body: _Body, lsn: int | None) -> Heartbeat:
-    read, flushed, newest = body.three()
-    body.finish()
-    return Heartbeat(read=read, flushed=flushed, newest=heartbeat.micros(newest), lsn=lsn)
+    fields = []
+    for _ in range(body.number(_U16)):
+        offset = body.offset + _U16.size
+        name = unquote(body.name(), offset)
+        oid, length = body.number(_U32), body.number(_U32)
+        fields.append(Field(name, None if length == NULL else body.text(length), None, oid))
+    return tuple(fields)

@@ -143,9 +143,6 @@ FamilyCatalog: TypeAlias = Callable[[TableName], GaussDbTableMetadata | None]
 last answer does not explain the columns of a row. Raises SourceError."""
 
 
-_FROZEN: Final = 2
-
-
 def named_by(version: str) -> str:
     """The transaction that set a table's name, schema or owner, and the owner: its row type is written with them."""
     return " ".join(version.split()[-2:])
@@ -157,7 +154,7 @@ def named_anew(before: str, now: str) -> bool:
     Servers that freeze a row may replace the id of its transaction by 2.
     """
     (by, owner), (last, last_owner) = now.split(), before.split()
-    return by != last and int(by) > _FROZEN and owner == last_owner
+    return by != last and int(by) > 2 and owner == last_owner
 
 
 Versions: TypeAlias = Callable[[Collection[TableName]], Mapping[TableName, tuple[int, str]]]
@@ -173,44 +170,12 @@ class BuiltinType:
 
 
 _SAME: Final = {
-    17: "bytea",
-    19: "name",
-    24: "regproc",
-    25: "text",
-    26: "oid",
-    27: "tid",
-    28: "xid",
-    86: "raw",
-    88: "blob",
-    114: "json",
-    142: "xml",
-    600: "point",
-    601: "lseg",
-    602: "path",
-    603: "box",
-    604: "polygon",
-    628: "line",
-    650: "cidr",
-    718: "circle",
-    790: "money",
-    829: "macaddr",
-    869: "inet",
-    1082: "date",
-    1186: "interval",
-    1560: "bit",
-    1700: "numeric",
-    1790: "refcursor",
-    2205: "regclass",
-    2950: "uuid",
-    3614: "tsvector",
-    3615: "tsquery",
-    3802: "jsonb",
-    3969: "nvarchar2",
-    5801: "hash16",
-    5802: "hash32",
-    8305: "vector",
-    9003: "smalldatetime",
-}
+    17: "bytea", 19: "name", 24: "regproc", 25: "text", 26: "oid", 27: "tid", 28: "xid", 86: "raw", 88: "blob",
+    114: "json", 142: "xml", 600: "point", 601: "lseg", 602: "path", 603: "box", 604: "polygon", 628: "line",
+    650: "cidr", 718: "circle", 790: "money", 829: "macaddr", 869: "inet", 1082: "date", 1186: "interval", 1560: "bit",
+    1700: "numeric", 1790: "refcursor", 2205: "regclass", 2950: "uuid", 3614: "tsvector", 3615: "tsquery",
+    3802: "jsonb", 3969: "nvarchar2", 5801: "hash16", 5802: "hash32", 8305: "vector", 9003: "smalldatetime",
+}  # fmt: skip
 _OTHER: Final = {
     16: ("bool", "boolean"),
     18: ("char", '"char"'),
@@ -230,29 +195,10 @@ _OTHER: Final = {
     5545: ("int1", "tinyint"),
 }
 _ARRAYS: Final = {
-    16: 1000,
-    17: 1001,
-    20: 1016,
-    21: 1005,
-    23: 1007,
-    25: 1009,
-    114: 199,
-    700: 1021,
-    701: 1022,
-    1042: 1014,
-    1043: 1015,
-    1082: 1182,
-    1083: 1183,
-    1114: 1115,
-    1184: 1185,
-    1186: 1187,
-    1266: 1270,
-    1560: 1561,
-    1562: 1563,
-    1700: 1231,
-    2950: 2951,
-    3802: 3807,
-}
+    16: 1000, 17: 1001, 20: 1016, 21: 1005, 23: 1007, 25: 1009, 114: 199, 700: 1021, 701: 1022, 1042: 1014,
+    1043: 1015, 1082: 1182, 1083: 1183, 1114: 1115, 1184: 1185, 1186: 1187, 1266: 1270, 1560: 1561, 1562: 1563,
+    1700: 1231, 2950: 2951, 3802: 3807,
+}  # fmt: skip
 _SCALARS: Final = {oid: BuiltinType(name, name) for oid, name in _SAME.items()} | {
     oid: BuiltinType(*both) for oid, both in _OTHER.items()
 }

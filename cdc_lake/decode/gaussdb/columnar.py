@@ -20,12 +20,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from cdc_lake.decode.change_batch import ChangeColumns, Numbering, concat_arrays, concat_changes
+from cdc_lake.decode.change_batch import ChangeColumns, Numbering, concat_changes
 from cdc_lake.decode.columnar_reader import (
     PADDING,
     FallBackToRowDecoder,
     FrameBuffer,
-    TupleOffsets,
     bitmap,
     copy_texts,
     evens,
@@ -33,7 +32,7 @@ from cdc_lake.decode.columnar_reader import (
     is_large,
     lists,
     require,
-    texts,
+    string_array,
 )
 from cdc_lake.decode.encoding import Policy, any_prefixed
 from cdc_lake.decode.gaussdb.batches import Piece, RecordTransaction, chunk_of, cuts, lsns_of, tabulate_plain
@@ -81,12 +80,13 @@ def old_tuples(chunk: FrameBuffer, row_groups: list[RowGroup], plans: list[RowMa
 
 def unchanged_positions(row_groups: list[RowGroup], count: int) -> pa.Array:
     """For each of `count` rows the positions of unchanged values, NULL if all were sent."""
-    unsent_parts = [
-        (group.rows, group.new.unsent) for group in row_groups if group.new is not None and group.new.unsent is not None
+    unsent_indices = [
+        (group.rows, *np.nonzero(group.new.unsent))
+        for group in row_groups
+        if group.new is not None and group.new.unsent is not None
     ]
-    if not unsent_parts:
+    if not unsent_indices:
         return pa.nulls(count, POSITIONS)
-    unsent_indices = [(rows, *np.nonzero(unsent)) for rows, unsent in unsent_parts]
     rows = np.concatenate([every[nth] for every, nth, _ in unsent_indices])
     places = np.concatenate([place for _, _, place in unsent_indices])[np.argsort(rows, kind="stable")]
     lengths = np.bincount(rows, minlength=count)
@@ -111,7 +111,7 @@ def _texts(chunk: FrameBuffer, parts: list[_Tuples], lengths: Any) -> pa.Array:
         [(part.rows, part.values.slots.view(np.int64)[:, :, 0]) for part in parts], lengths, complete=complete
     )
     if complete and all(part.values.null is None for part in parts):
-        return texts(chunk, TupleOffsets(None, slots, None, None, None))
+        return string_array(chunk, slots, None)
     sizes = _in_order([(part.rows, _spread(part, _sizes(part.values), -1)) for part in parts], lengths, complete=True)
     ends = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(np.maximum(sizes, 0), out=ends[1:])
@@ -314,47 +314,32 @@ def _tabulate(
     batch: Sequence[RecordTransaction], sizes: list[int], layouts: RelationResolver, hashing: Hashing
 ) -> ChangeColumns:
     refuse_oversize(sum(raw.size for raw in batch))
-    numbering = Numbering()
-    count, style = sum(sizes), batch[0].style
-    pieces = cuts(batch, CHUNK_BYTES)
+    numbering, style = Numbering(), batch[0].style
     xids = _outermost([raw.bounds.xid for raw in batch])
-    parts = [_part(*_walk_chunk(cut, lengths, style, layouts, xids), numbering, hashing) for cut, lengths in pieces]
-    columns = ChangeColumns(
-        relations=numbering.relations,
-        transaction=np.repeat(np.arange(len(batch), dtype=np.int32), sizes),
-        op=np.concatenate([part.op for part in parts]),
-        relation=np.concatenate([part.relation for part in parts]),
-        lsn=lsns_of(batch),
-        new=concat_arrays([part.new for part in parts]),
-        old=concat_arrays([part.old for part in parts]),
-        old_kind=concat_arrays([part.old_kind for part in parts]),
-        unchanged=concat_arrays([part.unchanged for part in parts]),
-        info=pa.nulls(count, pa.string()),
-        digests=Digests.from_parts([part.digests for part in parts]),
-    )
+    transaction, lsn = np.repeat(np.arange(len(batch), dtype=np.int32), sizes), lsns_of(batch)
+    parts: list[tuple[ChangeColumns, Any]] = []
+    first = 0
+    for cut, lengths in cuts(batch, CHUNK_BYTES):
+        rows = slice(first, first := first + len(lengths))
+        walked = _walk_chunk(cut, lengths, style, layouts, xids)
+        parts.append(_part(*walked, transaction[rows], lsn[rows], numbering, hashing))
+    columns = concat_changes([(part, 0) for part, _ in parts], pa.concat_arrays)
     require(layouts.codec.policy is Policy.STOP or not (any_prefixed(columns.new) or any_prefixed(columns.old)))
-    cancels = np.concatenate([part.cancels for part in parts])
+    cancels = np.concatenate([mask for _, mask in parts])
     require(not (cancels[:1].any() and batch[0].part is not None and batch[0].part.movable))
     return _without_cancelled(columns, cancels) if cancels.any() else columns
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The columns of one cut; `cancels`: bool ndarray, the rows that cancel an INSERT."""
-
-    op: Any
-    relation: Any
-    new: pa.Array
-    old: pa.Array
-    old_kind: pa.Array
-    unchanged: pa.Array
-    digests: Digests
-    cancels: Any
-
-
 def _part(
-    chunk: FrameBuffer, row_groups: list[RowGroup], plans: list[RowMapping], numbering: Numbering, hashing: Hashing
-) -> _Part:
+    chunk: FrameBuffer,
+    row_groups: list[RowGroup],
+    plans: list[RowMapping],
+    transaction: Any,
+    lsn: Any,
+    numbering: Numbering,
+    hashing: Hashing,
+) -> tuple[ChangeColumns, Any]:
+    """The changes of one cut, and which of them (bool ndarray) cancel an INSERT."""
     count = len(chunk.start)
     relation, kind, cancels = np.empty(count, np.int32), np.full(count, -1, np.int8), np.zeros(count, bool)
     for group, plan in zip(row_groups, plans, strict=True):
@@ -365,16 +350,20 @@ def _part(
     digests = hashing(canonical_rows(chunk, row_groups, plans))  # may run elsewhere while values are copied
     with meanwhile(digests):
         new, old = new_tuples(chunk, row_groups, count), old_tuples(chunk, row_groups, plans, count)
-    return _Part(
+    columns = ChangeColumns(
+        relations=numbering.relations,
+        transaction=transaction,
         op=op,
         relation=relation,
+        lsn=lsn,
         new=new,
         old=old,
         old_kind=_KIND_NAMES.take(pa.array(kind, mask=kind < 0)),
         unchanged=unchanged_positions(row_groups, count),
+        info=pa.nulls(count, pa.string()),
         digests=in_rows(row_groups, digests(), count),
-        cancels=cancels,
     )
+    return columns, cancels
 
 
 def _outermost(xids: Sequence[int | None]) -> tuple[int | None, int | None]:
@@ -391,25 +380,17 @@ def _walk_chunk(
     cut: list[Piece], sizes: Any, style: Style, layouts: RelationResolver, xids: tuple[int | None, int | None]
 ) -> tuple[FrameBuffer, list[RowGroup], list[RowMapping]]:
     """`xids`: the oldest and the newest transaction of the batch."""
-    chunk, row_groups = _groups(cut, sizes, style, layouts)
-    plans = _plans(row_groups, layouts, xids[0])
-    oldest, newest = xids
-    require(
-        all(
-            layouts.age(name, oldest) == layouts.age(name, newest) for name in {group.row.table for group in row_groups}
-        )
-    )
-    return chunk, row_groups, plans
-
-
-def _groups(
-    cut: list[Piece], sizes: Any, style: Style, layouts: RelationResolver
-) -> tuple[FrameBuffer, list[RowGroup]]:
     if style is Style.BINARY:
         chunk = chunk_of(cut, sizes)
-        return chunk, list(groups(chunk))
-    table_heads = heads(layouts.tables, layouts.codec) if layouts.tables else None
-    return text_groups(Statements(cut), style, layouts.codec, table_heads)
+        row_groups = list(groups(chunk))
+    else:
+        table_heads = heads(layouts.tables, layouts.codec) if layouts.tables else None
+        chunk, row_groups = text_groups(Statements(cut), style, layouts.codec, table_heads)
+    oldest, newest = xids
+    plans = _plans(row_groups, layouts, oldest)
+    tables = {group.row.table for group in row_groups}
+    require(all(layouts.age(name, oldest) == layouts.age(name, newest) for name in tables))
+    return chunk, row_groups, plans
 
 
 def _plans(row_groups: list[RowGroup], layouts: RelationResolver, xid: int | None) -> list[RowMapping]:
@@ -425,9 +406,8 @@ def _plans(row_groups: list[RowGroup], layouts: RelationResolver, xid: int | Non
         for group in row_groups:
             table = group.row.table
             if len(relations_by_table.get(table, ())) > 1:
-                layouts.plan(
-                    _previous_group(group, earlier[table]).row, xid
-                )  # a new mapping takes unknown parts from it
+                # a new mapping takes unknown parts from that of the row before
+                layouts.plan(_previous_group(group, earlier[table]).row, xid)
             plans.append(layouts.plan(group.row, xid))
             if group.new is not None:
                 relations_by_table.setdefault(table, set()).add(plans[-1].relation)

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, overload
+from typing import Any, Final, TypeVar, overload
 
 import numpy as np
 
@@ -40,6 +40,7 @@ LONG: Final = 64
 
 _INSERT, _UPDATE, _DELETE = b"IUD"
 _SAFE: Final = 16  # no record starts this close to the end
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,70 +71,62 @@ class RecordRun:
         return RecordRun(self.payload, self.start[selection], self.end[selection], self.lsn[selection])
 
 
-class Rows(Sequence[bytes]):
-    """Rows of a transaction as a sequence of bytes, created only when requested."""
+class _Joined(Sequence[T]):
+    """Entries of a transaction's parts as a sequence, created only when requested."""
 
-    __slots__ = ("_rows", "parts")
-
-    def __init__(self, parts: Sequence[RecordRun | list[bytes]]) -> None:
-        self.parts: Final = parts
-        self._rows: list[bytes] | None = None
-
-    def _to_list(self) -> list[bytes]:
-        if self._rows is None:
-            self._rows = [row for part in self.parts for row in (part.rows() if isinstance(part, RecordRun) else part)]
-        return self._rows
-
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
-
-    @overload
-    def __getitem__(self, index: int) -> bytes: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[bytes]: ...
-    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
-        return self._to_list()[index]
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._to_list())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self._to_list() == list(other)
-
-    __hash__ = None  # type: ignore[assignment]  # Python's way to have none
-
-
-class Lsns(Sequence[int]):
-    """LSNs of a transaction's rows as a sequence, created from arrays when requested."""
-
-    __slots__ = ("_numbers", "parts")
+    __slots__ = ("_entries", "parts")
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self.parts: Final = parts
-        self._numbers: list[int] | None = None
+        self._entries: list[T] | None = None
 
-    def _to_list(self) -> list[int]:
-        if self._numbers is None:
-            self._numbers = [number for part in self.parts for number in part.tolist()]
-        return self._numbers
+    @staticmethod
+    def _entries_of(part: Any) -> list[T]:
+        raise NotImplementedError
+
+    def _to_list(self) -> list[T]:
+        if self._entries is None:
+            self._entries = [entry for part in self.parts for entry in self._entries_of(part)]
+        return self._entries
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
 
     @overload
-    def __getitem__(self, index: int) -> int: ...
+    def __getitem__(self, index: int) -> T: ...
     @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
         return self._to_list()[index]
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[T]:
         return iter(self._to_list())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self._to_list() == list(other)
 
     __hash__ = None  # type: ignore[assignment]  # Python's way to have none
+
+
+class Rows(_Joined[bytes]):
+    """Rows of a transaction, from lists and runs."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def _entries_of(part: RecordRun | list[bytes]) -> list[bytes]:
+        return part.rows() if isinstance(part, RecordRun) else part
+
+
+class Lsns(_Joined[int]):
+    """LSNs of a transaction's rows, from arrays."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def _entries_of(part: Any) -> list[int]:
+        numbers: list[int] = part.tolist()
+        return numbers
 
 
 def long_runs(payload: bytes) -> dict[int, tuple[RecordRun, int]]:
@@ -191,7 +184,6 @@ _LSN: Final = 8
 _END: Final = b"\0\0\0\0"
 _TOP: Final = 1 << 63  # above every LSN that bronze holds
 _TABLE: Final = b"table "
-_TABLE_WORD: Final = int.from_bytes(_TABLE, "big")
 _BRACE: Final = ord("{")
 
 
@@ -239,7 +231,7 @@ def _by_runs(payload: bytes, border: Any) -> Sequence[RecordRun | tuple[int, byt
         return records_of_batch(payload)
     # the last six bytes of a row are before its end, and two more before the payload's
     start = words[np.minimum(first, len(payload) - 8)]
-    row = (ends - first > len(_TABLE)) & ((start >> 16 == _TABLE_WORD) | (start >> 56 == _BRACE))
+    row = (ends - first > len(_TABLE)) & ((start >> 16 == int.from_bytes(_TABLE, "big")) | (start >> 56 == _BRACE))
     edges = np.flatnonzero(row[1:] != row[:-1]) + 1
     parts: list[RecordRun | tuple[int, bytes]] = []
     for begin, end in pairwise([0, *edges.tolist(), len(row)]):
@@ -306,7 +298,9 @@ def verify(payload: bytes, style: Style, *, batch: bool) -> None:
     """Raise StyleMismatch if `payload` is certainly of another style than `style`, in batches if `batch`."""
     actual = _detect_style(payload)
     if actual is not None and actual not in _fitting(style, batch=batch):
-        raise StyleMismatch(asked=_style_name(style, batch=batch), actual=actual)
+        batches = "" if style is Style.BINARY else " in batches" if batch else " without batches"
+        asked = _SERIAL if style is Style.SERIAL else f"style {style.value}{batches}"
+        raise StyleMismatch(asked=asked, actual=actual)
 
 
 def _detect_style(payload: bytes) -> str | None:
@@ -331,10 +325,3 @@ def _fitting(style: Style, *, batch: bool) -> tuple[str, ...]:
         case Style.TEXT, _:
             return (_LINE, _ROW)
     return (_LINE, _JSON)
-
-
-def _style_name(style: Style, *, batch: bool) -> str:
-    if style is Style.SERIAL:
-        return _SERIAL
-    batches = "" if style is Style.BINARY else " in batches" if batch else " without batches"
-    return f"style {style.value}{batches}"

@@ -33,7 +33,6 @@ _VALUES: Final = b'],"columns_val":['
 _OLD: Final = b'],"old_keys_name":['
 _OLD_VALUES: Final = b'],"old_keys_val":['
 _NO_OLD: Final = b'],"old_keys_name":[],"old_keys_type":[],"old_keys_val":[]}'
-_OLD_TYPES: Final = b'],"old_keys_type":['
 _END: Final = b"]}"
 _KEYS: Final = (
     "table_name",
@@ -45,7 +44,6 @@ _KEYS: Final = (
     "old_keys_type",
     "old_keys_val",
 )
-_OPERATIONS: Final = {"INSERT": Operation.INSERT, "UPDATE": Operation.UPDATE, "DELETE": Operation.DELETE}
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -117,35 +115,27 @@ def shape_of(statement: bytes, codec: Codec) -> tuple[RowCells, JsonRowTemplate 
 def _head(statement: bytes, codec: Codec, offset: int) -> _Head:
     """The part before the values of the new row."""
     try:
-        return _remembered_head(statement, codec)
+        return _read_head(statement, codec)
     except DecodeError:
         return _read_head(statement, codec, offset)  # raises the error with its location
 
 
 @lru_cache(maxsize=2048)
-def _remembered_head(statement: bytes, codec: Codec) -> _Head:
-    return _read_head(statement, codec, 0)
-
-
-def _read_head(statement: bytes, codec: Codec, offset: int) -> _Head:
+def _read_head(statement: bytes, codec: Codec, offset: int = 0) -> _Head:
     return _head_of(_parse_keyed_object(_KEYS[:4], statement + b"]}", offset), codec, offset)
 
 
 def _old_head(arrays: bytes, codec: Codec, offset: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names and types of an old row."""
     try:
-        return _remembered_old_head(arrays, codec)
+        return _read_old_head(arrays, codec)
     except DecodeError:
         return _read_old_head(arrays, codec, offset)
 
 
 @lru_cache(maxsize=2048)
-def _remembered_old_head(arrays: bytes, codec: Codec) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return _read_old_head(arrays, codec, 0)
-
-
-def _read_old_head(arrays: bytes, codec: Codec, offset: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    names, _, types = arrays.partition(_OLD_TYPES)
+def _read_old_head(arrays: bytes, codec: Codec, offset: int = 0) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    names, _, types = arrays.partition(b'],"old_keys_type":[')
     members = _parse_keyed_object(("names", "types"), b'{"names":[' + names + b'],"types":[' + types + b"]}", offset)
     return _names(members["names"], codec, offset), _types(members["types"], codec, offset)
 
@@ -156,10 +146,8 @@ def _any_row(statement: bytes, codec: Codec, offset: int) -> RowCells:
     if set(members) != set(_KEYS):
         raise MalformedMessage("a row whose keys do not match the format", offset=offset)
     head = _head_of(members, codec, offset)
-    old_names, old_types = (
-        _names(members["old_keys_name"], codec, offset),
-        _types(members["old_keys_type"], codec, offset),
-    )
+    old_names = _names(members["old_keys_name"], codec, offset)
+    old_types = _types(members["old_keys_type"], codec, offset)
     new, old = (
         [value_of_bytes(text, codec, offset) for text in _strings(members[key], offset)]
         for key in ("columns_val", "old_keys_val")
@@ -200,20 +188,17 @@ def _strings(array: object, offset: int) -> list[str]:
 
 
 def _head_of(members: dict[str, Any], codec: Codec, offset: int) -> _Head:
-    operation = _OPERATIONS.get(str(members["op_type"]))
+    operation = Operation.__members__.get(str(members["op_type"]))
     if operation is None:
         raise MalformedMessage("a row whose op_type is not INSERT, UPDATE or DELETE", offset=offset)
     (name,) = _strings([members["table_name"]], offset)
     table = identifiers.table_name(codec.name(name.encode("latin-1"), offset), offset)
-    return _Head(
-        table, operation, _names(members["columns_name"], codec, offset), _types(members["columns_type"], codec, offset)
-    )
+    names, types = members["columns_name"], members["columns_type"]
+    return _Head(table, operation, _names(names, codec, offset), _types(types, codec, offset))
 
 
 def _names(array: object, codec: Codec, offset: int) -> tuple[str, ...]:
-    return tuple(
-        identifiers.unquote(codec.name(text.encode("latin-1"), offset), offset) for text in _strings(array, offset)
-    )
+    return tuple(identifiers.unquote(text, offset) for text in _types(array, codec, offset))
 
 
 def _types(array: object, codec: Codec, offset: int) -> tuple[str, ...]:

@@ -78,15 +78,11 @@ class Statements:
             if isinstance(piece, RecordRun):
                 behind_heads[each[:-1]] = _BLANKS
 
-    def read_statement(self, nth: int) -> bytes:
-        """One of the statements."""
-        return bytes(self.bytes[self.start[nth] : self.end[nth]])
-
     def outline(self, nth: int, holes: Callable[[int, int], Any]) -> bytes:
         """One of the statements, a large one without its `holes`: a function from its bounds to an array of bounds."""
         start, end = int(self.start[nth]), int(self.end[nth])
         if end - start < LARGE:
-            return self.read_statement(nth)
+            return bytes(self.bytes[start:end])
         borders = [start, *holes(start, end).ravel().tolist(), end]
         return b"".join(self.bytes[first:stop] for first, stop in zip(borders[::2], borders[1::2], strict=True))
 
@@ -99,7 +95,7 @@ class Statements:
         return fits
 
     def _has(self, offsets: Any, wanted: bytes) -> Any:
-        if not wanted:
+        if not wanted or not len(offsets):
             return np.ones(len(offsets), bool)
         # one gather of whole words, which may begin up to seven bytes earlier; those are masked
         count = -(-len(wanted) // _WORD)
@@ -108,8 +104,6 @@ class Statements:
         mask = np.uint64((1 << 64) - (1 << 8 * before))
         size = _WORD * count
         every = np.ndarray((len(self.bytes) - size + 1,), f"V{size}", self.bytes, strides=(1,))
-        if before > len(_PADDING) or not len(offsets):
-            return np.ones(len(offsets), bool)
         actual = every[offsets - before].view("<u8").reshape(len(offsets), count)
         same = (actual[:, 0] & mask) == words[0]
         for nth in range(1, count):
@@ -117,7 +111,6 @@ class Statements:
         return same
 
 
-_DOUBLED: Final = r"^(?:[^']|'')*$"
 _NO_BYTE: Final = re.compile(rb"\\u(?!00[0-7])")  # the server escapes only bytes below 0x20 in this form
 
 _PIECE: Final = 1 << 20
@@ -163,7 +156,12 @@ def _data(source: Statements, start: Any, end: Any, *, escaped: bool, inner: boo
     if inner or (escaped and b"\\" in source.bytes):
         texts, places = _texts(source, start, end)
         texts = _undouble_quotes(_unescape_json(texts) if escaped else texts)
-        return _with_room(texts.take(pa.array(places)) if places is not None else texts)
+        texts = texts.take(pa.array(places)) if places is not None else texts
+        _, ends, _ = texts.buffers()
+        sizes = np.diff(np.frombuffer(ends, np.int32, len(texts) + 1, 4 * texts.offset)).astype(np.int64)
+        room = pa.scalar(b"\0" * ROOM, pa.binary())
+        _, _, data = pc.binary_join_element_wise(room, texts, pa.scalar(b"", pa.binary())).buffers()
+        return data, sizes
     count = len(start)
     every, places = _pieces(source, start, end)
     take = np.empty((count, 2), np.int64)
@@ -181,22 +179,16 @@ def _large(source: Statements, start: Any, end: Any, *, escaped: bool) -> tuple[
         offset += ROOM
         begins = offset
         for piece in _in_pieces(source, first, stop):
-            text = _unescape_piece(piece, escaped=escaped)
+            text = piece
+            if b"'" in piece or (escaped and b"\\" in piece):  # most small ones have neither
+                array = pa.array([piece], pa.binary())
+                text = _undouble_quotes(_unescape_json(array) if escaped else array)[0].as_py()
             data[offset : offset + len(text)] = text
             offset += len(text)
         sizes[nth] = offset - begins
     del data[offset + len(PADDING) :]
     nothing = np.zeros(0, np.int64)
     return FrameBuffer(data, nothing, nothing), sizes
-
-
-def _unescape_piece(piece: bytes, *, escaped: bool) -> bytes:
-    """Undo escapes and doubled quotes in a piece of a value; most small ones have neither."""
-    if b"'" not in piece and not (escaped and b"\\" in piece):
-        return piece
-    text = pa.array([piece], pa.binary())
-    unescaped: bytes = _undouble_quotes(_unescape_json(text) if escaped else text)[0].as_py()
-    return unescaped
 
 
 def _in_pieces(source: Statements, first: int, end: int) -> Iterator[bytes]:
@@ -256,23 +248,14 @@ def _undouble_quotes(texts: pa.Array) -> pa.Array:
     if not pc.any(with_quote).as_py():
         return texts
     quoted = texts.filter(with_quote)
-    require(pc.all(pc.match_substring_regex(quoted, _DOUBLED)).as_py())
+    require(pc.all(pc.match_substring_regex(quoted, r"^(?:[^']|'')*$")).as_py())
     return pc.replace_with_mask(texts, with_quote, pc.replace_substring(quoted, "''", "'"))
-
-
-def _with_room(texts: pa.Array) -> tuple[Any, Any]:
-    room = pa.scalar(b"\0" * ROOM, pa.binary())
-    _, ends, _ = texts.buffers()
-    sizes = np.diff(np.frombuffer(ends, np.int32, len(texts) + 1, 4 * texts.offset)).astype(np.int64)
-    _, _, data = pc.binary_join_element_wise(room, texts, pa.scalar(b"", pa.binary())).buffers()
-    return data, sizes
 
 
 _WORDS: Final = 3
 LONGEST: Final = _WORD * _WORDS
 """Maximum bytes after the sign of a number that is checked here."""
 
-_MINUS: Final = ord("-")
 _ALL: Final = np.uint64((1 << 64) - 1)
 _ZERO = np.uint64(0)
 
@@ -291,7 +274,7 @@ def are_plain(source: Statements, start: Any, size: Any) -> Any:
     A bool ndarray. Other literals may be numbers too: with an exponent, without a digit before or after the dot,
     longer.
     """
-    signed = source.data[start] == _MINUS
+    signed = source.data[start] == ord("-")
     start, size = start + signed, size - signed
     good = (size > 0) & (size <= LONGEST) & (source.data[start] != 0x2E)
     dots = np.zeros(len(start), np.int64)
@@ -403,7 +386,9 @@ def regular_chunk(
     all_bounds, closed = _resolve_literals(source, parts)
     inner = source.bytes.count(_QUOTE) != 2 * closed
     if parts and (escaped or inner):  # deletes may contain no values at all
-        chunk, slots = _rewritten(source, all_bounds, _row_order(shapes), escaped=escaped, inner=inner)
+        rows = np.concatenate([np.repeat(each.rows, part.start.shape[1]) for each in shapes for part in each.parts()])
+        order = np.argsort(rows, kind="stable")  # of the values by row, new ones first
+        chunk, slots = _rewritten(source, all_bounds, order, escaped=escaped, inner=inner)
     else:
         chunk, slots = _in_place(source, all_bounds)
     # the operation letters are at the very end of the padding; digests use its beginning
@@ -430,18 +415,16 @@ def _resolve_literals(source: Statements, parts: Sequence[Literals]) -> tuple[li
     if not open_ones:
         return all_bounds, closed
     start, end = (
-        np.concatenate([edge[nth][:, columns].ravel() for nth, columns in open_ones])
-        for edge in ([part.start for part in parts], [part.end for part in parts])
+        np.concatenate([getattr(parts[nth], edge)[:, columns].ravel() for nth, columns in open_ones])
+        for edge in ("start", "end")
     )
     resolved, first = _strip_quotes(source, start, end), 0
     for nth, columns in open_ones:
         shape = len(parts[nth].start), len(columns)
         selection = slice(first, first := first + shape[0] * shape[1])
         part_bounds = all_bounds[nth]
-        part_bounds.start[:, columns], part_bounds.end[:, columns] = (
-            resolved.start[selection].reshape(shape),
-            resolved.end[selection].reshape(shape),
-        )
+        part_bounds.start[:, columns] = resolved.start[selection].reshape(shape)
+        part_bounds.end[:, columns] = resolved.end[selection].reshape(shape)
         flags: dict[str, Any] = {}
         for name in ("null", "unsent"):
             flag = getattr(resolved, name)
@@ -462,12 +445,6 @@ def _in_place(source: Statements, all_bounds: Sequence[_Bounds]) -> tuple[FrameB
         slots[-1][:, :, 0], slots[-1][:, :, 1] = part.start, part.end
         write_lengths(chunk, part.start, part.end - part.start)
     return chunk, slots
-
-
-def _row_order(shapes: Sequence[MatchedStatements]) -> Any:
-    """The order of the values by row, new ones first: int64 ndarray of their indexes."""
-    rows = np.concatenate([np.repeat(each.rows, part.start.shape[1]) for each in shapes for part in each.parts()])
-    return np.argsort(rows, kind="stable")
 
 
 def _rewritten(
@@ -522,7 +499,6 @@ def _are_unsent(source: Statements, start: Any, size: Any) -> Any:
     matches = size == len(_UNSENT)
     if matches.any():
         starts = start[matches]
-        matches[matches] = np.logical_and.reduce(
-            [source.little[starts + offset] == word for offset, word in _UNSENT_WORDS]
-        )
+        hits = [source.little[starts + offset] == word for offset, word in _UNSENT_WORDS]
+        matches[matches] = np.logical_and.reduce(hits)
     return matches

@@ -179,8 +179,6 @@ END_MARKS: Final = (b"", b"F", b"0", b"\0", b"\0\0\0\0")
 """Possible ends: `F` in style b, in batches of t and j a zero of an undocumented width, or the digit, or nothing."""
 
 _NUMBERS: Final = struct.Struct(">QQq")
-_SECONDS_BELOW: Final = 10**11
-_MILLISECONDS_BELOW: Final = 10**14
 
 
 def bare(payload: bytes) -> Heartbeat | None:
@@ -190,24 +188,19 @@ def bare(payload: bytes) -> Heartbeat | None:
     position would be too large.
     """
     if payload[:2] == b"h\0" and payload[SIZE:] in END_MARKS and len(payload) >= SIZE:
-        return _read_heartbeat(payload, None)
+        return read_heartbeat(payload, 1, None)
     return None
 
 
 def of_statement(statement: bytes, lsn: int | None) -> Heartbeat:
     """Parse a heartbeat of style t or j. Never fails: an unreadable one has no numbers."""
     if statement[:2] == b"h\0" and len(statement) == SIZE:
-        return _read_heartbeat(statement, lsn)
+        return read_heartbeat(statement, 1, lsn)
     return Heartbeat(lsn=lsn)
 
 
-def micros(time: int) -> int:
-    """A time since 1970 in microseconds; its magnitude determines its unit."""
-    if abs(time) < _SECONDS_BELOW:
-        return time * 1_000_000
-    return time * 1_000 if abs(time) < _MILLISECONDS_BELOW else time
-
-
-def _read_heartbeat(data: bytes, lsn: int | None) -> Heartbeat:
-    read, flushed, newest = _NUMBERS.unpack_from(data, 1)
-    return Heartbeat(read=read, flushed=flushed, newest=micros(newest), lsn=lsn)
+def read_heartbeat(data: bytes, offset: int, lsn: int | None) -> Heartbeat:
+    """The heartbeat whose three numbers are at `offset`; the magnitude of its time determines the unit."""
+    read, flushed, time = _NUMBERS.unpack_from(data, offset)
+    unit = 1_000_000 if abs(time) < 10**11 else 1_000 if abs(time) < 10**14 else 1
+    return Heartbeat(read=read, flushed=flushed, newest=time * unit, lsn=lsn)

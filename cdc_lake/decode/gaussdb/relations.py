@@ -16,7 +16,7 @@ Old rows (openGauss 3.0 to 7.0, relcache.cpp, knl_uheap.cpp, and recordings):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -43,13 +43,7 @@ from cdc_lake.decode.historic_catalog import (
     precedes,
     storage_then,
 )
-from cdc_lake.errors import (
-    MalformedMessage,
-    PublicationAltered,
-    TextNotInEncoding,
-    UnknownType,
-    UnreadableRow,
-)
+from cdc_lake.errors import MalformedMessage, PublicationAltered, TextNotInEncoding, UnknownType, UnreadableRow
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Tuple, Update
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName, numeric_modifier
 
@@ -65,13 +59,12 @@ def all_columns(facts: GaussDbTableMetadata | None) -> Names:
 
 def layout_now(name: TableName, facts: GaussDbTableMetadata | None) -> Relation:
     """The layout of a table in the catalog."""
-    attributes = (
-        () if facts is None else tuple(attribute for attribute in facts.attributes if attribute.name is not None)
-    )
-    return relation_of(name, facts and replace(facts, attributes=attributes), PriorRelation(), all_columns(facts), None)
+    if facts is not None:
+        facts = replace(facts, attributes=tuple(a for a in facts.attributes if a.name is not None))
+    return relation_of(name, facts, PriorRelation(), all_columns(facts), None)
 
 
-def columns_of_delete(latest: Relation | None, facts: GaussDbTableMetadata | None, sent: Names | None) -> Names:
+def _columns_of_delete(latest: Relation | None, facts: GaussDbTableMetadata | None, sent: Names | None) -> Names:
     """The columns of a table for a row that contains only the key."""
     wanted = {name for name, _ in sent or ()}
     if latest is not None and wanted <= set(latest.names):
@@ -88,11 +81,6 @@ class PriorRelation:
     latest: Relation | None = None
     highest: int = 0
 
-    def if_same_table(self, facts: GaussDbTableMetadata | None) -> PriorRelation:
-        """The same, if the catalog's table of that name is the same table."""
-        same = facts is not None and self.latest is not None and self.latest.oid == facts.oid
-        return self if same else PriorRelation()
-
 
 def relation_of(
     name: TableName,
@@ -108,13 +96,15 @@ def relation_of(
     """A layout of these columns, for a row of transaction `xid`, which `updates` another one or is new; `sent`: the
     columns of its old row. `type_names`: names of types by OID, for a table without facts.
     """
-    latest, of_table = before.latest, before.if_same_table(facts)
+    latest = before.latest
+    same = facts is not None and latest is not None and latest.oid == facts.oid
+    of_table = before if same else PriorRelation()
     names = {column for column, _ in columns}
     sent_names = {column for column, _ in sent or ()}
     identified = _identify_columns(columns, facts, of_table, xid)
     numbers = {column_name: number for column_name, (number, _) in identified.items() if number is not None}
     if facts is not None:
-        then = {now: column for column, number in numbers.items() for now in _name_now(number, facts)}
+        then = {c.name: name for name, number in numbers.items() for c in facts.columns if c.number == number}
         logged = {then.get(column_name, column_name) for column_name in facts.identity_columns}
         was_full = not facts.logs_full_rows and not sent_names <= logged and _may_be_null(sent_names, facts, numbers)
         flagged = names if was_full else sent_names
@@ -235,10 +225,6 @@ def _oid(name: str, kind: str, facts: GaussDbTableMetadata) -> int | None:
     return oid
 
 
-def _name_now(number: int, facts: GaussDbTableMetadata) -> list[str]:
-    return [c.name for c in facts.columns if c.number == number]
-
-
 def _key_then(
     facts: GaussDbTableMetadata,
     latest: Relation | None,
@@ -314,7 +300,7 @@ def _column(
     if source_column is None:
         type_name, oid, modifier = _type(name, kind, facts, latest, type_names)
     else:
-        type_name, oid, modifier = _type_of(source_column)
+        type_name, oid, modifier = source_column.type_name, source_column.type_oid, source_column.modifier
     if facts is None or number is None:
         missing = Missing(None) if ambiguous else None if source_column is None else source_column.missing
         known_number = None if source_column is None else source_column.number
@@ -347,16 +333,8 @@ def _holds(now: GaussDbColumn | Column | None, then: Column | None) -> bool:
     return current is None or (current[1] >= former[1] and current[0] - current[1] >= former[0] - former[1])
 
 
-def _type_of(column: GaussDbColumn | Column) -> tuple[str, int, int]:
-    return column.type_name, column.type_oid, column.modifier
-
-
 def _type(
-    name: str,
-    kind: Kind,
-    facts: GaussDbTableMetadata | None,
-    latest: Relation | None,
-    type_names: Mapping[int, str],
+    name: str, kind: Kind, facts: GaussDbTableMetadata | None, latest: Relation | None, type_names: Mapping[int, str]
 ) -> tuple[str, int, int]:
     """Name, OID and modifier of a type that neither the catalog nor the previous layout has for a column."""
     if isinstance(kind, str):
@@ -408,11 +386,8 @@ class _Known:
     plans: Mapping[_Shape, RowMapping]
 
 
-@dataclass(frozen=True, slots=True)
-class ResolverCheckpoint:
-    """Knowledge from rows about all tables, to be restored."""
-
-    tables: Mapping[TableName, _Known]
+ResolverCheckpoint: TypeAlias = Mapping[TableName, _Known]
+"""Knowledge from rows about all tables, to be restored."""
 
 
 @dataclass(slots=True)
@@ -511,10 +486,7 @@ class RelationResolver:
 
     def mark(self) -> ResolverCheckpoint:
         """The knowledge from rows so far."""
-        table_states = self._tables.items()
-        return ResolverCheckpoint(
-            {name: _Known(table.facts, table.latest, dict(table.plans)) for name, table in table_states}
-        )
+        return {name: _Known(table.facts, table.latest, dict(table.plans)) for name, table in self._tables.items()}
 
     def restore(self, mark: ResolverCheckpoint) -> None:
         """Restore earlier knowledge from rows; the catalog's facts are kept.
@@ -522,7 +494,7 @@ class RelationResolver:
         Mappings are dropped too: identity and modifiers that the catalog lacks come from the previous layout.
         """
         for name, table in self._tables.items():
-            then = mark.tables.get(name, _Known(None, None, {}))
+            then = mark.get(name, _Known(None, None, {}))
             table.latest = then.latest
             table.plans = dict(then.plans) if then.facts == table.facts else {}
             table.deletes.clear()
@@ -545,10 +517,8 @@ class RelationResolver:
         new = tuple([f.value for f in row.new[plan.first :]]) if row.new is not None else ()
         old = _old(row.old, plan) if row.old is not None and plan.old_kind is not None else None
         if self.codec.policy is Policy.HEX:
-            new, old = (
-                self._apply_text_policy(plan.relation, new),
-                None if old is None else self._apply_text_policy(plan.relation, old),
-            )
+            new = self._apply_text_policy(plan.relation, new)
+            old = None if old is None else self._apply_text_policy(plan.relation, old)
         match row.operation:
             case Operation.INSERT:
                 return Insert(plan.relation, new)
@@ -558,15 +528,9 @@ class RelationResolver:
                 return None if plan.cancels else Delete(plan.relation, old, plan.old_kind)
 
     def _apply_text_policy(self, relation: Relation, values: Tuple) -> Tuple:
-        codec = self.codec
-        names = relation.names[: len(values)]  # a DELETE has no new row
+        codec, row = self.codec, (relation.table, relation.names[: len(values)], values)  # a DELETE has no new row
         return apply_text_policy(
-            relation.table,
-            names,
-            values,
-            codec.in_hex,
-            codec.encode,
-            lambda offset: TextNotInEncoding(codec.encoding, offset=offset),
+            *row, codec.in_hex, codec.encode, lambda offset: TextNotInEncoding(codec.encoding, offset=offset)
         )
 
     def plan(self, row: Row, xid: int | None = None) -> RowMapping:
@@ -592,11 +556,7 @@ class RelationResolver:
                 and (table.latest is None or identified_by(table.latest) != identified_by(plan.relation))
             ):
                 # the identity of the others may have been derived from the previous layout
-                table.plans = {
-                    plan_shape: plan_of_shape
-                    for plan_shape, plan_of_shape in table.plans.items()
-                    if plan_of_shape.old_kind is not None
-                }
+                table.plans = {shape: mapped for shape, mapped in table.plans.items() if mapped.old_kind is not None}
             _follow(table, plan.relation)
             table.deletes.clear()
         return plan
@@ -636,11 +596,10 @@ class RelationResolver:
         first = _first(facts, new if new is not None else old)
         skipped = frozenset() if facts is None else facts.skipped
         sent = None if old is None else tuple(column for column in old[first:] if column[0] not in skipped)
-        columns = new[first:] if new is not None else columns_of_delete(table.latest, facts, sent)
+        columns = new[first:] if new is not None else _columns_of_delete(table.latest, facts, sent)
         before, updates = PriorRelation(table.latest, table.highest), row.operation is Operation.UPDATE
-        relation = relation_of(
-            row.table, facts, before, columns, sent, xid, updates=updates, type_names=self._type_names
-        )
+        types = self._type_names
+        relation = relation_of(row.table, facts, before, columns, sent, xid, updates=updates, type_names=types)
         if relation == table.latest:
             relation = table.latest  # one object per layout, so that comparing and hashing use identity
         kind = None if sent is None else old_kind_of(relation, sent)
@@ -653,13 +612,9 @@ class RelationResolver:
         # decides, so it is not the delete of no row.
         keyed = _identifies(relation) or (table.latest is not None and _identifies(table.latest))
         cancels = new is None and kind is None and keyed and self._takes_back
-        return RowMapping(
-            relation=relation,
-            first=first,
-            places=_places(names, old[first:], skipped) if kind is not None and old is not None else (),
-            old_kind=kind,
-            cancels=cancels,
-        )
+        fields = old[first:] if kind is not None and old is not None else ()
+        places = tuple(-1 if name in skipped else names.index(name) for name, _ in fields)
+        return RowMapping(relation, first, places, kind, cancels)
 
 
 def _identifies(relation: Relation) -> bool:
@@ -677,10 +632,6 @@ def _follow(table: _Table, relation: Relation) -> None:
     same = table.latest is not None and table.latest.oid == relation.oid
     table.latest = relation
     table.highest = max((table.highest if same else 0, *(c.number or 0 for c in relation.columns)))
-
-
-def _places(names: Sequence[str], old: Names, skipped: Container[str]) -> tuple[int, ...]:
-    return tuple(-1 if name in skipped else names.index(name) for name, _ in old)
 
 
 def _check(row: Row) -> None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import replace
+from datetime import date
 from functools import lru_cache
 from typing import Final
 
@@ -48,8 +49,6 @@ _PARTS: Final = re.compile(
     r"([0-9]{4,7})-([0-9]{2})-([0-9]{2}) ([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,6}))?"
     r"([-+])([0-9]{2})(?::([0-9]{2}))?(?::([0-9]{2}))?( BC)?"
 )
-_DAYS_BEFORE: Final = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
-_DAYS_TO_1970: Final = 719_162  # from 0001-01-01
 _ROOM: Final = 1 << 63
 """Limit of microseconds in a column of times, before and after 1970: up to the year 294247."""
 
@@ -64,8 +63,7 @@ def micros(text: str) -> int:
     if era:
         year = 1 - year
     east, south, seconds = (int(part or 0) for part in offset)
-    in_range = 1 <= month <= 12 and 1 <= day <= _days_in(year, month) and hour <= 23 and minute <= 59 and second <= 60
-    if not in_range or south > 59 or seconds > 59:
+    if hour > 23 or minute > 59 or second > 60 or south > 59 or seconds > 59:
         raise UnreadableTime
     away = east * 3600 + south * 60 + seconds
     utc = hour * 3600 + minute * 60 + second + (away if sign == "-" else -away)
@@ -75,23 +73,17 @@ def micros(text: str) -> int:
     return total
 
 
-def _leap(year: int) -> bool:
-    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-
-
-def _days_in(year: int, month: int) -> int:
-    return 29 if month == 2 and _leap(year) else (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[month - 1]
-
-
 @lru_cache(maxsize=64)
 def _days(year: int, month: int, day: int) -> int:
-    """Days since 1970-01-01 in the proleptic Gregorian calendar, where year 0 is 1 BC."""
-    past = year - 1
-    days_before_year = past * 365 + past // 4 - past // 100 + past // 400
-    return days_before_year + _DAYS_BEFORE[month - 1] + (month > 2 and _leap(year)) + day - 1 - _DAYS_TO_1970
+    """Days since 1970-01-01 in the proleptic Gregorian calendar, where year 0 is 1 BC. Raises UnreadableTime."""
+    eras, past = divmod(year - 1, 400)  # of 146,097 days, after which the calendar repeats
+    try:
+        of_era = date(past + 1, month, day).toordinal()
+    except ValueError:
+        raise UnreadableTime from None
+    return eras * 146_097 + of_era - date(1970, 1, 1).toordinal()
 
 
-_MAX: Final = (1 << 64) - 1
 _AT: Final = TIME.encode()
 _NUMBER: Final = rb"([0-9]{1,20})"
 _LSN: Final = rb"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})"
@@ -111,7 +103,6 @@ _TABLE_PATTERN: Final = rf"{identifiers.NAME}\.{identifiers.NAME}"
 _TRUNCATE: Final = re.compile(
     rf"table ({_TABLE_PATTERN}(?:, {_TABLE_PATTERN})*): TRUNCATE:(?: \(no-flags\)|( restart_seqs)?( cascade)?)"
 )
-_ONE_TABLE: Final = re.compile(_TABLE_PATTERN)
 _NOTHING: Final = re.compile(rf"table {_TABLE_PATTERN}:".encode())
 _DDL: Final = re.compile(
     rb"(?:prefix: (?P<prefix>[^,]*), lsn: (?P<lsn>[0-9]{1,20})|message: prefix (?P<message>[^,]*)), "
@@ -135,16 +126,15 @@ def line_boundary(statement: bytes, lsn: int | None = None, offset: int = 0) -> 
     return None
 
 
-def line(statement: bytes, codec: Codec, lsn: int | None, offset: int = 0) -> TransactionEnd | Ddl | Other:
-    """Parse any other line of serial decoding that does not begin with `table`; `offset`: its position."""
-    return (
-        ddl(statement, codec, lsn, offset)
-        or _transaction_end(statement, lsn, offset)
-        or _other_line(statement, codec, lsn)
-    )
+def line(statement: bytes, codec: Codec, lsn: int | None) -> TransactionEnd | Ddl | Other:
+    """Parse any other line of serial decoding that does not begin with `table`."""
+    if (parts := _ENDED.fullmatch(statement)) is not None:
+        time = None if parts[3] is None else parts[3].decode()
+        return TransactionEnd(word=parts[1].decode(), lsn=lsn, xid=_number(parts[2]), time=time)
+    return ddl(statement, codec, lsn) or _other_line(statement, codec, lsn)
 
 
-def table_line(statement: bytes, codec: Codec, lsn: int | None, offset: int = 0) -> Truncated | Other | None:
+def table_line(statement: bytes, codec: Codec, lsn: int | None) -> Truncated | Other | None:
     """Parse a line of serial decoding that begins with `table`; None for a row.
 
     test_decoding of the 3.0 line prints only the table of a row in ustore storage: that is `Other`.
@@ -159,7 +149,7 @@ def table_line(statement: bytes, codec: Codec, lsn: int | None, offset: int = 0)
         return None
     if parts is None:
         return None
-    tables = tuple(identifiers.table_name(text, offset) for text in _ONE_TABLE.findall(parts[1]))
+    tables = tuple(identifiers.table_name(text) for text in re.findall(_TABLE_PATTERN, parts[1]))
     return Truncated(tables, cascade=parts[3] is not None, restart_identity=parts[2] is not None, lsn=lsn)
 
 
@@ -244,19 +234,6 @@ def _commit(statement: bytes, lsn: int | None, offset: int) -> Commit:
     )
 
 
-def without_lsn(begin: Begin) -> Begin:
-    """The same BEGIN without its LSN, which is meaningless."""
-    return replace(begin, lsn=None)
-
-
-def _transaction_end(statement: bytes, lsn: int | None, offset: int) -> TransactionEnd | None:
-    parts = _ENDED.fullmatch(statement)
-    if parts is None:
-        return None
-    time = None if parts[3] is None else parts[3].decode()
-    return TransactionEnd(word=parts[1].decode(), lsn=lsn, xid=_number(parts[2], offset), time=time)
-
-
 def _other_line(statement: bytes, codec: Codec, lsn: int | None) -> Other:
     return Other(statement.decode(codec.python, "backslashreplace"), lsn)
 
@@ -265,14 +242,13 @@ def _number(digits: bytes | None, offset: int = 0) -> int | None:
     if digits is None:
         return None
     number = int(digits)
-    if number > _MAX:
+    if number >= 1 << 64:
         raise MalformedMessage("a number that exceeds 64 bits", offset=offset)
     return number
 
 
 _BRACE: Final = b"{"
 _TABLE_PREFIX: Final = b"table "
-_NO_TABLES: Final[frozenset[TableName]] = frozenset()
 
 
 def records(
@@ -283,7 +259,7 @@ def records(
     codec: Codec,
     header_lsn: int | None = None,
     plugin: str = "mppdb_decoding",
-    tables: Collection[TableName] = _NO_TABLES,
+    tables: Collection[TableName] = frozenset(),
 ) -> list[Record]:
     """All records of one payload, in order.
 
@@ -310,23 +286,21 @@ def records(
     ]
 
 
-def serial_record(
-    statement: bytes, codec: Codec, lsn: int | None = None, *, plugin: str = "mppdb_decoding", offset: int = 0
-) -> Record:
+def serial_record(statement: bytes, codec: Codec, lsn: int | None = None, *, plugin: str = "mppdb_decoding") -> Record:
     """Parse one line of serial decoding, of mppdb_decoding or test_decoding.
 
     A BEGIN without an LSN (`skip-empty-xacts` sends zero) has None. Raises DecodeError.
     """
     if plugin == "sql_decoding":
-        raise UnknownStatement("sql_decoding prints no column names and cannot be captured", offset=offset)
-    if (boundary := line_boundary(statement, lsn, offset)) is not None:
-        return boundary if lsn or not isinstance(boundary, Begin) else without_lsn(boundary)
+        raise UnknownStatement("sql_decoding prints no column names and cannot be captured", offset=0)
+    if (boundary := line_boundary(statement, lsn)) is not None:
+        return boundary if lsn or not isinstance(boundary, Begin) else replace(boundary, lsn=None)
     if statement[:1] == _BRACE:
-        return json_row(statement, codec, offset).record(lsn)
+        return json_row(statement, codec).record(lsn)
     if statement[:6] == _TABLE_PREFIX:
-        record = table_line(statement, codec, lsn, offset)
-        return serial_row(statement, codec, offset).record(lsn) if record is None else record
-    return line(statement, codec, lsn, offset)
+        record = table_line(statement, codec, lsn)
+        return serial_row(statement, codec).record(lsn) if record is None else record
+    return line(statement, codec, lsn)
 
 
 def parallel_record(

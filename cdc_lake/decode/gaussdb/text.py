@@ -29,7 +29,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from cdc_lake.decode.encoding import Codec
 from cdc_lake.decode.gaussdb.records import Cells, Operation, RowCells
@@ -120,11 +120,8 @@ _OPERATION: Final = re.compile(r" (INSERT|UPDATE|DELETE):(?= |\Z)")
 _TABLE: Final = "table "
 _OLD: Final = " old-key:"
 _NEW: Final = " new-tuple:"
-_NO_TUPLE: Final = " (no-tuple-data)"
 _LONGEST_HEAD: Final = 280
 """Characters within which the operation begins: a table's name has at most 63 bytes, in some products 127."""
-
-_Columns: TypeAlias = list[tuple[str, str, str, str]]
 
 
 class TableHeads:
@@ -180,7 +177,7 @@ class _Part(NamedTuple):
     """A scanned tuple: the position of its first column, and its columns."""
 
     offset: int
-    columns: _Columns
+    columns: list[tuple[str, str, str, str]]
 
 
 class _Scanned(NamedTuple):
@@ -218,7 +215,11 @@ def shape_of(
 ) -> tuple[RowCells, TextRowTemplate]:
     """A row, and the parts around its literals. Raises DecodeError."""
     row = serial_row(statement, codec) if serial else parallel_row(statement, codec, table_heads)
-    scanned = _scan_row(statement.decode("latin-1"), table_heads, serial=serial)
+    text = statement.decode("latin-1")
+    try:
+        scanned = _scan_dotted(text) if serial else _scan_raw(text, table_heads, bytewise=True)
+    except _Unreadable as unreadable:  # only its text is readable, as after damage
+        raise MalformedMessage(unreadable.message, offset=unreadable.offset) from None
     between, covered = [], 0
     for part in (scanned.old, scanned.new):
         offset = 0 if part is None else part.offset
@@ -229,26 +230,19 @@ def shape_of(
     return row, TextRowTemplate((*between, statement[covered:]), 0 if scanned.old is None else len(scanned.old.columns))
 
 
-def _scan_row(text: str, table_heads: TableHeads | None, *, serial: bool) -> _Scanned:
-    """The parts of a row by bytes. Raises MalformedMessage if only its text is readable, as after damage."""
-    try:
-        return _scan_dotted(text) if serial else _scan_raw(text, table_heads, bytewise=True)
-    except _Unreadable as unreadable:
-        message, wrong = unreadable.message, unreadable.offset
-    raise MalformedMessage(message, offset=wrong)
-
-
 def _row(statement: bytes, codec: Codec, offset: int, scan: Callable[[str, bool], _Scanned]) -> RowCells:
     try:
-        return _decode_row(scan(codec.strict(statement), False))
+        row = scan(codec.strict(statement), False)
+        table = row.table if isinstance(row.table, TableName) else _table(*row.table)
+        new = None if row.new is None else _cells(row.new)
+        return RowCells(Operation(row.operation[0]), table, new, None if row.old is None else _cells(row.old))
     except (UnicodeDecodeError, MalformedMessage, _Unreadable):
         pass
     # again bytewise: some parts do not decode, or the error needs its byte position
     try:
         return _bytewise(scan(statement.decode("latin-1"), True), codec, offset)
     except _Unreadable as unreadable:
-        message, wrong = unreadable.message, offset + unreadable.offset
-    raise MalformedMessage(message, offset=wrong)
+        raise MalformedMessage(unreadable.message, offset=offset + unreadable.offset) from None
 
 
 def _scan_dotted(text: str) -> _Scanned:
@@ -304,21 +298,13 @@ def _scan_tuples(text: str, operation: str, offset: int, table: TableName | tupl
 def _scan_tuple(text: str, offset: int) -> _Part | None:
     columns = _COLUMN.findall(text, offset)
     if columns and (rest := columns[-1][3]):
-        if rest == _NO_TUPLE and len(columns) == 1:
+        if rest == " (no-tuple-data)" and len(columns) == 1:
             return None
         raise _Unreadable("not a column: expected ` name[type]:literal`", len(text) - len(rest))
     return _Part(offset, columns)
 
 
-def _decode_row(row: _Scanned) -> RowCells:
-    table = row.table if isinstance(row.table, TableName) else _table(*row.table)
-    new = None if row.new is None else _cells(row.new)
-    return RowCells(Operation(row.operation[0]), table, new, None if row.old is None else _cells(row.old))
-
-
-@lru_cache(maxsize=4096)
-def _table(schema: str, name: str) -> TableName:
-    return TableName(schema, name)
+_table: Final = lru_cache(maxsize=4096)(TableName)
 
 
 def _cells(part: _Part) -> Cells:

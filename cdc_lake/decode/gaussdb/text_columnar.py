@@ -38,7 +38,6 @@ _LITERAL_QUOTE: Final = ord("'")
 _BLANKS: Final = np.uint64(0x2020202020202020)
 _ONES: Final = np.uint64(0x0101010101010101)
 _TOPS: Final = np.uint64(0x8080808080808080)
-_SHAPES: Final = 4096
 _LONGEST: Final = 64  # words of eight bytes in an unquoted literal
 
 
@@ -73,7 +72,7 @@ def text_rows(
             walked = _walk_text(source, quotes, left, shape)
         require(walked is not None)
         assert walked is not None
-        if len(shape_cache) >= _SHAPES:
+        if len(shape_cache) >= 4096:
             shape_cache.clear()
         shape_cache[head] = row, shape
         rows, literals = walked
@@ -202,9 +201,7 @@ def _blank_after(source: Statements, offsets: Any) -> Any:
     raise FallBackToRowDecoder
 
 
-_JSON_QUOTE: Final = ord('"')
 _BACKSLASH: Final = ord("\\")
-_COMMA: Final = ord(",")
 _LONG: Final = 64  # bytes of a literal
 _BLOCK: Final = 4 << 20
 _NO_BACKSLASH: Final = re.compile(rb"[^\\]")
@@ -220,11 +217,18 @@ class _JsonQuotes:
 
 def json_rows(source: Statements, codec: Codec) -> list[MatchedStatements]:
     """The rows by shape, in the order of their first rows. Raises FallBackToRowDecoder."""
-    quotes = _json_quotes(source)
+    offsets = np.concatenate([_opening_or_closing(source, *block) for block in _blocks(source)])
+    quotes = _JsonQuotes(offsets, np.searchsorted(offsets, source.start))
     long = partial(_long, source, quotes)
 
     def next_shape(left: Any) -> MatchedStatements:
-        row, shape = _json_shape(source.outline(int(left[0]), long), codec)
+        try:
+            cells, shape = json_shape_of(source.outline(int(left[0]), long), codec)
+        except DecodeError:
+            raise FallBackToRowDecoder from None  # the row decoder reports the error with its location
+        require(shape is not None)
+        assert shape is not None
+        row = cells.record(None)
         rows, new, old = _walk_json(source, quotes, left, shape)
         return MatchedStatements(row, rows, None if row.new is None else new, None if row.old is None else old)
 
@@ -244,21 +248,6 @@ def _long(source: Statements, quotes: _JsonQuotes, start: int, end: int) -> Any:
     return np.stack([opening[long] + 1, closing[long]], axis=1)
 
 
-def _json_shape(statement: bytes, codec: Codec) -> tuple[Row, JsonRowTemplate]:
-    try:
-        cells, shape = json_shape_of(statement, codec)
-    except DecodeError:
-        raise FallBackToRowDecoder from None  # the row decoder reports the error with its location
-    require(shape is not None)
-    assert shape is not None
-    return cells.record(None), shape
-
-
-def _json_quotes(source: Statements) -> _JsonQuotes:
-    offsets = np.concatenate([_opening_or_closing(source, *block) for block in _blocks(source)])
-    return _JsonQuotes(offsets, np.searchsorted(offsets, source.start))
-
-
 def _blocks(source: Statements) -> Iterator[tuple[int, int]]:
     """Bounds of pieces that do not end with a backslash; limits memory, because each byte may need several numbers."""
     first, end = 0, len(source.bytes)
@@ -272,7 +261,7 @@ def _blocks(source: Statements) -> Iterator[tuple[int, int]]:
 def _opening_or_closing(source: Statements, first: int, stop: int) -> Any:
     """The positions of unescaped quotes between these bounds."""
     data = source.data[first:stop]
-    offsets = np.flatnonzero(data == _JSON_QUOTE)
+    offsets = np.flatnonzero(data == ord('"'))
     backslashes = np.flatnonzero(data == _BACKSLASH)
     if len(backslashes):
         # of adjacent backslashes, the first, third … one escapes the next character
@@ -323,7 +312,7 @@ def _array(source: Statements, quotes: _JsonQuotes, offsets: Any, nth: Any, widt
     good &= opening[:, 0] == offsets
     if width > 1:
         good &= (opening[:, 1:] == closing[:, :-1] + 2).all(axis=1)
-        good &= (source.data[closing[:, :-1] + 1] == _COMMA).all(axis=1)
+        good &= (source.data[closing[:, :-1] + 1] == ord(",")).all(axis=1)
     return Literals(opening + 1, closing), closing[:, -1] + 1, good
 
 

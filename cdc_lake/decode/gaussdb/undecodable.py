@@ -56,10 +56,10 @@ class GaussDbFormat:
         if part.fault is not None:
             raise part.fault
         if not part.before:
-            if part.start.mark is None:
-                part.start.mark = self.layouts.mark()
+            if part.passes.mark is None:
+                part.passes.mark = self.layouts.mark()
             else:
-                self.layouts.restore(part.start.mark)
+                self.layouts.restore(part.passes.mark)
 
     def mark(self) -> ResolverCheckpoint:
         """The current knowledge."""
@@ -77,8 +77,8 @@ class GaussDbFormat:
         if part is not None:
             if part.fault is None:
                 raise error
-            if part.start.mark is not None and not part.before:
-                self.layouts.restore(part.start.mark)
+            if part.passes.mark is not None and not part.before:
+                self.layouts.restore(part.passes.mark)
         latest, facts = self.layouts.latest(), {}
         frames, tables = [], []
         for data, lsn in zip(raw.records, raw.lsns, strict=True):

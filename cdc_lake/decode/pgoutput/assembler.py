@@ -127,8 +127,14 @@ class StreamedTransactions:
                 self.block = None
             case StreamCommit() as commit:
                 return (self._commit(commit),)
-            case StreamAbort() as abort:
-                self._abort(abort)
+            case StreamAbort(xid=xid, subxid=subxid):
+                self._require_no_block("an abort")
+                transaction = self._open.get(xid)
+                if transaction is not None and subxid != xid:
+                    transaction.roll_back(subxid)
+                elif transaction is not None:  # otherwise it had no effect, so nothing has to be undone
+                    transaction.frames.close()
+                    del self._open[xid]
             case None:
                 self._take(self._require_block("a change"), payload, lsn)
         return ()
@@ -147,16 +153,6 @@ class StreamedTransactions:
         if self.block is None:
             raise OutOfSequence(f"{what} outside a streamed block", offset=0)
         return self.block
-
-    def _abort(self, abort: StreamAbort) -> None:
-        self._require_no_block("an abort")
-        if (transaction := self._open.get(abort.xid)) is None:
-            return  # it had no effect, so nothing has to be undone
-        if abort.subxid != abort.xid:
-            transaction.roll_back(abort.subxid)
-            return
-        transaction.frames.close()
-        del self._open[abort.xid]
 
     def _require_no_block(self, what: str) -> None:
         if self.block is not None:
@@ -209,15 +205,6 @@ class _Open:
     repeated: set[bytes] = field(default_factory=set)  # OIDs whose invalid relation message is among the frames
 
 
-@dataclass(frozen=True, slots=True)
-class _Wrong:
-    """A relation message that could not be processed."""
-
-    payload: bytes
-    lsn: int
-    error: DecodeError
-
-
 class Assembler:
     """Takes the messages of one pgoutput connection in order, returns transactions as they commit.
 
@@ -231,6 +218,9 @@ class Assembler:
     `fault`. Invalid BEGIN and COMMIT are always errors; so is a message that hides one of them, once the next one does
     not fit.
     """
+
+    open_csn: Final = None  # PostgreSQL has no CSNs
+    completed_transactions: Final[tuple[BufferedTransaction, ...]] = ()  # an unreadable message completes none
 
     def __init__(
         self,
@@ -269,7 +259,8 @@ class Assembler:
         self._streams.forget()
         self._announced.forget()
         self._relations = self._announced.relations
-        self._wrong: dict[bytes, _Wrong] = {}
+        # relation messages that could not be processed, by OID, with their LSN and error
+        self._wrong: dict[bytes, tuple[bytes, int, DecodeError]] = {}
         self._open = None
         self._start()
 
@@ -288,16 +279,6 @@ class Assembler:
     def outside_messages(self) -> int:
         """Number of dropped logical messages outside of transactions."""
         return self._outside_messages + self._streams.outside_messages
-
-    @property
-    def open_csn(self) -> None:
-        """PostgreSQL has no CSNs."""
-        return
-
-    @property
-    def completed_transactions(self) -> tuple[BufferedTransaction | SpooledTransaction, ...]:
-        """None: an unreadable message completes no earlier transaction."""
-        return ()
 
     @property
     def open_bytes(self) -> int:
@@ -443,15 +424,8 @@ class Assembler:
             growing.frames.seal()
             self._open = None
             return SpooledTransaction(bounds, growing.frames, growing.marks, open_.fault)
-        raw = BufferedTransaction(
-            bounds=bounds,
-            frames=self._frames,
-            lsns=self._lsns,
-            layouts=self._layouts,
-            truncated=open_.truncated,
-            size=self._bytes,
-            fault=open_.fault,
-        )
+        contents = self._frames, self._lsns, self._layouts, open_.truncated, self._bytes
+        raw = BufferedTransaction(bounds, *contents, fault=open_.fault)
         self._open = None
         self._start()
         return raw
@@ -464,7 +438,11 @@ class Assembler:
             return False
         match payload[:1]:
             case b"R":
-                return self._keep_announcement(payload, lsn, error)
+                if len(payload) < 5:
+                    return False  # of an unknown table
+                self._announced.put(payload[1:5], None, self._announced.next_arrival(), payload, lsn)
+                self._wrong[payload[1:5]] = payload, lsn, error
+                return True
             case b"I" | b"U" | b"D":
                 return self._keep_change(self._open, payload, lsn, [payload[1:5]])
             case b"T" if isinstance(error, UnknownRelation):
@@ -474,22 +452,15 @@ class Assembler:
         self._keep(payload, lsn, None)
         return True
 
-    def _keep_announcement(self, payload: bytes, lsn: int, error: DecodeError) -> bool:
-        if len(payload) < 5:
-            return False  # of an unknown table
-        self._announced.put(payload[1:5], None, self._announced.next_arrival(), payload, lsn)
-        self._wrong[payload[1:5]] = _Wrong(payload, lsn, error)
-        return True
-
     def _keep_change(self, open_: _Open, payload: bytes, lsn: int, oids: list[bytes]) -> bool:
         """Keep a change of tables with invalid announcements, after these; others need a new connection."""
         if not all(oid in self._wrong for oid in oids):
             return False
         for oid in oids:
-            wrong = self._wrong[oid]
-            open_.fault = open_.fault or wrong.error
+            announcement, announced_at, error = self._wrong[oid]
+            open_.fault = open_.fault or error
             if oid not in open_.repeated:
                 open_.repeated.add(oid)
-                self._keep(wrong.payload, wrong.lsn, None)
+                self._keep(announcement, announced_at, None)
         self._keep(payload, lsn, None)
         return True

@@ -18,7 +18,6 @@ from cdc_lake.decode.pgoutput.binary_scalars import Text, float8
 from cdc_lake.decode.pgoutput.messages import Reader
 from cdc_lake.errors import MalformedMessage
 
-_MOST_DIMENSIONS: Final = 6  # MAXDIM
 _SPACES: Final = " \t\n\v\f\r"
 _EMPTY, _LOWER_IN, _UPPER_IN, _NO_LOWER, _NO_UPPER, _ALL_FLAGS = 1, 2, 4, 8, 16, 31
 _IN_BOUND: Final = re.compile(rf"[\"\\()\[\],{_SPACES}]")
@@ -39,7 +38,7 @@ def array(element: Text, oid: int, delimiter: str = ",") -> Text:
         reader = Reader(data)
         dimensions, flags = reader.u32(), reader.u32()
         of = reader.u32()
-        if dimensions > _MOST_DIMENSIONS or flags > 1 or of != oid:
+        if dimensions > 6 or flags > 1 or of != oid:  # MAXDIM
             raise MalformedMessage(f"a binary array of {dimensions} dimensions, of type OID {of}: expected {oid}")
         bounds = [(reader.u32(), reader.i32()) for _ in range(dimensions)]
         count = prod(length for length, _ in bounds) if bounds else 0

@@ -16,7 +16,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from cdc_lake.errors import InvalidText, MalformedMessage
+from cdc_lake.decode.pgoutput.messages import utf8
+from cdc_lake.errors import MalformedMessage
 
 Text: TypeAlias = Callable[[bytes], str]
 """The text of the bytes of one value. Raises MalformedMessage."""
@@ -90,14 +91,12 @@ def numeric(data: bytes) -> str:
 
 def float8(data: bytes) -> str:
     """The shortest text that reads back as the same double precision."""
-    (value,) = unpack(_FLOAT8, data)
-    return _format_float(float(value), 8, 15)
+    return _format_float(unpack(_FLOAT8, data)[0], 8, 15)
 
 
 def float4(data: bytes) -> str:
     """The shortest text that reads back as the same real."""
-    (value,) = unpack(_FLOAT4, data)
-    return _format_float(float(value), 4, 6)
+    return _format_float(unpack(_FLOAT4, data)[0], 4, 6)
 
 
 _FLOAT8: Final = struct.Struct(">d")
@@ -129,9 +128,7 @@ def _shortest(value: float, size: int) -> tuple[str, int]:
         # the server excludes a decimal exactly halfway, although it reads back as this float
         most = 9 if size == 4 else 17
         tries = (f"{value:.{count}e}" for count in range(most))
-        text = next(
-            candidate for candidate in tries if type(exact)(candidate) == exact and not _halfway(candidate, exact)
-        )
+        text = next(short for short in tries if type(exact)(short) == exact and not _halfway(short, exact))
     mantissa, exponent = text.split("e")
     return mantissa.replace(".", "").rstrip("0") or "0", int(exponent)
 
@@ -145,28 +142,18 @@ def _halfway(text: str, exact: np.floating) -> bool:
 
 _LENGTH: Final = struct.Struct(">I")
 _UUID: Final = 16  # bytes
-_ASCII: Final = 0x80
-
-
-def text(data: bytes) -> str:
-    """Text is sent as text."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        wrong = error.start
-    raise InvalidText(offset=wrong)  # raised here, because the cause would contain the value
 
 
 def versioned_text(data: bytes) -> str:
     """Text after a byte with the version of its format (jsonb, jsonpath): 1."""
     if data[:1] != b"\1":
         raise MalformedMessage("a binary document that is not of version 1")
-    return text(data[1:])
+    return utf8(data[1:])
 
 
 def letter(data: bytes) -> str:
     """The type `"char"`: one byte; zero is printed as nothing, and from version 16 on non-ASCII in octal digits."""
-    if len(data) != 1 or data[0] >= _ASCII:
+    if len(data) != 1 or data[0] >= 0x80:
         raise MalformedMessage(
             'a binary "char" that is not one byte of ASCII: server versions print others differently'
         )
@@ -216,7 +203,6 @@ _INTERVAL: Final = struct.Struct(">qii")  # microseconds, days, months
 _MOST: Final = {4: (1 << 31) - 1, 8: (1 << 63) - 1}
 _EVER: Final = (_MOST[8], _MOST[4], _MOST[4])
 _SINCE_MARCH_0: Final = 730_425  # days from 0000-03-01 to 2000-01-01
-_ERA: Final = 146_097  # days of 400 years
 
 
 def date(data: bytes) -> str:
@@ -241,14 +227,19 @@ def timetz(data: bytes) -> str:
     return _clock(micros) + zone + (f":{seconds:02d}" if seconds else "")
 
 
-def timestamp(data: bytes) -> str:
+def timestamp(data: bytes, zone: str = "") -> str:
     """Date and time; `infinity`."""
-    return _timestamp(data, "")
+    (micros,) = unpack(_TIME, data)
+    if ever := _endless(micros, 8):
+        return ever
+    days, rest = divmod(micros, DAY)
+    before, era = _date(days)
+    return f"{before} {_clock(rest)}{zone}{era}"
 
 
 def timestamptz(data: bytes) -> str:
     """The same in UTC, and its zone."""
-    return _timestamp(data, "+00")
+    return timestamp(data, "+00")
 
 
 def interval(data: bytes) -> str:
@@ -271,15 +262,6 @@ def interval(data: bytes) -> str:
     return f"P{date_part}{'T' + time_part if time_part else ''}" if date_part or time_part else "PT0S"
 
 
-def _timestamp(data: bytes, zone: str) -> str:
-    (micros,) = unpack(_TIME, data)
-    if ever := _endless(micros, 8):
-        return ever
-    days, rest = divmod(micros, DAY)
-    before, era = _date(days)
-    return f"{before} {_clock(rest)}{zone}{era}"
-
-
 def _endless(number: int, size: int) -> str:
     if number == _MOST[size]:
         return "infinity"
@@ -291,7 +273,7 @@ def _date(days: int) -> tuple[str, str]:
 
     Years begin in March here, so that the leap day is the last one.
     """
-    era, day = divmod(days + _SINCE_MARCH_0, _ERA)
+    era, day = divmod(days + _SINCE_MARCH_0, 146_097)  # days of 400 years
     year = (day - day // 1460 + day // 36524 - day // 146_096) // 365
     day -= 365 * year + year // 4 - year // 100
     month = (5 * day + 2) // 153

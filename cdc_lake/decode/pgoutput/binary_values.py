@@ -23,14 +23,15 @@ from cdc_lake.decode.columnar_reader import (
     FallBackToRowDecoder,
     FrameBuffer,
     TupleOffsets,
-    as_binary,
+    copy_texts,
     require,
-    sent_texts,
+    string_array,
 )
 from cdc_lake.decode.encoding import UndecodableText
 from cdc_lake.decode.pgoutput import binary_composites, binary_scalars
 from cdc_lake.decode.pgoutput.binary_composites import array, span, spans
 from cdc_lake.decode.pgoutput.binary_scalars import Text
+from cdc_lake.decode.pgoutput.messages import utf8
 from cdc_lake.errors import DecodeError, InvalidText, UnreadBinary
 from cdc_lake.model.change import Tuple, Value
 from cdc_lake.model.relation import Column, Relation, TableName
@@ -78,7 +79,7 @@ _SCALARS: Final[Mapping[int, Text]] = {
     JSONB: binary_scalars.versioned_text,
     4072: binary_scalars.versioned_text,
     5069: binary_scalars.integer("Q"),
-    **dict.fromkeys(TEXTS, binary_scalars.text),
+    **dict.fromkeys(TEXTS, utf8),
 }
 RANGES: Final = {3904: 23, 3906: 1700, 3908: 1114, 3910: 1184, 3912: 1082, 3926: 20}
 """Ranges: their own OID, and that of their subtype."""
@@ -243,14 +244,14 @@ def uuids(chunk: FrameBuffer, slots: Any) -> SelectedTexts:
 _SINCE_1970: Final = 10_957  # days from 1970-01-01 to 2000-01-01
 _YEAR_1: Final = -730_119  # 0001-01-01, days from 2000-01-01
 _YEAR_10_000: Final = 2_921_940
-_ZEROS: Final = r"\.?0+$"
 
 
 def binary_texts(chunk: FrameBuffer, tuples: TupleOffsets, relation: Any, relations: Sequence[Relation]) -> pa.Array:
     """The values as a string array (v), NULL if absent. `relation`: for each tuple an index into `relations`."""
     oids = _type_oids(tuples, relation, relations)
     rest = np.flatnonzero(~tuples.binary)
-    parts, places = [sent_texts(chunk, tuples, rest)], [rest]
+    absent = None if tuples.absent is None else tuples.absent[rest]
+    parts, places = [string_array(chunk, tuples.slots[rest], absent)], [rest]
     binary = np.flatnonzero(tuples.binary)
     for oid in np.unique(oids[binary]).tolist():
         indices = binary[oids[binary] == oid]
@@ -275,10 +276,10 @@ def _type_oids(tuples: TupleOffsets, relation: Any, relations: Sequence[Relation
 def _texts(oid: int, chunk: FrameBuffer, slots: Any) -> pa.Array:
     start, end = slots & 0xFFFFFFFF, slots >> 32
     if oid in TEXTS:
-        return as_binary(chunk, slots, utf8=True)
+        return string_array(chunk, slots, None)
     if oid == JSONB:
         require((start < end).all() and (chunk.data[start] == 1).all())
-        return as_binary(chunk, slots + 1, utf8=True)
+        return string_array(chunk, slots + 1, None)
     if (fast := _FAST.get(oid)) is not None:
         size, read = fast
         require((end - start == size).all())
@@ -286,21 +287,21 @@ def _texts(oid: int, chunk: FrameBuffer, slots: Any) -> pa.Array:
         if size < _WORD and oid not in _UNSIGNED:
             number -= (number >> (8 * size - 1)) << 8 * size
         return read(number)
-    partial_texts = _SOME.get(oid, _no_texts)(chunk, slots)
+    if (several := _SOME.get(oid)) is None:
+        partial_texts = SelectedTexts(pa.array([], pa.string()), np.zeros(len(slots), bool))
+    else:
+        partial_texts = several(chunk, slots)
     odd = np.flatnonzero(~partial_texts.which)
     if not len(odd):
         return partial_texts.texts
-    others = _one_by_one(oid, as_binary(chunk, slots[odd], utf8=False))
+    ends, data = copy_texts(chunk, slots[odd], utf8=False)
+    others = _one_by_one(oid, pa.BinaryArray.from_buffers(pa.binary(), len(odd), [None, ends, data]))
     if len(odd) == len(slots):
         return others
     texts = pa.concat_arrays([partial_texts.texts, others])
     order = np.empty(len(slots), np.int64)
     order[np.concatenate([np.flatnonzero(partial_texts.which), odd])] = np.arange(len(order))
     return texts.take(pa.array(order))
-
-
-def _no_texts(_: FrameBuffer, slots: Any) -> SelectedTexts:
-    return SelectedTexts(pa.array([], pa.string()), np.zeros(len(slots), bool))
 
 
 def _one_by_one(oid: int, values: pa.Array) -> pa.Array:
@@ -326,17 +327,8 @@ def _boolean(number: Any) -> pa.Array:
 def _date(number: Any) -> pa.Array:
     ok = (number >= _YEAR_1) & (number < _YEAR_10_000)
     days = np.where(ok, number, 0) + _SINCE_1970
-    return _but(
-        pa.array(days.astype(np.int32)).cast(pa.date32()).cast(pa.string()), ~ok, number, 4, binary_scalars.date
-    )
-
-
-def _timestamp(number: Any) -> pa.Array:
-    return _moment(number, "", binary_scalars.timestamp)
-
-
-def _timestamptz(number: Any) -> pa.Array:
-    return _moment(number, "+00", binary_scalars.timestamptz)
+    texts = pa.array(days.astype(np.int32)).cast(pa.date32()).cast(pa.string())
+    return _but(texts, ~ok, number, 4, binary_scalars.date)
 
 
 def _moment(number: Any, zone: str, plain: Callable[[bytes], str]) -> pa.Array:
@@ -344,7 +336,7 @@ def _moment(number: Any, zone: str, plain: Callable[[bytes], str]) -> pa.Array:
     micros = np.where(ok, number, 0) + _SINCE_1970 * binary_scalars.DAY
     printed = pa.array(micros).cast(pa.timestamp("us")).cast(pa.string())
     # Arrow always prints six fractional digits
-    printed = pc.if_else(pa.array(micros % 10 == 0), pc.replace_substring_regex(printed, _ZEROS, ""), printed)
+    printed = pc.if_else(pa.array(micros % 10 == 0), pc.replace_substring_regex(printed, r"\.?0+$", ""), printed)
     texts = pc.binary_join_element_wise(printed, zone, "") if zone else printed
     return _but(texts, ~ok, number, 8, plain)
 
@@ -367,8 +359,8 @@ _FAST: Final[dict[int, tuple[int, Callable[[Any], pa.Array]]]] = {
     28: (4, _integer),
     29: (4, _integer),
     1082: (4, _date),
-    1114: (8, _timestamp),
-    1184: (8, _timestamptz),
+    1114: (8, partial(_moment, zone="", plain=binary_scalars.timestamp)),
+    1184: (8, partial(_moment, zone="+00", plain=binary_scalars.timestamptz)),
 }
 """Types of a fixed size: bytes, and a function from their numbers (int64 ndarray) to texts."""
 _SOME: Final[dict[int, Callable[[FrameBuffer, Any], SelectedTexts]]] = {

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from cdc_lake.decode.change_batch import ChangeColumns, Numbering, canonical_of, concat_arrays, concat_changes
+from cdc_lake.decode.change_batch import ChangeColumns, Numbering, canonical_of, concat_changes
 from cdc_lake.decode.columnar_reader import (
     FallBackToRowDecoder,
     FrameBuffer,
@@ -31,12 +31,12 @@ from cdc_lake.decode.columnar_reader import (
     lists,
     read_tuples,
     require,
-    texts,
+    string_array,
     unchanged_lists,
 )
-from cdc_lake.decode.digests import digests_anew, frame_digests
+from cdc_lake.decode.digests import digests_anew, digests_by_kind
 from cdc_lake.decode.encoding import InHex, any_prefixed
-from cdc_lake.decode.hashing import DIGEST_SIZE, Digests, Hashing, digest_of, hashed_here, meanwhile
+from cdc_lake.decode.hashing import DIGEST_SIZE, Canonical, Digests, Hashing, digest_of, hashed_here, meanwhile
 from cdc_lake.decode.pgoutput.binary_values import binary_texts
 from cdc_lake.decode.pgoutput.parser import change_of, changes
 from cdc_lake.decode.transaction import BufferedTransaction
@@ -165,24 +165,11 @@ def tabulate(
 
 def _tabulate(batch: Sequence[BufferedTransaction], sizes: list[int], hashing: Hashing) -> ChangeColumns:
     numbering = Numbering()
-    parts = [_part(cut, numbering, hashing) for cut in _cuts(batch, sizes)]
-    frame = np.concatenate([part.frame for part in parts])
     transaction = np.repeat(np.arange(len(batch), dtype=np.int32), sizes)
     lsn = np.fromiter(chain.from_iterable(raw.lsns for raw in batch), np.int64, sum(sizes))
-    columns = ChangeColumns(
-        relations=numbering.relations,
-        transaction=transaction[frame],
-        op=np.concatenate([part.op for part in parts]),
-        relation=np.concatenate([part.relation for part in parts]),
-        lsn=lsn[frame],
-        new=concat_arrays([part.new for part in parts]),
-        old=concat_arrays([part.old for part in parts]),
-        old_kind=concat_arrays([part.old_kind for part in parts]),
-        unchanged=concat_arrays([part.unchanged for part in parts]),
-        info=concat_arrays([part.info for part in parts]),
-        digests=Digests.from_parts([part.digests for part in parts]),
-    )
-    binary = np.flatnonzero(np.concatenate([part.binary for part in parts]))
+    parts = [_part(cut, transaction, lsn, numbering, hashing) for cut in _cuts(batch, sizes)]
+    columns = concat_changes([(part, 0) for part, _ in parts], pa.concat_arrays)
+    binary = np.flatnonzero(np.concatenate([mask for _, mask in parts]))
     if not len(binary):
         return columns
     # of texts, instead of those of binary values
@@ -218,24 +205,6 @@ def _cuts(batch: Sequence[BufferedTransaction], sizes: list[int]) -> Iterator[_C
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """The columns of one piece; `frame`: for each change the index of its frame in the batch; `binary` (bool ndarray):
-    whether it had binary values, so that its digest covers the bytes of these.
-    """
-
-    frame: Any
-    op: Any
-    relation: Any
-    new: pa.Array
-    old: pa.Array
-    old_kind: pa.Array
-    unchanged: pa.Array
-    info: pa.Array
-    digests: Sequence[bytes]
-    binary: Any
-
-
-@dataclass(frozen=True, slots=True)
 class _Shape:
     """For each frame: letter, kind of its first tuple, relation number and column count (-1 and 0 for odd frames).
 
@@ -250,7 +219,10 @@ class _Shape:
     changes: dict[int, tuple[Change, ...]]
 
 
-def _part(cut: _Cut, numbering: Numbering, hashing: Hashing) -> _Part:
+def _part(cut: _Cut, transaction: Any, lsn: Any, numbering: Numbering, hashing: Hashing) -> tuple[ChangeColumns, Any]:
+    """The changes of one piece, and for each (bool ndarray) whether it had binary values, so that its digest covers the
+    bytes of these. `transaction` and `lsn`: of all frames of the batch.
+    """
     require(min(map(len, cut.frames)) >= _SHORTEST)
     chunk = FrameBuffer.from_frames(cut.frames)
     shape = _shape(cut, chunk, numbering)
@@ -262,19 +234,21 @@ def _part(cut: _Cut, numbering: Numbering, hashing: Hashing) -> _Part:
     with meanwhile(digests):
         both = ((new, new_rows), (old, old_rows))
         new_lists, old_lists = (_tuple_lists(chunk, tuples, rows, shape, numbering) for tuples, rows in both)
-    part = _Part(
-        frame=np.arange(cut.first, cut.first + count),
+    frames = slice(cut.first, cut.first + count)
+    columns = ChangeColumns(
+        relations=numbering.relations,
+        transaction=transaction[frames],
         op=shape.letter,
         relation=shape.relation.astype(np.int32),
+        lsn=lsn[frames],
         new=new_lists,
         old=old_lists,
         old_kind=_old_kinds(shape, old_rows, count),
         unchanged=unchanged_lists(new, new_rows, count, POSITIONS),
         info=pa.nulls(count, pa.string()),
         digests=digests(),
-        binary=binary,
     )
-    return _with_odd(part, shape, numbering) if shape.changes else part
+    return _with_odd(columns, binary, shape, numbering) if shape.changes else (columns, binary)
 
 
 def _digests(
@@ -283,7 +257,9 @@ def _digests(
     """Begin the digests of frames, except odd frames and binary values (`none`: all are), which follow later."""
     if none:
         return lambda: Digests(bytes(DIGEST_SIZE * len(shape.letter)))
-    return frame_digests(chunk, shape.letter, shape.relation, numbering.relations, hashing)
+    borders = np.concatenate([np.zeros(1, np.int32), chunk.end.astype(np.int32)])
+    tails = Canonical(b"", borders, chunk.bytes, 5)  # after letter and OID
+    return digests_by_kind(shape.letter, shape.relation, numbering.relations, tails, hashing)
 
 
 def _shape(cut: _Cut, chunk: FrameBuffer, numbering: Numbering) -> _Shape:
@@ -349,7 +325,7 @@ def _tuple_lists(
     lengths, valid = np.zeros(count, np.int64), np.zeros(count, bool)
     lengths[rows], valid[rows] = np.diff(tuples.offsets), True
     if tuples.binary is None:
-        return lists(TUPLES, lengths, valid, texts(chunk, tuples))
+        return lists(TUPLES, lengths, valid, string_array(chunk, tuples.slots, tuples.absent))
     return lists(TUPLES, lengths, valid, binary_texts(chunk, tuples, shape.relation[rows], numbering.relations))
 
 
@@ -369,30 +345,20 @@ def _old_kinds(shape: _Shape, rows: Any, count: int) -> pa.Array:
     return _KINDS.take(pa.array((shape.kind == _FULL).astype(np.int8), mask=absent))
 
 
-def _with_odd(part: _Part, shape: _Shape, numbering: Numbering) -> _Part:
-    """The part with its truncates, one change per table, and messages filled in."""
-    repeats = np.ones(len(part.op), np.int64)
+def _with_odd(columns: ChangeColumns, binary: Any, shape: _Shape, numbering: Numbering) -> tuple[ChangeColumns, Any]:
+    """The same with truncates, one change per table, and messages filled in."""
+    repeats = np.ones(len(columns), np.int64)
     for index, truncates in shape.changes.items():
         repeats[index] = len(truncates)
-    row = np.repeat(np.arange(len(part.op)), repeats)
+    row = np.repeat(np.arange(len(columns)), repeats)
     first = np.cumsum(repeats) - repeats
-    relation, digests = part.relation[row], [part.digests[index] for index in row.tolist()]
+    columns = columns.take(row)
+    relation, digests = columns.relation, list(columns.digests)
     info: list[str | None] = [None] * len(row)
     for index, several in shape.changes.items():
         for to, change in enumerate(several, first[index]):
             info[to] = info_of(change)
             digests[to] = digest_of(canonical_of(change))
             relation[to] = -1 if isinstance(change, Message) else numbering.number(change.relation)
-    indices = pa.array(row)
-    return _Part(
-        frame=part.frame[row],
-        op=part.op[row],
-        relation=relation,
-        new=part.new.take(indices),
-        old=part.old.take(indices),
-        old_kind=part.old_kind.take(indices),
-        unchanged=part.unchanged.take(indices),
-        info=pa.array(info, pa.string()),
-        digests=digests,
-        binary=part.binary[row],
-    )
+    filled = replace(columns, info=pa.array(info, pa.string()), digests=Digests.from_parts([digests]))
+    return filled, binary[row]

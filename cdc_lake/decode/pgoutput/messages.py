@@ -135,71 +135,68 @@ WireMessage: TypeAlias = (
 
 
 class Reader:
-    """A position in a message, moving forward only. `lenient`: values may be invalid text (`UndecodableText`)."""
+    """A position in a message, moving forward only. `offset`: of the next byte; `lenient`: values may be invalid text
+    (`UndecodableText`).
+    """
 
-    __slots__ = ("_data", "_lenient", "_offset")
+    __slots__ = ("_data", "_lenient", "offset")
 
     def __init__(self, data: bytes, *, lenient: bool = False) -> None:
         self._data = data
         self._lenient = lenient
-        self._offset = 0
-
-    @property
-    def offset(self) -> int:
-        """The offset of the next byte."""
-        return self._offset
+        self.offset = 0
 
     def take(self, size: int) -> bytes:
         """The next `size` bytes."""
-        offset, left = self._offset, len(self._data) - self._offset
+        offset, left = self.offset, len(self._data) - self.offset
         if not 0 <= size <= left:
             raise TruncatedMessage(need=size, left=left, offset=offset)
-        self._offset = offset + size
-        return self._data[offset : self._offset]
+        self.offset = offset + size
+        return self._data[offset : self.offset]
 
     def u8(self) -> int:
         """An unsigned byte."""
-        offset = self._offset
+        offset = self.offset
         if len(self._data) - offset < 1:
             raise TruncatedMessage(need=1, left=len(self._data) - offset, offset=offset)
-        self._offset = offset + 1
+        self.offset = offset + 1
         return int.from_bytes(self._data[offset : offset + 1])
 
     def u16(self) -> int:
         """An unsigned 16-bit number."""
-        offset = self._offset
+        offset = self.offset
         if len(self._data) - offset < 2:
             raise TruncatedMessage(need=2, left=len(self._data) - offset, offset=offset)
-        self._offset = offset + 2
+        self.offset = offset + 2
         return int.from_bytes(self._data[offset : offset + 2])
 
     def i32(self) -> int:
         """A signed 32-bit number."""
-        offset = self._offset
+        offset = self.offset
         if len(self._data) - offset < 4:
             raise TruncatedMessage(need=4, left=len(self._data) - offset, offset=offset)
-        self._offset = offset + 4
+        self.offset = offset + 4
         return int.from_bytes(self._data[offset : offset + 4], signed=True)
 
     def u32(self) -> int:
         """An unsigned 32-bit number: an OID, a transaction id, a length."""
-        offset = self._offset
+        offset = self.offset
         if len(self._data) - offset < 4:
             raise TruncatedMessage(need=4, left=len(self._data) - offset, offset=offset)
-        self._offset = offset + 4
+        self.offset = offset + 4
         return int.from_bytes(self._data[offset : offset + 4])
 
     def i64(self) -> int:
         """A signed 64-bit number."""
-        offset = self._offset
+        offset = self.offset
         if len(self._data) - offset < 8:
             raise TruncatedMessage(need=8, left=len(self._data) - offset, offset=offset)
-        self._offset = offset + 8
+        self.offset = offset + 8
         return int.from_bytes(self._data[offset : offset + 8], signed=True)
 
     def lsn(self) -> int:
         """A WAL position."""
-        offset = self._offset
+        offset = self.offset
         return storable(self.i64(), offset)
 
     def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
@@ -208,11 +205,11 @@ class Reader:
 
     def text(self, size: int) -> str:
         """The next `size` bytes, a value, as UTF-8."""
-        offset, left = self._offset, len(self._data) - self._offset
+        offset, left = self.offset, len(self._data) - self.offset
         if size > left:
             raise TruncatedMessage(need=size, left=left, offset=offset)
-        self._offset = offset + size
-        data = self._data[offset : self._offset]
+        self.offset = offset + size
+        data = self._data[offset : self.offset]
         try:
             return data.decode()
         except UnicodeDecodeError as error:
@@ -223,18 +220,18 @@ class Reader:
 
     def cstring(self) -> str:
         """A string up to its terminating zero byte, which is read too."""
-        offset = self._offset
+        offset = self.offset
         end = self._data.find(b"\x00", offset)
         if end < 0:
             left = len(self._data) - offset
             raise TruncatedMessage(need=left + 1, left=left, offset=offset)
-        self._offset = end + 1
-        return _decode(self._data[offset:end], offset)
+        self.offset = end + 1
+        return utf8(self._data[offset:end], offset)
 
     def finish(self) -> None:
         """Refuse bytes after the end of the message."""
-        if left := len(self._data) - self._offset:
-            raise MalformedMessage(f"{left} bytes after the end of the message", offset=self._offset)
+        if left := len(self._data) - self.offset:
+            raise MalformedMessage(f"{left} bytes after the end of the message", offset=self.offset)
 
 
 def storable(lsn: int, offset: int) -> int:
@@ -246,7 +243,8 @@ def storable(lsn: int, offset: int) -> int:
     return lsn
 
 
-def _decode(data: bytes, offset: int) -> str:
+def utf8(data: bytes, offset: int = 0) -> str:
+    """The text of bytes at `offset`. Raises InvalidText."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -73,7 +73,6 @@ ROW_CHANGES: Final = frozenset(b"IUD")
 """Letters of messages that change a row."""
 TRUNCATE_HEAD: Final = 6
 """Bytes of a Truncate message before its OIDs, four bytes each."""
-TRANSACTIONAL_FLAG: Final = 1  # Message message, flags
 
 
 def parse(payload: bytes, columns: int | None = None, *, lenient: bool = False) -> WireMessage:
@@ -98,9 +97,7 @@ def changes(raw: BufferedTransaction, in_hex: InHex | None = None) -> Iterator[t
     """
     for index, frame in enumerate(raw.frames):
         try:
-            layout = raw.layouts[index]
-            message = parse(frame, None if layout is None else len(layout.columns), lenient=in_hex is not None)
-            decoded = to_changes(message, layout, raw.truncated.get(index, ()), in_hex)
+            decoded = change_of(frame, raw.layouts[index], raw.truncated.get(index, ()), in_hex)
         except DecodeError as error:
             error.where = error.where or f"change {index + 1} of the transaction at {Lsn(raw.bounds.position)}"
             raise
@@ -170,6 +167,11 @@ def timestamp(micros: int, offset: int) -> int:
     return since_1970
 
 
+def _time(reader: Reader) -> int:
+    offset = reader.offset
+    return timestamp(reader.i64(), offset)
+
+
 def _flags(reader: Reader, allowed: int, of: str) -> int:
     offset = reader.offset
     return _check_flags(reader.u8(), allowed, of, offset)
@@ -192,10 +194,6 @@ def _commit(reader: Reader, _columns: int | None) -> Commit:
     return Commit(flags, storable(commit_lsn, 2), storable(end_lsn, 10), timestamp(micros, 18))
 
 
-def _origin(reader: Reader, _columns: int | None) -> OriginMessage:
-    return OriginMessage(reader.lsn(), reader.cstring())
-
-
 def _relation(reader: Reader, _columns: int | None) -> RelationMessage:
     oid = reader.u32()
     schema = reader.cstring() or "pg_catalog"  # the protocol sends pg_catalog as an empty name
@@ -214,10 +212,6 @@ def _relation(reader: Reader, _columns: int | None) -> RelationMessage:
 def _column(reader: Reader) -> AnnouncedColumn:
     key = _flags(reader, KEY_FLAG, "column") == KEY_FLAG
     return AnnouncedColumn(reader.cstring(), reader.u32(), reader.i32(), key)
-
-
-def _type(reader: Reader, _columns: int | None) -> TypeMessage:
-    return TypeMessage(reader.u32(), reader.cstring() or "pg_catalog", reader.cstring())
 
 
 def _insert(reader: Reader, columns: int | None) -> InsertMessage:
@@ -253,8 +247,8 @@ def _truncate(reader: Reader, _columns: int | None) -> TruncateMessage:
 
 
 def _message(reader: Reader, _columns: int | None) -> LogicalMessage:
-    flags = _flags(reader, TRANSACTIONAL_FLAG, "message")
-    return LogicalMessage(bool(flags), reader.lsn(), reader.cstring(), reader.take(reader.u32()))
+    transactional = _flags(reader, 1, "message") == 1
+    return LogicalMessage(transactional, reader.lsn(), reader.cstring(), reader.take(reader.u32()))
 
 
 def _expect(reader: Reader, kinds: bytes) -> bytes:
@@ -293,9 +287,9 @@ _IDENTITIES: Final = {identity.value.encode(): identity for identity in ReplicaI
 _LETTERS: Final[dict[bytes, Callable[[Reader, int | None], WireMessage]]] = {
     b"B": _begin,
     b"C": _commit,
-    b"O": _origin,
+    b"O": lambda reader, _: OriginMessage(reader.lsn(), reader.cstring()),
     b"R": _relation,
-    b"Y": _type,
+    b"Y": lambda reader, _: TypeMessage(reader.u32(), reader.cstring() or "pg_catalog", reader.cstring()),
     b"I": _insert,
     b"U": _update,
     b"D": _delete,
@@ -310,8 +304,6 @@ WITH_XID: Final = frozenset(b"RYIUDTM")
 
 LETTERS: Final = frozenset(b"SEcA")
 """Letters of the messages that are parsed here."""
-
-_PLAIN_ABORT: Final = 9  # bytes: letter and two transaction ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,9 +354,13 @@ def stream_message(payload: bytes) -> StreamMessage | None:
         case b"E":
             message = StreamStop()
         case b"c":
-            message = _stream_commit(reader)
+            xid = reader.u32()
+            _flags(reader, 0, "commit")
+            message = StreamCommit(xid, reader.lsn(), reader.lsn(), _time(reader))
         case b"A":
-            message = _abort(reader, parallel=len(payload) > _PLAIN_ABORT)
+            xid, subxid = reader.u32(), reader.u32()
+            parallel = len(payload) > 9  # bytes: letter and two transaction ids
+            message = StreamAbort(xid, subxid, reader.lsn(), _time(reader)) if parallel else StreamAbort(xid, subxid)
         case _:
             return None
     reader.finish()
@@ -375,25 +371,6 @@ def without_xid(payload: bytes) -> bytes:
     """A message of a block in the form of version 1. Raises DecodeError if it ends before that."""
     Reader(payload).take(5)
     return payload[:1] + payload[5:]
-
-
-def _stream_commit(reader: Reader) -> StreamCommit:
-    xid = reader.u32()
-    offset = reader.offset
-    if flags := reader.u8():
-        raise MalformedMessage(f"unknown flags {flags:#04x} of a commit", offset=offset)
-    commit_lsn, end_lsn = reader.lsn(), reader.lsn()
-    offset = reader.offset
-    return StreamCommit(xid, commit_lsn, end_lsn, timestamp(reader.i64(), offset))
-
-
-def _abort(reader: Reader, *, parallel: bool) -> StreamAbort:
-    xid, subxid = reader.u32(), reader.u32()
-    if not parallel:
-        return StreamAbort(xid, subxid)
-    lsn = reader.lsn()
-    offset = reader.offset
-    return StreamAbort(xid, subxid, lsn, timestamp(reader.i64(), offset))
 
 
 PREPARED_LETTERS: Final = frozenset(b"bPpKr")
@@ -460,44 +437,26 @@ def prepared_message(payload: bytes) -> PreparedMessage | None:
     reader = Reader(payload)
     match reader.take(1):
         case b"b":
-            message: PreparedMessage = BeginPrepare(_read_prepared(reader))
+            message: PreparedMessage = BeginPrepare(Prepared(*_prepared_fields(reader)))
         case b"P" | b"p" as letter:
-            _no_flags(reader)
-            message = Prepare(_read_prepared(reader), letter == b"p")
+            _flags(reader, 0, "prepared transaction")
+            message = Prepare(Prepared(*_prepared_fields(reader)), letter == b"p")
         case b"K":
-            _no_flags(reader)
-            committed = _read_prepared(reader)  # the same form, with the commit's numbers
-            message = CommitPrepared(
-                committed.xid, committed.gid, committed.lsn, committed.end_lsn, committed.prepared_at
-            )
+            _flags(reader, 0, "prepared transaction")
+            message = CommitPrepared(*_prepared_fields(reader))
         case b"r":
-            message = _rollback(reader)
+            _flags(reader, 0, "prepared transaction")
+            numbers = reader.lsn(), reader.lsn(), _time(reader), _time(reader)
+            message = RollbackPrepared(reader.u32(), reader.cstring(), *numbers)
         case _:
             return None
     reader.finish()
     return message
 
 
-def _read_prepared(reader: Reader) -> Prepared:
-    lsn, end_lsn = reader.lsn(), reader.lsn()
-    offset = reader.offset
-    when = timestamp(reader.i64(), offset)
-    return Prepared(reader.u32(), reader.cstring(), lsn, end_lsn, when)
-
-
-def _rollback(reader: Reader) -> RollbackPrepared:
-    _no_flags(reader)
-    prepare_end, end = reader.lsn(), reader.lsn()
-    offset = reader.offset
-    prepared_at = timestamp(reader.i64(), offset)
-    rolled_back_at = timestamp(reader.i64(), offset + 8)
-    return RollbackPrepared(reader.u32(), reader.cstring(), prepare_end, end, prepared_at, rolled_back_at)
-
-
-def _no_flags(reader: Reader) -> None:
-    offset = reader.offset
-    if flags := reader.u8():
-        raise MalformedMessage(f"unknown flags {flags:#04x} of a prepared transaction", offset=offset)
+def _prepared_fields(reader: Reader) -> tuple[int, str, int, int, int]:
+    lsn, end_lsn, micros = reader.lsn(), reader.lsn(), _time(reader)
+    return reader.u32(), reader.cstring(), lsn, end_lsn, micros
 
 
 def bounds_of(commit: Commit | StreamCommit | CommitPrepared, xid: int, origin: str | None) -> Boundaries:

@@ -113,9 +113,7 @@ def _may_have_been(columns: Columns, announced: Collection[str], now: Mapping[in
     # a current column has existed since its number was assigned, and numbers are assigned in order
     if not {number for number in now if number <= max(numbers, default=0)} <= numbers:
         return False
-    return all(
-        now.get(past_column.number) not in announced for name, past_column in columns.items() if name not in announced
-    )
+    return all(now.get(past.number) not in announced for name, past in columns.items() if name not in announced)
 
 
 def _are_unchanged(columns: Columns, now: Mapping[int, str]) -> bool:
@@ -126,33 +124,28 @@ def _are_unchanged(columns: Columns, now: Mapping[int, str]) -> bool:
 def _parse_message(content: bytes) -> dict[int, Columns]:
     document = json.loads(content)
     if document["version"] != VERSION:
-        msg = "another version"
-        raise ValueError(msg)
+        raise ValueError("another version")
     return {_number(table["oid"]): _columns(table["columns"]) for table in document["tables"]}
 
 
 def _columns(listed: object) -> Columns:
     if not isinstance(listed, list):
-        msg = "columns must be a list"
-        raise TypeError(msg)
+        raise TypeError("columns must be a list")
     columns: dict[str, DdlColumn] = {}
     for entry in listed:
         if not isinstance(entry["name"], str) or not isinstance(entry["filled"], bool):
-            msg = "a name must be a text, and `filled` true or false"
-            raise TypeError(msg)
+            raise TypeError("a name must be a text, and `filled` true or false")
         columns[entry["name"]] = DdlColumn(
             _number(entry["number"]), _number(entry["type"]), _number(entry["modifier"]), entry["filled"]
         )
     if len(columns) != len(listed) or len({c.number for c in columns.values()}) != len(listed):
-        msg = "a name or a number occurs twice"
-        raise ValueError(msg)
+        raise ValueError("a name or a number occurs twice")
     return columns
 
 
 def _number(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        msg = "expected a number"
-        raise TypeError(msg)
+        raise TypeError("expected a number")
     return value
 
 
@@ -330,36 +323,40 @@ class RelationCache:
         """A table's layout, without recording it; `place`: equal for consecutive messages; `position`: of the
         transaction. Raises DecodeError, and errors of the catalog.
         """
-        now, before = self._facts(message), self._layout_before(message)
+        now = self._facts(message)
+        if message.oid not in self._before:
+            landed = self._landed(message.oid, message.table)
+            self._before[message.oid] = landed if landed is not None and landed.oid == message.oid else None
+        before = self._before[message.oid]  # in this stream, or landed before it
         if not now.columns and before is not None and before.oid == message.oid:
             now = _facts_of_dropped(now, before)
         if now.member is not None and position > now.member[1]:
             message = replace(message, table=now.member[0])  # it temporarily had the other name
         message = _named_apart(message, now, before, xid, self._highest.get(message.oid, 0))
         facts = self._at_its_place(message, now, before, xid)
+        columns = []
+        for c in message.columns:
+            # the catalog's spelling first, because casts depend on it
+            type_name = facts.type_names.get(c.type_oid) or self._types.get(c.type_oid)
+            if type_name is None:
+                raise UnknownType(f"column `{c.name}` is of type OID {c.type_oid}, whose name is not known")
+            own, announced = facts.columns.get(c.name, UNTOLD), (c.name, type_name, c.type_oid, c.modifier, c.key)
+            columns.append(Column(*announced, number=own.number, missing=own.missing, ambiguous=own.ambiguous))
         relation = Relation(
             table=message.table,
-            columns=tuple(
-                Column(
-                    c.name,
-                    self._type_name(facts, c.type_oid, c.name),
-                    c.type_oid,
-                    c.modifier,
-                    c.key,
-                    number=facts.columns.get(c.name, UNTOLD).number,
-                    missing=facts.columns.get(c.name, UNTOLD).missing,
-                    ambiguous=facts.columns.get(c.name, UNTOLD).ambiguous,
-                )
-                for c in message.columns
-            ),
+            columns=tuple(columns),
             identity=message.identity,
             primary_key=facts.primary_key,
             oid=message.oid if facts.columns else None,
             storage=facts.storage,
         )
         relation = self._as_partitions_log(message, relation, now, place)
-        if now.published_as is not None and precedes(now.published_as.attached, xid):
-            relation = _of_root(relation, now.published_as)
+        root = now.published_as
+        if root is not None and precedes(root.attached, xid):  # it only has its own name temporarily
+            own_columns = tuple(
+                replace(c, number=root.numbers.get(c.number or 0), missing=None) for c in relation.columns
+            )
+            relation = replace(relation, table=root.table, oid=root.oid, columns=own_columns, storage=None)
         # a repeated layout keeps its object, and with it the cached hash
         if self._latest_relations.get(message.table) == relation:
             relation = self._latest_relations[message.table]
@@ -375,12 +372,10 @@ class RelationCache:
         """The root of an announced partition, by OID, and its layout by the current partitions; None for others."""
         number = int.from_bytes(oid, "big")
         root = next((root for root, leaves in self._partitions.items() if number in leaves), None)
-        root_layout = None if root is None else self._roots.get(root.to_bytes(4, "big"))
-        if root is None or root_layout is None:
+        if root is None or (root_oid := root.to_bytes(4, "big")) not in self._roots:
             return None
-        return root.to_bytes(4, "big"), as_logged(
-            root_layout[0], {**root_layout[1].partitions, **self._partitions[root]}.values()
-        )
+        layout, facts = self._roots[root_oid]
+        return root_oid, as_logged(layout, {**facts.partitions, **self._partitions[root]}.values())
 
     def partitions_of(self, oid: bytes) -> list[bytes]:
         """The announced partitions of a table, by OID."""
@@ -408,13 +403,6 @@ class RelationCache:
         self._roots[message.oid.to_bytes(4, "big")] = relation, now
         return as_logged(relation, {**now.partitions, **self._partitions.get(message.oid, {})}.values())
 
-    def _layout_before(self, message: RelationMessage) -> Relation | None:
-        """The previous layout of the table, in this stream or landed before it."""
-        if message.oid not in self._before:
-            landed = self._landed(message.oid, message.table)
-            self._before[message.oid] = landed if landed is not None and landed.oid == message.oid else None
-        return self._before[message.oid]
-
     def _facts(self, message: RelationMessage) -> TableFacts:
         if callable(self._catalog):
             return self._catalog(message.oid, message.table)
@@ -426,49 +414,26 @@ class RelationCache:
         self, message: RelationMessage, now: TableFacts, before: Relation | None, xid: int | None
     ) -> TableFacts:
         """The current facts of the catalog, with the column names at the position of the message."""
-        names_now = {
-            column_facts.number: name for name, column_facts in now.columns.items() if column_facts.number is not None
-        }
-        by_layout = not now.attributes  # with attributes, more is known of landed layouts than names
-        ddl_columns = (
-            None
-            if self._ddl_messages is None
-            else self._ddl_messages.columns_of(message, names_now, by_layout=by_layout)
-        )
+        ddl_columns = None
+        if self._ddl_messages is not None:
+            names_now = {c.number: name for name, c in now.columns.items() if c.number is not None}
+            by_layout = not now.attributes  # with attributes, more is known of landed layouts than names
+            ddl_columns = self._ddl_messages.columns_of(message, names_now, by_layout=by_layout)
         if now.attributes:
             columns = _columns_then(message, ddl_columns, now, before, xid, self._highest.get(message.oid, 0))
             key = _key_then(message, columns, now, before, xid)
-            storage = storage_then(
-                [column_facts.number for column_facts in columns.values()], now.attributes, now.storage, before
-            )
+            storage = storage_then([c.number for c in columns.values()], now.attributes, now.storage, before)
             return replace(now, primary_key=key, columns=columns, storage=storage)
         if ddl_columns is None:
             return now
-        by_number = {
-            column_facts.number: column_facts
-            for column_facts in now.columns.values()
-            if column_facts.number is not None
-        }
+        by_number = {c.number: c for c in now.columns.values() if c.number is not None}
         columns = {
             name: by_number.get(column.number, ColumnFacts(column.number, Missing(None) if column.filled else None))
             for name, column in ddl_columns.items()
         }
-        names = {column_facts.number: name for name, column_facts in columns.items()}
+        names = {c.number: name for name, c in columns.items()}
         key = tuple(names.get(now.columns[name].number, name) for name in now.primary_key if name in now.columns)
         return replace(now, primary_key=key, columns=columns)
-
-    def _type_name(self, facts: TableFacts, oid: int, column: str) -> str:
-        # the catalog's spelling first, because casts depend on it
-        name = facts.type_names.get(oid) or self._types.get(oid)
-        if name is None:
-            raise UnknownType(f"column `{column}` is of type OID {oid}, whose name is not known")
-        return name
-
-
-def _of_root(relation: Relation, root: PublishedAs) -> Relation:
-    """The layout of a partition as one of its root: it is only temporarily published under its own name."""
-    columns = tuple(replace(c, number=root.numbers.get(c.number or 0), missing=None) for c in relation.columns)
-    return replace(relation, table=root.table, oid=root.oid, columns=columns, storage=None)
 
 
 def _facts_of_dropped(now: TableFacts, before: Relation) -> TableFacts:
@@ -493,16 +458,9 @@ def _named_apart(
     identified = identify(announced, now.attributes, before, xid, highest)
     numbers = range(1, len(announced) + 1) if identified is None else identified.numbers
     used_names = {name for name, times in names.items() if times == 1}
-    of_now = {
-        column.number: column.name
-        for column in now.attributes
-        if column.name is not None and column.name not in used_names
-    }
-    used_names |= {
-        of_now[number]
-        for number, column in zip(numbers, announced, strict=True)
-        if names[column.name] > 1 and number in of_now
-    }
+    of_now = {a.number: a.name for a in now.attributes if a.name is not None and a.name not in used_names}
+    pairs = zip(numbers, announced, strict=True)
+    used_names |= {of_now[number] for number, c in pairs if names[c.name] > 1 and number in of_now}
     columns = []
     for number, column in zip(numbers, message.columns, strict=True):
         name = column.name
@@ -554,7 +512,7 @@ def _key_then(
     key = key_then(
         [numbers[c.name] for c in message.columns if c.key and c.name in numbers],
         [of_now[name] for name in now.primary_key],
-        [number for name in ((before.primary_key) if before is not None else ()) if (number := were.get(name))],
+        [number for name in (before.primary_key if before is not None else ()) if (number := were.get(name))],
         names,
         logged=message.identity is ReplicaIdentity.DEFAULT,
         settled=precedes(now.key_changed, xid),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias
@@ -182,9 +182,7 @@ def _truncated_tables(
         tables = []
         for nth, oid in enumerate(message.oids):
             if (relation := force.get(oid.to_bytes(4, "big"))) is None:
-                raise UnknownRelation(
-                    f"a truncate of table OID {oid}, which was not announced", offset=TRUNCATE_HEAD + 4 * nth
-                )
+                raise _unknown("truncate", oid, TRUNCATE_HEAD + 4 * nth)
             tables.append(relation)
     except DecodeError:
         if fault is None:
@@ -230,13 +228,21 @@ class SpillingTransaction:
         self.marks.append(RelationMark(len(self.frames), oid, layout))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Announcement:
-    """A relation message in the form of version 1, with its LSN, valid from frame number `frame_index` on."""
+    """A relation message in the form of version 1, with its LSN, valid from frame number `frame_index` on; `arrival`:
+    its last one on this connection.
+    """
 
     frame_index: int
     payload: bytes
     lsn: int
+    arrival: int = field(default=0, compare=False)
+
+    @property
+    def oid(self) -> bytes:
+        """The table's OID as four bytes."""
+        return self.payload[1:5]
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,17 +331,6 @@ class Subtransactions:
         return int(places[0]) if len(places) else None
 
 
-@dataclass(slots=True)
-class _Announcement:
-    """A relation message before frame number `frame_index`, in the form of version 1; `arrival`: its last arrival."""
-
-    frame_index: int
-    oid: bytes
-    payload: bytes
-    lsn: int
-    arrival: int
-
-
 class StreamedTransaction:
     """One transaction in progress. `announced`: its tables, by OID as four bytes. `fault`: see
     `BufferedTransaction`.
@@ -346,9 +341,9 @@ class StreamedTransaction:
         self.frames = frames
         self.origin: str | None = None
         self.fault: DecodeError | None = None
-        self.announced: dict[bytes, _Announcement] = {}
+        self.announced: dict[bytes, Announcement] = {}
         self.ddl_messages: list[tuple[int, bytes]] = []  # messages about altered tables, each before frame number so
-        self._announcements: list[_Announcement] = []
+        self._announcements: list[Announcement] = []
         self._subtransactions = Subtransactions()
         self._top = xid.to_bytes(4, "big")
         self._last = self._top
@@ -359,23 +354,13 @@ class StreamedTransaction:
         transaction = cls(xid, content.frames)
         transaction.origin, transaction.fault = content.origin, content.fault
         transaction.ddl_messages = [(0, message) for message in content.ddl_messages]
-        for announcement in content.announcements:
-            transaction._announcements.append(
-                _Announcement(
-                    announcement.frame_index, announcement.payload[1:5], announcement.payload, announcement.lsn, 0
-                )
-            )
+        transaction._announcements = list(content.announcements)
         return transaction
 
     def to_prepared(self) -> PreparedContent:
         """What to store until its end."""
-        announcements = [
-            Announcement(announcement.frame_index, announcement.payload, announcement.lsn)
-            for announcement in self._announcements
-        ]
-        return PreparedContent(
-            self.frames, announcements, [content for _, content in self.ddl_messages], self.origin, self.fault
-        )
+        ddl_messages = [content for _, content in self.ddl_messages]
+        return PreparedContent(self.frames, self._announcements, ddl_messages, self.origin, self.fault)
 
     def enter(self, xid: bytes) -> None:
         """Start a message of this subtransaction, or of the transaction itself."""
@@ -392,12 +377,8 @@ class StreamedTransaction:
         if previous is not None and previous.payload == payload and previous.frame_index == len(self.frames):
             previous.arrival = arrival
             return
-        self.announced[oid] = _Announcement(len(self.frames), oid, payload, lsn, arrival)
+        self.announced[oid] = Announcement(len(self.frames), payload, lsn, arrival)
         self._announcements.append(self.announced[oid])
-
-    def add_ddl_message(self, content: bytes) -> None:
-        """Record a message about tables that it altered (`decode.pgoutput.relations`)."""
-        self.ddl_messages.append((len(self.frames), content))
 
     def roll_back(self, subxid: int) -> None:
         """Drop what a subtransaction did."""
@@ -428,23 +409,14 @@ class StreamedTransaction:
                 resolved = resolve(announcement.payload, announcement.lsn, (self.xid, announcement.frame_index))
                 relation = None if isinstance(resolved, DecodeError) else resolved
                 self.fault = self.fault or (resolved if isinstance(resolved, DecodeError) else None)
-                marks.append(
-                    RelationMark(
-                        announcement.frame_index,
-                        announcement.oid,
-                        relation,
-                        (announcement.payload, announcement.lsn) if relation is None else None,
-                    )
-                )
+                wrong = (announcement.payload, announcement.lsn) if relation is None else None
+                marks.append(RelationMark(announcement.frame_index, announcement.oid, relation, wrong))
             put(announcement.oid, relation, announcement.arrival, announcement.payload, announcement.lsn)
             latest[announcement.oid] = announcement.payload, relation
             if (root := announced.root_of(announcement.oid)) is not None:
                 marks.append(RelationMark(announcement.frame_index, *root))
                 latest[root[0]] = latest.get(root[0], (b"", None))[0], root[1]
         return [mark for mark in marks if mark.frame_index < len(self.frames)]
-
-
-_RELATION_HEAD: Final = 5  # bytes: letter and OID
 
 
 class InProgressTransactions:
@@ -466,7 +438,7 @@ class InProgressTransactions:
         """
         letter = bare[:1]
         if letter == b"R":
-            if len(bare) < _RELATION_HEAD:
+            if len(bare) < 5:  # letter and OID
                 parse(bare)  # reports that it ends early
             transaction.announce(bare, lsn, self.announced.next_arrival())
         elif letter and letter[0] in ROW_CHANGES:
@@ -491,7 +463,7 @@ class InProgressTransactions:
                         self.outside_messages += not transactional
                         return
                     if prefix == DDL_MESSAGES:
-                        transaction.add_ddl_message(content)
+                        transaction.ddl_messages.append((len(transaction.frames), content))
                 case TruncateMessage(oids=oids):
                     for index, oid in enumerate(oids):
                         if oid.to_bytes(4, "big") not in transaction.announced:
@@ -506,16 +478,20 @@ class InProgressTransactions:
     def commit_transaction(
         self, transaction: StreamedTransaction, bounds: Boundaries, put: Put, part: int
     ) -> BufferedTransaction | SpooledTransaction:
-        """Commit it: its messages count now, and its layouts are looked up and `put`. `part`: see
-        `decode.transaction.FrameStoreFactory`. Raises DecodeError, LakeError, and errors of the catalog.
+        """Commit it: its messages count now, and its layouts are looked up and `put`. Only one on disk of at least
+        `part` bytes is returned in parts. Raises DecodeError, LakeError, and errors of the catalog.
         """
         for _, content in transaction.ddl_messages:
             self.announced.take_told(content)
-        marks = transaction.marks(
-            partial(self._resolve_relation, transaction.xid, bounds.position), put, self.announced
-        )
+        resolve = partial(self._resolve_relation, transaction.xid, bounds.position)
+        marks = transaction.marks(resolve, put, self.announced)
         transaction.frames.seal()
-        return _given_back(SpooledTransaction(bounds, transaction.frames, marks, transaction.fault), part)
+        large = SpooledTransaction(bounds, transaction.frames, marks, transaction.fault)
+        if large.frames.is_spilled and large.frames.size >= part:
+            return large
+        raw = large.to_raw_transaction()
+        large.release()
+        return raw
 
     def _resolve_relation(
         self, xid: int, position: int, payload: bytes, lsn: int, place: tuple[int, int]
@@ -536,15 +512,6 @@ def check_inside(letter: bytes, where: str) -> None:
     """Raise OutOfSequence for a message that does not belong in a transaction."""
     if not letter or letter[0] not in WITH_XID:
         raise OutOfSequence(f"a message `{letter.decode(errors='replace')}` inside {where}", offset=0)
-
-
-def _given_back(large: SpooledTransaction, part: int) -> BufferedTransaction | SpooledTransaction:
-    """A committed transaction as it is returned: as a whole if it is in memory or smaller than `part` bytes."""
-    if large.frames.is_spilled and large.frames.size >= part:
-        return large
-    raw = large.to_raw_transaction()
-    large.release()
-    return raw
 
 
 def _unknown(what: str, oid: int, offset: int) -> UnknownRelation:

@@ -161,14 +161,10 @@ class TwoPhaseAssembler:
             if commit.end_lsn <= self._landed:
                 return ()
             if self._prepared_storage.has_changes(commit.xid, commit.end_lsn):
-                text = (
-                    f"COMMIT PREPARED of `{commit.gid}` (xid {commit.xid}), whose PREPARE was neither received nor "
-                    "stored"
-                )
-                raise PreparedUnknown(text, offset=0)
-            content = PreparedContent(
-                self._frames(), ()
-            )  # up to version 17 a server sends no PREPARE if it only locked rows
+                which = f"COMMIT PREPARED of `{commit.gid}` (xid {commit.xid})"
+                raise PreparedUnknown(f"{which}, whose PREPARE was neither received nor stored", offset=0)
+            # up to version 17 a server sends no PREPARE if it only locked rows
+            content = PreparedContent(self._frames(), ())
         bounds = bounds_of(commit, commit.xid, content.origin)
         transaction = StreamedTransaction.from_prepared(commit.xid, content)
         # for others its layouts apply from the PREPARE on
@@ -228,10 +224,8 @@ def read_back(read: Read, part: int, where: str) -> tuple[Prepared, PreparedCont
     frames = PreparedFrames(read, len(head) + size, (header["frames"], header["bytes"]), part, where)
     ddl_messages = [base64.b64decode(data) for data in header["told"]]
     # files of versions that stored only messages lack the last two
-    lines = header.get("tables", ()), header.get("encoding")
-    return prepared, PreparedContent(
-        frames, announcements, ddl_messages, header["origin"], _fault(header["fault"]), *lines
-    )
+    rest = header["origin"], _fault(header["fault"]), header.get("tables", ()), header.get("encoding")
+    return prepared, PreparedContent(frames, announcements, ddl_messages, *rest)
 
 
 class PreparedFrames:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import Final, TypeAlias
@@ -87,19 +87,9 @@ def _numeric(image: bytes) -> str | None:
     if header >> 14 == 3:  # not a number, or a special form for columnar tables
         return "NaN" if header == 0xC000 else None
     if header >> 14 == 2:
-        negative, scale, weight, offset = (
-            bool(header & 0x2000),
-            header >> 7 & 0x3F,
-            (header & 0x3F) - (header & 0x40),
-            2,
-        )
+        negative, scale, weight, offset = header & 0x2000, header >> 7 & 0x3F, (header & 0x3F) - (header & 0x40), 2
     else:
-        negative, scale, weight, offset = (
-            bool(header & 0x4000),
-            header & 0x3FFF,
-            struct.unpack_from("<h", data, 2)[0],
-            4,
-        )
+        negative, scale, weight, offset = header & 0x4000, header & 0x3FFF, struct.unpack_from("<h", data, 2)[0], 4
     digits = struct.unpack_from(f"<{(len(data) - offset) // 2}H", data, offset)
     value = 0
     for digit in digits:
@@ -107,7 +97,7 @@ def _numeric(image: bytes) -> str | None:
     shift = 4 * (weight + 1 - len(digits)) + scale
     unscaled = str(value * 10**shift if shift >= 0 else value // 10**-shift).rjust(scale + 1, "0")
     integer, fraction = unscaled[: len(unscaled) - scale], unscaled[len(unscaled) - scale :]
-    return "-" * negative + integer + (f".{fraction}" if fraction else "")
+    return ("-" if negative else "") + integer + (f".{fraction}" if fraction else "")
 
 
 def _moment(zone: str) -> Callable[[bytes], str | None]:
@@ -231,14 +221,11 @@ def facts_of(session: WireSession, table: TableName, *, skips_generated: bool = 
         if dropped == "t":
             attributes.append(Attribute(int(number or 0), changed=int(changed or 0)))
             continue
-        type_name = (kind or "") if schema == "pg_catalog" else f"{schema}.{kind}"
+        type_name, type_numbers = _type_name(schema, kind), (int(type_oid or 0), int(modifier or -1))
         missing = missing_of(type_name, stored, has_default=has_default == "t", **ways)
-        column = GaussDbColumn(
-            name or "", type_name, int(type_oid or 0), int(modifier or -1), printed, int(number or 0)
-        )
-        columns.append(replace(column, missing=missing, filled=filled == "t"))
-        attribute = Attribute(int(number or 0), name, int(type_oid or 0), int(modifier or -1), missing)
-        attributes.append(replace(attribute, changed=int(changed or 0)))
+        place = int(number or 0)
+        columns.append(GaussDbColumn(name or "", type_name, *type_numbers, printed, place, missing, filled == "t"))
+        attributes.append(Attribute(place, name, *type_numbers, missing, changed=int(changed or 0)))
     names = {str(column.number): column.name for column in columns}
     indexes = [_index(row, names) for row in session.query(_INDEXES.format(oid=oid), doing=doing).rows]
     skipped: set[str] = set()
@@ -253,9 +240,7 @@ def facts_of(session: WireSession, table: TableName, *, skips_generated: bool = 
         storage=Storage.USTORE if "storage_type=ustore" in _options(options) else Storage.ASTORE,
         type_names=_TypeNames(session),
         oid=int(oid or 0),
-        attributes=tuple(
-            visible_attribute for visible_attribute in attributes if visible_attribute.name not in skipped
-        ),
+        attributes=tuple(attribute for attribute in attributes if attribute.name not in skipped),
         key_changed=None if primary is None else primary.changed,
         file=_files(session, oid or "", doing) if parted != "n" else None if file in ("0", oid) else int(file or 0),
         skipped=frozenset(skipped),
@@ -302,7 +287,11 @@ def _printed_type(session: WireSession, printed: str) -> tuple[int, str] | None:
     if len(rows) != 1:
         return None
     [(oid, schema, name)] = rows
-    return int(oid or 0), (name or "") if schema == "pg_catalog" else f"{schema}.{name}"
+    return int(oid or 0), _type_name(schema, name)
+
+
+def _type_name(schema: str | None, name: str | None) -> str:
+    return (name or "") if schema == "pg_catalog" else f"{schema}.{name}"
 
 
 class _TypeNames(Mapping[int, str]):
@@ -321,8 +310,7 @@ class _TypeNames(Mapping[int, str]):
             rows = self._session.query(sql, doing=f"looking up type {oid} in the catalog").rows
             if not rows:
                 raise KeyError(oid)
-            schema, name = rows[0]
-            self._names[oid] = (name or "") if schema == "pg_catalog" else f"{schema}.{name}"
+            self._names[oid] = _type_name(*rows[0])
         return self._names[oid]
 
     def __iter__(self) -> Iterator[int]:
@@ -352,12 +340,7 @@ class GaussDbCatalog:
 
 def check_identities(facts: Mapping[TableName, GaussDbTableMetadata], place: str) -> None:
     """Raise NoReplicaIdentity for all tables whose updates and deletes would not identify their row."""
-    bare = [
-        table
-        for table, table_facts in facts.items()
-        if not table_facts.identity_columns and not table_facts.logs_full_rows
-    ]
-    if bare:
+    if bare := [table for table, known in facts.items() if not known.identity_columns and not known.logs_full_rows]:
         statements = "; ".join(f"ALTER TABLE {quote_table(table)} REPLICA IDENTITY FULL" for table in bare)
         raise NoReplicaIdentity(
             f"no primary key and no replica identity: {', '.join(map(str, bare))}",
@@ -413,10 +396,8 @@ def interval_hint(bare: WireSession) -> tuple[str, str] | None:
     actual, expected = _settings(bare).get(_COPIED_BY), SETTINGS[_COPIED_BY]
     if actual in {None, expected}:
         return None
-    text = (
-        f"parallel decoding formats intervals by the database's {_COPIED_BY} = {actual}, the initial copy by {expected}"
-    )
-    return text, _statement(bare, _COPIED_BY)
+    text = f"parallel decoding formats intervals by the database's {_COPIED_BY} = {actual}"
+    return f"{text}, the initial copy by {expected}", _statement(bare, _COPIED_BY)
 
 
 def _statement(bare: WireSession, name: str) -> str:

@@ -87,7 +87,6 @@ def _numbers(release: str) -> tuple[int, ...]:
 
 
 _CSN_WRAP = 1 << 32  # pg_export_snapshot_and_csn prints the lower 32 bits only
-_MILLISECONDS = 1000
 _DOING = "identifying the server"
 _SETTINGS = (
     *("wal_level", "enable_thread_pool", "logical_sender_timeout", "wal_sender_timeout"),
@@ -163,24 +162,15 @@ def identify_by_sql(session: WireSession) -> GaussDbServerFacts:
 
     The database's OID replaces the system identifier if SQL does not return it: two servers may have the same OID.
     """
-    oid = (
-        f"oid{_query_single_row(session, 'SELECT oid FROM pg_database WHERE datname = current_database()', _DOING)[0]}"
-    )
-    return GaussDbServerFacts(
-        **_values(read_settings(session)),
-        system=_system_identifier(session) or oid,
-        timeline=0,
-        flushed=current_lsn(session),
-        known_as=oid,
-    )
-
-
-def _system_identifier(session: WireSession) -> str | None:
-    """The identifier that IDENTIFY_SYSTEM returns; None if there is no such function or no permission."""
+    (number,) = _query_single_row(session, "SELECT oid FROM pg_database WHERE datname = current_database()", _DOING)
+    settings, oid = read_settings(session), f"oid{number}"
     try:
-        return _query_single_row(session, "SELECT system_identifier FROM pg_control_system()", _DOING)[0]
-    except (QueryRefused, SourcePermission):
-        return None
+        (system,) = _query_single_row(session, "SELECT system_identifier FROM pg_control_system()", _DOING)
+    except (QueryRefused, SourcePermission):  # there is no such function, or no permission
+        system = None
+    return GaussDbServerFacts(
+        **_values(settings), system=system or oid, timeline=0, flushed=current_lsn(session), known_as=oid
+    )
 
 
 def read_settings(session: WireSession) -> GaussDbSettings:
@@ -195,6 +185,7 @@ def read_settings(session: WireSession) -> GaussDbSettings:
         "reading the database's encoding",
     )
     timeout = settings.get("logical_sender_timeout") or settings.get("wal_sender_timeout") or "0"
+    kibibytes = settings.get("max_process_memory", "")
     return GaussDbSettings(
         version=version,
         database=database or session.target.database,
@@ -203,17 +194,12 @@ def read_settings(session: WireSession) -> GaussDbSettings:
         in_recovery=in_recovery(session),
         wal_level=settings.get("wal_level", ""),
         thread_pool=settings.get("enable_thread_pool", "off") == "on",
-        sender_timeout=int(timeout) / _MILLISECONDS,
+        sender_timeout=int(timeout) / 1000,
         slots_max=int(settings.get("max_replication_slots") or 0),
         senders_max=int(settings.get("max_wal_senders") or 0),
         slots_logged=settings.get("enable_slot_log") == "on",
-        process_memory=_bytes_of_kibibytes(settings.get("max_process_memory", "")),
+        process_memory=int(kibibytes) * 1024 if kibibytes.isdigit() else None,
     )
-
-
-def _bytes_of_kibibytes(setting: str) -> int | None:
-    """A setting in bytes, which pg_settings shows in kB; None if the server does not show it."""
-    return int(setting) * 1024 if setting.isdigit() else None
 
 
 def _values(settings: GaussDbSettings) -> dict[str, Any]:

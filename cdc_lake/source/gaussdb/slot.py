@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 from cdc_lake.errors import SlotAhead, SlotInvalidated, SlotMissing, SlotNameInvalid, WrongOutputOrder
 from cdc_lake.model.position import Lsn, OrderDomain, format_position
-from cdc_lake.source.base import RequiredSlot, check_fits, dropped_when_free
+from cdc_lake.source.base import check_fits, dropped_when_free
 from cdc_lake.source.gaussdb.wire.session import WireSession
 from cdc_lake.source.sql_text import identifier, literal
 
 _NAME = re.compile(r"[a-z0-9_?.-]{1,63}")
-_BACKUP = "gs_roach"  # name prefix of the backup tool's slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class CreatedSlot:
 
 def check_name(name: str) -> None:
     """Raise SlotNameInvalid for a text that the servers do not accept as a slot's name."""
-    if _NAME.fullmatch(name) is None or name in {".", ".."} or name.startswith(_BACKUP):
+    if _NAME.fullmatch(name) is None or name in {".", ".."} or name.startswith("gs_roach"):  # the backup tool's
         raise SlotNameInvalid(f"`{name}` is not a valid slot name")
 
 
@@ -140,7 +139,7 @@ def check_slot(
     here = format_position(held, order)
     if facts is None:
         raise SlotMissing(f"slot `{name}` does not exist; bronze contains changes up to {here}")
-    check_fits(name, facts.kind, facts.plugin, facts.database, RequiredSlot(plugin, database))
+    check_fits(name, facts.kind, (facts.plugin, facts.database), (plugin, database))
     if facts.order is not order:
         raise WrongOutputOrder(
             f"slot `{name}` is ordered by {facts.order.name}, but the pipeline reads by {order.name}"

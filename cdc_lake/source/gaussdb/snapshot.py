@@ -22,8 +22,6 @@ from cdc_lake.source.gaussdb.slot import CreatedSlot, check_name
 from cdc_lake.source.gaussdb.wire.session import WireSession
 from cdc_lake.source.sql_text import identifier, literal, quote_table
 
-_UNDEFINED_FUNCTION = "(42883)"
-
 
 @dataclass(frozen=True, slots=True)
 class GaussDbReader:
@@ -108,7 +106,7 @@ def exports_csn(session: WireSession) -> bool:
     try:
         csn_now(session)
     except QueryRefused as refused:
-        if _UNDEFINED_FUNCTION not in refused.message:
+        if "(42883)" not in refused.message:  # undefined_function
             raise
         return False
     return True

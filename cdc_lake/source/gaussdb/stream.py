@@ -22,7 +22,7 @@ from cdc_lake.source.gaussdb.server import current_lsn
 from cdc_lake.source.gaussdb.slot import advance_slot, find_slot
 from cdc_lake.source.gaussdb.wire import protocol
 from cdc_lake.source.gaussdb.wire.session import WireSession
-from cdc_lake.source.socket_io import LONGEST, BatchingReader, Frames, IdleTimeout
+from cdc_lake.source.socket_io import LONGEST, Frames, ReplicationStream
 from cdc_lake.source.sql_text import literal, start_command
 
 DATA, KEEPALIVE = b"wk"
@@ -73,11 +73,10 @@ _PAYLOAD = _HEAD + DATA_HEADER
 _SHORTEST = 4 + DATA_HEADER  # as a length, which counts itself
 _PASSING = frozenset({protocol.COPY_DATA, protocol.NOTICE, protocol.PARAMETER})
 _UNSENT = 64 << 10  # bytes of replies: nothing more is sent to a server that does not read
-_BUFFER = 2 << 20  # bytes: two batches of the server's
 _DOING = "reading the stream"
 
 
-class GaussDbStream:
+class GaussDbStream(ReplicationStream):
     """An open `START_REPLICATION` (implements `source.base.FrameSource`).
 
     Frames are `(number in the header, payload)`. The numbers, of frames and of `confirm`, are LSNs, or CSNs on a
@@ -104,67 +103,36 @@ class GaussDbStream:
         seconds, and so is `silence`, the timeout for a silent server (`source.socket_io`). Options that the server
         refuses raise OptionUnknown or OptionRefused here or, in serial decoding, in the first `poll`.
         """
+        super().__init__(start, status_interval, clock)
         self._session = session
         self._channel = session.channel
-        self._interval = status_interval
-        self._clock = clock
-        self._confirmed = self._received = self._keepalive_end = start
         self._keepalives_confirm = keepalives_confirm
-        self._asked = False
         self._outgoing = b""
         self._broken: SourceError | None = None
-        self._told_at = clock()
         command = start_command(slot, start, options)
         try:
             session.start_copy_both(command, doing=f"starting replication from slot `{slot}`")
         except SourceError:
             session.close()
             raise
-        self._channel.enlarge(_BUFFER)
+        self._channel.enlarge(2 << 20)  # bytes: two batches of the server's
         self._channel.socket.setblocking(False)
-        self._silence = IdleTimeout(silence, clock)
-        self._gathering = BatchingReader(self._channel.socket.fileno(), clock, self._silence, self._ask)
-
-    @property
-    def keepalive_end(self) -> int:
-        """The newest LSN up to which everything was sent; the start of the stream if keepalives run ahead of that."""
-        return self._keepalive_end
-
-    @property
-    def reply_requested(self) -> bool:
-        """True once after the server asked for a reply; reading it clears it."""
-        asked, self._asked = self._asked, False
-        return asked
+        self._read_from(self._channel.socket.fileno(), silence)
 
     def poll(self, timeout: float) -> Frames:
         """Frames as `(lsn, payload)`, waiting up to `timeout` seconds for the first; also answers keepalives."""
         return self._gathering.poll(timeout, self._take, self._due)
 
-    def confirm(self, position: int) -> None:
-        """Report `position` as durable to the server. It ignores 0, and a slot never moves backwards."""
-        self._confirmed = max(self._confirmed, position)
-        self._send_status()
-
     def tick(self, *, ping: bool = False) -> None:
-        """Send the status if it is due, without reading; with `ping`, now, and ask for a keepalive."""
+        """The same, and send what the socket did not accept before."""
         if self._outgoing:
             self._outgoing = self._channel.send_now(self._outgoing)
-        if ping or self._clock() - self._told_at >= self._interval:
-            self._send_status(ping=ping)
+        super().tick(ping=ping)
 
     def close(self) -> None:
         """Close the connection; the slot stays."""
         self._gathering.close()
         self._session.close()
-
-    def _ask(self) -> None:
-        """Ask the server for a keepalive."""
-        self._send_status(ping=True)
-
-    def _due(self) -> float:
-        """Reply if it is due; returns the seconds until the next reply."""
-        self.tick()
-        return self._told_at + self._interval - self._clock()
 
     def _take(self, frames: Frames, limit: int) -> int:
         """Take everything available, up to about `limit` bytes; returns the size."""
@@ -227,13 +195,15 @@ class GaussDbStream:
             return 0
         body = bytes(buffer[offset + _HEAD : offset + 1 + length])
         self._channel.consume(offset + 1 + length)
-        self._control(kind, body)
-        return 1 + length
-
-    def _control(self, kind: int, body: bytes) -> None:
         match kind:
             case protocol.COPY_DATA if body[:1] == b"k":
-                self._keepalive(body)
+                alive = read_keepalive(body)
+                self._silence.record_activity()
+                if self._keepalives_confirm:
+                    self.keepalive_end = max(self.keepalive_end, alive.end)
+                if alive.reply_wanted:
+                    self._asked = True
+                    self._send_status()
             case protocol.NOTICE | protocol.PARAMETER:
                 pass
             case protocol.ERROR:
@@ -242,15 +212,7 @@ class GaussDbStream:
                 raise self._channel.connection_lost_error(_DOING)
             case _:
                 raise StreamProtocol(f"a replication message of kind {kind} and {len(body)} bytes")
-
-    def _keepalive(self, body: bytes) -> None:
-        alive = read_keepalive(body)
-        self._silence.record_activity()
-        if self._keepalives_confirm:
-            self._keepalive_end = max(self._keepalive_end, alive.end)
-        if alive.reply_wanted:
-            self._asked = True
-            self._send_status()
+        return 1 + length
 
     def _send_status(self, *, ping: bool = False) -> None:
         """Send the reply; what the socket does not accept now is sent with the next call."""
@@ -258,7 +220,7 @@ class GaussDbStream:
             words = reply(max(self._received, self._confirmed), self._confirmed, time.time(), wanted=ping)
             self._outgoing += protocol.copy_data(words)
         self._outgoing = self._channel.send_now(self._outgoing)
-        self._told_at = self._clock()
+        self._status_sent_at = self._clock()
 
 
 _UNFLUSHED = 10.0
@@ -274,7 +236,10 @@ class GaussDbSlotFunctions:
         self._session = session
         self._slot = slot
         self._options = "".join(f", {literal(name)}, {literal(value)}" for name, value in options.items())
-        self.settling = _settling(session)
+        sql = "SELECT setting FROM pg_settings WHERE name = 'wal_writer_delay'"
+        rows = session.query(sql, doing="reading the server's settings").rows
+        delay = int(rows[0][0]) / 1000 if rows and rows[0][0] else 0.0
+        self.settling = max(_UNFLUSHED * delay, _LEAST)
 
     def end(self) -> int:
         """The current end of the server's WAL."""
@@ -306,11 +271,3 @@ def _frame(row: tuple[str | None, ...]) -> tuple[int, bytes]:
     if len(row) != 3 or row[0] is None or row[2] is None:
         raise StreamProtocol(f"a change of {len(row)} columns: expected position, transaction id, line")
     return Lsn.parse(row[0]).value, row[2].encode()
-
-
-def _settling(session: WireSession) -> float:
-    """Seconds after which every commit, even an asynchronous one, is on disk and so decoded."""
-    doing = "reading the server's settings"
-    rows = session.query("SELECT setting FROM pg_settings WHERE name = 'wal_writer_delay'", doing=doing).rows
-    delay = int(rows[0][0]) / 1000 if rows and rows[0][0] else 0.0
-    return max(_UNFLUSHED * delay, _LEAST)

@@ -28,7 +28,7 @@ from cdc_lake.errors import NoReplicaIdentity, NoTableMatches
 from cdc_lake.model.change import DDL_MESSAGES
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 from cdc_lake.source.base import VERSION, PublishedTable, chooses, left_out, select_tables
-from cdc_lake.source.postgres.connection import Session, translate_errors
+from cdc_lake.source.postgres.connection import Session, fetch
 from cdc_lake.source.sql_text import literal, quote_table
 
 _TYPE_NAME = "CASE WHEN tn.nspname = 'pg_catalog' THEN t.typname::text ELSE tn.nspname || '.' || t.typname END"
@@ -104,7 +104,7 @@ _ROOT = (
     "JOIN pg_namespace AS n ON n.oid = c.relnamespace JOIN pg_attribute AS r ON r.attrelid = c.oid "
     "JOIN pg_attribute AS a ON a.attrelid = %s AND a.attname = r.attname AND a.attnum > 0 "
     "WHERE c.oid = %s AND NOT r.attisdropped"
-).encode()
+)
 
 
 class SourceCatalog:
@@ -121,27 +121,34 @@ class SourceCatalog:
 
     def __call__(self, oid: int, table: TableName) -> TableFacts:
         """The facts of table `oid`; raises SourceError."""
-        with translate_errors(f"looking up {table} in the catalog"):
-            key = self._session.execute(_PRIMARY_KEY.encode(), [oid]).fetchall()
-            rows = self._session.execute(_ATTRIBUTES.encode(), [oid]).fetchall()
+        doing = f"looking up {table} in the catalog"
+        key = fetch(self._session, doing, _PRIMARY_KEY, oid)
+        rows = fetch(self._session, doing, _ATTRIBUTES, oid)
         storage = self._storage(oid, table, rows)
         attributes = []
         for number, name, kind, modifier, printed, has, text, filled, changed, generated, required in rows:
-            missing = Missing(str(text)) if has and text is not None else None
-            attribute = Attribute(int(str(number)), None if name is None else str(name), int(str(kind)))
-            attribute = replace(attribute, modifier=int(str(modifier)), filled=bool(filled), missing=missing)
+            missing = Missing(text) if has and text is not None else None
             attributes.append(
-                replace(attribute, changed=int(str(changed)), generated=bool(generated), required=bool(required))
+                Attribute(
+                    number,
+                    name,
+                    kind,
+                    modifier,
+                    storage.missing.get(name, missing),  # of a partitioned table: what its partitions log of old rows
+                    filled=filled,
+                    changed=changed,
+                    generated=generated,
+                    required=required,
+                )
             )
             if name is not None:
-                self._types[attribute.type_oid] = str(printed)
-        own_attributes = tuple(_of_partitions(attribute, storage) for attribute in attributes)
+                self._types[kind] = printed
         return TableFacts(
-            tuple(str(name) for name, _ in key),
+            tuple(name for name, _ in key),
             _Types(self._session, self._types),
-            {a.name: ColumnFacts(a.number, a.missing) for a in own_attributes if a.name is not None},
-            own_attributes,
-            key_changed=max((int(str(changed)) for _, changed in key), default=None),
+            {a.name: ColumnFacts(a.number, a.missing) for a in attributes if a.name is not None},
+            tuple(attributes),
+            key_changed=max((changed for _, changed in key), default=None),
             storage=storage.storage,
             root=storage.root,
             partitioned=storage.partitioned,
@@ -160,13 +167,9 @@ class SourceCatalog:
         return storage
 
     def _root(self, oid: int, root: int) -> PublishedAs:
-        with translate_errors(f"looking up the root of partition OID {oid}"):
-            rows = self._session.execute(_ROOT, [oid, oid, root]).fetchall()
+        rows = fetch(self._session, f"looking up the root of partition OID {oid}", _ROOT, oid, oid, root)
         schema, name, attached = rows[0][:3]
-        numbers = {int(str(own)): int(str(of_root)) for *_, own, of_root in rows}
-        return PublishedAs(
-            TableName(str(schema), str(name)), root, numbers, None if attached is None else int(str(attached))
-        )
+        return PublishedAs(TableName(schema, name), root, {own: of_root for *_, own, of_root in rows}, attached)
 
     def close(self) -> None:
         """Close the session."""
@@ -182,17 +185,16 @@ class _Types(dict[int, str]):
 
     def get(self, oid: int, default: str | None = None) -> str | None:  # type: ignore[override]  # as it is called
         if oid not in self:
-            with translate_errors(f"looking up type {oid} in the catalog"):
-                row = self._session.execute(
-                    (
-                        f"SELECT {_TYPE_NAME} FROM pg_type AS t JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
-                        "WHERE t.oid = %s"
-                    ).encode(),
-                    [oid],
-                ).fetchone()
-            if row is None:
+            rows = fetch(
+                self._session,
+                f"looking up type {oid} in the catalog",
+                f"SELECT {_TYPE_NAME} FROM pg_type AS t JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
+                "WHERE t.oid = %s",
+                oid,
+            )
+            if not rows:
                 return default
-            self[oid] = str(row[0])
+            self[oid] = rows[0][0]
         return self[oid]
 
 
@@ -216,47 +218,36 @@ def _hash_text(text: str) -> int:
 
 def storage_of(session: Session, oid: int, table: TableName) -> Storage:
     """Where the rows of a table are stored; raises SourceError."""
-    with translate_errors(f"looking for the rows of {table}"):
-        row = session.execute(_STORAGE, [oid]).fetchone()
-        partitioned, root, own, generated = row or (False, None, None, None)
-        if not partitioned:
-            file = own if generated is None else _hash_text(f"{own}:{generated}")
-            return Storage(None if file is None else int(str(file)), None if root is None else int(str(root)))
-        values = session.execute(
-            "SELECT a.attname::text, min((a.attmissingval::text::text[])[1]), max((a.attmissingval::text::text[])[1]) "
-            f"FROM {_LEAVES} AS l JOIN pg_attribute AS a ON a.attrelid = l.oid "
-            "WHERE a.atthasmissing AND NOT a.attisdropped GROUP BY 1".encode(),
-            [oid],
-        ).fetchall()
-        leaves = session.execute(
-            "SELECT c.oid::bigint, CASE WHEN c.relfilenode NOT IN (0, c.oid) THEN c.relfilenode::bigint END, "
-            "c.relreplident = 'f', ARRAY(SELECT a.attname::text FROM pg_attribute AS a WHERE a.attrelid = c.oid "
-            f"  AND a.attnum = ANY (({_IDENTITY_INDEX})::int2[])) "
-            f"FROM {_LEAVES} AS l JOIN pg_class AS c ON c.oid = l.oid ORDER BY c.oid".encode(),
-            [oid],
-        ).fetchall()
+    doing = f"looking for the rows of {table}"
+    rows = fetch(session, doing, _STORAGE, oid)
+    partitioned, root, own, generated = rows[0] if rows else (False, None, None, None)
+    if not partitioned:
+        return Storage(own if generated is None else _hash_text(f"{own}:{generated}"), root)
+    values = fetch(
+        session,
+        doing,
+        "SELECT a.attname::text, min((a.attmissingval::text::text[])[1]), max((a.attmissingval::text::text[])[1]) "
+        f"FROM {_LEAVES} AS l JOIN pg_attribute AS a ON a.attrelid = l.oid "
+        "WHERE a.atthasmissing AND NOT a.attisdropped GROUP BY 1",
+        oid,
+    )
+    leaves = fetch(
+        session,
+        doing,
+        "SELECT c.oid::bigint, CASE WHEN c.relfilenode NOT IN (0, c.oid) THEN c.relfilenode::bigint END, "
+        "c.relreplident = 'f', ARRAY(SELECT a.attname::text FROM pg_attribute AS a WHERE a.attrelid = c.oid "
+        f"  AND a.attnum = ANY (({_IDENTITY_INDEX})::int2[])) "
+        f"FROM {_LEAVES} AS l JOIN pg_class AS c ON c.oid = l.oid ORDER BY c.oid",
+        oid,
+    )
     rewritten = ",".join(f"{leaf}:{file}" for leaf, file, *_ in leaves if file is not None)
     marker = f"{rewritten}:{generated}" if generated is not None else rewritten
-    missing = {str(name): Missing(str(low)) if low == high else Missing(None) for name, low, high in values}
     return Storage(
         storage=_hash_text(marker) if marker else None,
         partitioned=True,
-        missing=missing,
-        identities={
-            int(str(leaf)): None if is_full else frozenset(map(str, _list(names))) for leaf, _, is_full, names in leaves
-        },
+        missing={name: Missing(low if low == high else None) for name, low, high in values},
+        identities={leaf: None if is_full else frozenset(names) for leaf, _, is_full, names in leaves},
     )
-
-
-def _of_partitions(attribute: Attribute, storage: Storage) -> Attribute:
-    """A column of a partitioned table, with what its partitions log of old rows."""
-    missing = storage.missing.get(attribute.name or "")
-    return attribute if missing is None else replace(attribute, missing=missing)
-
-
-def _list(value: object) -> list[object]:
-    assert isinstance(value, list)
-    return value
 
 
 def relation_of(session: Session, table: TableName, columns: Sequence[str] | None) -> Relation:
@@ -264,33 +255,29 @@ def relation_of(session: Session, table: TableName, columns: Sequence[str] | Non
 
     `columns` None: all that a publication created now would include.
     """
-    with translate_errors(f"reading the columns of {table}"):
-        rows = session.execute(_RELATION_COLUMNS.encode(), [table.schema, table.name]).fetchall()
-        key = session.execute(
-            _PRIMARY_KEY.replace("i.indrelid = %s", "i.indrelid = %s::regclass").encode(), [quote_table(table)]
-        ).fetchall()
+    doing = f"reading the columns of {table}"
+    rows = fetch(session, doing, _RELATION_COLUMNS, table.schema, table.name)
+    of_name = _PRIMARY_KEY.replace("i.indrelid = %s", "i.indrelid = %s::regclass")
+    key = fetch(session, doing, of_name, quote_table(table))
     if not rows:
         raise NoTableMatches(f"table {table} does not exist")
-    wanted = {str(row[1]) for row in rows if not row[6]} if columns is None else set(columns)
-    storage = storage_of(session, int(str(rows[0][7])), table)
+    wanted = {row[1] for row in rows if not row[6]} if columns is None else set(columns)
+    storage = storage_of(session, rows[0][7], table)
     relation = Relation(
         table=table,
         columns=tuple(
             Column(
-                str(name),
-                str(kind),
-                int(str(oid)),
-                int(str(modifier)),
-                bool(flagged),
-                number=int(str(number)),
-                missing=storage.missing.get(str(name)) or _missing(text, unknown),
+                *(name, kind, oid, modifier, bool(flagged)),  # NULL without an identity
+                number=number,
+                missing=storage.missing.get(name)
+                or (Missing(None) if unknown else None if text is None else Missing(text)),
             )
             for _, name, kind, oid, modifier, flagged, _, _, number, text, unknown in rows
             if name in wanted
         ),
-        identity=ReplicaIdentity(str(rows[0][0])),
-        primary_key=tuple(str(name) for name, _ in key),
-        oid=int(str(rows[0][7])),
+        identity=ReplicaIdentity(rows[0][0]),
+        primary_key=tuple(name for name, _ in key),
+        oid=rows[0][7],
         storage=storage.storage,
     )
     return as_logged(relation, storage.identities.values())
@@ -301,10 +288,8 @@ def add_missing_values(session: Session, relation: Relation, before: Relation | 
     if before is None or relation.oid is None or relation.oid != before.oid:
         return relation
     facts = SourceCatalog(session)(relation.oid, relation.table)
-    attributes, rewritten = (
-        {attribute.number: attribute for attribute in facts.attributes},
-        before.storage != relation.storage,
-    )
+    attributes = {attribute.number: attribute for attribute in facts.attributes}
+    rewritten = before.storage != relation.storage
     columns = tuple(
         replace(
             c,
@@ -315,11 +300,6 @@ def add_missing_values(session: Session, relation: Relation, before: Relation | 
         for c in relation.columns
     )
     return replace(relation, columns=columns)
-
-
-def _missing(text: object, unknown: object) -> Missing | None:
-    """The value of a column in rows older than the column."""
-    return Missing(None) if unknown else None if text is None else Missing(str(text))
 
 
 _RELATION_IDENTITIES = (
@@ -344,8 +324,8 @@ def without_identity(session: Session, tables: Sequence[TableName]) -> list[Tabl
     """
     bare = []
     for table in tables:
-        with translate_errors(f"reading the replica identity of {table}"):
-            rows = session.execute(_RELATION_IDENTITIES.encode(), [table.schema, table.name]).fetchall()
+        doing = f"reading the replica identity of {table}"
+        rows = fetch(session, doing, _RELATION_IDENTITIES, table.schema, table.name)
         if not rows:
             bare.append(table)
             continue
@@ -353,28 +333,30 @@ def without_identity(session: Session, tables: Sequence[TableName]) -> list[Tabl
         if not partitioned:
             bare += [] if full or logs else [table]
             continue
-        key = set(_list(primary)) or (set() if full else set(_list(logged)))
+        key = set(primary) or (set() if full else set(logged))
         if not key and not full:
             bare.append(table)
         for schema, name, _, is_full, _, columns, _ in rows[1:]:
-            if not is_full and not (key and key <= set(_list(columns))):
-                bare.append(TableName(str(schema), str(name)))
+            if not is_full and not (key and key <= set(columns)):
+                bare.append(TableName(schema, name))
     return bare
 
 
 def outside_identity(session: Session, table: TableName, columns: Sequence[str]) -> list[str]:
     """Of these columns, those that the server does not log in a table's old rows, or in some partition's."""
-    with translate_errors(f"reading the replica identity of {table}"):
-        rows = session.execute(
-            "WITH t AS (SELECT %s::regclass AS oid), "
-            "parts AS (SELECT relid FROM t, pg_partition_tree(t.oid) WHERE isleaf) "
-            "SELECT DISTINCT a.attname::text FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid, t "
-            "WHERE (c.oid IN (SELECT relid FROM parts) OR c.oid = t.oid AND NOT EXISTS (SELECT FROM parts)) "
-            f"AND a.attname = ANY (%s) AND c.relreplident <> 'f' AND (a.attnum = ANY (({_IDENTITY_INDEX})::int2[])) "
-            "IS NOT TRUE ORDER BY 1".encode(),
-            [quote_table(table), list(columns)],
-        ).fetchall()
-    return [str(name) for (name,) in rows]
+    rows = fetch(
+        session,
+        f"reading the replica identity of {table}",
+        "WITH t AS (SELECT %s::regclass AS oid), "
+        "parts AS (SELECT relid FROM t, pg_partition_tree(t.oid) WHERE isleaf) "
+        "SELECT DISTINCT a.attname::text FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid, t "
+        "WHERE (c.oid IN (SELECT relid FROM parts) OR c.oid = t.oid AND NOT EXISTS (SELECT FROM parts)) "
+        f"AND a.attname = ANY (%s) AND c.relreplident <> 'f' AND (a.attnum = ANY (({_IDENTITY_INDEX})::int2[])) "
+        "IS NOT TRUE ORDER BY 1",
+        quote_table(table),
+        list(columns),
+    )
+    return [name for (name,) in rows]
 
 
 def whole_identity(table: TableName) -> str:
@@ -386,19 +368,14 @@ def check_identities(session: Session, tables: Sequence[TableName]) -> None:
     """Raise NoReplicaIdentity for all tables whose updates the server would refuse once published."""
     if bare := without_identity(session, tables):
         statements = "; ".join(map(whole_identity, bare))
-        listed = ", ".join(map(str, bare))
         info = session.info
+        roots = [table for table in bare if table in tables]  # a partition is excluded with its root
+        pattern = left_out(roots) if roots else "`!schema.table` in `source.tables`"
         raise NoReplicaIdentity(
-            f"no primary key and no replica identity: {listed}",
+            f"no primary key and no replica identity: {', '.join(map(str, bare))}",
             where=f"{info.host}:{info.port}/{info.dbname}",
-            hint=f"add primary keys, or run: {statements}; or leave them out: {_left_out(bare, tables)}",
+            hint=f"add primary keys, or run: {statements}; or leave them out: {pattern}",
         )
-
-
-def _left_out(bare: Sequence[TableName], tables: Sequence[TableName]) -> str:
-    """The exclusion for the pipeline file; a partition is excluded with its root."""
-    listed = [table for table in bare if table in tables]
-    return left_out(listed) if listed else "`!schema.table` in `source.tables`"
 
 
 TRIGGERS: Final = ("cdc_lake_altered", "cdc_lake_dropped")
@@ -455,12 +432,9 @@ def trigger_sql() -> str:
 
 def tells(session: Session) -> bool:
     """Whether the triggers exist and fire. Raises SourceError."""
-    with translate_errors("looking up the event trigger"):
-        row = session.execute(
-            "SELECT count(*) FROM pg_event_trigger WHERE evtname::text = ANY (%s) AND evtenabled IN ('O', 'A')",
-            [list(TRIGGERS)],
-        ).fetchone()
-    return row is not None and int(str(row[0])) == len(TRIGGERS)
+    sql = "SELECT count(*) FROM pg_event_trigger WHERE evtname::text = ANY (%s) AND evtenabled IN ('O', 'A')"
+    [(count,)] = fetch(session, "looking up the event trigger", sql, list(TRIGGERS))
+    return bool(count == len(TRIGGERS))
 
 
 _TABLES = (
@@ -503,9 +477,7 @@ def tables_in_database(session: Session) -> dict[TableName, int]:
 
     Raises SourceError.
     """
-    with translate_errors("listing the tables"):
-        rows = session.execute(_TABLES).fetchall()
-    return {TableName(str(schema), str(name)): int(str(oid)) for schema, name, oid in rows}
+    return {TableName(schema, name): oid for schema, name, oid in fetch(session, "listing the tables", _TABLES)}
 
 
 def load_matching_tables(session: Session, patterns: Sequence[str]) -> list[PublishedTable]:
@@ -534,9 +506,8 @@ def takes(session: Session, patterns: Sequence[str]) -> Callable[[TableName], bo
     def is_captured(table: TableName) -> bool:
         if not chosen(table):
             return False
-        with translate_errors(f"looking up {table} in the catalog"):
-            row = session.execute(_ANY_KIND, [table.schema, table.name]).fetchone()
-        return row is None or row[0] == "r"
+        rows = fetch(session, f"looking up {table} in the catalog", _ANY_KIND, table.schema, table.name)
+        return not rows or rows[0][0] == "r"
 
     return is_captured
 
@@ -590,32 +561,25 @@ class RowTables:
 
     def _identities(self, table: TableName, oid: int) -> tuple[int | None, tuple[UniqueIndex, ...]]:
         """The transaction that wrote the table's row of `pg_class`, and its unique indexes."""
-        with translate_errors(f"reading the indexes of {table}"):
-            rows = self._session.execute(_DECODED_IDENTITIES.encode(), [oid]).fetchall()
-        indexes = [
-            UniqueIndex(
-                frozenset(map(int, numbers)), bool(primary), bool(named_so), int(str(created)), int(str(changed))
-            )
+        rows = fetch(self._session, f"reading the indexes of {table}", _DECODED_IDENTITIES, oid)
+        indexes = tuple(
+            UniqueIndex(frozenset(numbers), primary, named_so, created, changed)
             for _, numbers, primary, named_so, created, changed in rows
-            if created is not None and isinstance(numbers, list)
-        ]
-        return (int(str(rows[0][0])), tuple(indexes)) if rows else (None, ())
+            if created is not None
+        )
+        return (rows[0][0], indexes) if rows else (None, ())
 
     def _printed_type(self, printed: str) -> tuple[int, str] | None:
-        with translate_errors(f"looking up type {printed} in the catalog"):
-            rows = self._session.execute(_TYPES_PRINTED, [printed]).fetchall()
-        return (int(str(rows[0][0])), str(rows[0][1])) if len(rows) == 1 else None
+        rows = fetch(self._session, f"looking up type {printed} in the catalog", _TYPES_PRINTED, printed)
+        return rows[0] if len(rows) == 1 else None
 
     def versions(self, tables: Collection[TableName]) -> dict[TableName, tuple[int, str]]:
         """OID and version of each existing table; the version changes if the table is altered."""
-        names = [[table.schema for table in tables], [table.name for table in tables]]
-        with translate_errors("checking which tables were altered"):
-            rows = self._session.execute(_VERSIONS, names).fetchall()
-        return {TableName(str(schema), str(name)): (int(str(oid)), str(text)) for schema, name, oid, text in rows}
+        schemas, names = [table.schema for table in tables], [table.name for table in tables]
+        rows = fetch(self._session, "checking which tables were altered", _VERSIONS, schemas, names)
+        return {TableName(schema, name): (oid, text) for schema, name, oid, text in rows}
 
 
 def _printed_types(session: Session, table: TableName) -> dict[str, str]:
     """The columns of a table in order, with the type names that rows print."""
-    with translate_errors(f"reading the columns of {table}"):
-        rows = session.execute(_DECODED_COLUMNS, [table.schema, table.name]).fetchall()
-    return {str(name): str(printed) for name, printed in rows}
+    return dict(fetch(session, f"reading the columns of {table}", _DECODED_COLUMNS, table.schema, table.name))

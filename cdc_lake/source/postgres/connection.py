@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from cdc_lake.config.source import PostgresSource
 from cdc_lake.errors import DriverMissing, ServerUnreachable, SourceError
@@ -49,9 +49,6 @@ time limits, and no hidden rows.
 """
 _PROBES = {"idle": "TCP_KEEPIDLE", "interval": "TCP_KEEPINTVL", "count": "TCP_KEEPCNT"}
 """Suffixes of `keepalives_` in libpq, and of `tcp_keepalives_` on the server."""
-_TRANSACTION_TIMEOUT = 170000
-"""The version that introduced a time limit for transactions: older ones refuse a session with it."""
-_CANCELLED = "57014"  # PostgreSQL docs, appendix A: query_canceled
 
 
 def parameters(source: PostgresSource, root: Path, application: str, host: tuple[str, int]) -> dict[str, str]:
@@ -83,11 +80,7 @@ def parameters(source: PostgresSource, root: Path, application: str, host: tuple
         libpq_options["service"] = source.service
     if source.password is not None:
         libpq_options["password"] = source.password.get_secret_value()
-    for name, file in (
-        ("sslrootcert", source.tls.root_cert),
-        ("sslcert", source.tls.cert),
-        ("sslkey", source.tls.key),
-    ):
+    for name, file in (("sslrootcert", source.tls.root_cert), ("sslcert", source.tls.cert), ("sslkey", source.tls.key)):
         if file is not None:
             libpq_options[name] = str(root / file)
     return libpq_options
@@ -141,7 +134,7 @@ def _open(
             error.remedy = error.remedy.replace("pg_hba.conf", "qhb_hba.conf")
         raise error from refused
     on_open(session.pgconn.socket)
-    if session.info.server_version >= _TRANSACTION_TIMEOUT:
+    if session.info.server_version >= 170000:  # older ones refuse a session with it
         command(session.pgconn, "SET transaction_timeout = 0", "opening the session")
     return session
 
@@ -186,6 +179,11 @@ def encoding_of(session: Session) -> str:
     return (session.pgconn.parameter_status(b"server_encoding") or b"").decode()
 
 
+def as_bytes(value: Any) -> bytes:
+    """Text as bytes, which it already is in an as-stored session of an SQL_ASCII database."""
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
 def connection_lost_error(pgconn: pq.abc.PGconn, doing: str) -> SourceError:
     """The error for a connection lost while `doing`."""
     message = pgconn.get_error_message().strip() or "the server closed the connection"
@@ -198,7 +196,14 @@ def translate_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as refused:
-        raise statement_error(refused.sqlstate, _primary(refused), doing) from refused
+        # without the detail, which may contain row values
+        raise statement_error(refused.sqlstate, refused.diag.message_primary or str(refused), doing) from refused
+
+
+def fetch(session: Session, doing: str, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+    """The rows of a query; `doing` describes its purpose. Raises SourceError."""
+    with translate_errors(doing):
+        return session.execute(sql.encode(), parameters or None).fetchall()
 
 
 def command(pgconn: pq.abc.PGconn, text: str, doing: str) -> list[dict[str, str | None]]:
@@ -273,7 +278,7 @@ def finished_within(pgconn: pq.abc.PGconn, text: str, seconds: float, doing: str
         raise connection_lost_error(pgconn, doing) from broken
     if result is None or result.status == pq.ExecStatus.COMMAND_OK:
         return True
-    if _text(result.error_field(pq.DiagnosticField.SQLSTATE)) == _CANCELLED:
+    if _text(result.error_field(pq.DiagnosticField.SQLSTATE)) == "57014":  # query_canceled
         return False
     raise result_error(result, pgconn, doing)
 
@@ -299,8 +304,3 @@ def raise_end(pgconn: pq.abc.PGconn, doing: str) -> NoReturn:
 
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode(errors="replace")
-
-
-def _primary(refused: psycopg.Error) -> str:
-    """The server's primary message, without the detail, which may contain row values."""
-    return refused.diag.message_primary or str(refused)

@@ -25,13 +25,12 @@ from cdc_lake.errors import PublicationMissing, PublicationUnfit, QueryRefused, 
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.base import PublishedTable
 from cdc_lake.source.postgres.catalog import outside_identity, whole_identity
-from cdc_lake.source.postgres.connection import Session, translate_errors
+from cdc_lake.source.postgres.connection import Session, fetch, translate_errors
 from cdc_lake.source.sql_text import identifier, literal, quote_table
 
 # a table published with its schema, or with all tables, has only the publication itself
 _MEMBER = (
-    "coalesce("
-    "(SELECT r.oid FROM pg_publication_rel AS r WHERE r.prpubid = o.oid AND r.prrelid = {table}), o.oid)::bigint"
+    "coalesce((SELECT r.oid FROM pg_publication_rel AS r WHERE r.prpubid = o.oid AND r.prrelid = c.oid), o.oid)::bigint"
 )
 
 
@@ -51,27 +50,24 @@ _MADE_BY = re.compile(r"cdc_lake: made by pipeline (\S+) for slot (\S+)")
 
 def tables_in_database(session: Session) -> list[TableName]:
     """Tables that can be published: ordinary ones and partitioned roots, without system and temporary tables."""
-    with translate_errors("listing the tables"):
-        rows = session.execute(
-            "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
-            "WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p' "
-            "AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')"
-        ).fetchall()
-    return sorted(TableName(str(schema), str(name)) for schema, name in rows)
+    rows = fetch(
+        session,
+        "listing the tables",
+        "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+        "WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p' "
+        "AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')",
+    )
+    return sorted(TableName(schema, name) for schema, name in rows)
 
 
 def publication_exists(session: Session, name: str) -> bool:
     """Whether the publication exists; raises PublicationUnfit if it omits a kind of change."""
-    with translate_errors(f"looking up publication `{name}`"):
-        row = session.execute(
-            "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = %s", [name]
-        ).fetchone()
-    if row is None:
+    sql = "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = %s"
+    rows = fetch(session, f"looking up publication `{name}`", sql, name)
+    if not rows:
         return False
-    missing = [
-        kind for kind, publishes in zip(("insert", "update", "delete", "truncate"), row, strict=True) if not publishes
-    ]
-    if missing:
+    kinds = zip(("insert", "update", "delete", "truncate"), rows[0], strict=True)
+    if missing := [kind for kind, publishes in kinds if not publishes]:
         raise PublicationUnfit(
             f"publication `{name}` does not publish {', '.join(missing)}",
             hint=f"ALTER PUBLICATION {identifier(name)} SET (publish = 'insert, update, delete, truncate')",
@@ -110,19 +106,16 @@ def maker_of(session: Session, name: str) -> PublicationOwner | None:
 
     Raises SourceError.
     """
-    with translate_errors(f"looking up the creator of publication `{name}`"):
-        row = session.execute(
-            "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", [name]
-        ).fetchone()
-    match = None if row is None else _MADE_BY.fullmatch(str(row[0]))
+    sql = "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s"
+    rows = fetch(session, f"looking up the creator of publication `{name}`", sql, name)
+    match = _MADE_BY.fullmatch(rows[0][0] or "") if rows else None
     return None if match is None else PublicationOwner(match[1], match[2])
 
 
 def altering(name: str, verb: str, *tables: TableName, filters: Conditions = _NONE) -> str:
     """The statement that adds tables to a publication (`ADD`) or removes them (`DROP`)."""
-    return (
-        f"ALTER PUBLICATION {identifier(name)} {verb} TABLE {_table_list(tables, filters if verb == 'ADD' else _NONE)}"
-    )
+    listed = _table_list(tables, filters if verb == "ADD" else _NONE)
+    return f"ALTER PUBLICATION {identifier(name)} {verb} TABLE {listed}"
 
 
 def _table_list(tables: Iterable[TableName], filters: Conditions) -> str:
@@ -140,13 +133,15 @@ def not_addable(session: Session, name: str, tables: Iterable[TableName]) -> lis
     """Of the tables, those that the role may not add to an existing publication: it must own both."""
     refused = []
     for table in tables:
-        with translate_errors(f"looking up the owner of {table}"):
-            row = session.execute(
-                "SELECT pg_has_role(p.pubowner, 'USAGE') AND pg_has_role(c.relowner, 'USAGE') "
-                "FROM pg_publication AS p CROSS JOIN pg_class AS c WHERE p.pubname = %s AND c.oid = to_regclass(%s)",
-                [name, quote_table(table)],
-            ).fetchone()
-        if row is not None and not row[0]:
+        rows = fetch(
+            session,
+            f"looking up the owner of {table}",
+            "SELECT pg_has_role(p.pubowner, 'USAGE') AND pg_has_role(c.relowner, 'USAGE') "
+            "FROM pg_publication AS p CROSS JOIN pg_class AS c WHERE p.pubname = %s AND c.oid = to_regclass(%s)",
+            name,
+            quote_table(table),
+        )
+        if rows and not rows[0][0]:
             refused.append(table)
     return refused
 
@@ -155,38 +150,30 @@ def load_published_tables(session: Session, name: str) -> list[PublishedTable]:
     """The tables of a publication, sorted. Raises PublicationMissing, PublicationUnfit."""
     if not publication_exists(session, name):
         raise PublicationMissing(f"publication `{name}` does not exist")
-    with translate_errors(f"reading publication `{name}`"):
-        rows = session.execute(
-            # attnames and rowfilter exist since PostgreSQL 15; before, every column that is not generated
-            "SELECT p.schemaname, p.tablename, to_jsonb(p) ->> 'rowfilter', "
-            "ARRAY(SELECT a.attname::text FROM pg_attribute AS a "
-            "  WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
-            "  AND CASE WHEN to_jsonb(p) ? 'attnames' "
-            "      THEN to_jsonb(p) -> 'attnames' ? a.attname::text ELSE a.attgenerated = '' END "
-            f"  ORDER BY a.attnum), {_MEMBER.format(table='c.oid')}, c.oid::bigint, "
-            "c.relispartition AND NOT o.pubviaroot "
-            "FROM pg_publication_tables AS p JOIN pg_publication AS o ON o.pubname = p.pubname "
-            "JOIN pg_class AS c ON c.oid = format('%%I.%%I', p.schemaname, p.tablename)::regclass WHERE p.pubname = %s",
-            [name],
-        ).fetchall()
-    if parts := [str(TableName(str(s), str(t))) for s, t, *_, apart in rows if apart]:
+    rows = fetch(
+        session,
+        f"reading publication `{name}`",
+        # attnames and rowfilter exist since PostgreSQL 15; before, every column that is not generated
+        "SELECT p.schemaname, p.tablename, to_jsonb(p) ->> 'rowfilter', "
+        "ARRAY(SELECT a.attname::text FROM pg_attribute AS a "
+        "  WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
+        "  AND CASE WHEN to_jsonb(p) ? 'attnames' "
+        "      THEN to_jsonb(p) -> 'attnames' ? a.attname::text ELSE a.attgenerated = '' END "
+        f"  ORDER BY a.attnum), {_MEMBER}, c.oid::bigint, c.relispartition AND NOT o.pubviaroot "
+        "FROM pg_publication_tables AS p JOIN pg_publication AS o ON o.pubname = p.pubname "
+        "JOIN pg_class AS c ON c.oid = format('%%I.%%I', p.schemaname, p.tablename)::regclass WHERE p.pubname = %s",
+        name,
+    )
+    if parts := [str(TableName(schema, table)) for schema, table, *_, apart in rows if apart]:
         raise PublicationUnfit(
             f"publication `{name}` publishes partitions under their own names: {', '.join(sorted(parts))}",
             hint=f"ALTER PUBLICATION {identifier(name)} SET (publish_via_partition_root = true)",
         )
-    return sorted(
-        (
-            PublishedTable(
-                TableName(str(s), str(t)),
-                tuple(_names(columns)),
-                None if f is None else str(f),
-                int(str(member)),
-                int(str(oid)),
-            )
-            for s, t, f, columns, member, oid, _ in rows
-        ),
-        key=lambda p: p.table,
+    published = (
+        PublishedTable(TableName(schema, table), tuple(columns), row_filter, member, oid)
+        for schema, table, row_filter, columns, member, oid, _ in rows
     )
+    return sorted(published, key=lambda table: table.table)
 
 
 def member_of(session: Session, name: str, oid: int) -> tuple[TableName, int] | None:
@@ -194,14 +181,12 @@ def member_of(session: Session, name: str, oid: int) -> tuple[TableName, int] | 
 
     Raises SourceError.
     """
-    with translate_errors(f"looking up a table in publication `{name}`"):
-        row = session.execute(
-            f"SELECT n.nspname, c.relname, {_MEMBER.format(table='c.oid')} "
-            "FROM pg_publication AS o, pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
-            "WHERE o.pubname = %s AND c.oid = %s".encode(),
-            [name, oid],
-        ).fetchone()
-    return None if row is None else (TableName(str(row[0]), str(row[1])), int(str(row[2])))
+    sql = (
+        f"SELECT n.nspname, c.relname, {_MEMBER} FROM pg_publication AS o, pg_class AS c "
+        "JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE o.pubname = %s AND c.oid = %s"
+    )
+    rows = fetch(session, f"looking up a table in publication `{name}`", sql, name, oid)
+    return (TableName(*rows[0][:2]), rows[0][2]) if rows else None
 
 
 def check_published(
@@ -222,11 +207,6 @@ def check_published(
         )
 
 
-def _names(value: object) -> list[str]:
-    assert isinstance(value, list)
-    return [str(v) for v in value]
-
-
 _TRIAL = "cdc_lake_filter"
 
 
@@ -243,7 +223,11 @@ def interpret_filters(
     session: Session, conditions: Mapping[TableName, str], tables: Collection[TableName]
 ) -> dict[TableName, RowFilter]:
     """The server's interpretation of filters, by table; `tables`: captured ones. Raises RowFilterUnfit, SourceError."""
-    if conditions and not _takes_filters(session):
+    has_filters = (
+        "SELECT 1 FROM pg_attribute WHERE attrelid = 'pg_publication_rel'::regclass AND attname = 'prqual' "
+        "AND NOT attisdropped"
+    )
+    if conditions and not fetch(session, "checking whether publications have row filters", has_filters):
         version = session.info.parameter_status("server_version")
         raise RowFilterUnfit(
             f"publications have no row filters before PostgreSQL 15, and this server is {version}",
@@ -257,24 +241,26 @@ def interpret_filters(
     return {table: _interpret_filter(session, table, condition) for table, condition in sorted(conditions.items())}
 
 
-def _takes_filters(session: Session) -> bool:
-    with translate_errors("checking whether publications have row filters"):
-        row = session.execute(
-            "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'pg_publication_rel'::regclass "
-            "AND attname = 'prqual' AND NOT attisdropped)"
-        ).fetchone()
-    return row is not None and bool(row[0])
-
-
 def _interpret_filter(session: Session, table: TableName, condition: str) -> RowFilter:
     try:
-        row_filter = _try_filter(session, table, condition)
+        with translate_errors(f"resolving the filter of {table}"), session.transaction(force_rollback=True):
+            session.execute("SET TRANSACTION READ WRITE")
+            session.execute(f"CREATE TEMPORARY TABLE {_TRIAL} (LIKE {quote_table(table)})".encode())
+            session.execute(f"ALTER TABLE pg_temp.{_TRIAL} ADD CHECK ({condition})".encode())
+            row = session.execute(
+                "SELECT pg_get_expr(c.conbin, c.conrelid), ARRAY(SELECT a.attname::text FROM pg_attribute AS a "
+                "WHERE a.attrelid = c.conrelid AND a.attnum = ANY (c.conkey) ORDER BY a.attnum) "
+                f"FROM pg_constraint AS c WHERE c.conrelid = 'pg_temp.{_TRIAL}'::regclass AND c.contype = 'c'".encode()
+            ).fetchone()
     except QueryRefused as refused:
         raise RowFilterUnfit(f"`{condition}` is not a condition on rows of {table}: {refused.message}") from refused
     except SourcePermission as refused:
         user, database = identifier(session.info.user), identifier(session.info.dbname)
         hint = f"it takes SELECT on the table, and: GRANT TEMPORARY ON DATABASE {database} TO {user}"
         raise RowFilterUnfit(f"the server cannot evaluate `{condition}`: {refused.message}", hint=hint) from refused
+    assert row is not None
+    assert isinstance(row[1], list)
+    row_filter = RowFilter(condition, str(row[0]), tuple(row[1]))
     if outside := outside_identity(session, table, row_filter.columns):
         raise RowFilterUnfit(
             f"the filter of {table} uses {', '.join(outside)}, which is not part of its replica identity: the server "
@@ -284,21 +270,6 @@ def _interpret_filter(session: Session, table: TableName, condition: str) -> Row
     return row_filter
 
 
-def _try_filter(session: Session, table: TableName, condition: str) -> RowFilter:
-    with translate_errors(f"resolving the filter of {table}"), session.transaction(force_rollback=True):
-        session.execute("SET TRANSACTION READ WRITE")
-        session.execute(f"CREATE TEMPORARY TABLE {_TRIAL} (LIKE {quote_table(table)})".encode())
-        session.execute(f"ALTER TABLE pg_temp.{_TRIAL} ADD CHECK ({condition})".encode())
-        row = session.execute(
-            "SELECT pg_get_expr(c.conbin, c.conrelid), ARRAY(SELECT a.attname::text FROM pg_attribute AS a "
-            "WHERE a.attrelid = c.conrelid AND a.attnum = ANY (c.conkey) ORDER BY a.attnum) "
-            f"FROM pg_constraint AS c WHERE c.conrelid = 'pg_temp.{_TRIAL}'::regclass AND c.contype = 'c'".encode()
-        ).fetchone()
-    assert row is not None
-    assert isinstance(row[1], list)
-    return RowFilter(condition, str(row[0]), tuple(map(str, row[1])))
-
-
 def check_filtered(name: str, carried: Iterable[PublishedTable], filters: Mapping[TableName, RowFilter]) -> None:
     """Raise PublicationUnfit if a publication lacks the filters of the pipeline."""
     for table in carried:
@@ -306,10 +277,8 @@ def check_filtered(name: str, carried: Iterable[PublishedTable], filters: Mappin
         if wanted is None or wanted.printed == table.row_filter:
             continue
         has = "every row" if table.row_filter is None else f"the rows with {table.row_filter}"
-        first, then = (
-            altering(name, "DROP", table.table),
-            altering(name, "ADD", table.table, filters={table.table: wanted.condition}),
-        )
+        first = altering(name, "DROP", table.table)
+        then = altering(name, "ADD", table.table, filters={table.table: wanted.condition})
         raise PublicationUnfit(
             f"publication `{name}` publishes {has} of {table.table}, but `source.row_filters` says {wanted.printed}",
             hint=f"{first}; {then}; and if rows were already captured: cdc-lake resync {table.table}",

@@ -35,6 +35,7 @@ from cdc_lake.source.postgres.connection import (
     Session,
     command,
     command_with_timeout,
+    fetch,
     for_replication,
     translate_errors,
 )
@@ -46,22 +47,19 @@ from cdc_lake.tables.row_hash import Hashes
 def hashes_alike(session: Session) -> bool:
     """Whether a server has the hash functions and they return our values, which depend on its byte order."""
     text, number = "größe of a text in several rounds", -4321098765
-    with translate_errors("checking how the server hashes"):
-        functions = session.execute(
-            "SELECT count(to_regprocedure(name)) FROM unnest(ARRAY['hashint4extended(integer,bigint)', "
-            "'hashint8extended(bigint,bigint)', 'hashfloat8extended(double precision,bigint)', "
-            "'hashtextextended(text,bigint)']) AS name"
-        ).fetchone()
-        if functions is None or int(str(functions[0])) < 4:
-            return False
-        row = session.execute(
-            'SELECT hashtextextended(%s COLLATE "C", '
-            "hashfloat8extended(-1.5, hashint8extended(%s, hashint4extended(7, 1))))",
-            [text, number],
-        ).fetchone()
+    doing = "checking how the server hashes"
+    functions = (
+        "SELECT count(to_regprocedure(name)) FROM unnest(ARRAY['hashint4extended(integer,bigint)', "
+        "'hashint8extended(bigint,bigint)', 'hashfloat8extended(double precision,bigint)', "
+        "'hashtextextended(text,bigint)']) AS name"
+    )
+    if fetch(session, doing, functions) != [(4,)]:
+        return False
+    nested = "hashfloat8extended(-1.5, hashint8extended(%s, hashint4extended(7, 1)))"
+    rows = fetch(session, doing, f'SELECT hashtextextended(%s COLLATE "C", {nested})', text, number)
     first = Hashes.first(1, 1).int4(np.array([7], np.int32)).int8(np.array([number], np.int64))
     expected = first.float8(np.array([-1.5])).text(pa.array([text], pa.large_string())).numbers
-    return row is not None and int(str(row[0])) == int(expected.view(np.int64)[0])
+    return rows == [(int(expected.view(np.int64)[0]),)]
 
 
 OLDEST: Final = 14
@@ -100,38 +98,28 @@ def product_of(source: PostgresSource, says: str, number: int) -> Product:
     Raises ServerSettings if it differs from `source.type` and `source.version`, or is unknown.
     """
     named = _NAMES_QHB.search(says)
-    if source.type == "qhb":
-        return _qhb(source, says, number, named[1] if named else None)
-    if named is not None:
+    major = number // 10000
+    postgres = Product("PostgreSQL", str(major), str(OLDEST), major, says)
+    if source.type != "qhb":
+        if named is None:
+            return postgres
         words, hint = "the server is a QHB, but `source.type` says postgres", "set `source.type: qhb`"
         raise ServerSettings(words, where=source.place, hint=hint)
-    return _postgres(says, number)
-
-
-def _postgres(says: str, number: int) -> Product:
-    return Product("PostgreSQL", str(number // 10000), str(OLDEST), number // 10000, says)
-
-
-def _qhb(source: PostgresSource, says: str, number: int, named: str | None) -> Product:
-    reported, stated = _detect_release(named, number), None if source.version is None else parse_release(source.version)
+    line, rest = divmod(number, 10000)
+    reported: Release | None = (line, *divmod(rest, 100)) if line == 1 else None  # in libpq 1.5.3 is 10503
+    if named is not None and named[1] is not None:
+        reported = parse_release(named[1])
+    stated = None if source.version is None else parse_release(source.version)
     if reported is not None and stated is not None and reported != stated:
         words = f"the server is QHB {show_release(reported)}, but `source.version` says {source.version}"
         raise ServerSettings(words, where=source.place, hint="correct `source.version`, or remove it")
     if (release := reported or stated) is not None:
         return Product("QHB", show_release(release), OLDEST_QHB, read_as(release), says)
-    if number // 10000 >= OLDEST:
-        return _postgres(says, number)
+    if major >= OLDEST:
+        return postgres
     words = "neither version() nor server_version states the release of QHB"
     hint = 'set it in the pipeline file, for example `source.version: "1.5.3"`; for PostgreSQL: `source.type: postgres`'
     raise ServerSettings(words, where=source.place, hint=hint)
-
-
-def _detect_release(named: str | None, number: int) -> Release | None:
-    """The release from `version()`, or from a number of the first release line: in libpq 1.5.3 is 10503."""
-    if named is not None:
-        return parse_release(named)
-    line, rest = divmod(number, 10000)
-    return (line, *divmod(rest, 100)) if line == 1 else None
 
 
 FAILOVER_SLOTS = 17
@@ -188,26 +176,17 @@ def identify(replication: Session, source: PostgresSource) -> ServerFacts:
 
 
 def _by_sql(session: Session, source: PostgresSource) -> ServerFacts:
-    with translate_errors("identifying the server"):
-        row = session.execute(
-            "SELECT (SELECT system_identifier FROM pg_control_system())::text, "
-            # the function fails on a standby, which is refused later
-            "CASE WHEN pg_is_in_recovery() THEN '0' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END, "
-            "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text, "
-            "current_database()::text, current_setting('wal_level'), pg_is_in_recovery(), version()"
-        ).fetchone()
-    assert row is not None
-    system, timeline, flushed, database, level, recovery, says = row
-    return ServerFacts(
-        system=str(system),
-        timeline=int(str(timeline), 16),
-        flushed=Lsn.parse(str(flushed)),
-        database=str(database),
-        product=product_of(source, str(says), session.info.server_version),
-        wal_level=str(level),
-        in_recovery=bool(recovery),
-        wal_sender_timeout=0,
+    [(system, timeline, flushed, database, level, recovery, says)] = fetch(
+        session,
+        "identifying the server",
+        "SELECT (SELECT system_identifier FROM pg_control_system())::text, "
+        # the function fails on a standby, which is refused later
+        "CASE WHEN pg_is_in_recovery() THEN '0' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END, "
+        "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text, "
+        "current_database()::text, current_setting('wal_level'), pg_is_in_recovery(), version()",
     )
+    product = product_of(source, says, session.info.server_version)
+    return ServerFacts(system, int(timeline, 16), Lsn.parse(flushed), database, product, level, recovery, 0)
 
 
 class Decodable(Protocol):
@@ -270,10 +249,8 @@ def timeline_of(replication: Session, number: int) -> Timeline:
     Without the branches if the server lost its history file, or if the connection is an ordinary one. Raises
     SourceError.
     """
-    if number <= 1:
-        return Timeline(number)
-    if not for_replication(replication):
-        return Timeline(number, None)
+    if number <= 1 or not for_replication(replication):
+        return Timeline(number, () if number <= 1 else None)
     try:
         row = command(replication.pgconn, f"TIMELINE_HISTORY {number}", f"reading the history of timeline {number}")[0]
     except QueryRefused:
@@ -286,12 +263,10 @@ def wal_position(session: Session) -> Lsn:
 
     Decoding goes no further. Raises SourceError.
     """
-    with translate_errors(
-        "reading the WAL position"
-    ):  # a number, because text arrives as bytes in an as-stored session
-        row = session.execute("SELECT pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint").fetchone()
-    assert row is not None
-    return Lsn(int(str(row[0])))
+    # a number, because text arrives as bytes in an as-stored session
+    sql = "SELECT pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint"
+    [(position,)] = fetch(session, "reading the WAL position", sql)
+    return Lsn(position)
 
 
 def goal(session: Session) -> int:
@@ -311,16 +286,13 @@ def goal(session: Session) -> int:
 
 def beat(session: Session) -> None:
     """Write a message of a few bytes in its own transaction, which the stream passes. Raises SourceError."""
-    with translate_errors("writing a heartbeat"):
-        session.execute("SELECT pg_logical_emit_message(true, %s, 'heartbeat')", [OWN_MESSAGES])
+    fetch(session, "writing a heartbeat", "SELECT pg_logical_emit_message(true, %s, 'heartbeat')", OWN_MESSAGES)
 
 
 def setting(session: Session, name: str) -> str:
     """Return the value of a server setting as PostgreSQL prints it. Raises SourceError."""
-    with translate_errors(f"reading the setting {name}"):
-        row = session.execute("SELECT current_setting(%s)", [name]).fetchone()
-    assert row is not None
-    return str(row[0])
+    [(value,)] = fetch(session, f"reading the setting {name}", "SELECT current_setting(%s)", name)
+    return str(value)
 
 
 _STANDBY_NAME = re.compile(r'"((?:[^"]|"")*)"|([^\s,()"]+)')
@@ -341,23 +313,20 @@ class SynchronousStandby:
 
     ASKED_EVERY = 2.0
 
-    def __init__(
-        self, session: Session, replication: Session, longest: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, session: Session, replication: Session, longest: float) -> None:
         """`session`: any of this server; `replication`: the streaming connection, which the caller reads: a server that
         has not answered after `longest` seconds is given up.
         """
         self._session = session
         self._longest = longest
         self._application = replication.info.parameter_status("application_name") or ""
-        self._clock = clock
         self._asked_at = -math.inf
         self._synchronous = False
 
     def __call__(self) -> bool:
         """Return True if `synchronous_standby_names` lists the connection. Raises SourceError."""
-        if self._clock() - self._asked_at >= self.ASKED_EVERY:
-            self._asked_at = self._clock()
+        if time.monotonic() - self._asked_at >= self.ASKED_EVERY:
+            self._asked_at = time.monotonic()
             query, doing = "SHOW synchronous_standby_names", "checking which standbys commits wait for"
             (row,) = command_with_timeout(self._session.pgconn, query, self._longest, doing)
             self._synchronous = names_standby(row["synchronous_standby_names"] or "", self._application)
@@ -395,8 +364,6 @@ _OF_TABLES = (
     "AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') AND n.nspname !~ '^pg_temp_'"
 )
 """Lock modes that block others."""
-_OF_CATALOGS = "l.mode = 'AccessExclusiveLock' AND n.nspname = 'pg_catalog'"
-"""Locks that block decoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,36 +410,26 @@ def holders_named(session: Session, patterns: Sequence[str]) -> Iterator[None]:
             raise
         more = "" if len(lock_holders) <= _SHOWN else f"; and {len(lock_holders) - _SHOWN} more tables are locked"
         words = "; ".join(map(str, lock_holders[:_SHOWN]))
-        raise TableLocked(
-            f"{locked.message}: {words}{more}", where=locked.where, hint=lock_holders[0].remedy
-        ) from locked
+        text = f"{locked.message}: {words}{more}"
+        raise TableLocked(text, where=locked.where, hint=lock_holders[0].remedy) from locked
 
 
 def holders(session: Session, chosen: Callable[[TableName], bool]) -> list[Holder]:
     """Holders of blocking locks on selected tables; if there are none, on any. Raises SourceError."""
-    rows = _rows(session, _OF_TABLES)
-    all_holders = [(_holder(row[:7]), TableName(str(row[7]), str(row[8]))) for row in rows]
-    matching = [holder for holder, root in all_holders if chosen(holder.table) or chosen(root)]
-    return matching or [holder for holder, _ in all_holders]
+    locks = _locks(session, _OF_TABLES)
+    matching = [holder for holder, root in locks if chosen(holder.table) or chosen(root)]
+    return matching or [holder for holder, _ in locks]
 
 
 def catalog_holders(session: Session) -> list[Holder]:
     """Holders of exclusive locks on this database's catalogs, which block decoding. Raises SourceError."""
-    return [_holder(row[:7]) for row in _rows(session, _OF_CATALOGS)]
+    return [holder for holder, _ in _locks(session, "l.mode = 'AccessExclusiveLock' AND n.nspname = 'pg_catalog'")]
 
 
-def _rows(session: Session, condition: str) -> list[tuple[object, ...]]:
-    with translate_errors("checking which sessions lock tables"):
-        return session.execute(_HOLDERS.format(condition=condition).encode()).fetchall()
-
-
-def _holder(row: tuple[object, ...]) -> Holder:
-    schema, name, pid, application, gid, role, since = row
-    return Holder(
-        TableName(str(schema), str(name)),
-        None if pid is None else int(str(pid)),
-        str(application or ""),
-        None if gid is None else str(gid),
-        str(role or ""),
-        since if isinstance(since, datetime) else None,
-    )
+def _locks(session: Session, condition: str) -> list[tuple[Holder, TableName]]:
+    """Holders of locks, each with the root of its table."""
+    rows = fetch(session, "checking which sessions lock tables", _HOLDERS.format(condition=condition))
+    return [
+        (Holder(TableName(schema, name), pid, application or "", gid, role or "", since), TableName(*root))
+        for schema, name, pid, application, gid, role, since, *root in rows
+    ]

@@ -15,11 +15,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from cdc_lake.errors import SlotActive, SlotAhead, SlotMissing, SlotNotTwoPhase, SlotTwoPhase
 from cdc_lake.model.position import Lsn
-from cdc_lake.source.base import RequiredSlot, SlotCounters, check_fits, dropped_when_free, useless
-from cdc_lake.source.postgres.connection import Session, command, finished_within, for_replication, translate_errors
+from cdc_lake.source.base import SlotCounters, check_fits, dropped_when_free, useless
+from cdc_lake.source.postgres.connection import Session, command, fetch, finished_within, for_replication
 from cdc_lake.source.postgres.plugins import PGOUTPUT, TEST_DECODING
 from cdc_lake.source.sql_text import identifier
 
@@ -77,52 +78,35 @@ _SLOTS = (
 
 def find_slot(session: Session, name: str) -> SlotFacts | None:
     """The slot of a name."""
-    with translate_errors(f"looking up slot `{name}`"):
-        row = session.execute(f"{_SLOTS} WHERE s.slot_name = %s".encode(), [name]).fetchone()
-    return None if row is None else _facts(row)
+    rows = fetch(session, f"looking up slot `{name}`", f"{_SLOTS} WHERE s.slot_name = %s", name)
+    return _facts(rows[0]) if rows else None
 
 
 def all_slots(session: Session) -> list[SlotFacts]:
     """Every slot of the server, of all databases, including physical ones, by name."""
-    with translate_errors("listing the slots"):
-        rows = session.execute(f"{_SLOTS} ORDER BY s.slot_name".encode()).fetchall()
-    return [_facts(row) for row in rows]
+    return [_facts(row) for row in fetch(session, "listing the slots", f"{_SLOTS} ORDER BY s.slot_name")]
 
 
-def _facts(row: Sequence[object]) -> SlotFacts:
-    name, kind, plugin, database, temporary, pid, restart, confirmed, status, *others = row
-    invalidation, retained, safe, failover, two_phase = others
-    return SlotFacts(
-        name=str(name),
-        kind=str(kind),
-        plugin=_text(plugin),
-        database=_text(database),
-        temporary=bool(temporary),
-        active_pid=_number(pid),
-        restart=None if restart is None else Lsn.parse(str(restart)),
-        confirmed=None if confirmed is None else Lsn.parse(str(confirmed)),
-        wal_status=_text(status),
-        invalidation=_text(invalidation),
-        retained=_number(retained),
-        safe=_number(safe),
-        failover=None if failover is None else failover == "true",
-        two_phase=bool(two_phase),
-    )
+def _facts(row: Sequence[Any]) -> SlotFacts:
+    *identity, restart, confirmed, status, invalidation, retained, safe, failover, two_phase = row
+    positions = [None if lsn is None else Lsn.parse(lsn) for lsn in (restart, confirmed)]
+    values: list[Any] = [*identity, *positions, status, invalidation, retained, safe, _flag(failover), two_phase]
+    return SlotFacts(*values)
 
 
 def slot_counters(session: Session, name: str) -> SlotCounters | None:
     """The server's decoding statistics of a slot; None if there is no such slot."""
-    with translate_errors(f"reading the statistics of slot `{name}`"):
-        row = session.execute(
-            "SELECT spill_txns, spill_bytes, stream_txns, stream_bytes, total_txns, total_bytes, stats_reset "
-            "FROM pg_stat_replication_slots WHERE slot_name = %s",
-            [name],
-        ).fetchone()
-    if row is None:
+    rows = fetch(
+        session,
+        f"reading the statistics of slot `{name}`",
+        "SELECT spill_txns, spill_bytes, stream_txns, stream_bytes, total_txns, total_bytes, stats_reset "
+        "FROM pg_stat_replication_slots WHERE slot_name = %s",
+        name,
+    )
+    if not rows:
         return None
-    spills, spilled, streams, streamed, total, decoded = (int(str(number)) for number in row[:6])
-    since = row[6].astimezone(UTC) if isinstance(row[6], datetime) else None
-    return SlotCounters(spills, spilled, streams, streamed, total, decoded, since)
+    *numbers, since = rows[0]
+    return SlotCounters(*(*numbers, _in_utc(since)))
 
 
 def temporary_name(slot: str) -> str:
@@ -143,20 +127,19 @@ def export_slot(replication: Session, slot: str, plugin: str = PGOUTPUT) -> Expo
 
 def slots_in_use(session: Session) -> tuple[int, int]:
     """The number of permanent slots, and the server's maximum. Raises SourceError."""
-    with translate_errors("counting replication slots"):
-        row = session.execute(
-            "SELECT (SELECT count(*) FROM pg_replication_slots WHERE NOT temporary), "
-            "current_setting('max_replication_slots')::int"
-        ).fetchone()
-    assert row is not None
-    used, most = row
-    return int(str(used)), int(str(most))
+    [(used, most)] = fetch(
+        session,
+        "counting replication slots",
+        "SELECT (SELECT count(*) FROM pg_replication_slots WHERE NOT temporary), "
+        "current_setting('max_replication_slots')::int",
+    )
+    return used, most
 
 
 def keep_slot(session: Session, exported: ExportedSlot, slot: str) -> None:
     """Create the permanent copy `slot` of a temporary slot, at the same position."""
-    with translate_errors(f"creating slot `{slot}`"):
-        session.execute("SELECT pg_copy_logical_replication_slot(%s, %s, false)", [exported.name, slot])
+    sql = "SELECT pg_copy_logical_replication_slot(%s, %s, false)"
+    fetch(session, f"creating slot `{slot}`", sql, exported.name, slot)
 
 
 def make_two_phase(session: Session, slot: str, plugin: str) -> Lsn:
@@ -165,12 +148,9 @@ def make_two_phase(session: Session, slot: str, plugin: str) -> Lsn:
     By the function, which supports it since PostgreSQL 14, the command since 15. The server waits for all running
     transactions, including prepared ones.
     """
-    with translate_errors(f"creating slot `{slot}`"):
-        row = session.execute(
-            "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, %s, false, true)", [slot, plugin]
-        ).fetchone()
-    assert row is not None
-    return Lsn.parse(str(row[0]))
+    sql = "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, %s, false, true)"
+    [(lsn,)] = fetch(session, f"creating slot `{slot}`", sql, slot, plugin)
+    return Lsn.parse(lsn)
 
 
 @contextmanager
@@ -181,8 +161,7 @@ def whole_copy(session: Session, slot: str) -> Iterator[str]:
     their PREPARE. Raises SourceError.
     """
     copy = f"{slot[:51]}_{session.info.backend_pid}"
-    with translate_errors(f"copying slot `{slot}`"):
-        session.execute("SELECT pg_copy_logical_replication_slot(%s, %s, true)", [slot, copy])
+    fetch(session, f"copying slot `{slot}`", "SELECT pg_copy_logical_replication_slot(%s, %s, true)", slot, copy)
     yield copy
     drop_slot(session, copy)  # after an error the session is unusable, and the slot ends with it
 
@@ -194,8 +173,7 @@ def keep_on_standbys(replication: Session, name: str) -> None:
 
 def drop_slot(session: Session, name: str) -> None:
     """Drop an unused slot."""
-    with translate_errors(f"dropping slot `{name}`"):
-        session.execute("SELECT pg_drop_replication_slot(%s)", [name])
+    fetch(session, f"dropping slot `{name}`", "SELECT pg_drop_replication_slot(%s)", name)
 
 
 def drop_slot_when_free(session: Session, name: str, patience: float) -> None:
@@ -215,9 +193,9 @@ def drop_slot_when_free(session: Session, name: str, patience: float) -> None:
 
 def advance_slot(session: Session, name: str, upto: Lsn) -> Lsn:
     """Let an unused slot discard everything up to a position; returns its new position."""
-    with translate_errors(f"advancing slot `{name}`"):
-        row = session.execute("SELECT end_lsn::text FROM pg_replication_slot_advance(%s, %s)", [name, str(upto)])
-        return Lsn.parse(str((row.fetchone() or ("",))[0]))
+    sql = "SELECT end_lsn::text FROM pg_replication_slot_advance(%s, %s)"
+    [(end,)] = fetch(session, f"advancing slot `{name}`", sql, name, str(upto))
+    return Lsn.parse(end)
 
 
 def check_slot(
@@ -230,7 +208,7 @@ def check_slot(
     """
     if facts is None:
         raise SlotMissing(f"slot `{name}` does not exist; bronze contains changes up to {Lsn(held)}")
-    check_fits(name, facts.kind, facts.plugin, facts.database, RequiredSlot(plugin, database))
+    check_fits(name, facts.kind, (facts.plugin, facts.database), (plugin, database))
     if facts.is_lost or facts.confirmed is None:
         raise useless(name, facts.invalidation or facts.wal_status or "no confirmed position", str(Lsn(held)))
     if facts.confirmed.value > held:
@@ -244,14 +222,6 @@ def check_slot(
     if two_phase and not facts.two_phase and plugin == TEST_DECODING:
         raise SlotNotTwoPhase(f"slot `{name}` was created without two-phase decoding, but the pipeline asks for it")
     return facts
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
-
-
-def _number(value: object) -> int | None:
-    return None if value is None else int(str(value))
 
 
 _EXTRAS = (
@@ -288,26 +258,29 @@ class SlotStatistics:
 
 def slot_extras(session: Session, name: str) -> SlotStatistics | None:
     """The statistics; None if the slot does not exist. Raises SourceError."""
-    with translate_errors(f"looking up slot `{name}`"):
-        row = session.execute(_EXTRAS.encode(), [name]).fetchone()
-    if row is None:
+    rows = fetch(session, f"looking up slot `{name}`", _EXTRAS, name)
+    if not rows:
         return None
-    application, address, xmin, age, freeze, conflicting, synced, two_phase, inactive, keep, idle, standby = row
+    application, address, xmin, age, freeze, conflicting, synced, two_phase, inactive, keep, idle, standby = rows[0]
     return SlotStatistics(
-        application=str(application) if application else None,
-        address=None if address is None else str(address),
-        catalog_xmin=None if xmin is None else int(str(xmin)),
-        catalog_age=None if age is None else int(str(age)),
-        freeze_age=int(str(freeze)),
+        application=application or None,
+        address=address,
+        catalog_xmin=None if xmin is None else int(xmin),
+        catalog_age=age,
+        freeze_age=freeze,
         conflicting=_flag(conflicting),
         synced=_flag(synced),
-        two_phase_at=None if two_phase is None else str(two_phase),
-        inactive_since=inactive.astimezone(UTC) if isinstance(inactive, datetime) else None,
-        keep_size=None if keep == "-1" else str(keep),
-        idle_timeout=None if idle in {None, "0"} else str(idle),
-        in_recovery=bool(standby),
+        two_phase_at=two_phase,
+        inactive_since=_in_utc(inactive),
+        keep_size=None if keep == "-1" else keep,
+        idle_timeout=None if idle in {None, "0"} else idle,
+        in_recovery=standby,
     )
 
 
-def _flag(value: object) -> bool | None:
-    return None if value is None else value == "true"
+def _in_utc(value: datetime | None) -> datetime | None:
+    return None if value is None else value.astimezone(UTC)
+
+
+def _flag(text: str | None) -> bool | None:
+    return None if text is None else text == "true"

@@ -26,7 +26,7 @@ from cdc_lake.errors import SlotActive, StreamProtocol
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.base import PendingTransaction
-from cdc_lake.source.postgres.connection import Session, as_stored, translate_errors
+from cdc_lake.source.postgres.connection import Session, as_bytes, as_stored, fetch, translate_errors
 from cdc_lake.source.postgres.plugins import LINE_OPTIONS
 from cdc_lake.source.postgres.server import wal_position
 from cdc_lake.source.postgres.slot import find_slot, whole_copy
@@ -45,11 +45,6 @@ PEEKED: Final = (
     f"%s, %s::pg_lsn, NULL, {', '.join(literal(word) for pair in LINE_OPTIONS.items() for word in pair)})"
 )
 """The output of a slot without two-phase decoding, up to a position."""
-
-
-def as_bytes(value: object) -> bytes:
-    """Text as bytes, which it already is in an as-stored session of an SQL_ASCII database."""
-    return value.encode() if isinstance(value, str) else bytes(value)  # type: ignore[call-overload]  # a bytea
 
 
 def changed_by(head: bytes) -> tuple[TableName, ...]:
@@ -81,32 +76,17 @@ def peek_pending(
     A slot with `two_phase` decoding is read through a copy. `session` must not be in a transaction. Raises SlotActive
     while a receiver uses the slot.
     """
-    with (
-        _peekable_slot(session, slot, two_phase=two_phase) as name,
-        translate_errors(f"peeking into slot `{slot}`"),
-        as_stored(session),
-    ):
-        rows = session.execute(_PEEK, [name, str(Lsn(upto)), identifier(publication)]).fetchall()
-    messages = ((int(str(xid)), bytes(data)) for xid, data in rows)  # type: ignore[call-overload]  # a bytea
-    return transactions(messages, after)
+    with _peekable_slot(session, slot, two_phase=two_phase) as name, as_stored(session):
+        rows = fetch(session, f"peeking into slot `{slot}`", _PEEK, name, str(Lsn(upto)), identifier(publication))
+    return transactions(rows, after)
 
 
 def unlanded_lines(
-    session: Session,
-    slot: str,
-    takes: Callable[[TableName], bool],
-    after: int,
-    upto: int,
-    *,
-    two_phase: bool = False,
+    session: Session, slot: str, takes: Callable[[TableName], bool], after: int, upto: int, *, two_phase: bool = False
 ) -> list[PendingTransaction]:
     """The same for test_decoding, whose lines cover all tables: transactions that change one selected by `takes`."""
-    with (
-        _peekable_slot(session, slot, two_phase=two_phase) as name,
-        translate_errors(f"peeking into slot `{slot}`"),
-        as_stored(session),
-    ):
-        rows = session.execute(_PEEK_LINES.encode(), [name, str(Lsn(upto))]).fetchall()
+    with _peekable_slot(session, slot, two_phase=two_phase) as name, as_stored(session):
+        rows = fetch(session, f"peeking into slot `{slot}`", _PEEK_LINES, name, str(Lsn(upto)))
     pending: list[PendingTransaction] = []
     touched: set[TableName] = set()
     for lsn, xid, text in rows:
@@ -116,7 +96,7 @@ def unlanded_lines(
             continue
         end = Lsn.parse(as_bytes(lsn).decode()).value
         if end > after and touched:
-            pending.append(PendingTransaction(end, int(str(xid)), frozenset(touched)))
+            pending.append(PendingTransaction(end, xid, frozenset(touched)))
         touched.clear()
     return pending
 
@@ -199,8 +179,7 @@ def by_lines(takes: Callable[[TableName], bool]) -> Changed:
     def find_changed(session: Session, slot: str, upto: str, before: str) -> set[int]:
         with as_stored(session):
             rows = session.execute(_CHANGED_BEFORE_LINES.encode(), [slot, upto, before]).fetchall()
-        heads = [(int(str(xid)), head) for xid, head in rows]
-        return {xid for xid, head in heads if head is None or any(map(takes, changed_by(as_bytes(head))))}
+        return {int(str(xid)) for xid, head in rows if head is None or any(map(takes, changed_by(as_bytes(head))))}
 
     return find_changed
 
@@ -219,10 +198,9 @@ class MissingPrepareProbe:
         self._changes = changes
         self._start = start
         self._tick = tick
-        with translate_errors("asking for the transactions in progress"):
-            row = session.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
-        assert row is not None
-        self._next = int(str(row[0]))
+        sql = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
+        [(next_xid,)] = fetch(session, "asking for the transactions in progress", sql)
+        self._next = int(next_xid)
         self._looked = 0
         self._changed_xids: set[int] = set()
 

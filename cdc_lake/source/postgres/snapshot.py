@@ -37,13 +37,14 @@ from cdc_lake.source.postgres.connection import (
     Session,
     as_stored,
     connection_lost_error,
+    fetch,
     next_result,
     result_error,
     translate_errors,
 )
 from cdc_lake.source.postgres.server import LOCK_WAIT, goal, wal_position
-from cdc_lake.source.postgres.slot import ExportedSlot, temporary_name
-from cdc_lake.source.postgres.snapshot_visibility import SnapshotPredicate, visible
+from cdc_lake.source.postgres.slot import ExportedSlot, advance_slot, temporary_name
+from cdc_lake.source.postgres.snapshot_visibility import SnapshotPredicate, has_rows_itself, visible
 from cdc_lake.source.sql_text import identifier, literal, quote_table
 
 _RANGE_CHUNKS = 4
@@ -82,12 +83,10 @@ class _Stored:
 
 def ranges_of(session: Session, relation: Relation, chunk_rows: int) -> Sequence[Range]:
     """The parts of a table in the session's snapshot; none if it must be read as a whole. Raises SourceError."""
-    stored = _stored_parts(session, relation.table)
-    if not all(stored_part.readable for stored_part in stored) and [stored_part.name for stored_part in stored] != [
-        relation.table
-    ]:
+    tables = _stored_tables(session, relation.table)
+    if not all(table.readable for table in tables) and [table.name for table in tables] != [relation.table]:
         return ()
-    ranges = [part for stored_part in stored for part in _cut(stored_part, chunk_rows)]
+    ranges = [part for table in tables for part in _cut(table, chunk_rows)]
     return ranges if len(ranges) > 1 else ()
 
 
@@ -102,34 +101,26 @@ def _cut(stored: _Stored, chunk_rows: int) -> Iterator[Range]:
         yield Range(stored.name, first, until)
 
 
-def _stored_parts(session: Session, table: TableName) -> list[_Stored]:
+def _stored_tables(session: Session, table: TableName) -> list[_Stored]:
     """The table itself, or the partitions with its rows, in the session's snapshot."""
-    with translate_errors(f"looking up the parts of {table}"):
-        rows = session.execute(
-            "WITH RECURSIVE tree AS ("
-            "  SELECT c.oid, c.relkind FROM pg_class AS c WHERE c.oid = %s::regclass"
-            "  UNION ALL SELECT c.oid, c.relkind FROM tree JOIN pg_inherits AS i ON i.inhparent = tree.oid"
-            "  JOIN pg_class AS c ON c.oid = i.inhrelid WHERE tree.relkind = 'p') "
-            "SELECT n.nspname, c.relname, c.relkind::text, "
-            "CASE c.relkind WHEN 'r' THEN pg_relation_size(c.oid) / current_setting('block_size')::int ELSE 0 END, "
-            "c.reltuples::float8, c.relpages, "
-            "has_table_privilege(c.oid, 'SELECT') "
-            "AND NOT row_security_active(c.oid) AND NOT row_security_active(%s::regclass) "
-            "FROM tree JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace "
-            "WHERE c.relkind <> 'p' ORDER BY c.oid",
-            [quote_table(table), quote_table(table)],
-        ).fetchall()
-    return [
-        _Stored(
-            TableName(str(schema), str(name)),
-            str(kind),
-            int(str(blocks or 0)),
-            float(str(planned)),
-            int(str(pages)),
-            bool(readable),
-        )
-        for schema, name, kind, blocks, planned, pages, readable in rows
-    ]
+    rows = fetch(
+        session,
+        f"looking up the parts of {table}",
+        "WITH RECURSIVE tree AS ("
+        "  SELECT c.oid, c.relkind FROM pg_class AS c WHERE c.oid = %s::regclass"
+        "  UNION ALL SELECT c.oid, c.relkind FROM tree JOIN pg_inherits AS i ON i.inhparent = tree.oid"
+        "  JOIN pg_class AS c ON c.oid = i.inhrelid WHERE tree.relkind = 'p') "
+        "SELECT n.nspname, c.relname, c.relkind::text, coalesce("
+        "CASE c.relkind WHEN 'r' THEN pg_relation_size(c.oid) / current_setting('block_size')::int END, 0), "
+        "c.reltuples::float8, c.relpages, "
+        "has_table_privilege(c.oid, 'SELECT') "
+        "AND NOT row_security_active(c.oid) AND NOT row_security_active(%s::regclass) "
+        "FROM tree JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+        "WHERE c.relkind <> 'p' ORDER BY c.oid",
+        quote_table(table),
+        quote_table(table),
+    )
+    return [_Stored(TableName(schema, name), *values) for schema, name, *values in rows]
 
 
 def copy_out(session: Session, statement: str, doing: str) -> Iterator[Any]:
@@ -138,23 +129,10 @@ def copy_out(session: Session, statement: str, doing: str) -> Iterator[Any]:
     If not read to the end, the session is closed.
     """
     pgconn = session.pgconn
-    _begin(pgconn, statement, doing)
+    begun = pgconn.exec_(statement.encode())
+    if begun.status != pq.ExecStatus.COPY_OUT:
+        raise result_error(begun, pgconn, doing)
     complete = False
-    try:
-        yield from _rows(pgconn, doing)
-        complete = True
-    finally:
-        if not complete:
-            session.close()
-
-
-def _begin(pgconn: pq.abc.PGconn, statement: str, doing: str) -> None:
-    result = pgconn.exec_(statement.encode())
-    if result.status != pq.ExecStatus.COPY_OUT:
-        raise result_error(result, pgconn, doing)
-
-
-def _rows(pgconn: pq.abc.PGconn, doing: str) -> Iterator[Any]:
     take = pgconn.get_copy_data
     readable = select.poll()
     readable.register(pgconn.socket, select.POLLIN)
@@ -171,8 +149,12 @@ def _rows(pgconn: pq.abc.PGconn, doing: str) -> Iterator[Any]:
         while (result := next_result(pgconn)) is not None:
             if result.status != pq.ExecStatus.COMMAND_OK:
                 raise result_error(result, pgconn, doing)
+        complete = True
     except psycopg.OperationalError as broken:
         raise connection_lost_error(pgconn, doing) from broken
+    finally:
+        if not complete:
+            session.close()
 
 
 _UTF8: Final = Codec()
@@ -223,7 +205,7 @@ def read_chunks(
     _hold_still(session, relation, stored)
     columns = ", ".join(identifier(name) for name in relation.names)
     # COPY of a partitioned table needs a query; inheritance children are separate tables in a publication.
-    only = "ONLY " if within is not None or _has_rows_itself(session, relation) else ""
+    only = "ONLY " if within is not None or has_rows_itself(session, relation.table) else ""
     conditions = [f"({row_filter})"] if row_filter else []
     conditions += [within.condition] if within is not None and within.condition is not None else []
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
@@ -242,22 +224,10 @@ def _hold_still(session: Session, relation: Relation, stored: TableName) -> None
     name = quote_table(relation.table)
     with translate_errors(f"locking {relation.table} against rewrites"):
         session.execute(f"LOCK TABLE {name} IN ACCESS SHARE MODE".encode())
-        row = session.execute(_STILL, [*_split(relation.table), name, *_split(stored), name, name]).fetchone()
+        names = [relation.table.schema, relation.table.name, name, stored.schema, stored.name, name, name]
+        row = session.execute(_STILL, names).fetchone()
     if row != (True, True, True):
         raise TableRewritten(f"table {relation.table} was rewritten, truncated or replaced just before it was copied")
-
-
-def _split(table: TableName) -> tuple[str, str]:
-    return table.schema, table.name
-
-
-def _has_rows_itself(session: Session, relation: Relation) -> bool:
-    with translate_errors(f"looking up {relation.table}"):
-        row = session.execute(
-            "SELECT relkind = 'r' FROM pg_class WHERE oid = %s::regclass", [quote_table(relation.table)]
-        )
-        result = row.fetchone()
-    return result is not None and bool(result[0])
 
 
 # the COMMIT messages of both plugins begin with C
@@ -284,44 +254,29 @@ def create_slot_with_snapshot(
     SourceError.
     """
     name = temporary_name(slot)
-    with translate_errors(f"creating slot `{name}`"):
-        row = holder.execute(
-            "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, %s, true)", [name, plugin]
-        ).fetchone()
-    assert row is not None
-    begins = Lsn.parse(str(row[0]))
+    sql = "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, %s, true)"
+    [(begin,)] = fetch(holder, f"creating slot `{name}`", sql, name, plugin)
+    begins = Lsn.parse(begin)
     _wait_for_running(holder, pause)
     option_words = [word for pair in options.items() for word in pair]
     while True:
         with visible(reading, tables) as shown:
             upto = _visible_end(begins, shown, _commits(holder, name, option_words, shown, pause))
             if upto is not None:
-                with translate_errors(f"advancing slot `{name}`"):
-                    holder.execute("SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", [name, str(upto)])
-                yield ExportedSlot(name, upto, _export_snapshot(reading))
+                advance_slot(holder, name, upto)
+                [(exported_as,)] = fetch(reading, "exporting the snapshot", "SELECT pg_export_snapshot()")
+                yield ExportedSlot(name, upto, exported_as)
                 return
         pause()
 
 
-def _export_snapshot(session: Session) -> str:
-    with translate_errors("exporting the snapshot"):
-        row = session.execute("SELECT pg_export_snapshot()").fetchone()
-    assert row is not None
-    return str(row[0])
-
-
 def _wait_for_running(session: Session, pause: Callable[[], None]) -> None:
     """Wait until every transaction that currently has an id has ended."""
-    with translate_errors("waiting for running transactions"):
-        row = session.execute("SELECT pg_current_xact_id()::text").fetchone()
-        assert row is not None
-        while not _all_ended(session, str(row[0])):
-            pause()
-
-
-def _all_ended(session: Session, xid: str) -> bool:
-    row = session.execute("SELECT pg_snapshot_xmin(pg_current_snapshot()) > %s::xid8", [xid]).fetchone()
-    return row is not None and bool(row[0])
+    doing = "waiting for running transactions"
+    [(xid,)] = fetch(session, doing, "SELECT pg_current_xact_id()::text")
+    ended = "SELECT pg_snapshot_xmin(pg_current_snapshot()) > %s::xid8"
+    while fetch(session, doing, ended, xid) != [(True,)]:
+        pause()
 
 
 def _commits(
@@ -329,11 +284,10 @@ def _commits(
 ) -> list[tuple[Lsn, int]]:
     """Position and id of every transaction that the slot has up to a snapshot's position, and maybe beyond."""
     goal(session)  # our own commit flushes the snapshot's transactions, and decoding reaches it
-    with translate_errors(f"peeking into slot `{slot}`"):
-        while wal_position(session).value < shown.position:
-            pause()
-        rows = session.execute(_COMMITS, [slot, options]).fetchall()
-    return [(Lsn.parse(str(lsn)), int(str(xid))) for lsn, xid in rows]
+    while wal_position(session).value < shown.position:
+        pause()
+    rows = fetch(session, f"peeking into slot `{slot}`", _COMMITS, slot, options)
+    return [(Lsn.parse(lsn), xid) for lsn, xid in rows]
 
 
 def _visible_end(begins: Lsn, shown: SnapshotPredicate, commits: list[tuple[Lsn, int]]) -> Lsn | None:

@@ -19,7 +19,7 @@ from cdc_lake.decode.encoding import Codec
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.source.copy_format import csv_statement, csv_tables
-from cdc_lake.source.postgres.connection import Session, as_stored, translate_errors
+from cdc_lake.source.postgres.connection import Session, as_stored, fetch, translate_errors
 from cdc_lake.source.row_hash_sql import HashSql
 from cdc_lake.source.sql_text import identifier, quote_table
 
@@ -61,17 +61,14 @@ def sum_rows(
 
 
 def _rows_of(session: Session, table: TableName, row_filter: str | None) -> str:
-    only = "ONLY " if _has_rows_itself(session, table) else ""
+    only = "ONLY " if has_rows_itself(session, table) else ""
     return f"{only}{quote_table(table)}" + (f" WHERE {row_filter}" if row_filter else "")
 
 
-def _has_rows_itself(session: Session, table: TableName) -> bool:
+def has_rows_itself(session: Session, table: TableName) -> bool:
     """Whether a table has its own rows: a partitioned one does not; inheritance children are separate tables."""
-    with translate_errors(f"looking up {table}"):
-        row = session.execute(
-            "SELECT relkind = 'r' FROM pg_class WHERE oid = %s::regclass", [quote_table(table)]
-        ).fetchone()
-    return row is not None and bool(row[0])
+    sql = "SELECT relkind = 'r' FROM pg_class WHERE oid = %s::regclass"
+    return fetch(session, f"looking up {table}", sql, quote_table(table)) == [(True,)]
 
 
 _WHOLE = 1 << 32
@@ -110,10 +107,10 @@ class SnapshotPredicate:
 
     def may_be_hidden(self, numbers: Any, positions: Any) -> Any:
         """For int64 ndarrays of numbers and positions a bool ndarray: False if the transaction is certainly visible."""
-        return (positions > self.position) | (self.newest - (self.newest - numbers) % _WHOLE >= self.xmin)
+        return (positions > self.position) | (self.full_xid(numbers) >= self.xmin)
 
-    def full_xid(self, xid: int) -> int:
-        """The 64-bit id of a 32-bit one that was assigned before the position was read."""
+    def full_xid(self, xid: Any) -> Any:
+        """The 64-bit id of a 32-bit one, or of an array of them, assigned before the position was read."""
         return self.newest - (self.newest - xid) % _WHOLE
 
 
@@ -131,17 +128,13 @@ def visible(session: Session, tables: Sequence[TableName] = ()) -> Iterator[Snap
         if tables:
             listed = ", ".join(quote_table(table) for table in tables)
             session.execute(f"LOCK TABLE {listed} IN ACCESS SHARE MODE".encode())
-        row = session.execute("SELECT pg_current_snapshot()::text").fetchone()
-        assert row is not None
-        snapshot = str(row[0])
-        end = session.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-        xmax = int(snapshot.split(":")[1]) % _WHOLE
+        [(snapshot,)] = session.execute("SELECT pg_current_snapshot()::text")
+        [(end,)] = session.execute("SELECT pg_current_wal_insert_lsn()::text")
+        xmax = int(str(snapshot).split(":")[1]) % _WHOLE
         # the distance to the next id (xid_age in PostgreSQL's xid.c); assigns no id, for which slot creation would wait
-        later = session.execute("SELECT age(%s::text::xid)", [xmax]).fetchone()
-    assert end is not None
-    assert later is not None
+        [(later,)] = session.execute("SELECT age(%s::text::xid)", [xmax])
     try:
-        yield SnapshotPredicate.parse(snapshot, Lsn.parse(str(end[0])).value, int(str(later[0])))
+        yield SnapshotPredicate.parse(str(snapshot), Lsn.parse(str(end)).value, int(str(later)))
     finally:
         if not session.broken and not session.closed:
             session.execute("ROLLBACK")

@@ -21,8 +21,10 @@ from cdc_lake.errors import SlotActive, SlotMissing, StreamProtocol
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.postgres.connection import (
     Session,
+    as_bytes,
     command,
     connection_lost_error,
+    fetch,
     raise_end,
     send_as_stored,
     translate_errors,
@@ -30,7 +32,7 @@ from cdc_lake.source.postgres.connection import (
 from cdc_lake.source.postgres.plugins import PGOUTPUT
 from cdc_lake.source.postgres.publication import PublicationWarnings
 from cdc_lake.source.postgres.server import wal_position
-from cdc_lake.source.socket_io import LONGEST, BatchingReader, IdleTimeout
+from cdc_lake.source.socket_io import LONGEST, ReplicationStream
 from cdc_lake.source.sql_text import start_command
 
 _STATUS = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply requested
@@ -41,7 +43,7 @@ _DATA, _ALIVE = ord("w"), ord("k")
 _EPOCH_2000 = 946_684_800  # seconds from 1970 to PostgreSQL's epoch
 
 
-class PostgresStream:
+class PostgresStream(ReplicationStream):
     """An open `START_REPLICATION` (implements `source.base.FrameSource`)."""
 
     def __init__(
@@ -61,67 +63,33 @@ class PostgresStream:
         (`source.socket_io`). `session` is a replication connection; if starting fails (SlotActive), it can be used for
         a retry.
         """
+        super().__init__(start, status_interval, clock)
         self._session = session
         self._pgconn = session.pgconn
-        self._interval = status_interval
-        self._clock = clock
-        self._confirmed = start
-        self._received = start
-        self._keepalive_end = start
-        self._asked = False
-        self._told_at = clock()
         self._left_out = PublicationWarnings(session)
         send_as_stored(self._pgconn)
         command(self._pgconn, start_command(slot, start, options), f"starting replication from slot `{slot}`")
         self._pgconn.nonblocking = 1
-        self._silence = IdleTimeout(silence, clock)
-        self._gathering = BatchingReader(self._pgconn.socket, clock, self._silence, self._ask)
-
-    @property
-    def keepalive_end(self) -> int:
-        """The newest WAL position the server announced: everything committed before it has been sent."""
-        return self._keepalive_end
-
-    @property
-    def reply_requested(self) -> bool:
-        """True once after the server asked for a reply; reading it clears it."""
-        asked, self._asked = self._asked, False
-        return asked
+        self._read_from(self._pgconn.socket, silence)
 
     def poll(self, timeout: float) -> list[tuple[int, bytes]]:
         """Frames, waiting up to `timeout` seconds. Raises PublicationMissing after the frames before it."""
         self._left_out.check()
         return self._gathering.poll(timeout, self._take, self._due)
 
-    def confirm(self, position: int) -> None:
-        """Everything up to the slot position `position` is durable: tell the server so now."""
-        self._confirmed = max(self._confirmed, position)
-        self._send_status()
-
-    def tick(self, *, ping: bool = False) -> None:
-        """Send the status if it is due, without reading; with `ping`, now, and ask for a keepalive."""
-        if ping or self._clock() - self._told_at >= self._interval:
-            self._send_status(ping=ping)
-
     def close(self) -> None:
         """Close the connection; the slot stays."""
         self._gathering.close()
         self._session.close()
 
-    def _ask(self) -> None:
-        """Ask the server for a keepalive."""
-        self._send_status(ping=True)
-
-    def _due(self) -> float:
-        """Send the status if it is due; returns the seconds until the next one."""
-        self.tick()
-        return self._told_at + self._interval - self._clock()
-
     def _take(self, frames: list[tuple[int, bytes]], limit: int) -> int:
         """Take everything available, up to about `limit` bytes; returns the size."""
         size = self._drain(frames, limit)
         while size < limit and self._left_out.error is None:
-            self._consume()
+            try:
+                self._pgconn.consume_input()
+            except psycopg.OperationalError as broken:
+                raise connection_lost_error(self._pgconn, "reading the stream") from broken
             more = self._drain(frames, limit - size)
             if not more:
                 break
@@ -148,7 +116,7 @@ class PostgresStream:
                 frames.append((start_of(view, 1)[0], bytes(view[_DATA_HEADER:])))
             elif kind == _ALIVE and length == 1 + _KEEPALIVE.size:
                 end, _, wanted = _KEEPALIVE.unpack_from(view, 1)
-                self._keepalive_end = max(self._keepalive_end, end)
+                self.keepalive_end = max(self.keepalive_end, end)
                 self._silence.record_activity()
                 if wanted:
                     self._asked = True
@@ -158,12 +126,6 @@ class PostgresStream:
         if frames:
             self._received = max(self._received, frames[-1][0])
         return size
-
-    def _consume(self) -> None:
-        try:
-            self._pgconn.consume_input()
-        except psycopg.OperationalError as broken:
-            raise connection_lost_error(self._pgconn, "reading the stream") from broken
 
     def _send_status(self, *, ping: bool = False) -> None:
         """The standby status: the received position, and the confirmed one (flushed = applied = confirmed)."""
@@ -176,7 +138,7 @@ class PostgresStream:
             self._pgconn.flush()
         except psycopg.OperationalError as broken:
             raise connection_lost_error(self._pgconn, "acknowledging a position") from broken
-        self._told_at = self._clock()
+        self._status_sent_at = self._clock()
 
 
 _PATIENCE = 15.0  # seconds for which another process, such as a comparison, may use the slot
@@ -248,7 +210,7 @@ class PostgresSlotFunctions:
         held, arguments = 0, [self._slot, least, self._options]
         with translate_errors(f"reading slot `{self._slot}`"):
             for lsn, data in self._reading.cursor().stream(self._peek.encode(), arguments, binary=True):
-                piece.append((Lsn.parse(_text(lsn)).value, _bytes(data)))
+                piece.append((Lsn.parse(as_bytes(lsn).decode()).value, as_bytes(data)))
                 held += len(piece[-1][1]) + _FRAME
                 if held >= PIECE:
                     self._left_out.check()
@@ -263,10 +225,8 @@ class PostgresSlotFunctions:
         until = self._clock() + _PATIENCE
         while True:
             try:
-                with translate_errors(f"advancing slot `{self._slot}`"):
-                    self._session.execute(
-                        "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", [self._slot, str(Lsn(position))]
-                    )
+                sql = "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)"
+                fetch(self._session, f"advancing slot `{self._slot}`", sql, self._slot, str(Lsn(position)))
             except SlotActive:
                 if self._clock() > until:
                     raise
@@ -276,23 +236,12 @@ class PostgresSlotFunctions:
 
     def load_flush_lsn(self) -> int:
         """The slot's confirmed position. Raises SlotMissing."""
-        with translate_errors(f"looking up slot `{self._slot}`"):
-            row = self._session.execute(
-                "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [self._slot]
-            ).fetchone()
-        if row is None or row[0] is None:
+        sql = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
+        rows = fetch(self._session, f"looking up slot `{self._slot}`", sql, self._slot)
+        if not rows or rows[0][0] is None:
             raise SlotMissing(f"slot `{self._slot}` no longer exists")
-        return Lsn.parse(_text(row[0])).value
+        return Lsn.parse(as_bytes(rows[0][0]).decode()).value
 
     def close(self) -> None:
         """Close the session that peeks; the owner closes `session`."""
         self._reading.close()
-
-
-def _text(value: object) -> str:
-    return _bytes(value).decode()
-
-
-def _bytes(value: object) -> bytes:
-    """Text is returned as bytes if the database is in SQL_ASCII."""
-    return value.encode() if isinstance(value, str) else bytes(value)  # type: ignore[call-overload]  # a bytea

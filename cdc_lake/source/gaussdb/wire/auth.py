@@ -55,7 +55,6 @@ from cdc_lake.source.sql_text import identifier
 DEFAULT_ITERATIONS = 2048
 """Number of iterations if the request does not contain it."""
 
-_STORED_OTHERWISE = {3: "for SM3", 7: "for md5 and sha256 together"}
 _CODES = {
     1: "Kerberos 4",
     2: "Kerberos 5",
@@ -159,12 +158,14 @@ def answer(request: Request, user: str, password: str) -> str | None:
             return None
         case Cleartext():
             return password
-        case Md5(salt):
-            return "md5" + _md5(_md5(password.encode() + user.encode()).encode() + salt)
-        case Sha256():
-            return _proof(request, password)
-        case Sha256OverMd5(salt):
-            return "sha256" + hashlib.sha256(_md5(password.encode() + user.encode()).encode() + salt).hexdigest()
+        case Md5(salt4):
+            return "md5" + _md5(_md5(password.encode() + user.encode()).encode() + salt4)
+        case Sha256(salt, token, iterations):
+            keys = derive(password, salt, iterations)
+            signed = _hmac(keys.stored_key, bytes.fromhex(token))
+            return bytes(a ^ b for a, b in zip(keys.client, signed, strict=True)).hex()
+        case Sha256OverMd5(salt4):
+            return "sha256" + hashlib.sha256(_md5(password.encode() + user.encode()).encode() + salt4).hexdigest()
         case Md5OverSha256(salt, salt4):
             keys = derive(password, salt, DEFAULT_ITERATIONS)
             return "md5" + _md5((salt + keys.server.hex() + keys.stored_key.hex()).encode() + salt4)
@@ -189,19 +190,13 @@ def _sha256(rest: bytes) -> Request:
         case 0 | 2:  # stored in clear text: the same exchange
             pass
         case _:
-            how = _STORED_OTHERWISE.get(stored, f"in an unknown form ({stored})")
+            how = {3: "for SM3", 7: "for md5 and sha256 together"}.get(stored, f"in an unknown form ({stored})")
             raise AuthenticationUnsupported(f"the server has the password stored {how}")
     salt, token, rest = _hex(rest[:_SALT], _SALT), _hex(rest[_SALT : _SALT + _TOKEN], _TOKEN), rest[_SALT + _TOKEN :]
     iterations = int(_INT.unpack(_four_bytes(rest, 10))[0])
     if not 0 < iterations <= _MOST_ITERATIONS:
         raise StreamProtocol(f"a sha256 request of {iterations} iterations")
     return Sha256(salt, token, iterations)
-
-
-def _proof(request: Sha256, password: str) -> str:
-    keys = derive(password, request.salt, request.iterations)
-    signed = _hmac(keys.stored_key, bytes.fromhex(request.token))
-    return bytes(a ^ b for a, b in zip(keys.client, signed, strict=True)).hex()
 
 
 def _hex(raw: bytes, size: int) -> str:
@@ -301,47 +296,35 @@ def _context(tls: WireTls, place: str) -> ssl.SSLContext:
     return context
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """An error with the family's own wording; `sqlstate` if the words alone are ambiguous."""
-
-    pattern: re.Pattern[str]
-    kind: type[SourceError]
-    sqlstate: str = ""
-
-
-def _words(pattern: str, kind: type[SourceError], sqlstate: str = "") -> _Words:
-    return _Words(re.compile(pattern, re.IGNORECASE), kind, sqlstate)
-
-
-_NO_USER = re.compile(r"\b(role|user)\b.* does(n't| not) exist", re.IGNORECASE)
+_NO_USER = r"\b(role|user)\b.* does(n't| not) exist"
 """With `dynamic-resolution: off` a nonexistent name in `exclude-users` ends decoding; the words are not documented, so
 PostgreSQL's are used (undefined_object).
 """
 
-_FAMILY: tuple[_Words, ...] = (
-    _words(r"replication should connect HA port", ReplicationPortNeeded),
-    _words(r"listen ip and port is not for the gsql client", ServicePortNeeded),
-    _words(r"option \S+ = .* is unknown", OptionUnknown, "22023"),
-    _words(r"output[-_ ]order", WrongOutputOrder),
-    _words(r"could not parse value .* for parameter", OptionRefused, "22023"),
-    _words(r"option \S+ should be", OptionRefused, "22023"),
-    _Words(_NO_USER, OptionRefused, "42704"),
-    _words(r'invalid value for parameter "logical_sender_timeout"', OptionRefused, "22023"),
-    _words(r"could not access file", PluginMissing, "58P01"),
-    _words(r"replication slot name .* (contains invalid character|is too (long|short)|is not)", SlotNameInvalid),
-    _words(r"Invalid logical replication slot", SlotMissing),
-    _words(r"replication slot .* already exists", SlotForeign),
-    _words(r"replication slot .* was not created in this database", SlotOfOtherDatabase),
-    _words(r"cannot use physical replication slot", SlotForeign),
-    _words(r"WAL segment .* has already been removed", WalGone),
-    _words(r"walsender closed because of role is primary", StandbyNeeded),
-    _words(r"create logical decode dispatcher", DecodersExhausted),
-    _words(r"standby mode doesn't support", ServerSettings),
-    _words(r"unrecognized configuration parameter", ServerSettings),
+_FAMILY: tuple[tuple[str, type[SourceError], str], ...] = (
+    (r"replication should connect HA port", ReplicationPortNeeded, ""),
+    (r"listen ip and port is not for the gsql client", ServicePortNeeded, ""),
+    (r"option \S+ = .* is unknown", OptionUnknown, "22023"),
+    (r"output[-_ ]order", WrongOutputOrder, ""),
+    (r"could not parse value .* for parameter", OptionRefused, "22023"),
+    (r"option \S+ should be", OptionRefused, "22023"),
+    (_NO_USER, OptionRefused, "42704"),
+    (r'invalid value for parameter "logical_sender_timeout"', OptionRefused, "22023"),
+    (r"could not access file", PluginMissing, "58P01"),
+    (r"replication slot name .* (contains invalid character|is too (long|short)|is not)", SlotNameInvalid, ""),
+    (r"Invalid logical replication slot", SlotMissing, ""),
+    (r"replication slot .* already exists", SlotForeign, ""),
+    (r"replication slot .* was not created in this database", SlotOfOtherDatabase, ""),
+    (r"cannot use physical replication slot", SlotForeign, ""),
+    (r"WAL segment .* has already been removed", WalGone, ""),
+    (r"walsender closed because of role is primary", StandbyNeeded, ""),
+    (r"create logical decode dispatcher", DecodersExhausted, ""),
+    (r"standby mode doesn't support", ServerSettings, ""),
+    (r"unrecognized configuration parameter", ServerSettings, ""),
     # before 5.0 the sender's timeout has this SQLSTATE, which means something else everywhere
-    _words(r"timeout", ServerUnreachable, "42809"),
+    (r"timeout", ServerUnreachable, "42809"),
 )
+"""Errors with the family's own wording, a regular expression; with an SQLSTATE if the words alone are ambiguous."""
 
 _STARTUP: dict[str, type[SourceError]] = {
     "28P01": AuthenticationRefused,
@@ -380,9 +363,9 @@ def startup_error(message: ServerMessage, *, user: str, database: str, where: st
 
 
 def _family_kind(message: ServerMessage) -> type[SourceError] | None:
-    for pattern_words in _FAMILY:
-        if pattern_words.sqlstate in {"", message.sqlstate} and pattern_words.pattern.search(message.message):
-            return pattern_words.kind
+    for pattern, kind, sqlstate in _FAMILY:
+        if sqlstate in {"", message.sqlstate} and re.search(pattern, message.message, re.IGNORECASE):
+            return kind
     return None
 
 
@@ -390,7 +373,7 @@ def _hint(kind: type[SourceError], message: ServerMessage, user: str) -> str | N
     if kind is RoleLacksReplication:
         role = identifier(user) if user else "<user>"
         return f"run as an administrator: ALTER ROLE {role} REPLICATION, or grant the role gs_role_replication"
-    if kind is OptionRefused and _NO_USER.search(message.message):
+    if kind is OptionRefused and re.search(_NO_USER, message.message, re.IGNORECASE):
         return (
             "remove the name from `exclude-users`, or keep `dynamic-resolution` on: the name then takes effect when "
             "the user exists"

@@ -33,8 +33,6 @@ ERROR, NOTICE, NOTIFICATION, NEGOTIATE = b"ENAv"
 ROW_DESCRIPTION, DATA_ROW, COMMAND_COMPLETE, EMPTY_QUERY = b"TDCI"
 COPY_DATA, COPY_DONE, COPY_IN, COPY_OUT, COPY_BOTH = b"dcGHW"
 
-_MAJOR = 3
-_SSL_REQUEST = (1234 << 16) | 5679
 _SIZE = struct.Struct(">I")
 _COUNT = struct.Struct(">H")
 _LENGTH = struct.Struct(">i")
@@ -44,24 +42,22 @@ _MAX_FIELD = 1 << 30  # bytes of a row value: the family's limit for values
 
 @dataclass(frozen=True, slots=True)
 class ServerMessage:
-    """An ErrorResponse or a notice: severity, SQLSTATE and texts from the server."""
+    """An ErrorResponse or a notice: severity, SQLSTATE and primary message from the server."""
 
     severity: str
     sqlstate: str
     message: str
-    detail: str = ""
-    hint: str = ""
 
 
 def startup(parameters: Mapping[str, str]) -> bytes:
     """The start-up packet, with the parameters in order."""
     body = b"".join(text(name) + text(value) for name, value in parameters.items()) + b"\0"
-    return struct.pack(">IHH", 8 + len(body), _MAJOR, MINOR) + body
+    return struct.pack(">IHH", 8 + len(body), 3, MINOR) + body
 
 
 def ssl_request() -> bytes:
     """Asks whether the server supports encryption; the answer is the single letter S or N."""
-    return struct.pack(">II", 8, _SSL_REQUEST)
+    return struct.pack(">II", 8, (1234 << 16) | 5679)
 
 
 def message(letter: bytes, body: bytes = b"") -> bytes:
@@ -69,29 +65,9 @@ def message(letter: bytes, body: bytes = b"") -> bytes:
     return letter + _SIZE.pack(4 + len(body)) + body
 
 
-def query(sql: str) -> bytes:
-    """A simple query, in UTF-8."""
-    return message(b"Q", text(sql))
-
-
-def password(answer: str) -> bytes:
-    """The answer to an authentication request."""
-    return message(b"p", text(answer))
-
-
 def copy_data(payload: bytes) -> bytes:
     """Data inside a copy."""
     return message(b"d", payload)
-
-
-def copy_fail(reason: str) -> bytes:
-    """Refuses a COPY FROM STDIN that the server started."""
-    return message(b"f", text(reason))
-
-
-def terminate() -> bytes:
-    """Ends the session."""
-    return message(b"X")
 
 
 def text(value: str) -> bytes:
@@ -112,9 +88,7 @@ def read_message(body: bytes) -> ServerMessage:
         if part:
             # client_encoding may not be set yet: undecodable bytes are replaced
             fields[chr(part[0])] = part[1:].decode(errors="replace")
-    return ServerMessage(
-        fields.get("S", "ERROR"), fields.get("C", ""), fields.get("M", ""), fields.get("D", ""), fields.get("H", "")
-    )
+    return ServerMessage(fields.get("S", "ERROR"), fields.get("C", ""), fields.get("M", ""))
 
 
 def read_parameter(body: bytes) -> tuple[str, str]:
@@ -175,8 +149,6 @@ def _count(body: bytes) -> int:
 
 
 _START_SIZE = 64 << 10
-_STARTUP_LIMIT = 64 << 10  # longer than any message of the start-up: the peer is not a database server
-_LIMIT = (1 << 31) - 1  # lengths are signed in the protocol
 
 WANTS_MORE = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """What a non-blocking socket raises instead of waiting; TLS also if no complete record is available."""
@@ -190,7 +162,7 @@ class Channel:
         self.socket = sock
         self.place = place
         self._deadline: float | None = deadline
-        self._limit = _STARTUP_LIMIT
+        self._limit = 64 << 10  # longer than any message of the start-up: the peer is not a database server
         self._size = _START_SIZE
         self._buffer = bytearray(self._size)
         self._view = memoryview(self._buffer)
@@ -209,13 +181,15 @@ class Channel:
 
     def end_startup(self) -> None:
         """End the start-up: from now on messages of any length, without a time limit."""
-        self._limit = _LIMIT
+        self._limit = (1 << 31) - 1  # lengths are signed in the protocol
         self.wait_until(None)
 
     def wait_until(self, deadline: float | None) -> None:
         """Set the time until which reading and sending wait, by `time.monotonic`; None: no limit."""
         self._deadline = deadline
-        self.socket.settimeout(self._remaining_seconds())
+        if deadline is None:
+            self.socket.settimeout(None)
+        self._arm()
 
     def enlarge(self, size: int) -> None:
         """Set the size of the buffer in bytes, for a stream."""
@@ -243,16 +217,9 @@ class Channel:
 
     def read(self, doing: str) -> tuple[int, bytes]:
         """Wait for the next message, `(letter, body)`."""
-        while (entry := self.pop_message()) is None:
+        while (length := self.pending()) is None or self._end - self._start < 1 + length:
             self._arm()
             self.receive(doing)
-        return entry
-
-    def pop_message(self) -> tuple[int, bytes] | None:
-        """The next message, if it is complete."""
-        length = self.pending()
-        if length is None or self._end - self._start < 1 + length:
-            return None
         offset = self._start
         self._start = offset + 1 + length
         return self._buffer[offset], bytes(self._view[offset + HEAD.size : self._start])
@@ -306,13 +273,8 @@ class Channel:
 
     def _arm(self) -> None:
         if self._deadline is not None:
-            self.socket.settimeout(self._remaining_seconds())
-
-    def _remaining_seconds(self) -> float | None:
-        if self._deadline is None:
-            return None
-        # a timeout of 0 would mean not to wait at all
-        return max(0.001, self._deadline - time.monotonic())
+            # a timeout of 0 would mean not to wait at all
+            self.socket.settimeout(max(0.001, self._deadline - time.monotonic()))
 
     def _make_room(self) -> None:
         held, capacity = self._end - self._start, len(self._buffer)
@@ -337,8 +299,6 @@ class Channel:
         self._start, self._end = 0, held
 
 
-TlsMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
-
 SETTINGS: Mapping[str, str] = {
     **PRINTING,
     "IntervalStyle": "postgres",  # the family's default, which parallel decoders always use
@@ -356,7 +316,7 @@ class WireTls:
     `prefer` uses encryption if the server offers it; a failure is then an error.
     """
 
-    mode: TlsMode = "prefer"
+    mode: Literal["disable", "prefer", "require", "verify-ca", "verify-full"] = "prefer"
     root_cert: Path | None = None
     cert: Path | None = None
     key: Path | None = None

@@ -22,8 +22,6 @@ from cdc_lake.source.gaussdb.wire.protocol import Channel, ServerMessage, WireTa
 from cdc_lake.source.primary import find_primary, find_standby
 from cdc_lake.source.socket_io import Opened, ignore_open, probes
 
-_GOODBYE = 1.0  # seconds to end the session: a server that does not read is disconnected
-_FATAL = frozenset({"FATAL", "PANIC"})
 _SILENT = frozenset({protocol.NOTICE, protocol.PARAMETER, protocol.BACKEND_KEY, protocol.NOTIFICATION})
 
 
@@ -46,18 +44,14 @@ class WireSession:
         self.channel = channel
         self.target = target
         self.parameters: dict[str, str] = {}
-        self._closed = False
+        self.is_closed = False
+        """Whether it was closed, or the server ended it."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def is_closed(self) -> bool:
-        """True after `close`, or when the server ended the session."""
-        return self._closed
 
     @property
     def place(self) -> str:
@@ -120,10 +114,10 @@ class WireSession:
 
     def close(self) -> None:
         """End the session and close the socket; may be repeated."""
-        if not self._closed and self.channel.is_open:
-            self.channel.wait_until(time.monotonic() + _GOODBYE)
-            self.channel.send(protocol.terminate())
-        self._closed = True
+        if not self.is_closed and self.channel.is_open:
+            self.channel.wait_until(time.monotonic() + 1.0)  # seconds: a server that does not read is disconnected
+            self.channel.send(protocol.message(b"X"))
+        self.is_closed = True
         self.channel.close()
 
     def error(self, body: bytes, doing: str) -> SourceError:
@@ -131,9 +125,9 @@ class WireSession:
         return server_error(protocol.read_message(body), doing, where=self.place, user=self.target.user)
 
     def _ask(self, sql: str) -> None:
-        if self._closed:
+        if self.is_closed:
             raise ServerUnreachable("the session is closed already", where=self.place)
-        self.channel.send(protocol.query(sql))
+        self.channel.send(protocol.message(b"Q", protocol.text(sql)))
 
     def _answers(self, doing: str) -> Result:
         names: tuple[str, ...] = ()
@@ -152,7 +146,7 @@ class WireSession:
                 case protocol.READY:
                     return result
                 case protocol.COPY_IN:
-                    self.channel.send(protocol.copy_fail("a query cannot send data"))
+                    self.channel.send(protocol.message(b"f", protocol.text("a query cannot send data")))
                 case protocol.COPY_OUT | protocol.COPY_DATA | protocol.COPY_DONE:
                     pass  # a COPY without a reader: its rows are discarded
                 case _:
@@ -164,7 +158,7 @@ class WireSession:
             try:
                 letter, body = self.channel.read(doing)
             except SourceError:
-                self._closed = True
+                self.is_closed = True
                 self.channel.close()
                 raise
             if letter == protocol.ERROR:
@@ -172,8 +166,7 @@ class WireSession:
                 self._recover(message, doing)
                 raise server_error(message, doing, where=self.place, user=self.target.user)
             if letter == protocol.PARAMETER:
-                name, value = protocol.read_parameter(body)
-                self.parameters[name] = value
+                self.parameters.update([protocol.read_parameter(body)])
             if letter not in _SILENT:
                 return letter, body
 
@@ -183,12 +176,12 @@ class WireSession:
         Every error ends a replication connection, even if ReadyForQuery follows.
         """
         try:
-            while message.severity not in _FATAL:
+            while message.severity not in {"FATAL", "PANIC"}:
                 if self.channel.read(doing)[0] == protocol.READY:
                     return
         except SourceError:
             pass  # the server hung up: its error message, raised now, says more
-        self._closed = True
+        self.is_closed = True
         self.channel.close()
 
     def _unexpected_message(self, letter: int, body: bytes, doing: str) -> SourceError:
@@ -214,7 +207,7 @@ class WireSession:
             if isinstance(request, auth.Accepted):
                 return asked
             asked = request
-            self.channel.send(protocol.password(self._answer(request)))
+            self.channel.send(protocol.message(b"p", protocol.text(self._answer(request))))
 
     def _answer(self, request: auth.Request) -> str:
         if self.target.password is None:
@@ -235,8 +228,7 @@ class WireSession:
 
     def _startup_message(self, letter: int, body: bytes) -> None:
         if letter == protocol.PARAMETER:
-            name, value = protocol.read_parameter(body)
-            self.parameters[name] = value
+            self.parameters.update([protocol.read_parameter(body)])
         elif letter == protocol.NEGOTIATE:
             raise ServerSettings(
                 f"the server does not support protocol 3.{protocol.MINOR}: it does not belong to the GaussDB family",
@@ -299,7 +291,11 @@ def _open(
     try:
         on_open(sock.fileno())
         if not host.startswith("/"):
-            _enable_probes(sock, target.silence)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in probes(target.silence).items():
+                if hasattr(socket, name):  # names differ between systems
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         sock = negotiate_tls(sock, target.tls, host, place)
         session = WireSession(Channel(sock, place, deadline), target)
         session.start(application=application, replication=replication)
@@ -320,14 +316,6 @@ def _dial(host: str, port: int, timeout: float, place: str) -> socket.socket:
     except (OSError, UnicodeError) as refused:  # UnicodeError: an invalid host name
         why = getattr(refused, "strerror", None) or refused
         raise ServerUnreachable(f"no connection: {why}", where=place) from refused
-
-
-def _enable_probes(sock: socket.socket, silence: float) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in probes(silence).items():
-        if hasattr(socket, name):  # names differ between systems
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _dial_unix(path: str, timeout: float) -> socket.socket:
